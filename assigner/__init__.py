@@ -1,0 +1,57 @@
+"""assigner: profile, place and train a PyTorch model across workers that are not alike.
+
+The names below are loaded when they are first used, so that reading plans needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from assigner.errors import (
+        AssignerError,
+        FormatError,
+        InfeasibleError,
+        LimitError,
+        MarkingError,
+        MeasurementError,
+        UsageError,
+        WorkerError,
+    )
+    from assigner.marking import partition
+    from assigner.plan import Plan, load_plan, save_plan
+    from assigner.profile import Profile, load_profile, save_profile
+    from assigner.runtime.pipeline import Pipeline
+    from assigner.simulate import predict
+    from assigner.solver import SolveOptions, solve
+    from assigner.workload import Workload
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "assigner.errors": (
+        "AssignerError", "FormatError", "InfeasibleError", "LimitError", "MarkingError", "MeasurementError",
+        "UsageError", "WorkerError",
+    ),
+    "assigner.marking": ("partition",),
+    "assigner.plan": ("Plan", "load_plan", "save_plan"),
+    "assigner.profile": ("Profile", "load_profile", "save_profile"),
+    "assigner.runtime.pipeline": ("Pipeline",),
+    "assigner.simulate": ("predict",),
+    "assigner.solver": ("SolveOptions", "solve"),
+    "assigner.workload": ("Workload",),
+}  # fmt: skip
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: RUF022 - as grouped above
+    "AssignerError", "FormatError", "InfeasibleError", "LimitError", "MarkingError", "MeasurementError", "UsageError",
+    "WorkerError", "partition", "Plan", "load_plan", "save_plan", "Profile", "load_profile", "save_profile", "Pipeline",
+    "predict", "SolveOptions", "solve", "Workload",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'assigner' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -1,0 +1,71 @@
+"""The errors a user can meet: one root, few leaves, each with its exit code.
+
+    AssignerError                 1   a bug in this program
+    ├── UsageError                2   a flag, a value or a workload that cannot be used as given
+    │   └── MarkingError          2   the model's forward cannot be cut at the marked modules
+    ├── InfeasibleError           3   no plan exists, and that is proven
+    ├── LimitError                4   a limit stopped the search before there was a plan
+    ├── FormatError               5   a file is broken, or files do not fit together
+    ├── MeasurementError          6   a measurement was lost
+    └── WorkerError               7   a worker failed during a run
+
+Every error says what is wrong, the offending value and where; `hint` is the next step.
+"""
+
+from __future__ import annotations
+
+
+class AssignerError(Exception):
+    """Root of every error that this package raises on purpose.
+
+    Args:
+        message: What is wrong, with the offending value and where it was found.
+        hint: What to do next; printed on a line of its own.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(AssignerError, ValueError):
+    """A flag, a value or a workload that cannot be used as given."""
+
+    exit_code = 2
+
+
+class MarkingError(UsageError):
+    """The model's forward cannot be cut at the modules that were marked."""
+
+
+class InfeasibleError(AssignerError):
+    """No plan satisfies the constraints, and that is proven."""
+
+    exit_code = 3
+
+
+class LimitError(AssignerError):
+    """A time limit or an interruption ended the search before there was a plan."""
+
+    exit_code = 4
+
+
+class FormatError(AssignerError, ValueError):
+    """A file is broken, or two files do not belong together."""
+
+    exit_code = 5
+
+
+class MeasurementError(AssignerError):
+    """A measurement was lost: a worker stopped answering while it was measured."""
+
+    exit_code = 6
+
+
+class WorkerError(AssignerError):
+    """A worker failed while a plan was run."""
+
+    exit_code = 7

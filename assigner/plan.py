@@ -1,0 +1,237 @@
+"""The plan: which worker runs which partitions, in what order, and what that is predicted to cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from assigner.document import Count, check_unique, read, write
+from assigner.errors import FormatError
+from assigner.location import Location
+from assigner.profile import WorkloadReference
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAJOR = 1
+
+Schedule = Literal["gpipe", "1f1b"]
+Objective = Literal["step", "throughput", "latency", "cost"]
+
+
+@dataclass(frozen=True)
+class ProfileReference:
+    """The profile that a plan was solved from."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Partitions that one worker runs without a transfer between them.
+
+    Args:
+        worker: The worker's name, `worker:0/cuda:0`.
+        partitions: Names, in the order in which they run.
+        rematerialise: Those of them that keep their inputs only and run forward again before backward.
+        in_flight: Warm-up depth: how many micro-batches are kept at once; None: the schedule's default.
+    """
+
+    worker: str
+    partitions: tuple[str, ...]
+    rematerialise: tuple[str, ...] = ()
+    in_flight: Count | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one worker at its peak, by what they hold."""
+
+    parameters: float = 0
+    gradients: float = 0
+    optimizer: float = 0
+    buffers: float = 0
+    activations: float = 0
+    workspace: float = 0
+    messages: float = 0
+
+    @property
+    def total(self) -> float:
+        """The peak, in bytes."""
+        return (
+            self.parameters + self.gradients + self.optimizer + self.buffers
+            + self.activations + self.workspace + self.messages
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WorkerPrediction:
+    """How one worker spends a step. The three times add up to the step time.
+
+    Args:
+        worker: The worker's name.
+        compute_s: Forward, backward, recompute and update.
+        transfer_s: Not computing while a message to or from the worker is on its way.
+        idle_s: The rest.
+        memory: The peak, by what it holds.
+        peak_bytes: The peak.
+        capacity_bytes: The worker's memory less its reserve.
+    """
+
+    worker: str
+    compute_s: float
+    transfer_s: float
+    idle_s: float
+    memory: Memory
+    peak_bytes: float
+    capacity_bytes: float
+
+
+@dataclass(frozen=True)
+class TransferPrediction:
+    """All messages of a step over one link."""
+
+    source: str
+    target: str
+    bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the simulator says of a plan.
+
+    `bubble_fraction` is the share of the step, over the workers used, in which a worker does not compute.
+    """
+
+    step_s: float
+    samples_per_s: float
+    bubble_fraction: float
+    workers: tuple[WorkerPrediction, ...]
+    transfers: tuple[TransferPrediction, ...]
+
+
+@dataclass(frozen=True)
+class SolverReport:
+    """How a plan was found and how good it is proven to be.
+
+    Args:
+        name: `HiGHS`, `CBC`, or how else the plan was made.
+        version: The solver's version.
+        status: `optimal` (to the gap asked for), `feasible` (a limit came first).
+        objective_s: The plan's value of the objective, in its unit (seconds for `step`).
+        bound_s: No plan can be better than this.
+        gap: (objective - bound) / objective.
+        seconds: Wall time of the search.
+        options: The settings in effect.
+    """
+
+    name: str
+    version: str
+    status: Literal["optimal", "feasible"]
+    objective_s: float
+    bound_s: float
+    gap: float
+    seconds: float
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A simpler way to place the same profile, priced by the same simulator. None: it does not fit."""
+
+    name: str
+    step_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A whole plan; construction checks that it is consistent in itself.
+
+    Raises:
+        FormatError: a partition stands twice, or a stage rematerialises what it does not hold.
+    """
+
+    kind: Literal["plan"] = "plan"
+    format_version: str = f"{MAJOR}.0"
+    created_at: str = ""
+    tool_version: str = ""
+    profile: ProfileReference | None = None
+    workload: WorkloadReference
+    objective: Objective = "step"
+    schedule: Schedule = "gpipe"
+    micro_batches: Count
+    micro_batch_size: Count
+    stages: tuple[Stage, ...]
+    predicted: Prediction | None = None
+    solver: SolverReport | None = None
+    baselines: tuple[Baseline, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @cached_property
+    def placement(self) -> dict[str, str]:
+        """The worker of each partition, by name."""
+        return {name: stage.worker for stage in self.stages for name in stage.partitions}
+
+    @cached_property
+    def workers(self) -> tuple[str, ...]:
+        """The workers that hold a stage, in pipeline order, each once."""
+        return tuple(dict.fromkeys(stage.worker for stage in self.stages))
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """All partitions in pipeline order."""
+        return tuple(name for stage in self.stages for name in stage.partitions)
+
+    @property
+    def world_size(self) -> int:
+        """The smallest number of ranks that the plan can run on."""
+        return 1 + max(Location.parse(worker).rank for worker in self.workers)
+
+
+def _check(plan: Plan) -> None:
+    if not plan.stages:
+        raise FormatError("stages: empty; a plan has at least one")
+    for n, stage in enumerate(plan.stages):
+        Location.parse(stage.worker, where=f"stages[{n}].worker")
+        if not stage.partitions:
+            raise FormatError(f"stages[{n}].partitions: empty; leave the stage out")
+        strange = [name for name in stage.rematerialise if name not in stage.partitions]
+        if strange:
+            raise FormatError(f"stages[{n}].rematerialise: {strange[0]!r} is not a partition of this stage")
+        check_unique(stage.rematerialise, f"stages[{n}].rematerialise[{{}}]")
+    check_unique(plan.partitions, "stages: partition {}")
+    ranks: dict[int, str] = {}
+    for worker in plan.workers:
+        rank = Location.parse(worker).rank
+        if ranks.setdefault(rank, worker) != worker:
+            raise FormatError(f"stages: {ranks[rank]!r} and {worker!r} have the same rank; a worker has one device")
+    batch, count, size = plan.workload.batch_size, plan.micro_batches, plan.micro_batch_size
+    if not (count - 1) * size < batch <= count * size:
+        raise FormatError(
+            f"micro_batches: {count} of {size} samples do not make a batch of {batch}",
+            hint=f"for {count} micro-batches, micro_batch_size is {-(-batch // count)}",
+        )
+
+
+def load_plan(path: Path) -> Plan:
+    """Read and check a plan file.
+
+    Raises:
+        UsageError: the file cannot be read.
+        FormatError: it is not a sound plan; the message names file, place, value and what is allowed.
+    """
+    return read(path, Plan, name="plan", major=MAJOR)
+
+
+def save_plan(plan: Plan, path: Path, *, force: bool = False) -> None:
+    """Write a plan; an existing file is replaced only with `force`.
+
+    Raises:
+        UsageError: the file exists, or its folder does not.
+    """
+    write(path, plan, force=force)

@@ -1,0 +1,272 @@
+"""The profile: what was measured of a workload's partitions, its workers and the links between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from assigner.document import Count, Share, check_unique, read, write
+from assigner.errors import FormatError
+from assigner.graph import topological_order
+from assigner.location import Location
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAJOR = 1
+
+
+@dataclass(frozen=True)
+class WorkloadReference:
+    """Which workload was measured; the fingerprint changes with its partitions and their graph."""
+
+    name: str
+    entry: str = ""
+    fingerprint: str = ""
+    batch_size: Count = 1
+    dtype: str = "float32"
+    optimizer: str = ""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process with one device. Workers of one `kind` and thread count share measurements."""
+
+    name: str
+    kind: str
+    host: str
+    device: str
+    memory_bytes: float
+    threads: Count = 1
+    reserve_bytes: float = 0
+    cost_per_hour: float | None = None
+
+    @property
+    def capacity_bytes(self) -> float:
+        """What a plan may use of the worker's memory, in bytes."""
+        return max(0, self.memory_bytes - self.reserve_bytes)
+
+    @property
+    def rank(self) -> int:
+        """The worker's rank in a run."""
+        return Location.parse(self.name).rank
+
+
+@dataclass(frozen=True)
+class LinkPoint:
+    """The one-way time of one message of one size."""
+
+    bytes: float
+    seconds: float
+    samples: int = 1
+    spread: float = 0.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """The directed way from one worker to another, as a sweep over message sizes."""
+
+    source: str
+    target: str
+    points: tuple[LinkPoint, ...]
+    backend: str = "gloo"
+    sender_busy: Share = 0.0
+    receiver_busy: Share = 0.0
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A unit that the user marked. Partitions of one `kind` share measurements."""
+
+    name: str
+    kind: str
+    parameter_bytes: float
+    gradient_bytes: float
+    optimizer_bytes: float
+    buffer_bytes: float = 0
+    pin: str | None = None
+    colocate: str | None = None
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value that one partition makes and another reads."""
+
+    source: str
+    target: str
+    bytes_per_sample: float
+    output: int = 0
+    fixed_bytes: float = 0
+    gradient: bool = True
+
+
+@dataclass(frozen=True)
+class Tie:
+    """One parameter that several partitions hold."""
+
+    parameter: str
+    partitions: tuple[str, ...]
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One partition on one worker at one micro-batch size; times are medians, in seconds."""
+
+    partition: str
+    worker: str
+    micro_batch: Count
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    update_s: float = 0.0
+    activation_bytes: float = 0
+    workspace_bytes: float = 0
+    samples: int = 1
+    spread: float = 0.0
+    infeasible: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A whole profile; construction checks that every reference in it resolves.
+
+    Raises:
+        FormatError: a name stands twice, a reference leads nowhere, or the graph has a cycle.
+    """
+
+    kind: Literal["profile"] = "profile"
+    format_version: str = f"{MAJOR}.0"
+    created_at: str = ""
+    tool_version: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+    workload: WorkloadReference
+    workers: tuple[Worker, ...]
+    links: tuple[Link, ...]
+    partitions: tuple[Partition, ...]
+    edges: tuple[Edge, ...]
+    ties: tuple[Tie, ...] = ()
+    measurements: tuple[Measurement, ...]
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @cached_property
+    def worker(self) -> dict[str, Worker]:
+        """Workers by name."""
+        return {worker.name: worker for worker in self.workers}
+
+    @cached_property
+    def partition(self) -> dict[str, Partition]:
+        """Partitions by name."""
+        return {partition.name: partition for partition in self.partitions}
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """Partition names in topological order; the file's own order wherever that is one."""
+        names = [partition.name for partition in self.partitions]
+        return topological_order(names, [(edge.source, edge.target) for edge in self.edges])
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """True where every value goes from one partition to the next and to no other."""
+        following = dict(zip(self.order, self.order[1:], strict=False))
+        return all(following.get(edge.source) == edge.target for edge in self.edges) and not self.ties
+
+    def matches(self, pin: str, worker: Worker) -> bool:
+        """True if `pin` (a worker's name, its rank as `worker:1`, a kind or a host) allows `worker`."""
+        return pin in (worker.name, worker.kind, worker.host, worker.name.partition("/")[0])
+
+
+def _check(profile: Profile) -> None:
+    for section in ("workers", "partitions", "measurements"):
+        if not getattr(profile, section):
+            raise FormatError(f"{section}: empty; a profile has at least one")
+    workers = [worker.name for worker in profile.workers]
+    partitions = [partition.name for partition in profile.partitions]
+    check_unique(workers, "workers[{}].name")
+    check_unique(partitions, "partitions[{}].name")
+    for n, name in enumerate(workers):
+        Location.parse(name, where=f"workers[{n}].name")
+    _check_links(profile, set(workers))
+    _check_graph(profile, set(partitions))
+    _check_measurements(profile, set(workers), set(partitions))
+    for n, partition in enumerate(profile.partitions):
+        pin = partition.pin
+        if pin is not None and not any(profile.matches(pin, worker) for worker in profile.workers):
+            raise FormatError(
+                f"partitions[{n}].pin: {pin!r} names no worker, kind or host of this profile",
+                hint=f"workers: {', '.join(workers[:6])}",
+            )
+
+
+def _known(name: str, names: set[str], path: str, what: str) -> None:
+    if name not in names:
+        raise FormatError(f"{path}: {name!r} is not a {what} of this profile")
+
+
+def _check_links(profile: Profile, workers: set[str]) -> None:
+    pairs = []
+    for n, link in enumerate(profile.links):
+        _known(link.source, workers, f"links[{n}].source", "worker")
+        _known(link.target, workers, f"links[{n}].target", "worker")
+        if link.source == link.target:
+            raise FormatError(f"links[{n}]: {link.source!r} is both source and target")
+        if not link.points:
+            raise FormatError(f"links[{n}].points: empty; leave out a link that was not measured")
+        sizes = [point.bytes for point in link.points]
+        if sorted(set(sizes)) != sizes:
+            raise FormatError(f"links[{n}].points: sizes must grow, each once; found {sizes[:6]}")
+        pairs.append(f"{link.source} -> {link.target}")
+    check_unique(pairs, "links[{}]")
+
+
+def _check_graph(profile: Profile, partitions: set[str]) -> None:
+    keys = []
+    sizes: dict[tuple[str, int], tuple[float, float]] = {}
+    for n, edge in enumerate(profile.edges):
+        _known(edge.source, partitions, f"edges[{n}].source", "partition")
+        _known(edge.target, partitions, f"edges[{n}].target", "partition")
+        size = (edge.bytes_per_sample, edge.fixed_bytes)
+        if sizes.setdefault((edge.source, edge.output), size) != size:
+            raise FormatError(
+                f"edges[{n}]: output {edge.output} of {edge.source!r} has another size on an earlier edge;"
+                " edges of one output carry one value",
+                hint="give different values different `output` numbers",
+            )
+        keys.append(f"{edge.source}:{edge.output} -> {edge.target}")
+    check_unique(keys, "edges[{}]")
+    for n, tie in enumerate(profile.ties):
+        for name in tie.partitions:
+            _known(name, partitions, f"ties[{n}].partitions", "partition")
+        check_unique(tie.partitions, f"ties[{n}].partitions[{{}}]")
+    _ = profile.order
+
+
+def _check_measurements(profile: Profile, workers: set[str], partitions: set[str]) -> None:
+    keys = []
+    for n, measured in enumerate(profile.measurements):
+        _known(measured.partition, partitions, f"measurements[{n}].partition", "partition")
+        _known(measured.worker, workers, f"measurements[{n}].worker", "worker")
+        keys.append(f"{measured.partition} on {measured.worker} at micro-batch {measured.micro_batch}")
+    check_unique(keys, "measurements[{}]")
+
+
+def load_profile(path: Path) -> Profile:
+    """Read and check a profile file.
+
+    Raises:
+        UsageError: the file cannot be read.
+        FormatError: it is not a sound profile; the message names file, place, value and what is allowed.
+    """
+    return read(path, Profile, name="profile", major=MAJOR)
+
+
+def save_profile(profile: Profile, path: Path, *, force: bool = False) -> None:
+    """Write a profile; an existing file is replaced only with `force`.
+
+    Raises:
+        UsageError: the file exists, or its folder does not.
+    """
+    write(path, profile, force=force)
