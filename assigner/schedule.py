@@ -13,16 +13,16 @@ gradient back. Receives stand right before the action that needs them, sends rig
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from assigner.errors import FormatError
+from assigner.plan import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from assigner.plan import Plan
+    from collections.abc import Callable, Iterable, Sequence
 
 
 class Kind(StrEnum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from assigner.plan import Plan, Stage
 from assigner.profile import (
@@ -16,6 +16,9 @@ from assigner.profile import (
     Worker,
     WorkloadReference,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CAPACITY = 1e9
 
