@@ -1,0 +1,183 @@
+"""Cut a captured forward into partitions."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind
+
+from assigner.deferred import DeferredModel
+from assigner.errors import MarkingError
+from assigner.marking.capture import Capture, capture
+from assigner.marking.glue import Ownership, is_size, value_bytes
+from assigner.marking.graph import LEAF, PartitionGraph, Piece, Size, Value, ValueShape
+from assigner.marking.marks import Mark, find_marks
+from assigner.marking.piece import PieceBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from assigner.workload import Workload
+
+_ROWS = 4  # rows of the example batch; not 1, which torch.export would take for a fixed size
+
+
+def partition_graph(workload: Workload, marks: Sequence[str] = ()) -> PartitionGraph:
+    """Cut a workload's model at its marks.
+
+    Args:
+        workload: Whose model; its builder is called once, without memory behind the tensors.
+        marks: Name patterns besides the workload's own.
+
+    Raises:
+        MarkingError: nothing is marked, or the forward cannot be cut there; the message has the line.
+    """
+    deferred = DeferredModel(workload.model, seed=workload.seed)
+    marked = find_marks(deferred.model, (*workload.marks, *marks))
+    inputs, _ = workload.make_batch(_ROWS, workload.seed)
+    return Cutter(deferred, marked, capture(deferred.model, list(marked), inputs)).cut()
+
+
+class Symbols:
+    """Turns symbolic sizes into numbers and into `Size` descriptions."""
+
+    def __init__(self, captured: Capture) -> None:
+        self.places: dict[Any, tuple[int, int]] = {}
+        self.example: dict[Any, int] = {}
+        users = [
+            spec.arg.name for spec in captured.program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT
+        ]
+        nodes = {node.name: node for node in captured.graph.nodes if node.op == "placeholder"}
+        self.rows: Any = None
+        for leaf, name in enumerate(users):
+            value = nodes[name].meta.get("val") if name in nodes else None
+            if not isinstance(value, torch.Tensor):
+                continue
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                    self.places.setdefault(size.node.expr, (leaf, dim))
+                    self.example.setdefault(size.node.expr, captured.inputs[leaf].size(dim))
+                    if dim == 0 and captured.inputs[leaf].size(0) == _ROWS and self.rows is None:
+                        self.rows = size.node.expr
+
+    def number(self, size: Any, rows: int | None = None) -> int:
+        """A size for the example batch, or for another number of rows."""
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        values = dict(self.example)
+        if rows is not None and self.rows is not None:
+            values = {
+                symbol: rows if place[1] == 0 and values[symbol] == _ROWS else values[symbol]
+                for symbol, place in self.places.items()
+            }
+        return int(size.node.expr.subs(values))
+
+    def describe(self, value: Any) -> Size:
+        """How a rank works a symbolic size out from its inputs' shapes."""
+        expression = value.node.expr
+        strange = [symbol for symbol in expression.free_symbols if symbol not in self.places]
+        if strange:
+            raise MarkingError(
+                f"the glue between partitions needs a size that depends on data ({expression})",
+                hint="mark a larger module that contains the line which makes it (nonzero, masked_select, item)",
+            )
+        return Size(expression, {symbol: self.places[symbol] for symbol in expression.free_symbols})
+
+
+class Cutter:
+    """Cuts one capture into pieces."""
+
+    def __init__(self, deferred: DeferredModel, marked: Mapping[str, Mark], captured: Capture) -> None:
+        self.deferred, self.marked, self.captured = deferred, marked, captured
+        self.symbols = Symbols(captured)
+        self.ownership = Ownership(captured, list(marked), lambda node: value_bytes(node, self.symbols.number))
+        self.names = [marked[name].name or name for name in self.ownership.order]
+        self.outputs = self._outputs()
+        self.crossing = self._crossing()
+
+    def _outputs(self) -> list[Any]:
+        """The leaves of the model's output, as nodes or constants."""
+        (node,) = [node for node in self.captured.graph.nodes if node.op == "output"]
+        return list(node.args[0])
+
+    @property
+    def last(self) -> int:
+        """The partition that makes the model's output: the last one, with whatever the output needs from others."""
+        return len(self.names) - 1
+
+    def _foreign(self, place: int, node: fx.Node, found: dict[fx.Node, None]) -> None:
+        """The nodes of other partitions that `node` needs, looking through free ones."""
+        owner = self.ownership.owner.get(node)
+        if owner is not None and owner != place:
+            found[node] = None
+        elif owner is None and not is_size(node):
+            for each in node.all_input_nodes:
+                self._foreign(place, each, found)
+
+    def _needed(self, place: int) -> list[fx.Node]:
+        found: dict[fx.Node, None] = {}
+        for node, owner in self.ownership.owner.items():
+            if owner == place:
+                for each in node.all_input_nodes:
+                    self._foreign(place, each, found)
+        if place == self.last:
+            for each in self.outputs:
+                if isinstance(each, fx.Node):
+                    self._foreign(place, each, found)
+        return list(found)
+
+    def _crossing(self) -> dict[fx.Node, Value]:
+        """Every node whose value leaves its partition, numbered within it in the order of the graph."""
+        wanted = {node for place in range(len(self.names)) for node in self._needed(place)}
+        count: dict[int, int] = defaultdict(int)
+        found = {}
+        for node in self.captured.graph.nodes:
+            if node in wanted:
+                owner = self.ownership.owner[node]
+                found[node] = Value(self.names[owner], count[owner])
+                count[owner] += 1
+        return found
+
+    def cut(self) -> PartitionGraph:
+        """All pieces, and what is known of the values between them."""
+        pieces = tuple(PieceBuilder(self, place).build() for place in range(len(self.names)))
+        values = {value: self._shape(node, value) for node, value in self.crossing.items()}
+        return PartitionGraph(
+            self.deferred, pieces, _with_gradients(values, pieces, self.deferred), self._output_spec()
+        )
+
+    def _output_spec(self) -> tuple[Any, list[Any]]:
+        constants = [LEAF if isinstance(each, fx.Node) else each for each in self.outputs]
+        return self.captured.program.call_spec.out_spec, constants
+
+    def _shape(self, node: fx.Node, value: Value) -> ValueShape:
+        tensor = node.meta["val"]
+        if not isinstance(tensor, torch.Tensor):
+            raise MarkingError(f"output {value.index} of {value.partition!r} is no tensor", hint="mark a larger module")
+        one, two = (
+            math.prod(self.symbols.number(size, rows) for size in tensor.shape) * tensor.element_size()
+            for rows in (1, 2)
+        )
+        shape = tuple(str(size) for size in tensor.shape)
+        return ValueShape(two - one, 2 * one - two, tensor.dtype, tensor.dtype.is_floating_point, shape)
+
+
+def _with_gradients(
+    values: Mapping[Value, ValueShape], pieces: Sequence[Piece], deferred: DeferredModel
+) -> dict[Value, ValueShape]:
+    """A value bears a gradient if it is a float and a trainable parameter lies behind it."""
+    tensors = deferred.tensors()
+    trained: set[str] = set()
+    for piece in pieces:
+        own = any(tensors[name].requires_grad for name in piece.parameters)
+        fed = any(value.partition in trained and values[value].gradient for value in piece.reads)
+        if own or fed:
+            trained.add(piece.name)
+    return {
+        value: replace(shape, gradient=shape.gradient and value.partition in trained) for value, shape in values.items()
+    }

@@ -1,0 +1,188 @@
+"""Who runs the glue: the nodes between marked modules, each given to one partition.
+
+    free     depends on shapes, constants and the batch alone (masks, position ids): run again wherever it is read
+    owned    everything else: runs in one partition
+
+Partitions are numbered in the order of their first call. Along every edge of the graph the owner's number never falls,
+so the partitions keep an order without cycles. An owned node first goes to the partition that makes its last input
+(to its first reader, where nothing comes from a partition), and then moves to its first reader where fewer bytes cross.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from assigner.errors import MarkingError
+from assigner.marking.capture import Capture, is_call
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Ownership:
+    """Which partition runs each node of a capture.
+
+    Args:
+        capture: The captured forward.
+        marked: Names of the partitions' modules, in the model's order.
+        size_of: Bytes of a value for one typical micro-batch.
+
+    Attributes:
+        order: The marked names in the order of their first call.
+        owner: node -> position in `order`, for owned nodes.
+
+    Raises:
+        MarkingError: a marked module is never called, or the glue would make a cycle.
+    """
+
+    def __init__(self, capture: Capture, marked: Sequence[str], size_of: Any) -> None:
+        self.capture = capture
+        self.size_of = size_of
+        self.nodes = list(capture.graph.nodes)
+        self.placeholders = placeholder_names(capture)
+        self.owner: dict[fx.Node, int] = {}
+        called = [self._module(node) for node in self.nodes if is_call(node)]
+        self.order = list(dict.fromkeys(name for name in called if name in marked))
+        missing = [name for name in marked if name not in self.order]
+        if missing:
+            raise MarkingError(
+                f"{missing[0]!r} is marked, and the model's forward never calls it",
+                hint="mark a module that is called (a ModuleList is not: mark 'blocks.*')",
+            )
+        self.free = self._find_free()
+        self._assign()
+
+    def _module(self, node: fx.Node) -> str:
+        return self.capture.calls[int(node.args[0])].module  # type: ignore[arg-type]
+
+    def _find_free(self) -> set[fx.Node]:
+        written = self._written_buffers()
+        free: set[fx.Node] = set()
+        for node in self.nodes:
+            if node.op == "placeholder":
+                kind = self.placeholders[node][0]
+                if kind is not InputKind.PARAMETER and node not in written:
+                    free.add(node)
+            elif is_size(node) or (
+                node.op == "call_function"
+                and not is_call(node)
+                and not _is_random(node)
+                and not is_in_place(node)
+                and all(argument in free for argument in node.all_input_nodes)
+            ):
+                free.add(node)
+        return free
+
+    def _written_buffers(self) -> set[fx.Node]:
+        """Buffers that glue changes (running statistics); a node that has one is not free."""
+        return {
+            argument
+            for node in self.nodes
+            if node.op == "call_function" and not is_call(node) and isinstance(node.target, torch._ops.OpOverload)
+            and (node.target._schema.is_mutable or "batch_norm" in node.target._schema.name)
+            for argument in node.all_input_nodes
+            if argument.op == "placeholder" and self.placeholders[argument][0] is InputKind.BUFFER
+        }  # fmt: skip
+
+    def _owned(self) -> list[fx.Node]:
+        skipped = ("placeholder", "output", "get_attr")
+        return [node for node in self.nodes if node not in self.free and node.op not in skipped]
+
+    def _assign(self) -> None:
+        position = {name: n for n, name in enumerate(self.order)}
+        owned = self._owned()
+        fixed = {
+            node: position[self._module(node)] for node in owned if is_call(node) and self._module(node) in position
+        }
+        floating = []
+        for node in owned:
+            inputs = [self.owner[each] for each in self._sources(node)]
+            if node in fixed:
+                if inputs and max(inputs) > fixed[node]:
+                    raise MarkingError(
+                        f"{self.order[fixed[node]]!r} is called again with what {self.order[max(inputs)]!r} made",
+                        hint="mark one larger module that contains both",
+                    )
+                self.owner[node] = fixed[node]
+            elif inputs:
+                self.owner[node] = max(inputs)
+            else:
+                self.owner[node] = -1  # before every partition, until its first reader is known
+                floating.append(node)
+        self._settle(owned, fixed)
+
+    def _settle(self, owned: list[fx.Node], fixed: Mapping[fx.Node, int]) -> None:
+        """From the last node to the first: towards the first reader, where that is due or sends fewer bytes."""
+        for node in reversed(owned):
+            if node in fixed:
+                continue
+            if is_getitem(node):
+                continue  # goes where its tuple goes
+            readers = [self.owner[each] for each in self._readers(node)]
+            first = min(readers, default=max(0, self.owner[node]))
+            here = self.owner[node]
+            if here == -1 or (first > here and self._bytes(node, first) < self._bytes(node, here)):
+                self._move(node, first)
+
+    def _move(self, node: fx.Node, place: int) -> None:
+        self.owner[node] = place
+        for user in node.users:
+            if is_getitem(user):
+                self._move(user, place)
+
+    def _sources(self, node: fx.Node) -> list[fx.Node]:
+        """The owned nodes whose values a node reads."""
+        return [each for each in node.all_input_nodes if each in self.owner]
+
+    def _readers(self, node: fx.Node) -> list[fx.Node]:
+        """The owned nodes that read a node's value, also through the items of its tuple."""
+        found: list[fx.Node] = []
+        for user in node.users:
+            found += self._readers(user) if is_getitem(user) else [user]
+        return [each for each in found if each in self.owner]
+
+    def _bytes(self, node: fx.Node, place: int) -> float:
+        """Bytes that cross between partitions at this node, were it run at `place`."""
+        incoming = sum(self.size_of(each) for each in self._sources(node) if self.owner[each] != place)
+        away = {self.owner[each] for each in self._readers(node)} - {place}
+        return incoming + self.size_of(node) * len(away)
+
+
+def placeholder_names(capture: Capture) -> dict[fx.Node, tuple[InputKind, str]]:
+    """What each placeholder stands for: its kind, and the name of the parameter, buffer or constant."""
+    specs = {spec.arg.name: (spec.kind, spec.target or "") for spec in capture.program.graph_signature.input_specs}
+    return {node: specs[node.name] for node in capture.graph.nodes if node.op == "placeholder"}
+
+
+def is_size(node: fx.Node) -> bool:
+    """True if a node's value is a number worked out from shapes."""
+    return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def is_in_place(node: fx.Node) -> bool:
+    """True if a node writes to its first argument and returns it (`add_`)."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _is_random(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """True if a node takes one item of another's result."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+
+
+def value_bytes(node: fx.Node, evaluate: Any) -> float:
+    """Bytes of a node's value (the sum over a tuple), `evaluate` turning symbolic sizes into numbers."""
+    total = 0.0
+    for leaf in pytree.tree_leaves(node.meta.get("val")):
+        if isinstance(leaf, torch.Tensor):
+            total += math.prod(evaluate(size) for size in leaf.shape) * leaf.element_size()
+    return total

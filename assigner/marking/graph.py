@@ -1,0 +1,187 @@
+"""The graph of partitions: what each runs, reads and makes, as modules that a rank can build alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from assigner.deferred import DeferredModel
+from assigner.marking.marks import Mark
+from assigner.marking.module import build_module
+
+LEAF = object()
+
+
+@dataclass(frozen=True, order=True)
+class Value:
+    """A tensor that a partition reads: output `index` of `partition`, or input `index` of the model (partition "")."""
+
+    partition: str
+    index: int
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number that the glue works out from the shapes of the model's inputs."""
+
+    expression: Any
+    symbols: Mapping[Any, tuple[int, int]]
+
+    def evaluate(self, inputs: Sequence[Any]) -> Any:
+        """The number for these input tensors (the flattened inputs of one micro-batch)."""
+        sizes = {symbol: inputs[leaf].size(dim) for symbol, (leaf, dim) in self.symbols.items()}
+        number = self.expression.subs(sizes)
+        return bool(number) if number.is_Boolean else int(number) if number.is_integer else float(number)
+
+
+@dataclass(frozen=True)
+class ValueShape:
+    """What is known of a value: bytes as a line over the rows, and whether a gradient comes back for it."""
+
+    bytes_per_sample: float
+    fixed_bytes: float
+    dtype: torch.dtype
+    gradient: bool
+    shape: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One partition: its own part of the forward.
+
+    Args:
+        name: The partition's name.
+        mark: What the user said of it.
+        graph: Its forward: placeholders for `reads`, then for `sizes`; returns the values that others read, in order
+            (the last partition: the leaves of the model's output).
+        reads: Where the values that it reads come from.
+        sizes: Numbers that it needs.
+        constants: Tensors that the forward makes from literals.
+        parameters: Names of the parameters that it holds.
+        buffers: Names of its buffers.
+        writes_inputs: Its forward changes a value in place that it was given.
+        kind: Equal for partitions of the same structure and shapes.
+    """
+
+    name: str
+    mark: Mark
+    graph: fx.Graph
+    reads: tuple[Value, ...]
+    sizes: tuple[Size, ...]
+    constants: Mapping[str, torch.Tensor]
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    writes_inputs: bool
+    kind: str
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Names of parameters and buffers."""
+        return self.parameters + self.buffers
+
+
+@dataclass(frozen=True)
+class GraphEdge:
+    """A value that one partition makes and another reads."""
+
+    source: str
+    output: int
+    target: str
+    bytes_per_sample: float
+    fixed_bytes: float
+    gradient: bool
+
+
+@dataclass(frozen=True)
+class GraphTie:
+    """One parameter that several partitions hold."""
+
+    parameter: str
+    partitions: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class PartitionGraph:
+    """A model cut at its marks.
+
+    Args:
+        deferred: The model without memory.
+        pieces: The partitions in topological order; the last one makes the model's output.
+        values: What is known of each value between partitions.
+        output: The structure of the model's output, and its leaves: LEAF for one that the last partition returns.
+    """
+
+    deferred: DeferredModel
+    pieces: tuple[Piece, ...]
+    values: Mapping[Value, ValueShape]
+    output: tuple[Any, list[Any]]
+
+    @cached_property
+    def piece(self) -> dict[str, Piece]:
+        """Pieces by name."""
+        return {piece.name: piece for piece in self.pieces}
+
+    @cached_property
+    def edges(self) -> tuple[GraphEdge, ...]:
+        """The values between partitions, one edge per reader."""
+        return tuple(
+            GraphEdge(
+                value.partition, value.index, piece.name, self.values[value].bytes_per_sample,
+                self.values[value].fixed_bytes, self.values[value].gradient,
+            )
+            for piece in self.pieces
+            for value in piece.reads
+            if value.partition
+        )  # fmt: skip
+
+    @cached_property
+    def ties(self) -> tuple[GraphTie, ...]:
+        """Parameters that several partitions hold, by their first name."""
+        tensors = self.deferred.tensors()
+        holders: dict[int, dict[str, None]] = defaultdict(dict)
+        names: dict[int, str] = {}
+        for piece in self.pieces:
+            for name in piece.parameters:
+                holders[id(tensors[name])][piece.name] = None
+                names.setdefault(id(tensors[name]), name)
+        return tuple(
+            GraphTie(names[key], tuple(partitions), tensors[names[key]].nbytes)
+            for key, partitions in holders.items()
+            if len(partitions) > 1
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """`sha256:...` of the partitions, their kinds and their graph: equal for equal models."""
+        text = repr(
+            (
+                [(piece.name, piece.kind, piece.reads) for piece in self.pieces],
+                [(edge.source, edge.output, edge.target, edge.bytes_per_sample) for edge in self.edges],
+                [(tie.parameter, tie.partitions) for tie in self.ties],
+            )
+        )
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def build(self, names: Iterable[str], device: torch.device | str = "cpu") -> dict[str, fx.GraphModule]:
+        """The named partitions as modules with their initial weights; nothing else is materialised.
+
+        A parameter that several of them hold is one tensor. Names in a module's state_dict are the model's own.
+        """
+        pieces = [self.piece[name] for name in names]
+        tensors = self.deferred.materialise({name for piece in pieces for name in piece.state}, device)
+        return {piece.name: build_module(self.deferred.model, piece, tensors, torch.device(device)) for piece in pieces}
+
+    def rebuild_output(self, leaves: Sequence[torch.Tensor]) -> Any:
+        """The model's output, in its own structure, from what the last partition returned."""
+        spec, constants = self.output
+        waiting = iter(leaves)
+        return pytree.tree_unflatten([next(waiting) if each is LEAF else each for each in constants], spec)

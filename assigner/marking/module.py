@@ -1,0 +1,54 @@
+"""A partition as a module on a device."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from assigner.marking.graph import Piece
+
+
+def build_module(
+    model: nn.Module, piece: Piece, tensors: Mapping[str, torch.Tensor], device: torch.device
+) -> fx.GraphModule:
+    """A piece as a module that holds just its own part of the model, under the model's own names.
+
+    Args:
+        model: The whole model on the meta device; left as it is.
+        piece: What to build.
+        tensors: Its parameters and buffers by name, on the device.
+        device: Where its glue makes its tensors.
+    """
+    root: dict[str, Any] = {name: constant.to(device) for name, constant in piece.constants.items()}
+    root.update({name: tensors[name] for name in piece.state})
+    for node in piece.graph.nodes:
+        if node.op == "call_module":
+            root[str(node.target)] = copy.deepcopy(model.get_submodule(str(node.target)))
+    for name in piece.state:
+        owner = next((each for each in root if name.startswith(each + ".")), None)
+        if owner is not None:
+            _set_tensor(root[owner], name.removeprefix(owner + "."), tensors[name])
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(piece.graph, {}))
+    _retarget(graph, device)
+    return fx.GraphModule(root, graph, class_name="Partition")
+
+
+def _set_tensor(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    holder = module.get_submodule(path)
+    (holder._parameters if leaf in holder._parameters else holder._buffers)[leaf] = tensor  # type: ignore[assignment]
+
+
+def _retarget(graph: fx.Graph, device: torch.device) -> None:
+    """The capture ran on the CPU: what glue makes there belongs on the worker's device."""
+    for node in graph.nodes:
+        if node.op == "call_function":
+            node.args, node.kwargs = pytree.tree_map_only(torch.device, lambda _: device, (node.args, node.kwargs))

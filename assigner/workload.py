@@ -1,0 +1,138 @@
+"""What the user hands over: a model's builder, a batch maker, the loss and the optimizer."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from assigner.errors import UsageError
+
+Batch = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model with all that a training step needs, none of it built yet.
+
+    Args:
+        model: Builds the model. It is called without memory behind its tensors to find the partitions, and again by
+            each rank for its own part; it must build the same model each time.
+        batch: `batch(rows, generator)` makes one batch of `rows` rows from the generator: (inputs, targets), each a
+            tensor or a tuple, list or dict of tensors whose first dimension is the rows. The model is called as
+            `model(inputs)`, `model(*inputs)` for a tuple or list, `model(**inputs)` for a dict.
+        loss: `loss(outputs, targets)`: a scalar tensor, the mean over the rows (see `reduction`).
+        optimizer: Builds a torch optimizer from parameters, as `lambda p: torch.optim.AdamW(p, lr=1e-3)`.
+        batch_size: Rows in a step.
+        name: For tables; empty: the name of the function that made the workload.
+        marks: Name patterns of the partitions (`blocks.*`), where the code marks none itself.
+        seed: Of the initial weights and of every random choice in training.
+        reduction: What `loss` does over the rows: "mean" or "sum".
+    """
+
+    model: Callable[[], nn.Module]
+    batch: Callable[[int, torch.Generator], Batch]
+    loss: Callable[[Any, Any], torch.Tensor]
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    batch_size: int
+    name: str = ""
+    marks: tuple[str, ...] = ()
+    seed: int = 0
+    reduction: str = "mean"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UsageError(f"Workload.batch_size: {self.batch_size} is not allowed; expected 1 or more")
+        if self.reduction not in ("mean", "sum"):
+            raise UsageError(f"Workload.reduction: {self.reduction!r} is not allowed; expected 'mean' or 'sum'")
+        if isinstance(self.marks, str):
+            raise UsageError(f"Workload.marks: {self.marks!r} is text", hint=f"write ({self.marks!r},)")
+
+    def make_batch(self, rows: int, seed: int) -> Batch:
+        """One batch, the same for the same seed; checked to be a pair.
+
+        Raises:
+            UsageError: `batch` gave something else than (inputs, targets).
+        """
+        made = self.batch(rows, torch.Generator().manual_seed(seed))
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise UsageError(
+                f"Workload.batch gave {type(made).__name__}, not a pair",
+                hint="return (inputs, targets)",
+            )
+        return made
+
+
+def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How the model is called on a batch's inputs: positional and keyword arguments."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def load_workload(entry: str) -> Workload:
+    """Call the function that an entry names: `FILE.py:FUNCTION`, or `FILE.py:FUNCTION(width=512)`.
+
+    Arguments are keywords with plain Python literals, so that an entry in a file can run nothing but the function.
+
+    Raises:
+        UsageError: no such file or function, arguments of another form, or a result that is no Workload.
+    """
+    path_text, separator, call = entry.rpartition(".py:")
+    if not separator:
+        raise UsageError(
+            f"{entry!r} names no workload", hint="write FILE.py:FUNCTION, for example examples/gpt.py:workload"
+        )
+    path = Path(path_text + ".py")
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file", hint="the path of an entry is relative to the current folder")
+    name, arguments = _parse_call(call, entry)
+    function = getattr(_load_module(path), name, None)
+    if not callable(function):
+        raise UsageError(f"{path} has no function {name!r}", hint="write FILE.py:FUNCTION")
+    made = function(**arguments)
+    if not isinstance(made, Workload):
+        raise UsageError(f"{entry} gave {type(made).__name__}", hint="it must return an assigner.Workload")
+    return made
+
+
+def _parse_call(call: str, entry: str) -> tuple[str, dict[str, Any]]:
+    try:
+        node = ast.parse(call.strip(), mode="eval").body
+        if isinstance(node, ast.Name):
+            return node.id, {}
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
+            return node.func.id, {str(word.arg): ast.literal_eval(word.value) for word in node.keywords if word.arg}
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{entry!r}: {call!r} cannot be read", hint="write FUNCTION or FUNCTION(width=512)") from error
+    raise UsageError(f"{entry!r}: {call!r} is no function", hint="write FUNCTION or FUNCTION(width=512)")
+
+
+def _load_module(path: Path) -> Any:
+    """Import a file by its path, once; its folder comes first on the path, as for a script."""
+    name = f"assigner_workload_{path.resolve().stem}_{abs(hash(str(path.resolve())))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
