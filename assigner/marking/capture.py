@@ -9,6 +9,7 @@ and nothing is computed.
 from __future__ import annotations
 
 import contextlib
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -250,12 +251,19 @@ def capture(model: nn.Module, marked: Sequence[str], inputs: Any) -> Capture:
         MarkingError: the forward cannot be traced; the message has the line.
     """
     names = opaque_modules(model, marked)
+    loggers = [logging.getLogger(name) for name in ("torch._subclasses.fake_tensor", "torch.export")]
+    levels = [logger.level for logger in loggers]
     try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)  # their tracebacks come out as a MarkingError below
         return _export(model, names, inputs, others=Dim.AUTO)
     except MarkingError:
         raise
     except Exception:  # noqa: BLE001 - torch.export raises many kinds; the second try's own error is reported
         return _export_or_explain(model, names, inputs)
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _export_or_explain(model: nn.Module, names: Sequence[str], inputs: Any) -> Capture:

@@ -77,6 +77,11 @@ class Symbols:
             }
         return int(size.node.expr.subs(values))
 
+    def names(self, shape: Sequence[Any]) -> tuple[str, ...]:
+        """A shape in words that do not depend on torch's names for its symbols."""
+        words = {symbol: f"input{leaf}_{dim}" for symbol, (leaf, dim) in self.places.items()}
+        return tuple(str(size.node.expr.subs(words)) if isinstance(size, torch.SymInt) else str(size) for size in shape)
+
     def describe(self, value: Any) -> Size:
         """How a rank works a symbolic size out from its inputs' shapes."""
         expression = value.node.expr
@@ -163,7 +168,9 @@ class Cutter:
             math.prod(self.symbols.number(size, rows) for size in tensor.shape) * tensor.element_size()
             for rows in (1, 2)
         )
-        shape = tuple(str(size) for size in tensor.shape)
+        shape = tuple(
+            self.symbols.describe(size) if isinstance(size, torch.SymInt) else int(size) for size in tensor.shape
+        )
         return ValueShape(two - one, 2 * one - two, tensor.dtype, tensor.dtype.is_floating_point, shape)
 
 

@@ -50,7 +50,11 @@ class ValueShape:
     fixed_bytes: float
     dtype: torch.dtype
     gradient: bool
-    shape: tuple[str, ...]
+    shape: tuple[int | Size, ...]
+
+    def sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+        """The value's shape for one micro-batch, given the flattened inputs of it."""
+        return tuple(size if isinstance(size, int) else size.evaluate(inputs) for size in self.shape)
 
 
 @dataclass(frozen=True)
@@ -144,18 +148,28 @@ class PartitionGraph:
         )  # fmt: skip
 
     @cached_property
+    def canonical(self) -> dict[str, str]:
+        """For each parameter's name the first of its names in the model: a shared one has several."""
+        first: dict[int, str] = {}
+        tensors = dict(self.deferred.model.named_parameters(remove_duplicate=False))
+        return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
+
+    @cached_property
+    def persistent(self) -> frozenset[str]:
+        """The names in the model's state_dict."""
+        return frozenset(self.deferred.model.state_dict())
+
+    @cached_property
     def ties(self) -> tuple[GraphTie, ...]:
         """Parameters that several partitions hold, by their first name."""
         tensors = self.deferred.tensors()
-        holders: dict[int, dict[str, None]] = defaultdict(dict)
-        names: dict[int, str] = {}
+        holders: dict[str, dict[str, None]] = defaultdict(dict)
         for piece in self.pieces:
             for name in piece.parameters:
-                holders[id(tensors[name])][piece.name] = None
-                names.setdefault(id(tensors[name]), name)
+                holders[self.canonical[name]][piece.name] = None
         return tuple(
-            GraphTie(names[key], tuple(partitions), tensors[names[key]].nbytes)
-            for key, partitions in holders.items()
+            GraphTie(name, tuple(partitions), tensors[name].nbytes)
+            for name, partitions in holders.items()
             if len(partitions) > 1
         )
 

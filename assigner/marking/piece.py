@@ -230,7 +230,7 @@ def _kind(builder: PieceBuilder, parameters: Sequence[str], buffers: Sequence[st
         elif node.op in ("get_attr", "placeholder"):
             target = ""
         shapes = [
-            f"{leaf.dtype}{tuple(leaf.shape)}"
+            f"{leaf.dtype}{builder.cutter.symbols.names(leaf.shape)}"
             for leaf in pytree.tree_leaves(node.meta.get("val"))
             if isinstance(leaf, torch.Tensor)
         ]

@@ -1,1 +1,1 @@
-"""To be."""
+"""The runtime: executes a plan's program with tensors."""

@@ -1,0 +1,131 @@
+"""One partition at work: forward, recompute and backward of a micro-batch, as an autograd island.
+
+What a partition reads are leaves of its own little graph; their gradients add up over all its readers on this worker,
+and go to the partition that made the value. A rematerialised partition keeps no graph, only what it read, and runs
+its forward again right before its backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from assigner.marking import Piece
+from assigner.runtime.randomness import partition_seed, seed_device
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which forward this is: the randomness and the micro-batch belong to it.
+
+    Args:
+        seed: The workload's seed.
+        step: The step's number.
+        micro_batch: The micro-batch's number.
+    """
+
+    seed: int
+    step: int
+    micro_batch: int
+
+
+@dataclass
+class PartitionRunner:
+    """Runs one partition.
+
+    Args:
+        piece: What it reads and makes.
+        module: Its forward with its weights.
+        device: Where it runs.
+        rematerialise: Keep no graph, run the forward again before the backward.
+        finish: Applied to what the module returned: the last partition's loss, as a tuple of one tensor.
+        gradients: Which of its outputs get a gradient back.
+    """
+
+    piece: Piece
+    module: fx.GraphModule
+    device: torch.device
+    rematerialise: bool
+    gradients: tuple[bool, ...]
+    finish: Callable[[Sequence[torch.Tensor], int], tuple[torch.Tensor, ...]] | None = None
+    _graphs: dict[int, list[GradientEdge | None]] = field(default_factory=dict)
+
+    def forward(self, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """Run the forward of one micro-batch.
+
+        Args:
+            place: Which micro-batch.
+            reads: The values of `piece.reads`: leaves, which get their gradients in `.grad`.
+            sizes: The numbers of `piece.sizes`.
+
+        Returns:
+            The outputs, without graph.
+        """
+        if self.rematerialise:
+            with torch.no_grad():
+                outputs = self._run(place, reads, sizes)
+        else:
+            outputs = self._run(place, reads, sizes)
+            self._graphs[place.micro_batch] = self._roots(outputs)
+        return tuple(output.detach() for output in outputs)
+
+    def backward(
+        self,
+        place: Place,
+        reads: Sequence[torch.Tensor],
+        sizes: Sequence[Any],
+        output_gradients: Sequence[torch.Tensor | None],
+    ) -> None:
+        """Run the backward of one micro-batch; gradients land in the parameters and in the leaves that were read.
+
+        Args:
+            place: As in the forward.
+            reads: As in the forward.
+            sizes: As in the forward.
+            output_gradients: For each output its gradient; None: nobody used it (the loss has none and needs none).
+        """
+        if self.rematerialise:
+            with self._kept_buffers():
+                roots = self._roots(self._run(place, reads, sizes))
+        else:
+            roots = self._graphs.pop(place.micro_batch)
+        pairs = [
+            (root, gradient)
+            for root, gradient in zip(roots, output_gradients, strict=True)
+            if root is not None and (gradient is not None or self.finish is not None)
+        ]
+        if pairs:
+            torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+
+    def forget(self) -> None:
+        """Drop the graphs of a step that was not finished."""
+        self._graphs.clear()
+
+    def _run(self, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        if self.piece.writes_inputs:  # a leaf cannot be changed in place, and the recompute reads it again
+            reads = [value.clone() for value in reads]
+        seed_device(partition_seed(place.seed, place.step, self.piece.name, place.micro_batch), self.device)
+        outputs = self.module(*reads, *sizes)
+        return outputs if self.finish is None else self.finish(outputs, place.micro_batch)
+
+    def _roots(self, outputs: Sequence[torch.Tensor]) -> list[GradientEdge | None]:
+        """Where backward starts, without the outputs' own memory: that is free once they are sent."""
+        return [
+            get_gradient_edge(output) if wanted and output.requires_grad else None
+            for output, wanted in zip(outputs, self.gradients, strict=True)
+        ]
+
+    @contextlib.contextmanager
+    def _kept_buffers(self) -> Iterator[None]:
+        """Running statistics count each micro-batch once: a recompute leaves them as they were."""
+        buffers = list(self.module.buffers())
+        kept = [buffer.clone() for buffer in buffers]
+        yield
+        for buffer, value in zip(buffers, kept, strict=True):
+            buffer.data.copy_(value)  # through .data: not a change that backward would object to

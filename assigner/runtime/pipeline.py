@@ -1,0 +1,326 @@
+"""The plan at work: `pipeline.step(batch)` in an ordinary training loop, on every rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from assigner.deferred import DeferredModel
+from assigner.errors import FormatError, UsageError
+from assigner.location import Location
+from assigner.marking import PartitionGraph, Value, partition_graph
+from assigner.plan import Plan, load_plan
+from assigner.runtime.checkpoint import load_checkpoint, save_checkpoint
+from assigner.runtime.executor import Executor
+from assigner.runtime.failure import FailureWatch
+from assigner.runtime.microbatch import row_count, split_batch
+from assigner.runtime.partition import PartitionRunner
+from assigner.runtime.randomness import kept_generators
+from assigner.runtime.transport import LostConnectionError, Transport
+from assigner.schedule import Program, build_program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from assigner.workload import Batch, Workload
+
+
+class Pipeline:
+    """This rank's share of a model under a plan.
+
+    Every rank of the run makes one, with the same arguments, and calls the same methods in the same order. A plan on
+    one worker needs no launcher.
+
+    Args:
+        workload: The model, loss and optimizer; the plan must have been solved for it.
+        plan: A plan or the path of one.
+        remat: None: as the plan says; True: rematerialise every partition; False: none.
+        timeout_s: A wait for another rank that takes longer ends with an error.
+
+    Attributes:
+        rank: This process's rank.
+        worker: This rank's worker, `worker:1/cpu`; None: the plan leaves this rank out.
+        partitions: Names of the partitions that this rank holds.
+        optimizer: The user's optimizer over this rank's parameters; None where there are none.
+        steps: How many optimizer updates were made.
+
+    Raises:
+        FormatError: the plan is for another model.
+        UsageError: fewer ranks than the plan needs, or a device that this rank has not.
+    """
+
+    def __init__(
+        self, workload: Workload, plan: Plan | Path | str, *, remat: bool | None = None, timeout_s: float = 600.0
+    ) -> None:
+        self.workload = workload
+        self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
+        self.graph = plan_graph(workload, self.plan)
+        self._owns_group = _join(self.plan, timeout_s)
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        mine = [worker for worker in self.plan.workers if Location.parse(worker).rank == self.rank]
+        self.worker = mine[0] if mine else None
+        self.device = _device(self.worker)
+        stages = [stage for stage in self.plan.stages if stage.worker == self.worker]
+        self.partitions = tuple(name for stage in stages for name in stage.partitions)
+        self._modules = self.graph.build(self.partitions, self.device)
+        self._parameters, self._buffers = self._named_tensors()
+        self.steps = 0
+        self._programs: dict[int, Program] = {}
+        self._updated = True
+        self._transport = self._watch = None
+        if dist.is_initialized():
+            program = self._program(self.plan.workload.batch_size)
+            numbers = {route: n for n, route in enumerate(program.routes)}
+            self._transport = Transport(numbers, device=self.device, timeout_s=timeout_s)
+            store = dist.distributed_c10d._get_default_store()
+            self._watch = FailureWatch(store.clone(), self.worker or f"worker:{self.rank}")
+        again = {name for stage in stages for name in stage.rematerialise}
+        runners = {
+            name: self._runner(name, rematerialise=name in again if remat is None else remat)
+            for name in self.partitions
+        }
+        self._executor = Executor(self.graph, runners, self._transport, device=self.device, seed=workload.seed)
+        parameters = list(self._parameters.values())
+        self.optimizer = workload.optimizer(parameters) if parameters else None
+
+    def _named_tensors(self) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
+        """This rank's parameters and persistent buffers, each once, by the first of its names in the model."""
+        parameters: dict[str, nn.Parameter] = {}
+        buffers: dict[str, torch.Tensor] = {}
+        for name in self.partitions:
+            piece, module = self.graph.piece[name], self._modules[name]
+            parameters.update({self.graph.canonical[each]: module.get_parameter(each) for each in piece.parameters})
+            buffers.update({each: module.get_buffer(each) for each in piece.buffers if each in self.graph.persistent})
+        return parameters, buffers
+
+    def _runner(self, name: str, *, rematerialise: bool) -> PartitionRunner:
+        piece = self.graph.piece[name]
+        is_last = piece is self.graph.pieces[-1]
+        made = sorted(value.index for value in self.graph.values if value.partition == name)
+        return PartitionRunner(
+            piece,
+            self._modules[name],
+            self.device,
+            rematerialise,
+            gradients=(True,) if is_last else tuple(self.graph.values[Value(name, n)].gradient for n in made),
+            finish=(lambda outputs, m: self._executor.last_loss(outputs, m, self.workload.loss)) if is_last else None,
+        )
+
+    def _program(self, rows: int) -> Program:
+        """The program for a batch of so many rows: as many micro-batches as planned, or fewer where rows are few."""
+        if rows not in self._programs:
+            size = -(-rows // self.plan.micro_batches)
+            plan = replace(
+                self.plan,
+                workload=replace(self.plan.workload, batch_size=rows),
+                micro_batch_size=size,
+                micro_batches=-(-rows // size),
+            )
+            self._programs[rows] = build_program(plan, self.graph.edges, self.graph.ties)
+        return self._programs[rows]
+
+    def step(self, batch: Batch, *, update: bool = True) -> float:
+        """Train on one batch: all micro-batches forward and backward, then one optimizer update.
+
+        Args:
+            batch: (inputs, targets), the same on every rank, with any number of rows.
+            update: False: only add to the gradients; a later step, or `update()`, applies them.
+
+        Returns:
+            The loss over the batch, on every rank.
+
+        Raises:
+            WorkerError: another rank failed; the message has its error.
+        """
+        program = self._program(row_count(batch))
+        micro_batches = split_batch(batch, program.plan.micro_batch_size, reduction=self.workload.reduction)
+        if self._updated:
+            self.zero_grad()
+            self._updated = False
+        with self._guarded(), kept_generators(self.device):
+            loss = self._executor.run(program, self.worker or "", micro_batches, self.steps)
+            if update:
+                self._update(program)
+            self._executor.at = "the end of the step"
+            if self._transport is None:
+                return loss
+            root = Location.parse(self.plan.placement[self.graph.pieces[-1].name]).rank
+            shared = self._transport.share(torch.tensor(loss, dtype=torch.float64), root)
+            self._transport.flush()
+            return float(shared)
+
+    def update(self) -> None:
+        """Apply the gradients that steps with `update=False` have added up."""
+        with self._guarded():
+            self._update(self._program(self.plan.workload.batch_size))
+
+    def _update(self, program: Program) -> None:
+        self._sum_ties(program)
+        self._executor.at = "the optimizer's update"
+        if self.optimizer is not None:
+            self.optimizer.step()
+        self.steps += 1
+        self._updated = True
+
+    def _sum_ties(self, program: Program) -> None:
+        """A shared parameter's gradient is the sum over its holders, in one order on all of them."""
+        ties = {
+            n: self._parameters[tie.parameter]
+            for n, tie in enumerate(self.graph.ties)
+            if tie.parameter in self._parameters
+        }
+        gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in ties.items()}
+        for n, parts in self._executor.exchange_ties(program, self.worker or "", gradients).items():
+            total = parts[0][1]
+            for _, part in parts[1:]:
+                total = total + part
+            ties[n].grad = total
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of this rank's parameters."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters under the model's own names; a shared one once, by its first name."""
+        yield from self._parameters.items()
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """This rank's gradients by parameter name, as the last step left them."""
+        return {name: each.grad for name, each in self._parameters.items() if each.grad is not None}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """This rank's parameters and buffers under the model's own names; a shared parameter by its first name."""
+        return {**self._parameters, **self._buffers}
+
+    def save(self, folder: Path | str) -> None:
+        """Write a checkpoint: every rank its own part, weights and optimizer state, keyed by the model's names.
+
+        The folder is complete or absent; it must lie on a file system that all ranks share. Any plan for the same
+        model can load it, on any number of ranks.
+
+        Raises:
+            UsageError: the folder exists.
+        """
+        with self._guarded():
+            self._executor.at = f"saving to {folder}"
+            save_checkpoint(
+                Path(folder), self.rank, state=self.state_dict(), parameters=self._parameters, optimizer=self.optimizer,
+                facts={"steps": self.steps, "seed": self.workload.seed, "fingerprint": self.graph.fingerprint},
+            )  # fmt: skip
+
+    def load(self, folder: Path | str) -> None:
+        """Read this rank's part of a checkpoint, written under this or another plan.
+
+        Raises:
+            UsageError: the folder is not there.
+            FormatError: it is broken, or of another model.
+        """
+        with self._guarded():
+            self._executor.at = f"loading {folder}"
+            facts = load_checkpoint(
+                Path(folder), state=self.state_dict(), parameters=self._parameters, optimizer=self.optimizer
+            )
+            if facts["fingerprint"] != self.graph.fingerprint:
+                raise FormatError(
+                    f"{folder} was saved from another model", hint="load it with the workload that wrote it"
+                )
+            self.steps = int(facts["steps"])
+
+    def close(self) -> None:
+        """Stop this pipeline's threads, and leave the process group if this pipeline joined it."""
+        if self._transport is not None:
+            self._transport.close()
+        if self._watch is not None:
+            self._watch.close()
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Tell every rank of a failure in the block, and learn of theirs."""
+        try:
+            yield
+        except LostConnectionError as error:
+            self._executor.forget()
+            assert self._watch is not None
+            raise self._watch.lost(error.peer, self._executor.at, error).to_error() from error
+        except BaseException as error:
+            self._executor.forget()
+            if self._watch is not None:
+                self._watch.report(self._executor.at, error)
+            error.add_note(f"in {self._executor.at} on {self.worker or f'worker:{self.rank}'}")
+            raise
+
+
+def plan_graph(workload: Workload, plan: Plan) -> PartitionGraph:
+    """The partitions of a plan's model, found again from the workload.
+
+    Raises:
+        FormatError: the plan is for another model.
+    """
+    names = {name for name, _ in DeferredModel(workload.model, seed=workload.seed).model.named_modules()}
+    graph = partition_graph(workload, [name for name in plan.partitions if name in names])
+    if graph.fingerprint == plan.workload.fingerprint:
+        return graph
+    ours, theirs = set(graph.piece), set(plan.partitions)
+    if ours != theirs:
+        detail = f"partition {min(ours ^ theirs)!r} is in only one of the two"
+    else:
+        detail = "same partition names, other shapes or edges"
+    raise FormatError(
+        f"the plan is for workload {plan.workload.name!r}, and this model is another one: {detail}",
+        hint="profile this workload and solve again",
+    )
+
+
+def _join(plan: Plan, timeout_s: float) -> bool:
+    """Be part of the run's process group; True: this call made it.
+
+    A plan on one worker without a launcher runs in this process alone.
+    """
+    made = False
+    if not dist.is_initialized():
+        if "RANK" not in os.environ and plan.world_size == 1:
+            return False
+        if "RANK" not in os.environ:
+            raise UsageError(
+                f"the plan needs {plan.world_size} ranks, and this process was started alone",
+                hint="assigner run PLAN -- SCRIPT starts them on this host; torchrun on several",
+            )
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+        made = True
+    if dist.get_world_size() < plan.world_size:
+        raise UsageError(
+            f"the plan needs {plan.world_size} ranks, and the run has {dist.get_world_size()}",
+            hint=f"start {plan.world_size} (torchrun --nproc-per-node, times --nnodes)",
+        )
+    return made
+
+
+def _device(worker: str | None) -> torch.device:
+    device = torch.device(Location.parse(worker).device if worker else "cpu")
+    if device.type == "cuda":
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise UsageError(
+                f"the plan places {worker}, and this process sees {torch.cuda.device_count()} CUDA devices",
+                hint="run it on the hosts that were profiled, or profile these",
+            )
+        torch.cuda.set_device(device)
+    elif device.type != "cpu":
+        raise UsageError(f"{worker}: device {device.type!r} is not supported", hint="workers are cpu or cuda:N")
+    return device

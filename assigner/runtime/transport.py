@@ -1,0 +1,152 @@
+"""Messages between workers: one tag for each route and micro-batch, receives posted ahead, sends freed when done.
+
+gloo moves a message once both sides have posted it, in threads of its own. So a receive is posted two micro-batches
+before it is needed, and runs while the worker computes; sends are waited for by a thread that drops their memory.
+Messages are CPU tensors; what lies on another device is copied at both ends.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from assigner.location import Location
+from assigner.schedule import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message: a route and a micro-batch."""
+
+    route: Route
+    micro_batch: int
+
+
+class LostConnectionError(Exception):
+    """A message to or from `peer` broke off."""
+
+    def __init__(self, peer: str, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.peer = peer
+
+
+class Transport:
+    """Sends and receives of one rank.
+
+    Args:
+        numbers: A number for every route of the program, the same on all ranks.
+        device: Where received tensors go.
+        timeout_s: A receive that takes longer fails.
+    """
+
+    def __init__(self, numbers: Mapping[Route, int], *, device: torch.device, timeout_s: float) -> None:
+        self.numbers = numbers
+        self.device = device
+        self.timeout = timedelta(seconds=timeout_s)
+        self._posted: dict[Message, tuple[torch.Tensor, dist.Work]] = {}
+        self._sending: queue.SimpleQueue[tuple[str, torch.Tensor, dist.Work] | None] = queue.SimpleQueue()
+        self._unsent = 0
+        self._idle = threading.Condition()
+        self._broken: LostConnectionError | None = None
+        self._thread = threading.Thread(target=self._finish_sends, name="assigner-sends", daemon=True)
+        self._thread.start()
+
+    def _tag(self, message: Message) -> int:
+        return 1 + self.numbers[message.route] + len(self.numbers) * (message.micro_batch + 1)
+
+    def post(self, message: Message, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Get ready to receive a message; a second call for the same one does nothing."""
+        if message in self._posted:
+            return
+        buffer = torch.empty(shape, dtype=dtype)
+        source = Location.parse(message.route.source).rank
+        work = self._checked(message.route.source, lambda: dist.irecv(buffer, source, tag=self._tag(message)))
+        self._posted[message] = buffer, work
+
+    def receive(self, message: Message) -> torch.Tensor:
+        """The tensor of a message that was posted, once it is there.
+
+        Raises:
+            LostConnectionError: the sender is gone, or did not send within the time-out.
+        """
+        buffer, work = self._posted.pop(message)
+        self._checked(message.route.source, lambda: work.wait(self.timeout))
+        return buffer.to(self.device)
+
+    def send(self, message: Message, tensor: torch.Tensor) -> None:
+        """Send a tensor; returns at once.
+
+        Raises:
+            LostConnectionError: this or an earlier send found its receiver gone.
+        """
+        if self._broken is not None:
+            raise self._broken
+        buffer = tensor.detach().to("cpu").contiguous()
+        target = Location.parse(message.route.target).rank
+        self._start_send(message.route.target, buffer, target, self._tag(message))
+
+    def _start_send(self, name: str, buffer: torch.Tensor, target: int, tag: int) -> None:
+        work = self._checked(name, lambda: dist.isend(buffer, target, tag=tag))
+        with self._idle:
+            self._unsent += 1
+        self._sending.put((name, buffer, work))
+
+    def flush(self) -> None:
+        """Wait until everything sent has left.
+
+        Raises:
+            LostConnectionError: a receiver is gone, or did not receive within the time-out.
+        """
+        with self._idle:
+            self._idle.wait_for(lambda: not self._unsent or self._broken is not None)
+        if self._broken is not None:
+            raise self._broken
+
+    def share(self, value: torch.Tensor, root: int) -> torch.Tensor:
+        """A small CPU tensor of rank `root` on every rank.
+
+        Raises:
+            LostConnectionError: a rank is gone.
+        """
+        if dist.get_rank() == root:
+            for rank in range(dist.get_world_size()):
+                if rank != root:
+                    self._start_send(f"worker:{rank}", value, rank, tag=0)
+            return value
+        self._checked(f"worker:{root}", lambda: dist.irecv(value, root, tag=0).wait(self.timeout))
+        return value
+
+    def close(self) -> None:
+        """Stop the thread; what is still on its way is given up."""
+        self._sending.put(None)
+        self._thread.join(1.0)
+
+    def _finish_sends(self) -> None:
+        while (item := self._sending.get()) is not None:
+            target, _, work = item
+            try:
+                work.wait(self.timeout)
+            except RuntimeError as error:
+                self._broken = LostConnectionError(target, error)
+            del item
+            with self._idle:
+                self._unsent -= 1
+                self._idle.notify_all()
+
+    @staticmethod
+    def _checked(peer: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except RuntimeError as error:
+            raise LostConnectionError(peer, error) from error
