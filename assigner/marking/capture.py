@@ -79,11 +79,11 @@ class _Session:
 
 
 _session = _Session()
-_library = torch.library.Library("assigner", "DEF")
-_library.define("call(int number, Tensor[] tensors, SymInt[] sizes) -> Tensor[]")
+_library = torch.library.Library("assigner", "DEF")  # type: ignore[no-untyped-call]
+_library.define("call(int number, Tensor[] tensors, SymInt[] sizes) -> Tensor[]")  # type: ignore[no-untyped-call]
 
 
-@torch.library.register_fake("assigner::call", lib=_library)
+@torch.library.register_fake("assigner::call", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_call(number: int, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
     made: list[torch.Tensor] = _session.forwards[number](tensors, sizes)
     return made
@@ -94,11 +94,11 @@ def is_call(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is torch.ops.assigner.call.default
 
 
-class _Writes(TorchDispatchMode):
+class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes which storages are written to."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.storages: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -117,7 +117,7 @@ def _is_tensor(leaf: Any) -> bool:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _split(tree: Any) -> tuple[Any, list[torch.Tensor], list[Any]]:
@@ -226,7 +226,8 @@ def _fake_tensors(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
 
     try:
         for module in model.modules():
-            for tensors in (module._parameters, module._buffers):
+            held: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+            for tensors in held:
                 for name, tensor in tensors.items():
                     if tensor is not None:
                         kept.append((tensors, name, tensor))
@@ -286,13 +287,14 @@ def _export(model: nn.Module, names: Sequence[str], inputs: Any, *, others: Any)
     real = call_arguments(inputs)
     leaves = pytree.tree_leaves(real)
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: mode.from_tensor(tensor, static_shapes=True), real)
-    shapes = ShapesCollection()
+    shapes = ShapesCollection()  # type: ignore[no-untyped-call]
     rows = next((leaf.size(0) for leaf in leaves if _is_tensor(leaf) and leaf.dim()), None)
     for leaf, fake in zip(leaves, pytree.tree_leaves((args, kwargs)), strict=True):
         if _is_tensor(leaf) and leaf.dim():
             first = Dim.DYNAMIC if leaf.size(0) == rows else others
-            shapes[fake] = {n: others if n else first for n in range(leaf.dim())}
+            later = [others if leaf.size(n) > 1 else Dim.STATIC for n in range(1, leaf.dim())]
+            shapes[fake] = dict(enumerate([first, *later]))
     with _fake_tensors(model, mode), _replaced(model, names, calls), mode:
-        dynamic = shapes.dynamic_shapes(model, args, kwargs)
+        dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
     return Capture(program.graph, program, calls, leaves)

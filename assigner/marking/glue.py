@@ -184,5 +184,5 @@ def value_bytes(node: fx.Node, evaluate: Any) -> float:
     total = 0.0
     for leaf in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(leaf, torch.Tensor):
-            total += math.prod(evaluate(size) for size in leaf.shape) * leaf.element_size()
+            total += float(math.prod(evaluate(size) for size in leaf.shape) * leaf.element_size())
     return total

@@ -134,6 +134,18 @@ class PartitionGraph:
         """Pieces by name."""
         return {piece.name: piece for piece in self.pieces}
 
+    @property
+    def last(self) -> Piece:
+        """The partition that makes the model's output, where the loss is computed."""
+        return self.pieces[-1]
+
+    def output_gradients(self, piece: Piece) -> tuple[bool, ...]:
+        """Which of a partition's outputs get a gradient back; of the last one: its loss alone."""
+        if piece is self.last:
+            return (True,)
+        made = sorted(value.index for value in self.values if value.partition == piece.name)
+        return tuple(self.values[Value(piece.name, index)].gradient for index in made)
+
     @cached_property
     def edges(self) -> tuple[GraphEdge, ...]:
         """The values between partitions, one edge per reader."""

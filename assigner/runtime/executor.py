@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,8 @@ from assigner.runtime.partition import PartitionRunner, Place
 from assigner.runtime.transport import Message, Transport
 from assigner.schedule import Action, Kind, Payload, Program, Route
 
-_AHEAD = 2  # receives of a route that are posted before they are needed
+_COMPUTE = (Kind.FORWARD, Kind.BACKWARD)
+_AHEAD = 2  # the receives of so many forwards and backwards to come are posted
 
 Key = tuple[Value, int]
 
@@ -31,7 +33,7 @@ class _Step:
         readers: How many backwards of this rank still need a leaf.
         gradients: Gradients that came from other ranks.
         outbox: What the last forward made for others.
-        loss: The step's loss so far, where the last partition runs.
+        losses: The weighted losses of the micro-batches, where the last partition runs.
     """
 
     number: int
@@ -40,8 +42,7 @@ class _Step:
     readers: Counter[Key] = field(default_factory=Counter)
     gradients: dict[Key, list[torch.Tensor]] = field(default_factory=lambda: defaultdict(list))
     outbox: dict[Key, torch.Tensor] = field(default_factory=dict)
-    waiting: dict[Route, deque[int]] = field(default_factory=dict)
-    loss: float = 0.0
+    losses: list[torch.Tensor] = field(default_factory=list)
 
 
 class Executor:
@@ -81,16 +82,28 @@ class Executor:
         """
         self.step = _Step(number, micro_batches)
         actions = [action for action in program.actions.get(worker, ()) if action.micro_batch >= 0]
+        ahead = self._post_ahead(actions)
+        next(ahead, None)
         for action in actions:
-            if action.kind is Kind.RECEIVE and action.route is not None:
-                self.step.waiting.setdefault(action.route, deque()).append(action.micro_batch)
-        for route in list(self.step.waiting):
-            for _ in range(_AHEAD):
-                self._post_next(route)
-        for action in actions:
+            if action.kind in _COMPUTE:
+                next(ahead, None)
             self._act(program, action)
-        loss, self.step = self.step.loss, None
+        loss, self.step = math.fsum(map(float, self.step.losses)), None
         return loss
+
+    def _post_ahead(self, actions: Sequence[Action]) -> Iterator[None]:
+        """Post the receives of the first forwards and backwards; then, at each one, those of one more.
+
+        So a message travels while its receiver computes, and its memory exists no longer than that takes.
+        """
+        computed = 0
+        for action in actions:
+            if action.kind is Kind.RECEIVE:
+                self._post(action)
+            elif action.kind in _COMPUTE:
+                computed += 1
+                if computed >= _AHEAD:
+                    yield
 
     def exchange_ties(
         self, program: Program, worker: str, gradient_of: Mapping[int, torch.Tensor]
@@ -169,7 +182,7 @@ class Executor:
         self.at = f"forward of partition {name!r}, micro-batch {micro_batch}"
         outputs = runner.forward(self._place(micro_batch), *self._inputs(runner, micro_batch))
         if runner.finish is not None:
-            self._stepped.loss += float(outputs[0])
+            self._stepped.losses.append(outputs[0])
             return
         for index, output in enumerate(outputs):
             value = Value(name, index)
@@ -234,14 +247,14 @@ class Executor:
                 f" the captured forward says {expected}"
             )
 
-    def _post_next(self, route: Route) -> None:
+    def _post(self, action: Action) -> None:
+        assert action.route is not None
         assert self.transport is not None
-        waiting = self._stepped.waiting[route]
-        if waiting:
-            micro_batch = waiting.popleft()
-            shape = self.graph.values[Value(route.partition, route.output)]
-            inputs = self._stepped.micro_batches[micro_batch].inputs
-            self.transport.post(Message(route, micro_batch), shape.sizes(inputs), shape.dtype)
+        route = action.route
+        self.at = f"getting ready for {_what(route)} from {route.source}, micro-batch {action.micro_batch}"
+        shape = self.graph.values[Value(route.partition, route.output)]
+        inputs = self._stepped.micro_batches[action.micro_batch].inputs
+        self.transport.post(Message(route, action.micro_batch), shape.sizes(inputs), shape.dtype)
 
     def _receive(self, action: Action) -> None:
         assert action.route is not None
@@ -249,7 +262,6 @@ class Executor:
         route, micro_batch = action.route, action.micro_batch
         self.at = f"the receive of {_what(route)} from {route.source}, micro-batch {micro_batch}"
         tensor = self.transport.receive(Message(route, micro_batch))
-        self._post_next(route)
         value = Value(route.partition, route.output)
         if route.payload is Payload.GRADIENT:
             self._stepped.gradients[value, micro_batch].append(tensor)

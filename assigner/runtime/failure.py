@@ -1,8 +1,13 @@
 """One failure, told to every rank: what failed first, where, and with which traceback.
 
-Whoever fails writes the cause under one key of the job's store; the first to write wins. A thread on every rank looks
-at that key. The main thread mostly learns of a dead neighbour from its closed connection and then asks for the cause;
-a main thread that sits in a wait which never ends is ended by the watching thread.
+Whoever fails writes the cause under one key of the job's store; the first to write wins, and stays a moment so that
+all can read it. A thread on every rank looks at that key and prints what it finds. The main thread mostly learns of a
+dead neighbour from its closed connection and then asks for the cause; a main thread that sits in a wait which never
+ends is ended by the watching thread.
+
+    rank 1: raises in a forward        report  ······ stays 0.6 s ······ raises, ends
+    rank 0: waits for a gradient                 prints the cause        connection closed: raises WorkerError, ends
+    rank 2: waits for rank 0                     prints the cause ······ 3 s ······ ended by its watching thread
 """
 
 from __future__ import annotations
@@ -14,13 +19,19 @@ import threading
 import time
 import traceback
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-import torch.distributed as dist
+from torch.distributed import DistError
 
 from assigner.errors import WorkerError
 
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
 _KEY = "assigner/failure"
 _POLL_S = 0.25
+_STAY_S = 0.6  # more than two polls
+_ASK_S = 1.5
 _GRACE_S = 3.0
 
 
@@ -30,7 +41,7 @@ class Failure:
 
     Args:
         worker: Who failed.
-        where: What it was doing.
+        where: What it was doing; empty: nobody knows.
         error: Type and message.
         trace: Its traceback.
     """
@@ -40,22 +51,27 @@ class Failure:
     error: str
     trace: str
 
+    def __str__(self) -> str:
+        return f"{self.worker} failed{' in ' if self.where else ''}{self.where}: {self.error}"
+
     def to_error(self) -> WorkerError:
         """The failure as an error on a rank that did not fail itself."""
         trace = f"\n--- traceback of {self.worker} ---\n{self.trace.rstrip()}\n---" if self.trace else ""
-        return WorkerError(f"{self.worker} failed in {self.where}: {self.error}{trace}")
+        return WorkerError(f"{self}{trace}")
 
 
 class FailureWatch:
     """Reports this rank's failure and learns of the others'.
 
     Args:
-        store: The job's store.
+        store: The job's store; a connection of its own.
         worker: This rank's worker.
+        exit_code: Of a process whose main thread has to be ended.
     """
 
-    def __init__(self, store: dist.Store, worker: str) -> None:
+    def __init__(self, store: Store, worker: str, *, exit_code: int = WorkerError.exit_code) -> None:
         self.store = store
+        self.exit_code = exit_code
         self.worker = worker
         self.known = threading.Event()  # the main thread is about to raise by itself
         self.closed = threading.Event()
@@ -71,15 +87,18 @@ class FailureWatch:
     def lost(self, peer: str, where: str, error: BaseException) -> Failure:
         """A connection broke: give the peer's own report a moment to appear, else report that the peer is gone."""
         self.known.set()
-        deadline = time.monotonic() + 1.5
+        deadline = time.monotonic() + _ASK_S
         while time.monotonic() < deadline:
-            found = self._read()
+            try:
+                found = self._read()
+            except DistError:
+                break  # the store's host is gone as well
             if found is not None:
                 return found
             time.sleep(0.05)
         reason = str(error).strip().splitlines()
-        text = f"its process is gone or cut off ({reason[-1][:160] if reason else type(error).__name__})"
-        return self._write(Failure(peer, where, text, ""))
+        text = f"its process is gone, cut off or stuck; {self.worker} noticed in {where}"
+        return self._write(Failure(peer, "", f"{text} ({reason[-1][:160] if reason else type(error).__name__})", ""))
 
     def close(self) -> None:
         """Stop watching."""
@@ -89,10 +108,12 @@ class FailureWatch:
     def _write(self, failure: Failure) -> Failure:
         self.known.set()
         try:
-            kept = self.store.compare_set(_KEY, "", json.dumps(asdict(failure)))
-            return Failure(**json.loads(kept))
-        except (dist.DistError, RuntimeError):
+            first = Failure(**json.loads(self.store.compare_set(_KEY, "", json.dumps(asdict(failure)))))
+        except DistError:
             return failure  # the store is gone as well: this rank says what it knows
+        if first == failure:
+            time.sleep(_STAY_S)  # this process may host the store, or a launcher end the others when it ends
+        return first
 
     def _read(self) -> Failure | None:
         if not self.store.check([_KEY]):
@@ -103,13 +124,16 @@ class FailureWatch:
         while not self.closed.wait(_POLL_S):
             try:
                 found = self._read()
-            except (dist.DistError, RuntimeError) as error:
-                found = Failure("the job's store", "a look at it", f"no answer ({type(error).__name__})", "")
-            if found is None:
-                continue
-            if not self.known.wait(_GRACE_S) and not self.closed.is_set():
-                error = found.to_error()
-                sys.stderr.write(f"[{self.worker}] error: {error.message}\n")
-                sys.stderr.flush()
-                os._exit(WorkerError.exit_code)  # the main thread sits in a wait that nothing else can end
-            return
+            except DistError:
+                return  # the store's host has left: a rank that still waits for somebody finds the connection closed
+            if found is not None:
+                self._end(found)
+                return
+
+    def _end(self, found: Failure) -> None:
+        """Print the cause, and end the process unless its main thread comes to know by itself."""
+        if not self.known.is_set():
+            sys.stderr.write(f"[{self.worker}] error: {found.to_error()}\n")
+            sys.stderr.flush()
+        if not self.known.wait(_GRACE_S) and not self.closed.is_set():
+            os._exit(self.exit_code)

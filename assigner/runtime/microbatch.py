@@ -34,7 +34,7 @@ def row_count(batch: Batch) -> int:
         UsageError: there is none.
     """
     for leaf in pytree.tree_leaves(call_arguments(batch[0])):
-        if isinstance(leaf, torch.Tensor) and leaf.dim():
+        if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.size(0):
             return leaf.size(0)
     raise UsageError("the batch's inputs hold no tensor with rows", hint="the first dimension of inputs is the rows")
 
@@ -54,7 +54,7 @@ def split_batch(batch: Batch, size: int, *, reduction: str) -> list[MicroBatch]:
     def cut(tree: Any) -> list[Any]:
         leaves, spec = pytree.tree_flatten(tree)
         parts = [
-            leaf.split(size)
+            leaf.split(size)  # type: ignore[no-untyped-call]
             if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.size(0) == rows
             else (leaf,) * count
             for leaf in leaves

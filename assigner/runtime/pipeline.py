@@ -16,7 +16,7 @@ from torch import nn
 from assigner.deferred import DeferredModel
 from assigner.errors import FormatError, UsageError
 from assigner.location import Location
-from assigner.marking import PartitionGraph, Value, partition_graph
+from assigner.marking import PartitionGraph, partition_graph
 from assigner.plan import Plan, load_plan
 from assigner.runtime.checkpoint import load_checkpoint, save_checkpoint
 from assigner.runtime.executor import Executor
@@ -103,14 +103,13 @@ class Pipeline:
 
     def _runner(self, name: str, *, rematerialise: bool) -> PartitionRunner:
         piece = self.graph.piece[name]
-        is_last = piece is self.graph.pieces[-1]
-        made = sorted(value.index for value in self.graph.values if value.partition == name)
+        is_last = piece is self.graph.last
         return PartitionRunner(
             piece,
             self._modules[name],
             self.device,
             rematerialise,
-            gradients=(True,) if is_last else tuple(self.graph.values[Value(name, n)].gradient for n in made),
+            gradients=self.graph.output_gradients(piece),
             finish=(lambda outputs, m: self._executor.last_loss(outputs, m, self.workload.loss)) if is_last else None,
         )
 
@@ -152,7 +151,7 @@ class Pipeline:
             self._executor.at = "the end of the step"
             if self._transport is None:
                 return loss
-            root = Location.parse(self.plan.placement[self.graph.pieces[-1].name]).rank
+            root = Location.parse(self.plan.placement[self.graph.last.name]).rank
             shared = self._transport.share(torch.tensor(loss, dtype=torch.float64), root)
             self._transport.flush()
             return float(shared)

@@ -7,8 +7,10 @@ Messages are CPU tensors; what lies on another device is copied at both ends.
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
+from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
@@ -33,6 +35,11 @@ class Message:
     micro_batch: int
 
 
+@functools.cache
+def _rank(worker: str) -> int:
+    return Location.parse(worker).rank
+
+
 class LostConnectionError(Exception):
     """A message to or from `peer` broke off."""
 
@@ -47,7 +54,7 @@ class Transport:
     Args:
         numbers: A number for every route of the program, the same on all ranks.
         device: Where received tensors go.
-        timeout_s: A receive that takes longer fails.
+        timeout_s: A wait for another rank that takes longer fails.
     """
 
     def __init__(self, numbers: Mapping[Route, int], *, device: torch.device, timeout_s: float) -> None:
@@ -56,7 +63,7 @@ class Transport:
         self.timeout = timedelta(seconds=timeout_s)
         self._posted: dict[Message, tuple[torch.Tensor, dist.Work]] = {}
         self._sending: queue.SimpleQueue[tuple[str, torch.Tensor, dist.Work] | None] = queue.SimpleQueue()
-        self._unsent = 0
+        self._unsent: deque[str] = deque()  # the targets of what has not left, oldest first
         self._idle = threading.Condition()
         self._broken: LostConnectionError | None = None
         self._thread = threading.Thread(target=self._finish_sends, name="assigner-sends", daemon=True)
@@ -70,8 +77,9 @@ class Transport:
         if message in self._posted:
             return
         buffer = torch.empty(shape, dtype=dtype)
-        source = Location.parse(message.route.source).rank
+        source = _rank(message.route.source)
         work = self._checked(message.route.source, lambda: dist.irecv(buffer, source, tag=self._tag(message)))
+        assert work is not None
         self._posted[message] = buffer, work
 
     def receive(self, message: Message) -> torch.Tensor:
@@ -93,13 +101,13 @@ class Transport:
         if self._broken is not None:
             raise self._broken
         buffer = tensor.detach().to("cpu").contiguous()
-        target = Location.parse(message.route.target).rank
-        self._start_send(message.route.target, buffer, target, self._tag(message))
+        self._start_send(message.route.target, buffer, _rank(message.route.target), self._tag(message))
 
     def _start_send(self, name: str, buffer: torch.Tensor, target: int, tag: int) -> None:
         work = self._checked(name, lambda: dist.isend(buffer, target, tag=tag))
+        assert work is not None
         with self._idle:
-            self._unsent += 1
+            self._unsent.append(name)
         self._sending.put((name, buffer, work))
 
     def flush(self) -> None:
@@ -109,9 +117,14 @@ class Transport:
             LostConnectionError: a receiver is gone, or did not receive within the time-out.
         """
         with self._idle:
-            self._idle.wait_for(lambda: not self._unsent or self._broken is not None)
+            left = self._idle.wait_for(
+                lambda: not self._unsent or self._broken is not None, self.timeout.total_seconds()
+            )
+            late = None if left else self._unsent[0]
         if self._broken is not None:
             raise self._broken
+        if late is not None:
+            raise LostConnectionError(late, TimeoutError(f"it took no message for {self.timeout.total_seconds():g} s"))
 
     def share(self, value: torch.Tensor, root: int) -> torch.Tensor:
         """A small CPU tensor of rank `root` on every rank.
@@ -124,8 +137,19 @@ class Transport:
                 if rank != root:
                     self._start_send(f"worker:{rank}", value, rank, tag=0)
             return value
-        self._checked(f"worker:{root}", lambda: dist.irecv(value, root, tag=0).wait(self.timeout))
+        name = f"worker:{root}"
+        work = self._checked(name, lambda: dist.irecv(value, root, tag=0))
+        assert work is not None
+        self._checked(name, lambda: work.wait(self.timeout))
         return value
+
+    def meet(self) -> None:
+        """Wait until every rank is here.
+
+        Raises:
+            LostConnectionError: a rank is gone, or did not come within the time-out.
+        """
+        self._checked("another worker", dist.barrier)
 
     def close(self) -> None:
         """Stop the thread; what is still on its way is given up."""
@@ -134,14 +158,14 @@ class Transport:
 
     def _finish_sends(self) -> None:
         while (item := self._sending.get()) is not None:
-            target, _, work = item
+            target, buffer, work = item
             try:
                 work.wait(self.timeout)
             except RuntimeError as error:
-                self._broken = LostConnectionError(target, error)
-            del item
+                self._broken = self._broken or LostConnectionError(target, error)
+            del item, buffer, work  # the message's memory is free now
             with self._idle:
-                self._unsent -= 1
+                self._unsent.popleft()
                 self._idle.notify_all()
 
     @staticmethod

@@ -1,0 +1,38 @@
+# Thin targets: each shows the real commands. PYTHON picks the interpreter (3.11 or later).
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+# The demo's size; CI runs it smaller.
+DEMO_WORKLOAD ?= examples/gpt.py:workload(width=192)
+DEMO_STEPS ?= 60
+
+.PHONY: demo test lint types clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch numpy
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	mkdir -p demo
+	$(BIN)/assigner profile '$(DEMO_WORKLOAD)' -o demo/profile.json --workers 2 --threads 1 --force
+	$(BIN)/assigner show demo/profile.json
+	$(BIN)/assigner solve demo/profile.json -o demo/equal.json --baseline equal --force
+	$(BIN)/assigner solve demo/profile.json -o demo/plan.json --force
+	$(BIN)/assigner run demo/plan.json -- examples/train.py --steps $(DEMO_STEPS)
+	$(BIN)/assigner compare demo/equal.json demo/plan.json
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,95 @@
+"""Start a command on the ranks of a run: torchrun's own launcher, with its failures told in one line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from assigner.errors import WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the ranks of a run are.
+
+    Args:
+        ranks: Ranks on this host.
+        nodes: Hosts of the run.
+        node: This host's number among them.
+        address: Address of host 0; of no use with one host.
+        port: Its port.
+    """
+
+    ranks: int
+    nodes: int = 1
+    node: int = 0
+    address: str = ""
+    port: int = 29500
+
+
+def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str]) -> None:
+    """Run a command once per rank of this host, and wait for all of them.
+
+    Args:
+        command: Program and arguments.
+        layout: Where the ranks are.
+        environment: Variables to set besides this process's own.
+
+    Raises:
+        WorkerError: a rank failed; the first one is named. Its own words are on stderr already. The error's
+            `rank_exit_code` is what the rank's process returned.
+    """
+    for name in ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    several = layout.nodes > 1
+    config = LaunchConfig(
+        min_nodes=layout.nodes,
+        max_nodes=layout.nodes,
+        nproc_per_node=layout.ranks,
+        run_id="assigner",
+        rdzv_backend="static" if several else "c10d",
+        rdzv_endpoint=f"{layout.address}:{layout.port}" if several else "localhost:0",
+        rdzv_configs={"rank": layout.node, "timeout": 300} if several else {},
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+    kept = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        elastic_launch(config, command[0])(*command[1:])
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        how = (
+            f"was killed by {signal.Signals(-failure.exitcode).name}"
+            if failure.exitcode < 0
+            else (f"ended with exit code {failure.exitcode}")
+        )
+        raise RankFailedError(f"worker:{rank} {how}", failure.exitcode) from error
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class RankFailedError(WorkerError):
+    """A rank's process ended with another code than 0.
+
+    Args:
+        message: Which rank, and how it ended.
+        rank_exit_code: What its process returned; negative: the signal that killed it.
+    """
+
+    def __init__(self, message: str, rank_exit_code: int) -> None:
+        super().__init__(message, hint="the first error of the ranks is above")
+        self.rank_exit_code = rank_exit_code

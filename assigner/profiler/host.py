@@ -1,0 +1,133 @@
+"""What a worker is: its device, its share of the host, and the memory that it may use."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+_CGROUP = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60  # cgroup v1 writes a number of this size where there is no limit
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """This rank's worker, as far as it can be read off the machine.
+
+    Args:
+        host: The host's name.
+        node: The launcher's number of the host.
+        device: `cpu` or `cuda:N`.
+        kind: The device's model, with the CPU share where a cgroup limits it.
+        memory_bytes: What is free for this rank.
+        threads: Compute threads.
+    """
+
+    host: str
+    node: int
+    device: str
+    kind: str
+    memory_bytes: int
+    threads: int
+
+
+def host_facts(device: torch.device) -> HostFacts:
+    """Read this rank's worker off the machine.
+
+    A host's free memory is shared out evenly among the ranks that run on it.
+    """
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if device.type == "cuda":
+        kind = torch.cuda.get_device_name(device)
+        memory = torch.cuda.mem_get_info(device)[0]
+    else:
+        kind, memory = _cpu_kind(), _free_memory() // ranks_here
+    return HostFacts(
+        host=os.environ.get("ASSIGNER_HOST") or socket.gethostname(),
+        node=int(os.environ.get("GROUP_RANK", "0")),
+        device=str(device),
+        kind=kind,
+        memory_bytes=memory,
+        threads=torch.get_num_threads(),
+    )
+
+
+def _cgroup_folders(controller: str) -> list[Path]:
+    """This process's cgroup folders of a controller, innermost first, in the v1 or the v2 layout."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        if controller in names.split(",") or names == "":
+            root = _CGROUP / controller if names else _CGROUP
+            here = root / path.lstrip("/")
+            found += [here, *[parent for parent in here.parents if parent == root or root in parent.parents]]
+    return found
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        text = path.read_text().split()[0]
+    except (OSError, IndexError):
+        return None
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def _free_memory() -> int:
+    """Bytes that this host can still give: its free memory, or what its cgroup allows."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    for folder in _cgroup_folders("memory"):
+        for limit_name, used_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit, used = _read_number(folder / limit_name), _read_number(folder / used_name)
+            if limit is not None and limit < _UNLIMITED:
+                cached = _cached_bytes(folder)
+                free = min(free, limit - max(0, (used or 0) - cached))
+    return max(0, free)
+
+
+def _cached_bytes(folder: Path) -> int:
+    """Page cache that a cgroup counts as used and gives up when memory is asked for."""
+    try:
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    words = dict(line.split(maxsplit=1) for line in lines if " " in line)
+    return int(words.get("total_cache", words.get("file", "0")))
+
+
+def _cpu_kind() -> str:
+    """The CPU's model name, and how much of it a cgroup leaves."""
+    model = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = model or "CPU"
+    share = _cpu_share()
+    return model if share is None else f"{model} ({share:.2f} cores)"
+
+
+def _cpu_share() -> float | None:
+    """Cores that the tightest cgroup quota allows; None: no quota."""
+    shares = []
+    for folder in _cgroup_folders("cpu"):
+        quota, period = _read_number(folder / "cpu.cfs_quota_us"), _read_number(folder / "cpu.cfs_period_us")
+        if quota is not None and period and quota > 0:
+            shares.append(quota / period)
+        both = folder / "cpu.max"
+        if both.is_file():
+            words = both.read_text().split()
+            if words[0] != "max":
+                shares.append(int(words[0]) / int(words[1]))
+    return min(shares) if shares else None

@@ -1,0 +1,76 @@
+"""Bytes of a partition: what it keeps between forward and backward, and what it needs while it runs."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the storages behind some tensors, each once."""
+    return sum({_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def saved_bytes(forward: Callable[[], Iterable[torch.Tensor]], known: Iterable[torch.Tensor]) -> int:
+    """Bytes that a forward keeps for its backward.
+
+    Args:
+        forward: Runs once, and returns its outputs.
+        known: Tensors that are counted elsewhere: parameters, buffers and what the partition reads.
+
+    Returns:
+        Bytes of the saved storages, without `known` and the outputs. Only the innermost saved-tensor hook sees a
+        tensor, so what the model's own checkpointing saves inside a partition is not counted.
+    """
+    saved: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved[_key(tensor)] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = list(forward())
+    for tensor in (*known, *outputs):
+        saved.pop(_key(tensor), None)
+    return sum(saved.values())
+
+
+def peak_bytes(run: Callable[[], Any], device: torch.device) -> int:
+    """How far memory rises above its start while `run` runs, in bytes."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        run()
+    return _peak_of(recorded)
+
+
+def _peak_of(recorded: Any) -> int:
+    """The highest sum of allocations less frees in a profiler's record."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        recorded.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]")
+    level = peak = 0
+    for _, change in changes:
+        level += change
+        peak = max(peak, level)
+    return peak

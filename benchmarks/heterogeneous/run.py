@@ -1,0 +1,94 @@
+"""Solved plan against equal split on the lab's unlike hosts: predicted and measured step times, in turn.
+
+    python benchmarks/heterogeneous/run.py --lab ../shared/lab --cluster mixed3 --out /tmp/mixed3
+
+Profiles the workload on the cluster, solves, and trains under both plans, `--rounds` times in turn. Needs root, and a
+machine with nothing else running: the hosts' CPU shares must be theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+
+
+def on_lab(args: argparse.Namespace, *command: str, timeout: int) -> None:
+    """One command on every host of the cluster, as ranks of one run."""
+    cluster = args.lab / f"{args.cluster}.toml"
+    torchrun = [
+        str(BIN / "torchrun"), "--nnodes", "{nnodes}", "--node-rank", "{node_rank}", "--nproc-per-node", "{nproc}",
+        "--master-addr", "{master_addr}", "--master-port", "{master_port}",
+    ]  # fmt: skip
+    lab = [sys.executable, str(args.lab / "lab.py"), "run", str(cluster), "--timeout", str(timeout), "--"]
+    subprocess.run([*lab, "env", "ASSIGNER_HOST={host}", *torchrun, *command], check=True, cwd=ROOT)
+
+
+def assigner(*arguments: str) -> None:
+    """One command of the program on this machine."""
+    subprocess.run([str(BIN / "assigner"), *arguments], check=True, cwd=ROOT)
+
+
+def main() -> None:
+    """Profile, solve, train in turn, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lab", type=Path, default=ROOT.parent / "shared" / "lab")
+    parser.add_argument("--cluster", default="mixed3")
+    parser.add_argument("--workload", default="examples/gpt.py:workload(width=256,context=128)")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--keep-profile", action="store_true", help="use the profile that is in --out already")
+    args = parser.parse_args()
+    args.lab, args.out = args.lab.resolve(), args.out.resolve()
+    args.out.mkdir(parents=True, exist_ok=True)
+    profile = args.out / "profile.json"
+    if not args.keep_profile:
+        on_lab(
+            args, "-m", "assigner_cli", "profile", args.workload, "-o", str(profile), "--force", timeout=1200
+        )  # fmt: skip
+    plans = {"solved": args.out / "solved.json", "equal": args.out / "equal.json"}
+    assigner("solve", str(profile), "-o", str(plans["solved"]), "--force")
+    assigner("solve", str(profile), "-o", str(plans["equal"]), "--baseline", "equal", "--force")
+    times: dict[str, list[float]] = {name: [] for name in plans}
+    for turn in range(args.rounds):
+        for name, plan in plans.items():
+            result = args.out / f"{name}-{turn}.json"
+            on_lab(
+                args, "examples/train.py", "--plan", str(plan), "--steps", str(args.steps), "--json", str(result),
+                timeout=1200,
+            )  # fmt: skip
+            times[name] += json.loads(result.read_text())["step_s"][2:]  # the first steps warm up
+    show(plans, times)
+
+
+def show(plans: dict[str, Path], times: dict[str, list[float]]) -> None:
+    """The table: predicted and measured, and the ratio between the plans."""
+    table = Table("plan", "stages", "M", "predicted s", "measured s (median)", "IQR s", "error %", "steps")
+    medians = {}
+    for name, path in plans.items():
+        plan = json.loads(path.read_text())
+        medians[name] = statistics.median(times[name])
+        low, _, high = statistics.quantiles(times[name], n=4, method="inclusive")
+        predicted = plan["predicted"]["step_s"]
+        stages = " ".join(f"{stage['worker'].split('/')[0]}:{len(stage['partitions'])}" for stage in plan["stages"])
+        table.add_row(
+            name, stages, str(plan["micro_batches"]), f"{predicted:.3f}", f"{medians[name]:.3f}", f"{high - low:.3f}",
+            f"{100 * (predicted / medians[name] - 1):+.1f}", str(len(times[name])),
+        )  # fmt: skip
+    console = Console(width=140)
+    console.print(table)
+    console.print(f"equal / solved: {medians['equal'] / medians['solved']:.2f}x measured")
+
+
+if __name__ == "__main__":
+    main()

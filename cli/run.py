@@ -1,0 +1,53 @@
+"""`assigner run`: start a training script on the ranks of a plan."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assigner.errors import UsageError
+from assigner.plan import load_plan
+
+from .options import PlanFile
+
+_SEVERAL = "Several hosts (run the same command on each)"
+
+
+def run_command(
+    plan: PlanFile,
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- SCRIPT ...", help="The training script and its arguments.", show_default=False),
+    ],
+    *,
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads of a rank; as profiled.")] = 1,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Ranks on this host; else the plan's, shared out evenly.")
+    ] = None,
+    nnodes: Annotated[int, typer.Option(min=1, help="Hosts of the run.", rich_help_panel=_SEVERAL)] = 1,
+    node_rank: Annotated[int, typer.Option(min=0, help="This host's number.", rich_help_panel=_SEVERAL)] = 0,
+    master_addr: Annotated[str, typer.Option(help="Address of host 0.", rich_help_panel=_SEVERAL)] = "",
+    master_port: Annotated[int, typer.Option(help="Its port.", rich_help_panel=_SEVERAL)] = 29500,
+) -> None:
+    """Start a training script on the plan's ranks."""
+    loaded = load_plan(plan)
+    if nnodes > 1 and not master_addr:
+        raise UsageError("--nnodes needs --master-addr", hint="give the address of host 0 on every host")
+    if ranks is None:
+        if loaded.world_size % nnodes:
+            raise UsageError(
+                f"the plan's {loaded.world_size} ranks cannot be shared evenly by {nnodes} hosts",
+                hint="--ranks says how many this host has",
+            )
+        ranks = loaded.world_size // nnodes
+    script = Path(command[0])
+    if script.suffix == ".py" and not script.is_file():
+        raise UsageError(f"{script}: no such file", hint="assigner run PLAN -- SCRIPT.py ARGUMENTS")
+    program = [sys.executable, "-u", *command] if script.suffix == ".py" else list(command)
+    from assigner.launch import Layout, launch
+
+    layout = Layout(ranks, nnodes, node_rank, master_addr, master_port)
+    launch(program, layout, {"OMP_NUM_THREADS": str(threads), "ASSIGNER_PLAN": str(plan.resolve())})
