@@ -205,7 +205,7 @@ def read(path: Path, kind: type[T], *, name: str, major: int) -> T:
         return decode(kind, document)  # type: ignore[no-any-return]
     except json.JSONDecodeError as error:
         raise FormatError(
-            f"{path}: not complete JSON: {error.msg} at line {error.lineno}, column {error.colno}",
+            f"{path}: not complete JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}",
             hint="was the file cut off? write it again with the command that made it",
         ) from error
     except RecursionError as error:

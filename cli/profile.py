@@ -1,7 +1,5 @@
 """`assigner profile`: measure a workload on every worker, here or under torchrun."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -39,9 +37,7 @@ def profile_command(
     threads: Annotated[int, typer.Option(min=1, help="Compute threads of a rank.", rich_help_panel=_RANKS)] = 1,
     micro_batches: Annotated[
         str,
-        typer.Option(
-            metavar="N,N", help="Micro-batch sizes to measure, in samples.", rich_help_panel=_MEASURING
-        ),
+        typer.Option(metavar="N,N", help="Micro-batch sizes to measure, in samples.", rich_help_panel=_MEASURING),
     ] = "",
     max_message: Annotated[
         int | None,
@@ -82,7 +78,7 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise UsageError(f"--micro-batches {text!r}: expected whole numbers", hint="--micro-batches 4,8") from error
 
 
-def _check_workload(entry: str, options: ProfileOptions) -> None:
+def _check_workload(entry: str, options: "ProfileOptions") -> None:
     """Find the partitions once before any rank starts: what is wrong with a workload is said once, and soon."""
     from assigner.marking import partition_graph
     from assigner.workload import load_workload
@@ -103,7 +99,7 @@ def _start_ranks(workers: int, threads: int) -> None:
         raise MeasurementError(f"a measurement was lost: {error.message}", hint=error.hint) from error
 
 
-def _measure_as_rank(entry: str, output: Path, options: ProfileOptions, *, threads: int, force: bool) -> None:
+def _measure_as_rank(entry: str, output: Path, options: "ProfileOptions", *, threads: int, force: bool) -> None:
     """One rank of a run that is going on; rank 0 writes the file."""
     import torch
 

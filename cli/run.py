@@ -1,7 +1,5 @@
 """`assigner run`: start a training script on the ranks of a plan."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +7,6 @@ from typing import Annotated
 import typer
 
 from assigner.errors import UsageError
-from assigner.plan import load_plan
 
 from .options import PlanFile
 
@@ -33,6 +30,8 @@ def run_command(
     master_port: Annotated[int, typer.Option(help="Its port.", rich_help_panel=_SEVERAL)] = 29500,
 ) -> None:
     """Start a training script on the plan's ranks."""
+    from assigner.plan import load_plan
+
     loaded = load_plan(plan)
     if nnodes > 1 and not master_addr:
         raise UsageError("--nnodes needs --master-addr", hint="give the address of host 0 on every host")

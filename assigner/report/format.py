@@ -1,0 +1,178 @@
+"""Numbers and names as people read them: the one place that rounds.
+
+A column of numbers has one unit, which stands in its header: `time_unit` and `byte_unit` choose it from all values of
+the column, and its `show` writes each value without it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+NOTHING = "-"
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit for a column: its name for the header, and how many base units (s, bytes) it holds."""
+
+    name: str
+    size: float
+
+    def show(self, value: float | None) -> str:
+        """The value in this unit, without the unit's name; three significant digits, never an exponent."""
+        return NOTHING if value is None else number(value / self.size)
+
+    def text(self, value: float | None) -> str:
+        """The value with the unit's name, for a sentence."""
+        return NOTHING if value is None else f"{self.show(value)} {self.name}"
+
+
+_TIME = (Unit("s", 1), Unit("ms", 1e-3), Unit("µs", 1e-6))
+_BYTES = (Unit("GiB", 2**30), Unit("MiB", 2**20), Unit("KiB", 2**10), Unit("B", 1))
+_RATE = (Unit("GB/s", 1e9), Unit("MB/s", 1e6), Unit("kB/s", 1e3))
+
+
+def _choose(units: Sequence[Unit], values: Iterable[float | None], least: float) -> Unit:
+    """The largest unit in which the largest value is at least `least`."""
+    largest = max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
+    return next((unit for unit in units if largest >= least * unit.size), units[-1 if largest else 0])
+
+
+def time_unit(*values: float | None) -> Unit:
+    """Seconds, milliseconds or microseconds, whichever suits the largest of the values (in seconds)."""
+    return _choose(_TIME, values, 1.0)
+
+
+def byte_unit(*values: float | None) -> Unit:
+    """GiB to bytes, whichever suits the largest of the values (in bytes)."""
+    return _choose(_BYTES, values, 1.0)
+
+
+def rate_unit(*values: float | None) -> Unit:
+    """GB/s to kB/s, whichever suits the largest of the values (in bytes per second)."""
+    return _choose(_RATE, values, 1.0)
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, all digits before the point, never an exponent."""
+    if value is None:
+        return NOTHING
+    if not math.isfinite(value):
+        return "inf" if value > 0 else "-inf" if value < 0 else "nan"
+    size = abs(value)
+    for limit, digits in ((99.95, 0), (9.995, 1), (0.9995, 2)):
+        if size >= limit:
+            return f"{value:,.{digits}f}"
+    return "0" if size < 5e-4 else f"{value:.3f}"
+
+
+def count(value: float) -> str:
+    """A whole number with separators."""
+    return f"{value:,.0f}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration with its unit: `1.85 s`, `12.3 ms`."""
+    return time_unit(value).text(value)
+
+
+def size(value: float | None) -> str:
+    """Bytes with a unit: `15.1 GiB`."""
+    return byte_unit(value).text(value)
+
+
+def rate(value: float | None) -> str:
+    """Samples per second."""
+    return NOTHING if value is None else f"{number(value)} samples/s"
+
+
+def percent(share: float | None, *, sign: bool = False) -> str:
+    """A share of one as `12.3 %`; `sign` writes a plus before a gain."""
+    if share is None:
+        return NOTHING
+    return f"{points(share, sign=sign)} %"
+
+
+def points(share: float | None, *, sign: bool = False) -> str:
+    """A share of one in percent, one decimal, without the sign for percent: for a column that says so."""
+    if share is None:
+        return NOTHING
+    rounded = round(100 * share, 1) + 0.0  # -0.0 becomes 0.0
+    return f"{rounded:+.1f}" if sign and rounded else f"{rounded:.1f}"
+
+
+def ratio(value: float | None) -> str:
+    """How many times as much: `1.85x`."""
+    return NOTHING if value is None else f"{value:.2f}x"
+
+
+def against(value: float | None, base: float | None) -> float | None:
+    """`value / base` where both are known and the base is not zero."""
+    return None if value is None or not base else value / base
+
+
+def plural(amount: float, noun: str) -> str:
+    """`1 stage`, `3 stages`, `2 micro-batches`."""
+    if amount == 1:
+        return f"1 {noun}"
+    return f"{amount:,} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
+
+
+def ranges(names: Sequence[str]) -> str:
+    """Partitions in a row, compactly: `embed, blocks.0-6 (7)`.
+
+    Names that differ in one number, which grows by one, become a range; the order stays.
+    """
+    return ", ".join(_range_text(run) for run in _runs(names))
+
+
+def _runs(names: Sequence[str]) -> list[list[str]]:
+    runs: list[list[str]] = []
+    for name in names:
+        if runs and _follows(runs[-1], name):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return runs
+
+
+def _follows(run: Sequence[str], name: str) -> bool:
+    """True if `name` counts on from the run, in the same place as the run itself counts."""
+    place = _counted(run[-1], name)
+    return place is not None and (len(run) == 1 or place == _counted(run[-2], run[-1]))
+
+
+def _counted(before: str, after: str) -> int | None:
+    """The place of the one number that is larger by one in `after`; None: the names differ otherwise."""
+    old, new = _DIGITS.split(before), _DIGITS.split(after)
+    if len(old) != len(new):
+        return None
+    places = [n for n, (left, right) in enumerate(zip(old, new, strict=True)) if left != right]
+    if len(places) != 1 or places[0] % 2 == 0:  # the even pieces are the text between the numbers
+        return None
+    return places[0] if int(new[places[0]]) == int(old[places[0]]) + 1 else None
+
+
+def _range_text(run: Sequence[str]) -> str:
+    if len(run) < 3:
+        return ", ".join(run)
+    before, after = _DIGITS.split(run[0]), _DIGITS.split(run[-1])
+    counts_at_end = not after[-1] and before[:-2] == after[:-2]
+    return f"{run[0]}-{after[-2] if counts_at_end else run[-1]} ({len(run)})"
+
+
+def bar(share: float, *, width: int = 10, rest: str = "░") -> str:
+    """A bar of `width` characters, `share` of it filled to the nearest half; a full one ends in `!` above 1."""
+    if share > 1:
+        return "█" * (width - 1) + "!"
+    halves = round(2 * width * max(0.0, share))
+    filled = "█" * (halves // 2) + "▌" * (halves % 2)
+    return filled + rest * (width - len(filled))

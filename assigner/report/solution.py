@@ -1,0 +1,70 @@
+"""What a search found: the plan, the candidates that it was chosen from, and what limits it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from assigner.report import format as fmt
+from assigner.report.plan import baselines, describe_solver, headline, stages
+from assigner.report.sheet import Column, Line, Report, Sheet
+
+if TYPE_CHECKING:
+    from assigner.solver import Progress, Solution
+
+CHOSEN = "chosen"
+"""The status of the candidate that became the plan."""
+
+
+def solution_report(solution: Solution) -> Report:
+    """What `assigner solve` prints, but for where the plan was written."""
+    plan = solution.plan
+    lines = [Line(describe_solver(plan.solver))] if plan.solver else []
+    lines += [Line(solution.limiting)] if solution.limiting else []
+    return (*headline(plan), stages(plan), *candidates(solution), *baselines(plan), *lines)
+
+
+def candidates(solution: Solution) -> Report:
+    """Every micro-batch count that was looked at, the chosen one marked."""
+    if not solution.candidates:
+        return ()
+    time = fmt.time_unit(*(each.step_s for each in solution.candidates))
+    rows = tuple(
+        (
+            fmt.count(each.micro_batches),
+            fmt.count(each.micro_batch_size),
+            time.show(each.step_s),
+            time.show(each.bound_s if 0 < each.bound_s < math.inf else None),
+            each.status,
+        )
+        for each in solution.candidates
+    )
+    marked = frozenset(n for n, each in enumerate(solution.candidates) if each.status == CHOSEN)
+    columns = (
+        Column("micro-batches"),
+        Column("of samples"),
+        Column(f"step {time.name}"),
+        Column(f"bound {time.name}"),
+        Column("status", "text"),
+    )
+    return (Sheet("candidates", columns, rows, marked),)
+
+
+def progress_text(progress: Progress, *, elapsed_s: float, time_limit: float) -> str:
+    """One line on a search under way: the count at work, the incumbent, the bound, the gap, the time.
+
+    Args:
+        progress: What the search said last; it may be some seconds old.
+        elapsed_s: Seconds since the start of the search.
+        time_limit: Seconds after which it stops.
+    """
+    unit = fmt.time_unit(progress.incumbent_s, progress.bound_s)
+    parts = [fmt.plural(progress.micro_batches, "micro-batch")]
+    parts.append(f"best {unit.text(progress.incumbent_s)}" if progress.incumbent_s is not None else "no plan yet")
+    if 0 < progress.bound_s < math.inf:
+        parts.append(f"bound {unit.text(progress.bound_s)}")
+        if progress.incumbent_s:
+            parts.append(f"gap {fmt.percent(max(0.0, 1 - progress.bound_s / progress.incumbent_s))}")
+    parts.append(f"{progress.done} of {fmt.plural(progress.total, 'candidate')} decided")
+    parts.append(f"{elapsed_s:.0f} s of {time_limit:.0f} s")
+    return " · ".join(parts)

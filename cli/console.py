@@ -1,0 +1,130 @@
+"""The two consoles, made in one place: results go to stdout, everything else to stderr.
+
+A terminal has its own width. A pipe has none, and tables are as wide as they need to be there; COLUMNS, where it is
+set, is the width of both.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import math
+import os
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console
+
+    from assigner.report.sheet import Line, Sheet
+
+UNLIMITED = 10_000
+"""Columns of a pipe."""
+
+_PLAIN = {"█": "#", "▌": "-", "░": ".", "·": "|", "±": "~", "×": "x", "µ": "u", "─": "-", "│": "|", "…": "~"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the global flags say."""
+
+    quiet: bool = False
+    verbose: bool = False
+
+
+_current = [Settings()]
+
+
+def configure(settings: Settings) -> None:
+    """Make `settings` those of this process."""
+    _current[0] = settings
+
+
+def settings() -> Settings:
+    """The global flags in effect."""
+    return _current[0]
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """Stand-ins of the same width for what the stream's encoding lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_PLAIN.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("assigner.plain", _plain)
+
+
+def _console(stream: TextIO) -> Console:
+    from rich.console import Console
+
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="assigner.plain")
+    width, height = _size(stream)
+    return Console(file=stream, width=width, height=height, highlight=False, markup=False, emoji=False)
+
+
+def _size(stream: TextIO) -> tuple[int, int]:
+    """Columns and lines: both are set, since rich falls back to 80 columns on pipes and on dumb terminals."""
+    columns = os.environ.get("COLUMNS", "")
+    with suppress(OSError, ValueError):  # neither a terminal nor a file
+        found = os.get_terminal_size(stream.fileno())
+        return int(columns) if columns.isdecimal() and int(columns) else found.columns or 80, found.lines or 25
+    return int(columns) if columns.isdecimal() and int(columns) else UNLIMITED, 25
+
+
+def stdout() -> Console:
+    """The console of results."""
+    return _console(sys.stdout)
+
+
+def stderr() -> Console:
+    """The console of everything else."""
+    return _console(sys.stderr)
+
+
+def show(report: Iterable[Sheet | Line]) -> None:
+    """Print a report as a result."""
+    from assigner.report.sheet import draw
+
+    console = stdout()
+    console.print(draw(report, width=console.width))
+
+
+def show_json(data: Any) -> None:
+    """Print one JSON object as the result; a number that JSON cannot hold becomes null."""
+    sys.stdout.write(json.dumps(_finite(data), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def show_text(text: str) -> None:
+    """Print a text as it is as the result."""
+    sys.stdout.write(text)
+
+
+def notice(text: str) -> None:
+    """Say something beside the result, unless quiet."""
+    if not settings().quiet:
+        stderr().print(text, soft_wrap=True)
+
+
+def fail(message: str, hint: str | None) -> None:
+    """Print an error: what is wrong, and the next step on a line of its own."""
+    from rich.text import Text
+
+    console = stderr()
+    console.print(Text.assemble(("error: ", "bold red"), " ".join(message.split())), soft_wrap=True)
+    if hint:
+        console.print(Text.assemble(("hint: ", "bold"), " ".join(hint.split())), soft_wrap=True)

@@ -1,0 +1,55 @@
+"""`assigner show`: a profile or a plan on one screen."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assigner.errors import FormatError, UsageError
+
+from . import console
+from .options import Json
+
+
+def show_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile or a plan.", show_default=False)],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Show a profile or a plan on one screen."""
+    if _kind(file) == "plan":
+        from assigner.plan import load_plan
+        from assigner.report.plan import plan_data, plan_report
+
+        plan = load_plan(file)
+        if as_json:
+            console.show_json(plan_data(plan))
+        else:
+            console.show(plan_report(plan))
+        return
+    from assigner.profile import load_profile
+    from assigner.report.profile import profile_data, profile_report
+
+    profile = load_profile(file)
+    if as_json:
+        console.show_json(profile_data(profile))
+    else:
+        console.show(profile_report(profile))
+
+
+def _kind(file: Path) -> str:
+    """What the file says that it is; `profile` where it is not JSON, so that the loader says why."""
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror or error}", hint="name a profile or a plan file") from error
+    except (ValueError, RecursionError):
+        return "profile"
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if kind not in ("profile", "plan"):
+        raise FormatError(
+            f"{file}: kind: {json.dumps(kind)[:40]} is not allowed; expected 'profile' or 'plan'",
+            hint="assigner show reads what assigner profile and assigner solve write",
+        )
+    return str(kind)

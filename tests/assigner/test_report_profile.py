@@ -1,0 +1,85 @@
+from dataclasses import replace
+
+from builders import make_profile
+
+from assigner.profile import Measurement
+from assigner.report.profile import ROW_LIMIT, groups, message_bytes, profile_data, profile_report
+from assigner.report.sheet import Line, Sheet
+
+
+def sheets(profile):
+    return [part for part in profile_report(profile) if isinstance(part, Sheet)]
+
+
+def test_partitions_of_a_kind_are_one_group():
+    """Partitions that share their kind and measurements are one row per worker, named as a range."""
+    profile = make_profile(work=[1e-3] * 5, slowness=[1, 2])
+    alike = replace(
+        profile,
+        partitions=tuple(replace(part, kind="block") for part in profile.partitions),
+        measurements=tuple(each for each in profile.measurements if each.partition == "p0"),
+    )
+    (group,) = groups(alike)
+    assert group.partitions == ("p0", "p1", "p2", "p3", "p4")
+    assert [row.workers for row in group.rows] == [("worker:0/cpu",), ("worker:1/cpu",)]
+    assert sheets(alike)[1].rows[0][0] == "p0-4 (5)"
+
+
+def test_workers_of_a_kind_are_one_row():
+    """Workers that share a measurement are named by their kind and number."""
+    profile = make_profile(work=[1e-3], slowness=[1, 1, 2])
+    workers = tuple(replace(each, kind="small") if each.rank < 2 else each for each in profile.workers)
+    measured = tuple(each for each in profile.measurements if each.worker != "worker:1/cpu")
+    rows = sheets(replace(profile, workers=workers, measurements=measured))[1].rows
+    assert [row[2] for row in rows] == ["small (x2)", "worker:2/cpu"]
+
+
+def test_out_of_memory_and_unmeasured_are_said():
+    """A pair that ran out of memory shows that, and one never measured shows that."""
+    profile = make_profile(work=[1e-3], slowness=[1, 2, 3])
+    kept = [each for each in profile.measurements if each.worker == "worker:0/cpu"]
+    kept.append(Measurement("p0", "worker:1/cpu", 1, infeasible="out of memory"))
+    rows = sheets(replace(profile, measurements=tuple(kept)))[1].rows
+    assert rows[1][-1] == "out of memory"
+    assert rows[2][-1] == "not measured"
+
+
+def test_message_size_is_the_median_output():
+    """Links are compared at the median output of the largest measured micro-batch."""
+    assert message_bytes(make_profile(work=[1e-3] * 3, slowness=[1], edge_bytes=1e5)) == 4e5
+    assert message_bytes(make_profile(work=[1e-3], slowness=[1])) > 0
+
+
+def test_missing_link_and_no_links():
+    """A pair that cannot talk is a dash; no links at all is a warning."""
+    profile = make_profile(work=[1e-3] * 2, slowness=[1, 2])
+    one_way = sheets(replace(profile, links=profile.links[:1]))[2]
+    assert one_way.rows[1] == ("worker:1/cpu", "-", "-")
+    none = profile_report(make_profile(work=[1e-3] * 2, slowness=[1, 2], links=False))
+    assert any(isinstance(part, Line) and "no links" in part.text for part in none)
+
+
+def test_many_workers_get_links_by_kind():
+    """Above the matrix's limit links are summed up by pair of kinds."""
+    profile = make_profile(work=[1e-3] * 2, slowness=[1] * 14)
+    workers = tuple(replace(each, kind="a" if each.rank < 7 else "b") for each in profile.workers)
+    sheet = sheets(replace(profile, workers=workers))[-1]
+    assert [(row[0], row[1], row[2]) for row in sheet.rows] == [
+        ("a", "a", "42"), ("a", "b", "49"), ("b", "a", "49"), ("b", "b", "42"),
+    ]  # fmt: skip
+
+
+def test_large_profile_stays_on_a_screen():
+    """Of a large profile the heaviest partitions are listed, and the title says that it is a part."""
+    profile = make_profile(work=[1e-3 * (n + 1) for n in range(30)], slowness=[1, 2, 3, 4])
+    sheet = sheets(profile)[1]
+    assert len(sheet.rows) <= ROW_LIMIT
+    assert "heaviest" in sheet.title
+    assert sheet.rows[0][0] == "p20"
+    assert len(profile_data(profile)["partitions"]) == 30
+
+
+def test_warnings_are_shown():
+    """The profile's own warnings are the last lines."""
+    profile = replace(make_profile(work=[1e-3], slowness=[1]), warnings=("spread 12 % on p0",))
+    assert profile_report(profile)[-1] == Line("warning: spread 12 % on p0", "warning")

@@ -1,0 +1,66 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from assigner.report.sheet import Column, Line, Sheet, draw, markdown
+
+SHEET = Sheet(
+    "title",
+    (Column("name", "text"), Column("step ms"), Column("less", rank=1), Column("least", rank=2)),
+    (("first, second, third, fourth", "1,234", "22222222", "33333333"), ("b", "5", "2", "3")),
+    frozenset({0}),
+)
+
+
+def printed(report, width):
+    stream = io.StringIO()
+    Console(file=stream, width=width, height=25, markup=False).print(draw(report, width=width))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("width", "headers"),
+    [(200, ["name", "step ms", "less", "least"]), (44, ["name", "step ms", "less"]), (34, ["name", "step ms"])],
+)
+def test_less_important_columns_leave_first(width, headers):
+    """Columns go in the order of their rank, until the rest fits."""
+    assert [column.header for column in SHEET.fitted(width).columns] == headers
+
+
+def test_marked_rows_stay_marked():
+    """Leaving out columns keeps the marks and the title."""
+    assert SHEET.fitted(30).marked == {0}
+    assert SHEET.fitted(30).title == "title"
+
+
+@pytest.mark.parametrize("width", [34, 44, 80, 10_000])
+def test_numbers_stand_right_and_whole(width):
+    """Numbers end where their header ends, and are never cut; no line is too long."""
+    lines = printed([SHEET], width).splitlines()
+    assert all(len(line) <= width for line in lines)
+    header = next(line for line in lines if "step ms" in line)
+    row = next(line for line in lines if "1,234" in line)
+    assert row.index("1,234") + len("1,234") == header.index("step ms") + len("step ms")
+
+
+def test_square_brackets_are_text():
+    """A name with brackets is printed as it is, not taken for markup."""
+    sheet = Sheet("t[0]", (Column("name", "name"),), (("layers[0]",), ("[bold]x",)))
+    out = printed([sheet, Line("see [red]this")], 80)
+    assert all(text in out for text in ("t[0]", "layers[0]", "[bold]x", "see [red]this"))
+
+
+def test_blank_lines_stand_around_tables_only():
+    """Lines follow each other; a table has an empty line on either side."""
+    lines = printed([Line("one"), Line("two"), SHEET, Line("three")], 80).splitlines()
+    assert lines[:4] == ["one", "two", "", "title"]
+    assert lines[-2:] == ["", "three"]
+
+
+def test_markdown_has_every_column_and_escapes():
+    """Markdown gets the whole table, numbers to the right, and its own signs escaped."""
+    sheet = Sheet("a_b", (Column("name", "text"), Column("n", rank=9)), (("x|y*", "1"),))
+    assert markdown([sheet, Line("done")]).splitlines() == [
+        "**a\\_b**", "", "| name | n |", "| --- | ---: |", "| x\\|y\\* | 1 |", "", "done",
+    ]  # fmt: skip

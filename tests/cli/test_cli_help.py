@@ -1,0 +1,34 @@
+import pytest
+from assigner_cli.app import app
+from typer.main import get_command
+
+COMMANDS = get_command(app).commands
+
+
+def test_no_arguments_is_help(assigner):
+    """`assigner` alone shows its help and every command in it."""
+    result = assigner()
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_first_line_is_short_and_an_example_stands_in_help(assigner, name):
+    """Each command's first line has under 60 characters, and its help shows how it is called."""
+    first = COMMANDS[name].help.splitlines()[0]
+    assert 0 < len(first) < 60
+    result = assigner(name, "--help", columns=100)
+    assert result.exit_code == 0
+    assert f"assigner {name}" in result.stdout.split("Examples")[1]
+
+
+def test_pin_completes_partitions_and_workers(folder):
+    """--pin offers the profile's partitions, and its workers behind the equals sign."""
+    from types import SimpleNamespace
+
+    from assigner_cli.solve import _complete_pin
+
+    context = SimpleNamespace(params={"profile": "profile.json"})
+    assert "p0=" in _complete_pin(context, "p")
+    assert _complete_pin(context, "p0=") == ["p0=worker:0/cpu", "p0=worker:1/cpu"]
+    assert _complete_pin(SimpleNamespace(params={"profile": "nowhere"}), "p") == []

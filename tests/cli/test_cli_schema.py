@@ -1,0 +1,58 @@
+import json
+import math
+import re
+
+import pytest
+
+KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": int | float}
+
+
+def violations(rule, value, path="$"):
+    """What a JSON Schema (as much of it as ours use) has against a value."""
+    if "anyOf" in rule:
+        found = [list(violations(each, value, path)) for each in rule["anyOf"]]
+        return [] if any(not each for each in found) else found[0]
+    wrong = [] if fits(rule, value) else [f"{path}: {value!r} against {rule}"]
+    if isinstance(value, dict):
+        wrong += [f"{path}.{name}: missing" for name in rule.get("required", ()) if name not in value]
+        for name, inner in rule.get("properties", {}).items():
+            wrong += violations(inner, value[name], f"{path}.{name}") if name in value else []
+    if isinstance(value, list) and "items" in rule:
+        wrong += [each for n, item in enumerate(value) for each in violations(rule["items"], item, f"{path}[{n}]")]
+    return wrong
+
+
+def fits(rule, value):
+    kind = rule.get("type")
+    if kind == "null":
+        return value is None
+    if kind and (not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind != "boolean")):
+        return False
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return (
+        rule.get("const", value) == value
+        and value in rule.get("enum", [value])
+        and (not isinstance(value, str) or re.search(rule.get("pattern", ""), value) is not None)
+        and (not number or rule.get("minimum", -math.inf) <= value <= rule.get("maximum", math.inf))
+    )
+
+
+@pytest.mark.parametrize(("kind", "file"), [("profile", "profile.json"), ("plan", "solved.json")])
+def test_files_obey_their_schema(assigner, folder, kind, file):
+    """What we write is what the schema says, and the schema says which draft it follows."""
+    schema = json.loads(assigner("schema", kind).stdout)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert {"kind", "format_version", "workload"} <= set(schema["required"])
+    assert violations(schema, json.loads((folder / file).read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("format_version", "2.0"), ("kind", "profile"), ("micro_batches", 0), ("stages", {})]
+)
+def test_schema_refuses_what_the_reader_refuses(assigner, folder, field, value):
+    """A wrong version, kind, count or type violates the schema, and `show` exits with 5."""
+    document = {**json.loads((folder / "solved.json").read_text()), field: value}
+    schema = json.loads(assigner("schema", "plan").stdout)
+    assert violations(schema, document)
+    (folder / "bad.json").write_text(json.dumps(document))
+    assert assigner("show", "bad.json").exit_code == 5

@@ -1,0 +1,96 @@
+import hashlib
+import json
+
+import pytest
+
+from assigner.plan import load_plan
+
+
+def test_writes_a_plan_that_says_where_it_comes_from(assigner, folder):
+    """The plan names its profile with its hash, the time, the version and the settings in effect."""
+    result = assigner("solve", "profile.json", "-o", "new.json", "--gap", "0.02")
+    assert result.exit_code == 0, result.stderr
+    plan = load_plan(folder / "new.json")
+    assert plan.profile.path == "profile.json"
+    assert plan.profile.sha256 == hashlib.sha256((folder / "profile.json").read_bytes()).hexdigest()
+    assert plan.created_at.endswith("Z")
+    assert plan.tool_version
+    assert plan.solver.options["gap"] == 0.02
+    assert plan.solver.options["schedule"] == "auto"
+
+
+def test_prints_stages_candidates_and_baselines(assigner):
+    """What was found stands on stdout, where it was written on stderr, and no progress on a pipe."""
+    result = assigner("solve", "profile.json", "-o", "new.json")
+    for text in (
+        "stage",
+        "candidates",
+        "chosen",
+        "baselines",
+        "as fast as the best baseline",
+        "status: ",
+        "limits the plan",
+    ):
+        assert text in result.stdout
+    assert result.stderr == "wrote new.json\n"
+
+
+def test_json_is_the_plan(assigner, folder):
+    """--json prints the plan document, which is what -o writes; without -o nothing is written."""
+    before = set(folder.iterdir())
+    document = json.loads(assigner("solve", "profile.json", "--json").stdout)
+    assert set(folder.iterdir()) == before
+    assert document["kind"] == "plan"
+    both = assigner("solve", "profile.json", "--json", "-o", "new.json")
+    assert json.loads(both.stdout) == json.loads((folder / "new.json").read_text())
+
+
+def test_quiet_leaves_the_file_alone_to_speak(assigner, folder):
+    """-q prints nothing and writes the plan."""
+    result = assigner("solve", "profile.json", "-o", "new.json", "-q")
+    assert (result.stdout, result.stderr, result.exit_code) == ("", "", 0)
+    load_plan(folder / "new.json")
+
+
+def test_existing_output_is_refused_before_solving(assigner, folder, monkeypatch):
+    """Without --force an existing file stops the command before any work; with it the file is replaced."""
+    with monkeypatch.context() as patched:
+        patched.setattr("assigner.solver.solve", lambda *_, **__: pytest.fail("solved all the same"))
+        assert assigner("solve", "profile.json", "-o", "equal.json").exit_code == 2
+    before = (folder / "equal.json").read_bytes()
+    assert assigner("solve", "profile.json", "-o", "equal.json", "--force").exit_code == 0
+    assert (folder / "equal.json").read_bytes() != before
+
+
+def test_pins_and_micro_batches_reach_the_plan(assigner, folder):
+    """A pinned partition is where it was pinned, and the asked number of micro-batches is the plan's."""
+    result = assigner(
+        "solve", "profile.json", "-o", "new.json", "--micro-batches", "2", "--pin", "p5=worker:1", "--remat", "always"
+    )
+    assert result.exit_code == 0, result.stderr
+    plan = load_plan(folder / "new.json")
+    assert plan.micro_batches == 2
+    assert plan.placement["p5"] == "worker:1/cpu"
+    assert all(stage.rematerialise == stage.partitions for stage in plan.stages)
+
+
+def test_environment_sets_what_no_flag_does(assigner, folder, monkeypatch):
+    """ASSIGNER_SOLVER chooses the solver, and a flag counts for more."""
+    monkeypatch.setenv("ASSIGNER_SOLVER", "cbc")
+    assert assigner("solve", "profile.json", "-o", "a.json").exit_code == 0
+    assert assigner("solve", "profile.json", "-o", "b.json", "--solver", "highs").exit_code == 0
+    assert load_plan(folder / "a.json").solver.options["solver"] == "cbc"
+    assert load_plan(folder / "b.json").solver.options["solver"] == "highs"
+
+
+def test_infeasible_is_exit_code_3(assigner, folder):
+    """A profile whose partitions fit nowhere ends with 3 and says why; nothing is written."""
+    document = json.loads((folder / "profile.json").read_text())
+    for worker in document["workers"]:
+        worker["memory_bytes"] = 1000
+    (folder / "tiny.json").write_text(json.dumps(document))
+    result = assigner("solve", "tiny.json", "-o", "new.json")
+    assert result.exit_code == 3, result.stderr
+    assert result.stdout == ""
+    assert 1 <= len(result.stderr.splitlines()) <= 3
+    assert not (folder / "new.json").exists()
