@@ -118,5 +118,6 @@ def _measure_as_rank(entry: str, output: Path, options: "ProfileOptions", *, thr
     if profile is None:
         return
     save_profile(profile, output, force=force)
-    for warning in profile.warnings:
-        console.notice(f"warning: {warning}")
+    if profile.warnings:
+        more = f" and {len(profile.warnings) - 1} more like it" if len(profile.warnings) > 1 else ""
+        console.notice(f"warning: {profile.warnings[0]}{more}; assigner show {output} lists them")

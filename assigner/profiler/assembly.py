@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from assigner.workload import Workload
 
 _WIDE_SPREAD = 0.10
+_TELLING_S = 1e-3  # the spread of a shorter message is the clock's and the scheduler's
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,11 @@ def _sweep(found: dict[str, Any]) -> LinkSweep:
 
 def assemble(
     workload: Workload,
-    entry: str,
     graph: PartitionGraph,
-    sizes: Sequence[int],
     reports: Sequence[RankReport],
+    *,
+    entry: str,
+    sizes: Sequence[int],
     reserve: float,
 ) -> Profile:
     """One profile from all ranks' reports, in the order of the ranks."""
@@ -157,18 +159,19 @@ def _optimizer_name(workload: Workload) -> str:
 
 
 def _warnings(measurements: Sequence[Measurement], links: Sequence[Link], sizes: Sequence[int]) -> tuple[str, ...]:
-    """What a reader of the profile should know before trusting it."""
-    found = [
-        f"{each.partition} on {each.worker} at micro-batch {each.micro_batch}: spread {each.spread:.0%}"
+    """What a reader of the profile should know before trusting it; the widest spread first."""
+    wide = [
+        (each.spread, f"{each.partition} on {each.worker} at micro-batch {each.micro_batch}")
         for each in measurements
         if each.spread > _WIDE_SPREAD
     ]
-    found += [
-        f"link {link.source} -> {link.target} at {point.bytes:,.0f} bytes: spread {point.spread:.0%}"
+    wide += [
+        (point.spread, f"link {link.source} -> {link.target} at {point.bytes:,.0f} bytes")
         for link in links
         for point in link.points
-        if point.spread > _WIDE_SPREAD and point.seconds > 1e-3
+        if point.spread > _WIDE_SPREAD and point.seconds > _TELLING_S
     ]
+    found = [f"{what}: spread {spread:.0%}" for spread, what in sorted(wide, reverse=True)]
     if len(sizes) == 1:
-        found.append(f"one micro-batch size was measured ({sizes[0]}): plans cannot use another")
+        found.insert(0, f"one micro-batch size was measured ({sizes[0]}): plans cannot use another")
     return tuple(found)

@@ -1,9 +1,10 @@
 """Links between workers: one-way times over message sizes, and what a transfer costs the ends' computing.
 
-Pairs are measured in tournament rounds, so that each worker is in one pair at a time. A message of n bytes goes over
-and a small one comes back; the small one's own time, half of a small round trip, is taken off.
+Pairs are measured in tournament rounds, so that each worker is in one pair at a time. The receiver notes when a
+message has arrived, and the two ends' clocks are compared by the fastest of many small round trips.
 
-Round-robin rounds: the circle method (T. P. Kirkman, 1847).
+Round-robin rounds: the circle method (T. P. Kirkman, 1847). Clock offset: F. Cristian, Probabilistic clock
+synchronization, Distributed Computing 3, 1989.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _LONGEST_S = 2.0  # sizes stop growing where one message takes longer
 _BUDGET_S = 0.4  # per size and direction, past the fewest samples
 _FEWEST, _MOST = 3, 30
 _STREAM_S = 0.4
+_CLOCK_ROUNDS = 100
+_SHORTEST_S = 1e-6  # below what clocks can tell apart
 _TAG_DATA, _TAG_BACK, _TAG_MORE = 1, 2, 3
 
 
@@ -106,8 +109,8 @@ def measure_links(
 def _measure_pair(rank: int, source: int, target: int, sizes: Sequence[int]) -> LinkSweep | None:
     """One directed link; the source gets the result, the target plays along."""
     if rank == source:
-        back = _half_round_trip(target, first=True)
-        points = _sweep(target, sizes, back)
+        offset = _clock_offset(target)
+        points = _sweep(target, sizes, offset)
         size, seconds = points[-1].size, points[-1].sample.median
         count = max(_FEWEST, min(_MOST * 10, int(_STREAM_S / seconds)))
         dist.send(torch.tensor([size, count], dtype=torch.int64), target, tag=_TAG_MORE)
@@ -115,7 +118,7 @@ def _measure_pair(rank: int, source: int, target: int, sizes: Sequence[int]) -> 
         receiver_busy = torch.zeros(1, dtype=torch.float64)
         dist.recv(receiver_busy, target, tag=_TAG_BACK)
         return LinkSweep(source, target, tuple(points), sender_busy, float(receiver_busy))
-    _half_round_trip(source, first=False)
+    _answer_clock(source)
     _answer_sweep(source)
     stream = torch.zeros(2, dtype=torch.int64)
     dist.recv(stream, source, tag=_TAG_MORE)
@@ -125,26 +128,33 @@ def _measure_pair(rank: int, source: int, target: int, sizes: Sequence[int]) -> 
     return None
 
 
-def _half_round_trip(peer: int, *, first: bool) -> float:
-    """Seconds of one small message: half of the median round trip."""
-    buffer = torch.zeros(SMALLEST, dtype=torch.uint8)
-    times = []
-    for n in range(20):
+def _clock_offset(peer: int) -> float:
+    """How far the peer's clock is ahead of this one, in seconds.
+
+    Of a round trip sent at a and back at b, the peer's answer was given at about (a + b) / 2; the fastest says best.
+    """
+    answer = torch.zeros(1, dtype=torch.float64)
+    found = []
+    for _ in range(_CLOCK_ROUNDS):
         begin = time.perf_counter()
-        if first:
-            dist.send(buffer, peer, tag=_TAG_DATA)
-            dist.recv(buffer, peer, tag=_TAG_BACK)
-        else:
-            dist.recv(buffer, peer, tag=_TAG_DATA)
-            dist.send(buffer, peer, tag=_TAG_BACK)
-        if n:  # connections are lazy: the first message makes them
-            times.append(time.perf_counter() - begin)
-    return summarise(times).median / 2
+        dist.send(answer, peer, tag=_TAG_MORE)
+        dist.recv(answer, peer, tag=_TAG_BACK)
+        end = time.perf_counter()
+        found.append((end - begin, float(answer) - (begin + end) / 2))
+    return min(found)[1]
 
 
-def _sweep(target: int, sizes: Sequence[int], back_s: float) -> list[SweepPoint]:
-    """Source's side: announce each message's size (0 ends the sweep), send it, wait for the small answer."""
-    answer = torch.zeros(SMALLEST, dtype=torch.uint8)
+def _answer_clock(peer: int) -> None:
+    """The peer's side of `_clock_offset`."""
+    question = torch.zeros(1, dtype=torch.float64)
+    for _ in range(_CLOCK_ROUNDS):
+        dist.recv(question, peer, tag=_TAG_MORE)
+        dist.send(torch.tensor([time.perf_counter()], dtype=torch.float64), peer, tag=_TAG_BACK)
+
+
+def _sweep(target: int, sizes: Sequence[int], offset: float) -> list[SweepPoint]:
+    """Source's side: announce each message's size (0 ends the sweep), send it, learn when it arrived."""
+    answer = torch.zeros(1, dtype=torch.float64)
     points: list[SweepPoint] = []
     for size in sizes:
         buffer = torch.zeros(size, dtype=torch.uint8)
@@ -156,7 +166,7 @@ def _sweep(target: int, sizes: Sequence[int], back_s: float) -> list[SweepPoint]
             begin = time.perf_counter()
             dist.send(buffer, target, tag=_TAG_DATA)
             dist.recv(answer, target, tag=_TAG_BACK)
-            times.append(max(1e-7, time.perf_counter() - begin - back_s))
+            times.append(max(_SHORTEST_S, float(answer) - offset - begin))
         points.append(SweepPoint(size, summarise(times)))
         if points[-1].sample.median > _LONGEST_S:
             break
@@ -165,18 +175,17 @@ def _sweep(target: int, sizes: Sequence[int], back_s: float) -> list[SweepPoint]
 
 
 def _answer_sweep(source: int) -> None:
-    """Target's side of a sweep."""
-    answer = torch.zeros(SMALLEST, dtype=torch.uint8)
+    """Target's side of a sweep: say when the buffer is ready, and when the message has arrived."""
     size = torch.zeros(1, dtype=torch.int64)
     while True:
         dist.recv(size, source, tag=_TAG_MORE)
         if not int(size):
             return
         work = dist.irecv(torch.empty(int(size), dtype=torch.uint8), source, tag=_TAG_DATA)
-        dist.send(answer, source, tag=_TAG_BACK)
+        dist.send(torch.zeros(1, dtype=torch.float64), source, tag=_TAG_BACK)
         assert work is not None
         work.wait()
-        dist.send(answer, source, tag=_TAG_BACK)
+        dist.send(torch.tensor([time.perf_counter()], dtype=torch.float64), source, tag=_TAG_BACK)
 
 
 def _busy_share(size: int, count: int, start: Callable[[torch.Tensor], dist.Work | None]) -> float:

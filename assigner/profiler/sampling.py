@@ -1,14 +1,24 @@
-"""Repeat a measurement until it is steady: median and spread of its samples."""
+"""Repeat a measurement until it is steady: median and spread of its samples.
+
+A worker with a CPU quota runs for a moment and then stands still: a short run mostly falls between two stops, and the
+median of single runs would never see them. So a sample is the mean of as many runs as take 50 ms or more.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 WARM_UP_RUNS = 3
 WARM_UP_S = 0.2
+SAMPLE_S = 0.05
 MINIMUM_SAMPLES = 7
 STEADY_SPREAD = 0.05
 LIMIT_S = 2.0
@@ -19,9 +29,9 @@ class Sample:
     """What repeated runs gave.
 
     Args:
-        median: In the unit of the runs.
+        median: Of the samples, in the unit of the runs.
         spread: IQR / median.
-        count: How many runs were counted.
+        count: How many samples were counted.
     """
 
     median: float
@@ -40,31 +50,53 @@ def summarise(values: Sequence[float]) -> Sample:
 
 @dataclass
 class _Subject:
-    """One thing under measurement: its runs so far, each a tuple of parts (forward, backward)."""
+    """One thing under measurement.
+
+    Args:
+        run: Measures once; returns its parts (forward, backward) in seconds.
+        runs_in_sample: How many runs make one sample.
+        samples: The samples so far, each with one mean per part.
+        pending: The runs of the sample that is being taken.
+        spent_s: Time spent on samples.
+    """
 
     run: Callable[[], tuple[float, ...]]
-    runs: list[tuple[float, ...]]
+    runs_in_sample: int = 1
+    samples: list[tuple[float, ...]] = field(default_factory=list)
+    pending: list[tuple[float, ...]] = field(default_factory=list)
     spent_s: float = 0.0
 
-    def is_steady(self) -> bool:
-        if self.spent_s >= LIMIT_S and len(self.runs) >= 3:
-            return True
-        if len(self.runs) < MINIMUM_SAMPLES:
-            return False
-        return all(summarise(part).spread < STEADY_SPREAD for part in zip(*self.runs, strict=True))
+    def warm_up(self) -> None:
+        begin, count = time.perf_counter(), 0
+        while count < WARM_UP_RUNS or time.perf_counter() - begin < WARM_UP_S:
+            self.run()
+            count += 1
+        each_s = (time.perf_counter() - begin) / count
+        self.runs_in_sample = max(1, math.ceil(SAMPLE_S / each_s))
 
-    def take(self) -> None:
+    def take_run(self) -> None:
         begin = time.perf_counter()
-        self.runs.append(self.run())
+        self.pending.append(self.run())
         self.spent_s += time.perf_counter() - begin
+
+    def close_sample(self) -> None:
+        self.samples.append(tuple(statistics.fmean(part) for part in zip(*self.pending, strict=True)))
+        self.pending.clear()
+
+    def is_steady(self) -> bool:
+        if self.spent_s >= LIMIT_S and len(self.samples) >= 3:
+            return True
+        if len(self.samples) < MINIMUM_SAMPLES:
+            return False
+        return all(summarise(part).spread < STEADY_SPREAD for part in zip(*self.samples, strict=True))
 
 
 def measure_interleaved(
     runs: Sequence[Callable[[], tuple[float, ...]]], on_round: Callable[[int, int], None] | None = None
 ) -> list[tuple[Sample, ...]]:
-    """Measure several things in turn, so that they share the machine's drift.
+    """Measure several things in turn, so that they share the machine's drift and evict each other's caches.
 
-    Each is warmed up by count and time, then run until the spread of all its parts is below 5 % with 7 samples or
+    Each is warmed up by count and time, then sampled until the spread of all its parts is below 5 % with 7 samples or
     more, or 2 s are spent on it.
 
     Args:
@@ -74,17 +106,18 @@ def measure_interleaved(
     Returns:
         For each thing, one sample per part.
     """
-    subjects = [_Subject(run, []) for run in runs]
+    subjects = [_Subject(run) for run in runs]
     for subject in subjects:
-        begin, count = time.perf_counter(), 0
-        while count < WARM_UP_RUNS or time.perf_counter() - begin < WARM_UP_S:
-            subject.run()
-            count += 1
+        subject.warm_up()
     waiting = list(subjects)
     while waiting:
+        for turn in range(max(subject.runs_in_sample for subject in waiting)):
+            for subject in waiting:
+                if turn < subject.runs_in_sample:
+                    subject.take_run()
         for subject in waiting:
-            subject.take()
+            subject.close_sample()
         waiting = [subject for subject in waiting if not subject.is_steady()]
         if on_round is not None:
             on_round(len(subjects) - len(waiting), len(subjects))
-    return [tuple(summarise(part) for part in zip(*subject.runs, strict=True)) for subject in subjects]
+    return [tuple(summarise(part) for part in zip(*subject.samples, strict=True)) for subject in subjects]

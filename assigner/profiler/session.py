@@ -103,7 +103,7 @@ def profile_workload(
         watch.close()
         if rank:
             return None
-        return assemble(workload, entry, session.graph, session.sizes, reports, options.reserve)
+        return assemble(workload, session.graph, reports, entry=entry, sizes=session.sizes, reserve=options.reserve)
     except BaseException as error:
         watch.report(session.at if session else "the start", error)
         raise
@@ -124,6 +124,7 @@ class _Session:
         progress(self.at, 0.0)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.device = _device()
+        self.worker = f"worker:{self.rank}/{self.device}"
         self.facts = host_facts(self.device)
         self.graph: PartitionGraph = partition_graph(workload, options.marks)
         self.sizes = tuple(sorted(set(options.micro_batches or default_micro_batches(workload.batch_size))))
@@ -189,22 +190,17 @@ class _Session:
             ((updates[name],),) = measure_interleaved([update.run])
             self.optimizer_bytes[self.graph.piece[name].kind] = update.state_bytes()
         for ((name, size), bench), (forward, backward) in zip(benches.items(), samples, strict=True):
-            self._keep(name, size, bench, forward, backward, updates[name])
-
-    def _keep(
-        self, name: str, size: int, bench: PartitionBench, forward: Sample, backward: Sample, update: Sample
-    ) -> None:
-        held = bench.bytes()
-        self.measurements.append(
-            Measurement(
-                name, f"worker:{self.rank}/{self.device}", size, forward.median, backward.median, update.median,
-                held.activation_bytes, held.workspace_bytes, forward.count, max(forward.spread, backward.spread),
-            )
-        )  # fmt: skip
+            held = bench.bytes()
+            self.measurements.append(
+                Measurement(
+                    name, self.worker, size, forward.median, backward.median, updates[name].median,
+                    held.activation_bytes, held.workspace_bytes, forward.count, max(forward.spread, backward.spread),
+                )
+            )  # fmt: skip
 
     def _infeasible(self, name: str, size: int, error: BaseException) -> None:
         why = f"out of memory when measured ({str(error).splitlines()[0][:120]})"
-        self.measurements.append(Measurement(name, f"worker:{self.rank}/{self.device}", size, infeasible=why))
+        self.measurements.append(Measurement(name, self.worker, size, infeasible=why))
 
     def _bench(self, name: str, module: Any, given: KindInputs) -> PartitionBench:
         piece = self.graph.piece[name]
