@@ -249,4 +249,4 @@ def message_s(points: Sequence[LinkPoint], size: float) -> float:
         share = (size - low.bytes) / (high.bytes - low.bytes)
         return low.seconds + share * (high.seconds - low.seconds)
     share = math.log(size / low.bytes) / math.log(high.bytes / low.bytes)
-    return low.seconds * (high.seconds / low.seconds) ** share
+    return float(low.seconds * (high.seconds / low.seconds) ** share)

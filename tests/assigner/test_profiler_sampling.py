@@ -1,0 +1,109 @@
+"""Sampling stops when it is steady, and a sample is long enough to see a stopped CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from assigner.profiler import sampling
+from assigner.profiler.links import message_sizes, tournament
+from assigner.profiler.sampling import measure_interleaved, summarise
+from assigner.profiler.session import ProfileOptions, default_micro_batches
+
+
+class Clock:
+    """A clock that only the measured runs move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(sampling, "time", made)
+    return made
+
+
+def test_median_and_spread() -> None:
+    """The spread is the interquartile range over the median."""
+    said = summarise([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (said.median, said.spread, said.count) == (3.0, pytest.approx(2 / 3), 5)
+    assert summarise([7.0]).spread == 0.0
+
+
+def test_steady_runs_need_seven_samples(clock: Clock) -> None:
+    """Runs that all take the same time are sampled seven times, whatever their length."""
+
+    def run() -> tuple[float, float]:
+        clock.now += 0.1
+        return 0.03, 0.07
+
+    ((forward, backward),) = measure_interleaved([run])
+    assert (forward.median, backward.median) == (pytest.approx(0.03), pytest.approx(0.07))
+    assert forward.count == 7
+
+
+def test_a_sample_averages_over_a_cpu_that_stands_still(clock: Clock) -> None:
+    """Of a CPU that runs one of five times, a short run's figure holds its share of the stops."""
+    turn = 0
+
+    def run() -> tuple[float]:
+        nonlocal turn
+        turn += 1
+        seconds = 0.001 if turn % 5 else 0.021  # every fifth run meets a stop of 20 ms
+        clock.now += seconds
+        return (seconds,)
+
+    ((said,),) = measure_interleaved([run])
+    assert said.median == pytest.approx(0.005)
+    assert said.spread < 0.05
+
+
+def test_unsteady_runs_end_by_time(clock: Clock) -> None:
+    """What never becomes steady is given up after two seconds, and its spread says so."""
+    turn = 0
+
+    def run() -> tuple[float]:
+        nonlocal turn
+        turn += 1
+        seconds = 0.1 if turn % 2 else 0.4
+        clock.now += seconds
+        return (seconds,)
+
+    ((said,),) = measure_interleaved([run])
+    assert said.spread > 0.5
+    assert 7 <= said.count <= 12
+
+
+def test_pairs_of_a_round_are_disjoint_and_all_meet() -> None:
+    """A tournament of n workers has every pair once, and nobody twice in a round."""
+    for workers in range(2, 9):
+        rounds = tournament(workers)
+        pairs = [pair for each in rounds for pair in each]
+        assert sorted(pairs) == [(a, b) for a in range(workers) for b in range(a + 1, workers)]
+        assert all(len({name for pair in each for name in pair}) == 2 * len(each) for each in rounds)
+
+
+def test_sweeps_reach_the_largest_message() -> None:
+    """Sizes grow by four from 1 KiB until they cover what a plan could send."""
+    assert message_sizes(1) == [1024]
+    assert message_sizes(5000) == [1024, 4096, 16384]
+
+
+@pytest.mark.parametrize(
+    ("batch", "sizes"), [(1, (1,)), (2, (1, 2)), (7, (1, 7)), (32, (2, 4, 8)), (64, (4, 8, 16)), (6, (1, 2))]
+)
+def test_default_sizes_are_divisors(batch: int, sizes: tuple[int, ...]) -> None:
+    """Two or more sizes wherever the batch has them, so that times are a line and not a guess."""
+    assert default_micro_batches(batch) == sizes
+
+
+def test_options_are_checked() -> None:
+    """Values that cannot be used are refused by name."""
+    with pytest.raises(ValueError, match="1 or more"):
+        ProfileOptions(micro_batches=(0,))
+    with pytest.raises(ValueError, match="reserve"):
+        ProfileOptions(reserve=1.0)

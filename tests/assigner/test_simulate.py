@@ -1,0 +1,184 @@
+"""The simulator says what the cost model's page says: formulas for chains, order, busy shares, links."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+from builders import make_plan, make_profile, worker_name
+
+from assigner.cost import CostModel
+from assigner.errors import FormatError
+from assigner.profile import Link, LinkPoint, Tie
+from assigner.schedule import Action, Kind, build_program
+from assigner.simulate import overfull, predict, run_program
+
+UPDATE = 1e-4
+
+
+def chain_formula(f: list[float], b: list[float], c: list[float], c_back: list[float], m: int, u: list[float]) -> float:
+    """The step time of a chain of stages under GPipe without busy shares (3-cost-model.md)."""
+    forward = sum(f) + sum(c) + (m - 1) * max(f + c)
+    ends = [forward + sum(b[s:]) + sum(c_back[s:]) + (m - 1) * max(b[s:] + c_back[s:]) + u[s] for s in range(len(f))]
+    return max(ends)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_chain_under_gpipe_takes_the_sum_and_m_minus_one_times_the_slowest(seed: int) -> None:
+    """Simulated step time equals the closed formula, for random chains, wires and micro-batch counts."""
+    rng = random.Random(seed)
+    stages = rng.randint(1, 4)
+    m = rng.choice([1, 2, 4, 8])
+    work = [rng.uniform(1e-3, 5e-3) for _ in range(stages)]
+    slow = [rng.choice([1.0, 2.0, 3.0]) for _ in range(stages)]
+    profile = make_profile(work=work, slowness=slow, bandwidth=rng.choice([1e7, 1e9]), edge_bytes=rng.uniform(1e4, 1e6))
+    plan = make_plan(profile, [(s, [f"p{s}"]) for s in range(stages)], micro_batches=m)
+    cost, size = CostModel(profile), 8 // m
+    prices = [cost.partition(f"p{s}", worker_name(s), size) for s in range(stages)]
+    bytes_ = profile.edges[0].bytes_per_sample * size if stages > 1 else 0
+    there = [cost.transfer_s(worker_name(s), worker_name(s + 1), bytes_) for s in range(stages - 1)]
+    back = [cost.transfer_s(worker_name(s + 1), worker_name(s), bytes_) for s in range(stages - 1)]
+    expected = chain_formula(
+        [p.forward_s for p in prices], [p.backward_s for p in prices], there, back, m, [p.update_s for p in prices]
+    )
+    assert predict(plan, profile).step_s == pytest.approx(expected, rel=1e-12)
+
+
+def test_remat_adds_a_forward_to_the_backward() -> None:
+    """On one worker a rematerialised partition costs one more forward per micro-batch."""
+    profile = make_profile(work=[1e-3, 2e-3], slowness=[1.0])
+    plan = make_plan(profile, [(0, ["p0", "p1"])], micro_batches=4)
+    again = replace(plan, stages=(replace(plan.stages[0], rematerialise=("p1",)),))
+    assert predict(again, profile).step_s - predict(plan, profile).step_s == pytest.approx(4 * 2 * 2e-3)
+
+
+def test_busy_shares_hold_the_worker_and_not_the_message() -> None:
+    """A sender is busy after its action, a receiver after the action that used the message; the message is on time."""
+    profile = make_profile(work=[1e-3, 1e-3], slowness=[1.0, 1.0], busy=0.5, edge_bytes=1e6, bandwidth=1e9, latency=0.0)
+    plan = make_plan(profile, [(0, ["p0"]), (1, ["p1"])], micro_batches=8)
+    timeline = run_program(build_program(plan, profile.edges), CostModel(profile))
+    wire = 1e-3  # 1e6 bytes at 1e9 a second
+    starts = [e.start_s for e in timeline.events if e.worker == worker_name(0) and e.action.kind is Kind.FORWARD]
+    assert starts[1] - starts[0] == pytest.approx(1e-3 + 0.5 * wire)
+    first = next(e for e in timeline.events if e.worker == worker_name(1) and e.action.kind is Kind.FORWARD)
+    assert first.start_s == pytest.approx(1e-3 + wire)
+    second = [e for e in timeline.events if e.worker == worker_name(1) and e.action.kind is Kind.FORWARD][1]
+    assert second.start_s == pytest.approx(max(starts[1] + 1e-3 + wire, first.end_s + 0.5 * wire))
+
+
+def test_a_link_carries_one_message_at_a_time() -> None:
+    """Messages on one link queue; messages on two links do not."""
+    profile = make_profile(
+        work=[1e-3] * 3, slowness=[1.0] * 3, edges=[(0, 1), (0, 2), (1, 2)], edge_bytes=1e7, latency=0.0, batch=2
+    )
+    plan = make_plan(profile, [(0, ["p0"]), (1, ["p1"]), (2, ["p2"])], micro_batches=2)
+    timeline = run_program(build_program(plan, profile.edges), CostModel(profile))
+    sends = [e for e in timeline.events if e.action.route is not None and e.action.route.payload == "activation"]
+    by_link: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for event in sends:
+        by_link.setdefault((event.action.route.source, event.action.route.target), []).append(
+            (event.start_s, event.end_s)
+        )
+    for spans in by_link.values():
+        assert all(later[0] >= earlier[1] - 1e-12 for earlier, later in itertools.pairwise(spans))
+    skip, near = by_link[worker_name(0), worker_name(2)][0], by_link[worker_name(0), worker_name(1)][0]
+    assert skip[0] == near[0]  # straight from producer to each reader
+
+
+def test_an_output_for_several_partitions_of_a_worker_travels_once() -> None:
+    """Two readers on one worker share one message, and one gradient comes back."""
+    profile = make_profile(work=[1e-3] * 3, slowness=[1.0] * 2, edges=[(0, 1), (0, 2), (1, 2)])
+    plan = make_plan(profile, [(0, ["p0"]), (1, ["p1", "p2"])], micro_batches=2)
+    program = build_program(plan, profile.edges)
+    assert [(route.payload, route.partition) for route in program.routes] == [("activation", "p0"), ("gradient", "p0")]
+
+
+def test_an_edge_without_gradient_sends_nothing_back() -> None:
+    """A backward message exists where the edge bears a gradient."""
+    profile = make_profile(work=[1e-3] * 2, slowness=[1.0] * 2)
+    profile = replace(profile, edges=(replace(profile.edges[0], gradient=False),))
+    program = build_program(make_plan(profile, [(0, ["p0"]), (1, ["p1"])]), profile.edges)
+    assert [route.payload for route in program.routes] == ["activation"]
+
+
+def test_one_f_one_b_keeps_to_its_warm_up() -> None:
+    """Stage s of S starts with S - s forwards, or its own depth, then takes one backward and one forward in turn."""
+    profile = make_profile(work=[1e-3] * 3, slowness=[1.0] * 3)
+    plan = replace(make_plan(profile, [(0, ["p0"]), (1, ["p1"]), (2, ["p2"])], micro_batches=8), schedule="1f1b")
+    program = build_program(plan, profile.edges)
+
+    def order(worker: int) -> str:
+        names = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.UPDATE: "U"}
+        actions: tuple[Action, ...] = program.actions[worker_name(worker)]
+        return "".join(names[action.kind] for action in actions if action.kind in names)
+
+    assert order(0) == "FFF" + "BF" * 5 + "BBB" + "U"
+    assert order(2) == "F" + "BF" * 7 + "B" + "U"
+    deep = replace(plan, stages=(replace(plan.stages[0], in_flight=5), *plan.stages[1:]))
+    first = [a.kind for a in build_program(deep, profile.edges).actions[worker_name(0)] if a.route is None]
+    assert first.index(Kind.BACKWARD) == 5
+    held = predict(deep, profile).workers[0].memory.activations
+    assert held == pytest.approx(predict(plan, profile).workers[0].memory.activations * 5 / 3)
+
+
+def test_ties_across_workers_send_their_gradients_each_way() -> None:
+    """A shared parameter on two workers costs one message each way after the last backward, before the update."""
+    profile = make_profile(work=[1e-3] * 2, slowness=[1.0] * 2, latency=0.0)
+    tied = replace(profile, ties=(Tie("w", ("p0", "p1"), int(1e6)),))
+    stages = [(0, ["p0"]), (1, ["p1"])]
+    plain, shared = (predict(make_plan(each, stages), each) for each in (profile, tied))
+    assert shared.step_s - plain.step_s == pytest.approx(1e-3, rel=1e-6)
+
+
+def test_the_parts_of_a_workers_step_add_up() -> None:
+    """Compute, transfer and idle time of every worker make the step time; the bubble is their idle share."""
+    profile = make_profile(work=[1e-3, 4e-3, 2e-3], slowness=[1.0, 2.0, 1.0], bandwidth=1e7)
+    said = predict(make_plan(profile, [(0, ["p0"]), (1, ["p1"]), (2, ["p2"])]), profile)
+    for worker in said.workers:
+        assert worker.compute_s + worker.transfer_s + worker.idle_s == pytest.approx(said.step_s)
+        assert worker.idle_s >= -1e-12
+        assert worker.peak_bytes == worker.memory.total
+    assert said.bubble_fraction == pytest.approx(1 - sum(w.compute_s for w in said.workers) / (3 * said.step_s))
+    assert said.samples_per_s == pytest.approx(8 / said.step_s)
+
+
+def test_too_little_memory_is_told() -> None:
+    """A worker whose peak is above its capacity is named."""
+    profile = make_profile(work=[1e-3] * 2, slowness=[1.0] * 2, capacity=[1e7, 1e9])
+    said = predict(make_plan(profile, [(0, ["p0"]), (1, ["p1"])]), profile)
+    assert [worker.worker for worker in overfull(said)] == [worker_name(0)]
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([(0, ["p1"]), (1, ["p0"])], "runs later"),
+        ([(0, ["p0"])], "nowhere"),
+        ([(0, ["p0"]), (7, ["p1"])], "worker:7/cpu"),
+        ([(0, ["p0"]), (1, ["p9"])], "p9"),
+    ],
+)
+def test_a_plan_that_does_not_fit_the_profile_is_refused(stages: list, message: str) -> None:
+    """Wrong order, missing or unknown partitions and workers are format errors."""
+    profile = make_profile(work=[1e-3] * 2, slowness=[1.0] * 2)
+    with pytest.raises(FormatError, match=message):
+        predict(make_plan(profile, stages), profile)
+
+
+def test_a_plan_of_another_workload_is_refused() -> None:
+    """Fingerprints must be equal."""
+    profile = make_profile(work=[1e-3], slowness=[1.0])
+    plan = make_plan(profile, [(0, ["p0"])])
+    other = replace(plan, workload=replace(plan.workload, fingerprint="sha256:ff"))
+    with pytest.raises(FormatError, match="sha256:ff"):
+        predict(other, profile)
+
+
+def test_a_missing_link_is_named() -> None:
+    """A plan that needs a link which was not measured is refused with both ends."""
+    profile = make_profile(work=[1e-3] * 2, slowness=[1.0] * 2)
+    profile = replace(profile, links=(Link(worker_name(0), worker_name(1), (LinkPoint(1, 1),)),))
+    with pytest.raises(FormatError, match=r"from worker:1/cpu to worker:0/cpu"):
+        predict(make_plan(profile, [(0, ["p0"]), (1, ["p1"])]), profile)
