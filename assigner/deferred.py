@@ -62,7 +62,7 @@ class _View:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _View:
         storage = tensor.untyped_storage()._cdata
-        return cls(storage, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
+        return cls(storage, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class _NoValueError(Exception):
     """The builder asked for a value that depends on a random draw."""
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs every call on the meta device, and keeps it.
 
     Draws on the meta device leave the generator alone, so a change of its state between two draws is the builder's
@@ -96,7 +96,7 @@ class _Recorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[_Call] = []
         self.storages: dict[int, torch.UntypedStorage] = {}  # kept alive: a freed one's number is given again
         self.state = torch.get_rng_state()
@@ -137,8 +137,8 @@ class _Recorder(TorchDispatchMode):
                 now = torch.get_rng_state()
                 if not torch.equal(now, self.state):
                     self.state = state = now
-        seen = self.views((args, kwargs, result))
-        self.calls.append(_Call(func, *seen, writes, is_random, state))
+        seen_args, seen_kwargs, made = self.views((args, kwargs, result))
+        self.calls.append(_Call(func, seen_args, seen_kwargs, made, writes, is_random, state))
 
     def value(self, tensor: torch.Tensor) -> Any:
         """A number that the builder asks for, worked out from the calls so far; no draw may be among them."""
@@ -168,7 +168,7 @@ class _LooksReal(TorchFunctionMode):
     """Says of every tensor that it is not on the meta device: torch.nn.init leaves some of those as they are."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == torch.Tensor.is_meta.__get__:
+        if func == torch.Tensor.is_meta.__get__:  # type: ignore[attr-defined]
             return False
         return func(*args, **(kwargs or {}))
 

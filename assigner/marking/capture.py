@@ -194,22 +194,16 @@ def opaque_modules(model: nn.Module, marked: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _replaced(model: nn.Module, names: Sequence[str], calls: list[OpaqueCall]) -> Iterator[None]:
-    """Opaque forwards while the block runs."""
-    modules = {id(model.get_submodule(name)): (name, model.get_submodule(name)) for name in reversed(names)}
-    kept = {}
+    """Opaque calls while the block runs: of the forward together with its hooks, which the module keeps."""
+    modules = {model.get_submodule(name): name for name in reversed(names)}
     _session.forwards.clear()
     try:
-        for key, (name, module) in modules.items():
-            kept[key] = module.__dict__.get("forward")
-            module.__dict__["forward"] = _opaque(name, module.forward, calls)
+        for module, name in modules.items():
+            module.__dict__["_call_impl"] = _opaque(name, module._call_impl, calls)
         yield
     finally:
-        for key, forward in kept.items():
-            module = modules[key][1]
-            if forward is None:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = forward
+        for module in modules:
+            module.__dict__.pop("_call_impl", None)
         _session.forwards.clear()
 
 

@@ -73,7 +73,6 @@ class Ownership:
                 node.op == "call_function"
                 and not is_call(node)
                 and not _is_random(node)
-                and not is_in_place(node)
                 and all(argument in free for argument in node.all_input_nodes)
             ):
                 free.add(node)
@@ -149,9 +148,10 @@ class Ownership:
 
     def _bytes(self, node: fx.Node, place: int) -> float:
         """Bytes that cross between partitions at this node, were it run at `place`."""
-        incoming = sum(self.size_of(each) for each in self._sources(node) if self.owner[each] != place)
+        incoming: float = sum(self.size_of(each) for each in self._sources(node) if self.owner[each] != place)
         away = {self.owner[each] for each in self._readers(node)} - {place}
-        return incoming + self.size_of(node) * len(away)
+        outgoing: float = self.size_of(node) * len(away)
+        return incoming + outgoing
 
 
 def placeholder_names(capture: Capture) -> dict[fx.Node, tuple[InputKind, str]]:
@@ -184,5 +184,6 @@ def value_bytes(node: fx.Node, evaluate: Any) -> float:
     total = 0.0
     for leaf in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(leaf, torch.Tensor):
-            total += float(math.prod(evaluate(size) for size in leaf.shape) * leaf.element_size())
+            elements: int = math.prod(evaluate(size) for size in leaf.shape)
+            total += elements * leaf.element_size()
     return total

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -34,12 +34,17 @@ class Size:
 
     expression: Any
     symbols: Mapping[Any, tuple[int, int]]
+    _known: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
     def evaluate(self, inputs: Sequence[Any]) -> Any:
         """The number for these input tensors (the flattened inputs of one micro-batch)."""
-        sizes = {symbol: inputs[leaf].size(dim) for symbol, (leaf, dim) in self.symbols.items()}
-        number = self.expression.subs(sizes)
-        return bool(number) if number.is_Boolean else int(number) if number.is_integer else float(number)
+        sizes = tuple([inputs[leaf].size(dim) for leaf, dim in self.symbols.values()])
+        if sizes not in self._known:  # substitution takes 0.1 ms, and shapes are few
+            number = self.expression.subs(dict(zip(self.symbols, sizes, strict=True)))
+            self._known[sizes] = (
+                bool(number) if number.is_Boolean else int(number) if number.is_integer else float(number)
+            )
+        return self._known[sizes]
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,7 @@ class Piece:
         constants: Tensors that the forward makes from literals.
         parameters: Names of the parameters that it holds.
         buffers: Names of its buffers.
-        writes_inputs: Its forward changes a value in place that it was given.
-        kind: Equal for partitions of the same structure and shapes.
+        kind: Equal for partitions of the same structure, shapes and gradients.
     """
 
     name: str
@@ -83,7 +87,6 @@ class Piece:
     constants: Mapping[str, torch.Tensor]
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
-    writes_inputs: bool
     kind: str
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import fx
@@ -47,7 +47,6 @@ class PieceBuilder:
         self.constants: dict[str, torch.Tensor] = {}
         self.direct: dict[str, fx.Node] = {}
         self.modules: dict[str, None] = {}
-        self.writes_inputs = False
         users = [
             spec.arg.name
             for spec in cutter.captured.program.graph_signature.input_specs
@@ -69,11 +68,10 @@ class PieceBuilder:
         self._order_placeholders()
         self.graph.lint()
         parameters, buffers = self._state()
-        kind = _kind(self, parameters, buffers)
+        kind = _structure(self, parameters, buffers)
         return Piece(
             name, self.cutter.marked[self.ownership.order[self.place]], self.graph, tuple(self.reads),
-            tuple(size for size, _ in self.sizes.values()), self.constants, parameters, buffers, self.writes_inputs,
-            kind,
+            tuple(size for size, _ in self.sizes.values()), self.constants, parameters, buffers, kind,
         )  # fmt: skip
 
     def _order_placeholders(self) -> None:
@@ -145,12 +143,13 @@ class PieceBuilder:
 
     def _call(self, node: fx.Node) -> Any:
         """A call of the module itself, with its arguments in their own structure; gives its tensors as a list."""
-        call = self.cutter.captured.calls[int(node.args[0])]  # type: ignore[arg-type]
-        tensors = [self.copy(each) for each in node.args[1]]  # type: ignore[union-attr]
-        sizes = [self.copy(each) if isinstance(each, fx.Node) else each for each in node.args[2]]  # type: ignore[union-attr]
-        for number in call.written:
-            self._check_last_use(node.args[1][number], node)  # type: ignore[index]
-            self.writes_inputs = True
+        position, given, numbers = cast("tuple[int, list[fx.Node], list[Any]]", node.args)
+        call = self.cutter.captured.calls[position]
+        tensors = [self.copy(each) for each in given]
+        sizes = [self.copy(each) if isinstance(each, fx.Node) else each for each in numbers]
+        for number in call.written:  # on a copy: what a partition reads stays as it is, for others and for a recompute
+            self._check_last_use(given[number], node)
+            tensors[number] = self.graph.call_function(torch.ops.aten.clone.default, (tensors[number],))
         slots = {"tensor": tensors, "size": sizes}
         args, kwargs = pytree.tree_map(
             lambda leaf: slots[leaf.kind][leaf.index] if isinstance(leaf, Slot) else leaf, call.arguments
@@ -163,13 +162,19 @@ class PieceBuilder:
         return self.graph.call_function(tensor_leaves, (made,))
 
     def _check_last_use(self, value: fx.Node, writer: fx.Node) -> None:
-        """A value that is changed in place must have no other reader: on another worker it would not see the change."""
+        """The writer works on a copy: nobody may read the value, or a view of it, afterwards and expect the change."""
         order = {node: n for n, node in enumerate(self.ownership.nodes)}
-        late = [user for user in value.users if order[user] > order[writer]]
+        while _is_view(value):
+            value = cast("fx.Node", value.args[0])
+        family = [value]
+        for each in family:
+            family += [user for user in each.users if _is_view(user)]
+        late = [user for each in family for user in each.users if order[user] > order[writer]]
         if late:
             raise MarkingError(
-                f"{writer.name} changes a value in place that {late[0].name} reads afterwards",
-                hint="make the first operation of the marked module out of place (inplace=False)",
+                f"{writer.name} changes a value in place ({_line(writer)}) that {late[0].name} reads afterwards"
+                f" ({_line(late[0])})",
+                hint="make the operation out of place (inplace=False), or mark a larger module with both lines",
             )
 
     def _in_place(self, node: fx.Node) -> fx.Node:
@@ -177,7 +182,9 @@ class PieceBuilder:
         assert isinstance(node.target, torch._ops.OpOverload)
         first = node.args[0]
         if isinstance(first, fx.Node) and first.op == "placeholder":
-            return self.graph.node_copy(node, self.copy)  # a buffer of the model: the change is meant
+            kind, _ = self.ownership.placeholders[first]
+            if kind is InputKind.BUFFER:
+                return self.graph.node_copy(node, self.copy)  # the change is meant
         name = node.target._schema.name.split("::")[1]
         packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
         overload = getattr(packet, node.target._overloadname, None) if name.endswith("_") else None
@@ -186,6 +193,8 @@ class PieceBuilder:
                 f"the glue between partitions changes part of a value in place ({node.name}: {_line(node)})",
                 hint="write it out of place, or mark a larger module that contains the line",
             )
+        if isinstance(first, fx.Node):
+            self._check_last_use(first, node)
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.copy)
         made = self.graph.call_function(overload, args, kwargs)
         made.meta["val"] = node.meta.get("val")
@@ -216,14 +225,14 @@ def _line(node: fx.Node) -> str:
     return trace[-1].strip() if trace else "unknown line"
 
 
-def _kind(builder: PieceBuilder, parameters: Sequence[str], buffers: Sequence[str]) -> str:
+def _structure(builder: PieceBuilder, parameters: Sequence[str], buffers: Sequence[str]) -> str:
     """A short hash of a piece's structure and shapes, blind to names."""
     model = builder.cutter.deferred.model
     tensors = builder.cutter.deferred.tensors()
     number = {node: n for n, node in enumerate(builder.graph.nodes)}
     rows = []
     for node in builder.graph.nodes:
-        target = str(node.target)
+        target = str(node.target) if isinstance(node.target, str | torch._ops.OpOverload) else node.target.__name__
         if node.op == "call_module":
             module = model.get_submodule(target)
             target = f"{type(module).__qualname__} {module!r}"

@@ -1,19 +1,20 @@
 """Checkpoints of a model that is nowhere whole: every rank writes its part, keyed by the model's own names.
 
 The weights are safetensors shards with the index that Hugging Face reads; optimizer state lies beside them, keyed
-`PARAMETER/STATE`. Nothing is pickled, so a checkpoint can run no code. A folder is written under another name and
-renamed when every rank has written: it is complete or absent.
+`PARAMETER/STATE`, with the plain numbers among it and each parameter's settings (`lr`, ...) in its index. Nothing is
+pickled, so a checkpoint can run no code. A folder is written under another name and renamed when every rank has
+written: it is complete or absent. All of it is read and checked before anything is overwritten.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -21,11 +22,13 @@ from torch import nn
 from assigner.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _INDEX = "model.safetensors.index.json"
 _OPTIMIZER = "optimizer.safetensors.index.json"
 _FACTS = "training.json"
+
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def save_checkpoint(
@@ -36,6 +39,7 @@ def save_checkpoint(
     parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer | None,
     facts: Mapping[str, Any],
+    meet: Callable[[], None],
 ) -> None:
     """Write this rank's part; rank 0 completes the folder when all have written theirs.
 
@@ -45,56 +49,62 @@ def save_checkpoint(
         state: This rank's tensors by the model's names.
         parameters: Its parameters by name.
         optimizer: Its optimizer.
-        facts: Plain values that are kept with it.
+        facts: Plain values that are kept with it: `fingerprint` (of the model), and counts.
+        meet: Waits for all ranks.
 
     Raises:
-        UsageError: the folder exists, or the ranks do not share its file system.
+        UsageError: the ranks do not share its file system.
     """
     aside = folder.with_name(f".{folder.name}.part")
     if rank == 0:
-        if folder.exists():
-            raise UsageError(f"{folder} exists", hint="save to a new folder, or remove it")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-    _barrier()
+    meet()
     if not aside.is_dir():
         raise UsageError(f"{aside}: rank {rank} does not see it", hint="save to a file system that all hosts share")
-    _write(aside, f"model-{rank:05}", {name: tensor.detach() for name, tensor in state.items()})
-    moments = _optimizer_tensors(parameters, optimizer)
-    _write(aside, f"optimizer-{rank:05}", moments)
-    _barrier()
+    moments = _OptimizerState.of(parameters, optimizer)
+    _write(aside, f"model-{rank:05}", {name: tensor.detach() for name, tensor in state.items()}, {})
+    _write(aside, f"optimizer-{rank:05}", moments.tensors, {"plain": moments.plain, "settings": moments.settings})
+    meet()
     if rank == 0:
         _write_index(aside, _INDEX, "model-*.json")
         _write_index(aside, _OPTIMIZER, "optimizer-*.json")
         (aside / _FACTS).write_text(json.dumps(dict(facts), indent=1))
         aside.rename(folder)
-    _barrier()
+    meet()
 
 
 def load_checkpoint(
     folder: Path,
+    fingerprint: str,
     *,
     state: Mapping[str, torch.Tensor],
     parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer | None,
-) -> dict[str, Any]:
+) -> dict[str, int]:
     """Read into this rank's tensors, in place, whatever plan wrote the checkpoint.
 
     Args:
         folder: The checkpoint.
+        fingerprint: Of the model.
         state: The tensors to fill, by the model's names.
         parameters: The parameters among them.
-        optimizer: Their optimizer; its state is replaced.
+        optimizer: Their optimizer; its state and its settings (`lr`, ...) are replaced.
 
     Returns:
-        The facts that were saved with it.
+        The counts that were saved with it.
 
     Raises:
         UsageError: there is no checkpoint.
-        FormatError: it is broken, or lacks a tensor or has it in another shape.
+        FormatError: it is broken, of another model, or lacks a tensor or has it in another shape; then nothing was
+            changed.
     """
     facts = _read_json(folder / _FACTS)
-    found = _read(folder, _INDEX, set(state))
+    if facts.pop("fingerprint", None) != fingerprint:
+        raise FormatError(f"{folder} was saved from another model", hint="load it with the workload that wrote it")
+    if not all(isinstance(fact, int) for fact in facts.values()):
+        raise FormatError(f"{folder / _FACTS}: expected whole numbers")
+    found = _read(folder, _INDEX, state.__contains__)
     for name, tensor in state.items():
         if name not in found:
             raise FormatError(f"{folder} has no {name!r}", hint="was it saved from the same model?")
@@ -102,9 +112,11 @@ def load_checkpoint(
             raise FormatError(
                 f"{folder}: {name!r} has shape {tuple(found[name].shape)}, the model {tuple(tensor.shape)}"
             )
+    moments = _OptimizerState.read(folder, parameters)
+    for name, tensor in state.items():
         tensor.detach().copy_(found[name])
     if optimizer is not None:
-        _load_optimizer(folder, parameters, optimizer)
+        moments.put(parameters, optimizer)
     return facts
 
 
@@ -115,32 +127,118 @@ def read_weights(folder: Path | str) -> dict[str, torch.Tensor]:
         UsageError: there is no checkpoint.
         FormatError: it is broken.
     """
-    return _read(Path(folder), _INDEX, None)
+    return _read(Path(folder), _INDEX, lambda _: True)
 
 
-def _barrier() -> None:
-    if dist.is_initialized():
-        dist.barrier()
+@dataclass(frozen=True)
+class _OptimizerState:
+    """An optimizer's state by the model's names.
+
+    Args:
+        tensors: `PARAMETER/STATE` -> tensor.
+        plain: `PARAMETER/STATE` -> number, where the optimizer keeps no tensor.
+        settings: parameter -> the plain settings of its group (`lr`, `betas`, ...).
+    """
+
+    tensors: dict[str, torch.Tensor]
+    plain: dict[str, Any]
+    settings: dict[str, dict[str, Any]]
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None) -> _OptimizerState:
+        """What an optimizer holds for these parameters.
+
+        Raises:
+            UsageError: a value that is neither a tensor nor plain.
+        """
+        made = cls({}, {}, {})
+        groups = optimizer.param_groups if optimizer is not None else []
+        group_of = {id(parameter): group for group in groups for parameter in group["params"]}
+        for name, parameter in parameters.items():
+            for key, value in (optimizer.state.get(parameter, {}) if optimizer is not None else {}).items():
+                if isinstance(value, torch.Tensor):
+                    made.tensors[f"{name}/{key}"] = value.detach()
+                elif isinstance(value, _PLAIN):
+                    made.plain[f"{name}/{key}"] = value
+                else:
+                    raise UsageError(f"the optimizer's state {key!r} of {name!r} is a {type(value).__name__}")
+            made.settings[name] = _settings(group_of.get(id(parameter), {}))
+        return made
+
+    @classmethod
+    def read(cls, folder: Path, parameters: Mapping[str, nn.Parameter]) -> _OptimizerState:
+        """The state of these parameters in a checkpoint."""
+        index = _read_json(folder / _OPTIMIZER)
+
+        def mine(key: str) -> bool:
+            return key.rpartition("/")[0] in parameters
+
+        plain, settings = _section(index, "plain", folder), _section(index, "settings", folder)
+        return cls(_read(folder, _OPTIMIZER, mine), {key: plain[key] for key in filter(mine, plain)}, settings)
+
+    def put(self, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+        """Replace an optimizer's state; a group gets the settings of its first parameter."""
+        optimizer.state.clear()
+        for key, value in {**self.tensors, **self.plain}.items():
+            name, _, state = key.rpartition("/")
+            parameter = parameters[name]
+            on_device = isinstance(value, torch.Tensor) and value.dim()
+            optimizer.state[parameter][state] = value.to(parameter.device) if on_device else value
+        name_of = {id(parameter): name for name, parameter in parameters.items()}
+        for group in optimizer.param_groups:
+            names = [name_of[id(parameter)] for parameter in group["params"] if id(parameter) in name_of]
+            for key, value in self.settings.get(names[0], {}).items() if names else ():
+                if isinstance(group.get(key), torch.Tensor):
+                    group[key].fill_(value)
+                else:
+                    group[key] = tuple(value) if isinstance(value, list) else value
 
 
-def _write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain settings of a parameter group; a learning rate that is a tensor as its number."""
+    found = {}
+    for key, value in group.items():
+        number = value.item() if isinstance(value, torch.Tensor) and not value.dim() else value
+        parts = number if isinstance(number, tuple) else (number,)
+        if all(isinstance(part, _PLAIN) for part in parts):
+            found[key] = number
+    return found
+
+
+def _write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor], more: Mapping[str, Any]) -> None:
     """A shard, and beside it the list of what it holds, for the index."""
     if tensors:
-        save_file({key: tensor.contiguous().cpu() for key, tensor in tensors.items()}, folder / f"{name}.safetensors")
+        save_file(_apart(tensors), folder / f"{name}.safetensors")
     sizes = {key: tensor.nbytes for key, tensor in tensors.items()}
-    (folder / f"{name}.json").write_text(json.dumps(sizes))
+    (folder / f"{name}.json").write_text(json.dumps({"sizes": sizes, **more}))
+
+
+def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Contiguous CPU tensors with memory of their own, as safetensors wants them."""
+    made: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for key, tensor in tensors.items():
+        each = tensor.contiguous().cpu()
+        made[key] = each.clone() if each.untyped_storage().data_ptr() in seen else each
+        seen.add(each.untyped_storage().data_ptr())
+    return made
 
 
 def _write_index(folder: Path, name: str, lists: str) -> None:
     """Merge the ranks' lists; what several hold (a shared parameter) is read from the first."""
     where: dict[str, str] = {}
     total = 0
+    merged: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob(lists)):
-        for key, size in json.loads(path.read_text()).items():
+        listed = json.loads(path.read_text())
+        for key, size in listed.pop("sizes").items():
             if where.setdefault(key, f"{path.stem}.safetensors") == f"{path.stem}.safetensors":
                 total += size
+        for section, entries in listed.items():
+            merged[section] = {**entries, **merged.get(section, {})}
         path.unlink()
-    (folder / name).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=1))
+    index = {"metadata": {"total_size": total}, "weight_map": where, **merged}
+    (folder / name).write_text(json.dumps(index, indent=1))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -155,11 +253,18 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _read(folder: Path, index: str, wanted: set[str] | None) -> dict[str, torch.Tensor]:
-    places = _read_json(folder / index).get("weight_map", {})
+def _section(index: Mapping[str, Any], name: str, folder: Path) -> dict[str, Any]:
+    found = index.get(name)
+    if not isinstance(found, dict):
+        raise FormatError(f"{folder}: {name} is missing from an index", hint="the checkpoint is damaged")
+    return found
+
+
+def _read(folder: Path, index: str, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
+    places = _section(_read_json(folder / index), "weight_map", folder)
     found: dict[str, torch.Tensor] = {}
     for shard in sorted(set(places.values())):
-        names = [key for key, place in places.items() if place == shard and (wanted is None or key in wanted)]
+        names = [key for key, place in places.items() if place == shard and wanted(key)]
         if not names:
             continue
         try:
@@ -168,27 +273,3 @@ def _read(folder: Path, index: str, wanted: set[str] | None) -> dict[str, torch.
         except (OSError, SafetensorError) as error:
             raise FormatError(f"{folder / shard}: cannot be read: {error}", hint="the checkpoint is damaged") from error
     return found
-
-
-def _optimizer_tensors(
-    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None
-) -> dict[str, torch.Tensor]:
-    """State by `PARAMETER/STATE`; plain numbers become tensors of float64."""
-    found: dict[str, torch.Tensor] = {}
-    for name, parameter in parameters.items():
-        state = optimizer.state.get(parameter, {}) if optimizer is not None else {}
-        for key, value in state.items():
-            if value is not None:
-                is_tensor = isinstance(value, torch.Tensor)
-                found[f"{name}/{key}"] = value.detach() if is_tensor else torch.tensor(value, dtype=torch.float64)
-    return found
-
-
-def _load_optimizer(folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-    places = _read_json(folder / _OPTIMIZER).get("weight_map", {})
-    wanted = {key for key in places if key.rpartition("/")[0] in parameters}
-    for key, value in _read(folder, _OPTIMIZER, wanted).items():
-        name, _, state = key.rpartition("/")
-        parameter = parameters[name]
-        on_device = value.to(parameter.device) if value.dim() else value
-        optimizer.state[parameter][state] = on_device

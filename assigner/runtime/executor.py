@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from assigner.errors import UsageError
 from assigner.marking import PartitionGraph, Value
 from assigner.runtime.microbatch import MicroBatch
 from assigner.runtime.partition import PartitionRunner, Place
@@ -27,7 +28,7 @@ class _Step:
     """What a step holds between its actions.
 
     Args:
-        number: The step's number.
+        number: The batch's number in training.
         micro_batches: The batch, cut.
         leaves: The values that partitions of this rank read, by value and micro-batch; their gradients are in `.grad`.
         readers: How many backwards of this rank still need a leaf.
@@ -143,6 +144,11 @@ class Executor:
         assert self.step is not None
         cut = self.step.micro_batches[micro_batch]
         value = loss(self.graph.rebuild_output(outputs), _to_device(cut.targets, self.device))
+        if not isinstance(value, torch.Tensor) or value.dim():
+            given = (
+                f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            )
+            raise UsageError(f"Workload.loss gave {given}", hint="return a tensor with one number and no dimension")
         return (value * cut.weight,)
 
     def _act(self, program: Program, action: Action) -> None:
@@ -203,7 +209,8 @@ class Executor:
             None if runner.finish else self._gradient(Value(piece.name, index), micro_batch)
             for index in range(len(runner.gradients))
         ]
-        runner.backward(self._place(micro_batch), *self._inputs(runner, micro_batch), gradients)
+        reads, sizes = self._inputs(runner, micro_batch) if runner.rematerialise else ([], [])
+        runner.backward(self._place(micro_batch), reads, sizes, gradients)
         for value in piece.reads:
             if value.partition:
                 self._stepped.readers[value, micro_batch] -= 1

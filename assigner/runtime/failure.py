@@ -12,8 +12,10 @@ ends is ended by the watching thread.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -54,9 +56,9 @@ class Failure:
     def __str__(self) -> str:
         return f"{self.worker} failed{' in ' if self.where else ''}{self.where}: {self.error}"
 
-    def to_error(self) -> WorkerError:
-        """The failure as an error on a rank that did not fail itself."""
-        trace = f"\n--- traceback of {self.worker} ---\n{self.trace.rstrip()}\n---" if self.trace else ""
+    def to_error(self, *, traced: bool = True) -> WorkerError:
+        """The failure as an error on a rank that did not fail itself, with or without the traceback."""
+        trace = f"\n--- traceback of {self.worker} ---\n{self.trace.rstrip()}\n---" if self.trace and traced else ""
         return WorkerError(f"{self}{trace}")
 
 
@@ -67,16 +69,21 @@ class FailureWatch:
         store: The job's store; a connection of its own.
         worker: This rank's worker.
         exit_code: Of a process whose main thread has to be ended.
+
+    Attributes:
+        printed: Another rank's failure stands on this rank's stderr.
     """
 
     def __init__(self, store: Store, worker: str, *, exit_code: int = WorkerError.exit_code) -> None:
         self.store = store
         self.exit_code = exit_code
         self.worker = worker
+        self.printed = False
         self.known = threading.Event()  # the main thread is about to raise by itself
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._watch, name="assigner-failure", daemon=True)
         self.thread.start()
+        atexit.register(self.close)  # a thread inside the store when the interpreter ends would abort the process
 
     def report(self, where: str, error: BaseException) -> Failure:
         """Write this rank's failure unless there is one already; return the first."""
@@ -87,21 +94,23 @@ class FailureWatch:
     def lost(self, peer: str, where: str, error: BaseException) -> Failure:
         """A connection broke: give the peer's own report a moment to appear, else report that the peer is gone."""
         self.known.set()
+        mine = Failure(
+            peer, "", f"its process is gone, cut off or stuck; {self.worker} noticed in {where}{_why(error)}", ""
+        )
         deadline = time.monotonic() + _ASK_S
         while time.monotonic() < deadline:
             try:
                 found = self._read()
             except DistError:
-                break  # the store's host is gone as well
+                return mine  # the store's host is gone as well
             if found is not None:
                 return found
             time.sleep(0.05)
-        reason = str(error).strip().splitlines()
-        text = f"its process is gone, cut off or stuck; {self.worker} noticed in {where}"
-        return self._write(Failure(peer, "", f"{text} ({reason[-1][:160] if reason else type(error).__name__})", ""))
+        return self._write(mine)
 
     def close(self) -> None:
         """Stop watching."""
+        atexit.unregister(self.close)
         self.closed.set()
         self.thread.join(2 * _POLL_S + 1)
 
@@ -133,7 +142,14 @@ class FailureWatch:
     def _end(self, found: Failure) -> None:
         """Print the cause, and end the process unless its main thread comes to know by itself."""
         if not self.known.is_set():
+            self.printed = True
             sys.stderr.write(f"[{self.worker}] error: {found.to_error()}\n")
             sys.stderr.flush()
         if not self.known.wait(_GRACE_S) and not self.closed.is_set():
             os._exit(self.exit_code)
+
+
+def _why(error: BaseException) -> str:
+    """What gloo says of a broken connection, without the line of its source and its advice."""
+    text = re.sub(r"^\[\S+\] |\. This is typically.*", "", " ".join(str(error).split()))
+    return f" ({text[:160]})" if text else ""

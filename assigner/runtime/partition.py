@@ -26,7 +26,7 @@ class Place:
 
     Args:
         seed: The workload's seed.
-        step: The step's number.
+        step: The batch's number in training.
         micro_batch: The micro-batch's number.
     """
 
@@ -86,8 +86,8 @@ class PartitionRunner:
 
         Args:
             place: As in the forward.
-            reads: As in the forward.
-            sizes: As in the forward.
+            reads: As in the forward; only a rematerialised partition looks at them.
+            sizes: Likewise.
             output_gradients: For each output its gradient; None: nobody used it (the loss has none and needs none).
         """
         if self.rematerialise:
@@ -108,8 +108,6 @@ class PartitionRunner:
         self._graphs.clear()
 
     def _run(self, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        if self.piece.writes_inputs:  # a leaf cannot be changed in place, and the recompute reads it again
-            reads = [value.clone() for value in reads]
         seed_device(partition_seed(place.seed, place.step, self.piece.name, place.micro_batch), self.device)
         outputs = self.module(*reads, *sizes)
         return outputs if self.finish is None else self.finish(outputs, place.micro_batch)

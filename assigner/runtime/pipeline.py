@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from dataclasses import replace
 from datetime import timedelta
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from assigner.deferred import DeferredModel
-from assigner.errors import FormatError, UsageError
+from assigner.errors import FormatError, MarkingError, UsageError
 from assigner.location import Location
 from assigner.marking import PartitionGraph, partition_graph
 from assigner.plan import Plan, load_plan
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from assigner.workload import Batch, Workload
+
+
+_count = itertools.count()  # the n-th pipeline of every rank is the same one
 
 
 class Pipeline:
@@ -72,16 +76,18 @@ class Pipeline:
         self.partitions = tuple(name for stage in stages for name in stage.partitions)
         self._modules = self.graph.build(self.partitions, self.device)
         self._parameters, self._buffers = self._named_tensors()
-        self.steps = 0
+        self.steps = self._batches = 0
         self._programs: dict[int, Program] = {}
         self._updated = True
         self._transport = self._watch = None
+        self._left = False
         if dist.is_initialized():
             program = self._program(self.plan.workload.batch_size)
             numbers = {route: n for n, route in enumerate(program.routes)}
             self._transport = Transport(numbers, device=self.device, timeout_s=timeout_s)
             store = dist.distributed_c10d._get_default_store()
-            self._watch = FailureWatch(store.clone(), self.worker or f"worker:{self.rank}")
+            own = dist.PrefixStore(f"pipeline {next(_count)}", store.clone())  # type: ignore[attr-defined]
+            self._watch = FailureWatch(own, self.worker or f"worker:{self.rank}")
         again = {name for stage in stages for name in stage.rematerialise}
         runners = {
             name: self._runner(name, rematerialise=name in again if remat is None else remat)
@@ -139,26 +145,22 @@ class Pipeline:
         Raises:
             WorkerError: another rank failed; the message has its error.
         """
-        program = self._program(row_count(batch))
-        micro_batches = split_batch(batch, program.plan.micro_batch_size, reduction=self.workload.reduction)
-        if self._updated:
-            self.zero_grad()
-            self._updated = False
-        with self._guarded(), kept_generators(self.device):
-            loss = self._executor.run(program, self.worker or "", micro_batches, self.steps)
+        with self._guarded("the start of a step"), kept_generators(self.device):
+            program = self._program(row_count(batch))
+            micro_batches = split_batch(batch, program.plan.micro_batch_size, reduction=self.workload.reduction)
+            if self._updated:
+                self.zero_grad()
+                self._updated = False
+            loss = self._executor.run(program, self.worker or "", micro_batches, self._batches)
+            self._batches += 1
             if update:
                 self._update(program)
             self._executor.at = "the end of the step"
-            if self._transport is None:
-                return loss
-            root = Location.parse(self.plan.placement[self.graph.last.name]).rank
-            shared = self._transport.share(torch.tensor(loss, dtype=torch.float64), root)
-            self._transport.flush()
-            return float(shared)
+            return self._from_rank(Location.parse(self.plan.placement[self.graph.last.name]).rank, loss)
 
     def update(self) -> None:
         """Apply the gradients that steps with `update=False` have added up."""
-        with self._guarded():
+        with self._guarded("an update"):
             self._update(self._program(self.plan.workload.batch_size))
 
     def _update(self, program: Program) -> None:
@@ -209,11 +211,15 @@ class Pipeline:
         Raises:
             UsageError: the folder exists.
         """
-        with self._guarded():
-            self._executor.at = f"saving to {folder}"
+        with self._guarded(f"saving to {folder}"):
+            taken = self._from_rank(0, float(Path(folder).exists()))
+        if taken:
+            raise UsageError(f"{folder} exists", hint="save to a new folder, or remove it")
+        with self._guarded(f"saving to {folder}"):
             save_checkpoint(
                 Path(folder), self.rank, state=self.state_dict(), parameters=self._parameters, optimizer=self.optimizer,
-                facts={"steps": self.steps, "seed": self.workload.seed, "fingerprint": self.graph.fingerprint},
+                facts={"fingerprint": self.graph.fingerprint, "steps": self.steps, "batches": self._batches},
+                meet=self._meet,
             )  # fmt: skip
 
     def load(self, folder: Path | str) -> None:
@@ -223,47 +229,82 @@ class Pipeline:
             UsageError: the folder is not there.
             FormatError: it is broken, or of another model.
         """
-        with self._guarded():
-            self._executor.at = f"loading {folder}"
+        with self._guarded(f"loading {folder}"):
             facts = load_checkpoint(
-                Path(folder), state=self.state_dict(), parameters=self._parameters, optimizer=self.optimizer
-            )
-            if facts["fingerprint"] != self.graph.fingerprint:
-                raise FormatError(
-                    f"{folder} was saved from another model", hint="load it with the workload that wrote it"
-                )
-            self.steps = int(facts["steps"])
+                Path(folder), self.graph.fingerprint, state=self.state_dict(), parameters=self._parameters,
+                optimizer=self.optimizer,
+            )  # fmt: skip
+            self.steps, self._batches = facts["steps"], facts["batches"]
 
     def close(self) -> None:
-        """Stop this pipeline's threads, and leave the process group if this pipeline joined it."""
-        if self._transport is not None:
-            self._transport.close()
-        if self._watch is not None:
-            self._watch.close()
-        if self._owns_group and dist.is_initialized():
-            dist.destroy_process_group()
+        """Leave the run, together with the other ranks; one that has failed leaves alone. `with Pipeline(...)` does it.
+
+        Raises:
+            WorkerError: another rank failed before it came here.
+        """
+        if self._owns_group:
+            with self._guarded("the end of the run"):
+                self._meet()  # the rank that hosts the job's store must not be gone before the others are done
+        self._leave()
 
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None and not self._left:
+            self._fail("the training script", error)
         self.close()
 
+    def _from_rank(self, rank: int, number: float) -> float:
+        """One rank's number, on every rank; what this one has sent has left when it returns."""
+        if self._transport is None:
+            return number
+        shared = self._transport.share(torch.tensor(number, dtype=torch.float64), rank)
+        self._transport.flush()
+        return float(shared)
+
+    def _meet(self) -> None:
+        if self._transport is not None:
+            self._transport.meet()
+
     @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _guarded(self, at: str) -> Iterator[None]:
         """Tell every rank of a failure in the block, and learn of theirs."""
+        if self._left:
+            raise UsageError("this pipeline has left its run: it was closed, or it failed", hint="make a new one")
+        self._executor.at = at
         try:
             yield
         except LostConnectionError as error:
-            self._executor.forget()
             assert self._watch is not None
-            raise self._watch.lost(error.peer, self._executor.at, error).to_error() from error
+            failure = self._watch.lost(error.peer, self._executor.at, error)
+            self._leave()
+            raise failure.to_error(traced=not self._watch.printed) from error
         except BaseException as error:
-            self._executor.forget()
-            if self._watch is not None:
-                self._watch.report(self._executor.at, error)
-            error.add_note(f"in {self._executor.at} on {self.worker or f'worker:{self.rank}'}")
+            self._fail(self._executor.at, error)
             raise
+
+    def _fail(self, at: str, error: BaseException) -> None:
+        """This rank failed: tell the others, and leave the run."""
+        error.add_note(f"in {at} on {self.worker or f'worker:{self.rank}'}")
+        if self._watch is not None:
+            self._watch.report(at, error)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Drop an unfinished step, leave the process group if this pipeline joined it, and stop the threads.
+
+        In this order: a thread that waits for a message wakes up when the group's connections are closed.
+        """
+        self._executor.forget()
+        if self._owns_group:
+            dist.destroy_process_group()
+            self._owns_group = False
+        if self._transport is not None:
+            self._left = True
+            self._transport.close()
+        if self._watch is not None:
+            self._watch.close()
 
 
 def plan_graph(workload: Workload, plan: Plan) -> PartitionGraph:
@@ -273,14 +314,14 @@ def plan_graph(workload: Workload, plan: Plan) -> PartitionGraph:
         FormatError: the plan is for another model.
     """
     names = {name for name, _ in DeferredModel(workload.model, seed=workload.seed).model.named_modules()}
-    graph = partition_graph(workload, [name for name in plan.partitions if name in names])
-    if graph.fingerprint == plan.workload.fingerprint:
-        return graph
-    ours, theirs = set(graph.piece), set(plan.partitions)
-    if ours != theirs:
-        detail = f"partition {min(ours ^ theirs)!r} is in only one of the two"
-    else:
-        detail = "same partition names, other shapes or edges"
+    try:
+        graph = partition_graph(workload, [name for name in plan.partitions if name in names])
+        if graph.fingerprint == plan.workload.fingerprint:
+            return graph
+        strange = set(graph.piece) ^ set(plan.partitions)
+        detail = f"partition {min(strange)!r} is in only one of the two" if strange else "it has other shapes or edges"
+    except MarkingError as error:
+        detail = error.message
     raise FormatError(
         f"the plan is for workload {plan.workload.name!r}, and this model is another one: {detail}",
         hint="profile this workload and solve again",

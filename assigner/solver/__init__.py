@@ -1,1 +1,54 @@
-"""To be."""
+"""Placement: which worker runs which partitions, with a proof of how good that is.
+
+    options ─┐
+    profile ─┴─ Problem ── Instance (one micro-batch count: segments, links) ── Beam ── relaxation ── ILP ── Solution
+
+The solvers (PuLP, HiGHS, CBC) and numpy are imported inside `solve`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from assigner.solver.answer import Candidate, Progress, Solution, SolveOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from assigner.profile import Profile
+
+__all__ = ["Candidate", "Progress", "Solution", "SolveOptions", "solve"]
+
+
+def solve(
+    profile: Profile,
+    options: SolveOptions | None = None,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+) -> Solution:
+    """The plan with the least step time under GPipe, proven to within `options.gap`.
+
+    Stages are intervals of `profile.order`; each worker holds at most one, any worker may be left out, in any order.
+    Rematerialisation and the number of micro-batches are chosen together with the placement.
+
+    Args:
+        profile: The measurements.
+        options: What is asked for; None: the defaults.
+        progress: Called now and then. If it raises KeyboardInterrupt, that is Ctrl-C: the best plan so far is
+            returned, with status "feasible", if there is one.
+
+    Returns:
+        The plan, priced by the simulator, with solver report and baselines; its reference to the profile, date and
+        tool version are left to the caller.
+
+    Raises:
+        UsageError: the options do not fit the profile.
+        InfeasibleError: no plan exists; the message names the tightest obstacle, the hint a way out that was found by
+            solving.
+        LimitError: the time limit came before any plan.
+    """
+    options = options or SolveOptions()
+    options.check(profile)
+    from assigner.solver.report import answer
+
+    return answer(profile, options, progress)

@@ -8,6 +8,7 @@ Each row is one process, started anew: its time is the whole of `python`, import
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import resource
 import subprocess
@@ -18,6 +19,11 @@ from assigner.profile import Edge, Link, LinkPoint, Measurement, Partition, Prof
 
 KINDS = {"fast": (1.0, 24e9), "middle": (1.8, 16e9), "slow": (3.5, 8e9)}
 """Slowness against the first, and memory in bytes."""
+
+HEADER = (
+    "size", "links", "micro-batches", "stages", "remat", "step ms", "bound ms", "gap %", "status", "proven by",
+    "search s", "MiB", "best baseline / plan", "process s",
+)  # fmt: skip
 
 
 def cluster(partitions: int, workers: int, *, links: str, seed: int = 0, batch: int = 32, busy: float = 0.0) -> Profile:
@@ -57,7 +63,7 @@ def cluster(partitions: int, workers: int, *, links: str, seed: int = 0, batch: 
         ),
         links=tuple(link(u, v) for u in range(workers) for v in range(workers) if u != v),
         partitions=tuple(Partition(name, name, parameters, parameters, 2 * parameters) for name in names),
-        edges=tuple(Edge(a, b, 2.5e5) for a, b in zip(names, names[1:], strict=False)),
+        edges=tuple(Edge(a, b, 2.5e5) for a, b in itertools.pairwise(names)),
         measurements=tuple(
             Measurement(
                 name, names_of[first], size,
@@ -85,12 +91,13 @@ def solve_one(case: argparse.Namespace) -> None:
     best = min(baseline.step_s for baseline in solution.plan.baselines if baseline.step_s is not None)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     again = sum(len(stage.rematerialise) for stage in solution.plan.stages)
-    print(
-        f"| {case.one} | {case.links} | {solution.plan.micro_batches} | {len(solution.plan.stages)} | {again}"
-        f" | {1e3 * report.objective_s:.1f} | {1e3 * report.bound_s:.1f} | {100 * report.gap:.2f} | {report.status}"
-        f" | {', '.join(report.options['proven_by'])} | {report.seconds:.1f} | {memory:.0f} | {best / report.objective_s:.2f} |",
-        end="",
-    )
+    cells = [
+        case.one, case.links, solution.plan.micro_batches, len(solution.plan.stages), again,
+        f"{1e3 * report.objective_s:.1f}", f"{1e3 * report.bound_s:.1f}", f"{100 * report.gap:.2f}", report.status,
+        ", ".join(report.options["proven_by"]), f"{report.seconds:.1f}", f"{memory:.0f}",
+        f"{best / report.objective_s:.2f}",
+    ]  # fmt: skip
+    print(f"| {' | '.join(map(str, cells))} |", end="")
     if case.verbose:
         print()
         for candidate in solution.candidates:
@@ -114,15 +121,15 @@ def main() -> None:
     if case.one:
         solve_one(case)
         return
-    print("| size | links | micro-batches | stages | remat | step ms | bound ms | gap % | status | proven by | search s |"
-          " MiB | best baseline / plan | process s |")  # fmt: skip
-    print("|" + " --- |" * 14)
+    print(f"| {' | '.join(HEADER)} |\n|{' --- |' * len(HEADER)}")
     for size in case.sizes:
         for links in case.kinds_of_links:
             given = ["--gap", case.gap, "--time-limit", case.time_limit, "--solver", case.solver, "--seed", case.seed]
             given += ["--busy", case.busy, "--one", size, "--links", links]
             start = time.monotonic()
-            row = subprocess.run([sys.executable, __file__, *map(str, given)], check=True, capture_output=True, text=True)
+            row = subprocess.run(
+                [sys.executable, __file__, *map(str, given)], check=True, capture_output=True, text=True
+            )
             print(f"{row.stdout} {time.monotonic() - start:.1f} |", flush=True)
 
 

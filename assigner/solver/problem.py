@@ -1,0 +1,160 @@
+"""What is to be placed: the profile's partitions in one order, where they may be cut, and which messages are certain.
+
+Stages are intervals of `profile.order`. Positions i = 0 .. n - 1 are partitions, boundary i lies between i - 1 and i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from assigner.cost import CostModel, Output
+from assigner.profile import Profile
+from assigner.solver.answer import SolveOptions
+
+if TYPE_CHECKING:
+    from assigner.profile import Worker, WorkloadReference
+
+
+@dataclass(frozen=True)
+class Spine:
+    """A way through the graph along which every value must travel: what a lower bound may add up.
+
+    Stages without a path between them run at the same time, so their times must not be added. The spine is one path
+    of partitions forward to `end` and one backward from it; of a chain it is everything.
+
+    Args:
+        forward: Per position, whether the forward path visits it.
+        backward: Per position, whether the backward path visits it.
+        forward_hop: Per boundary, whether the forward path steps over it from i - 1 to i.
+        backward_hop: The same for gradients from i to i - 1.
+        end: The position at which forward turns into backward.
+    """
+
+    forward: tuple[bool, ...]
+    backward: tuple[bool, ...]
+    forward_hop: tuple[bool, ...]
+    backward_hop: tuple[bool, ...]
+    end: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A profile with the options of one search.
+
+    Args:
+        profile: The measurements.
+        options: What the user asked.
+        cost: Prices of the profile.
+    """
+
+    profile: Profile
+    options: SolveOptions
+    cost: CostModel
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Partition names by position."""
+        return self.profile.order
+
+    @cached_property
+    def position(self) -> dict[str, int]:
+        """Positions by partition name."""
+        return {name: i for i, name in enumerate(self.order)}
+
+    @cached_property
+    def workload(self) -> WorkloadReference:
+        """The profile's workload with the batch size asked for."""
+        return replace(self.profile.workload, batch_size=self.options.batch(self.profile))
+
+    def pins(self, name: str) -> tuple[str, ...]:
+        """What a partition's worker must match: the profile's pin and the option's."""
+        found = (self.profile.partition[name].pin, self.options.pins.get(name))
+        return tuple(dict.fromkeys(pin for pin in found if pin is not None))
+
+    def allowed(self, name: str, worker: Worker) -> bool:
+        """True if no pin forbids the partition on the worker."""
+        return all(self.profile.matches(pin, worker) for pin in self.pins(name))
+
+    @cached_property
+    def may_cut(self) -> tuple[bool, ...]:
+        """Per boundary 0 .. n: may a stage start there? Not between partitions of one `colocate` label."""
+        open_at = [True] * (len(self.order) + 1)
+        spans: dict[str, list[int]] = {}
+        for i, name in enumerate(self.order):
+            label = self.profile.partition[name].colocate
+            if label is not None:
+                spans.setdefault(label, []).append(i)
+        for span in spans.values():
+            for i in range(span[0] + 1, span[-1] + 1):
+                open_at[i] = False
+        return tuple(open_at)
+
+    @cached_property
+    def hops(self) -> tuple[tuple[tuple[Output, bool], ...], ...]:
+        """Per boundary i: the values that go from i - 1 to i, each with whether it has a gradient."""
+        found: list[dict[Output, bool]] = [{} for _ in self.order]
+        for edge in self.profile.edges:
+            i = self.position[edge.target]
+            if self.position[edge.source] == i - 1:
+                output = Output(edge.source, edge.output)
+                found[i][output] = found[i].get(output, False) or edge.gradient
+        return tuple(tuple(hop.items()) for hop in found)
+
+    @cached_property
+    def exact(self) -> bool:
+        """True for a chain in which every partition waits for the one before, both ways.
+
+        Its closed formula is the simulated step time; of other graphs it is a lower bound.
+        """
+        whole = all(hop and any(gradient for _, gradient in hop) for hop in self.hops[1:])
+        return self.profile.is_chain and whole
+
+    @cached_property
+    def spine(self) -> Spine:
+        """The heaviest paths forward to, and backward from, one partition."""
+        weight = _weights(self.profile)
+        there = _heaviest(self, weight, gradient=False)
+        back = _heaviest(self, weight, gradient=True)
+        end = max(range(len(self.order)), key=lambda i: (there[i][0] + 2 * back[i][0], i))
+        forward, backward = _trail(there, end), _trail(back, end)
+        positions = range(len(self.order))
+        return Spine(
+            forward=tuple(i in forward for i in positions),
+            backward=tuple(i in backward for i in positions),
+            forward_hop=tuple(i in forward and i - 1 in forward for i in positions),
+            backward_hop=tuple(i in backward and i - 1 in backward for i in positions),
+            end=end,
+        )
+
+
+def _weights(profile: Profile) -> dict[str, float]:
+    """Least measured seconds of one sample of each partition: good enough to choose a path by."""
+    weight: dict[str, float] = {}
+    for point in profile.measurements:
+        if point.infeasible is None:
+            seconds = (point.forward_s + point.backward_s) / point.micro_batch
+            weight[point.partition] = min(seconds, weight.get(point.partition, seconds))
+    return weight
+
+
+def _heaviest(problem: Problem, weight: dict[str, float], *, gradient: bool) -> list[tuple[float, int | None]]:
+    """Per position: the weight of the heaviest path that ends there, and the position before it."""
+    sources: list[list[int]] = [[] for _ in problem.order]
+    for edge in problem.profile.edges:
+        if edge.gradient or not gradient:
+            sources[problem.position[edge.target]].append(problem.position[edge.source])
+    best: list[tuple[float, int | None]] = []
+    for i, name in enumerate(problem.order):
+        before = max(sources[i], key=lambda j: (best[j][0], j), default=None)
+        best.append((weight.get(name, 0.0) + (0.0 if before is None else best[before][0]), before))
+    return best
+
+
+def _trail(best: list[tuple[float, int | None]], end: int) -> set[int]:
+    trail, at = {end}, best[end][1]
+    while at is not None:
+        trail.add(at)
+        at = best[at][1]
+    return trail

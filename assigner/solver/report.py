@@ -1,0 +1,118 @@
+"""From a finished search to the answer: the plan with its price, its proof, the baselines and what was left behind."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from assigner.errors import AssignerError, InfeasibleError, LimitError
+from assigner.plan import SolverReport
+from assigner.simulate import overfull, predict
+from assigner.solver.answer import Candidate, Solution
+from assigner.solver.baselines import price_baselines
+from assigner.solver.limiting import limiting
+from assigner.solver.search import PROVEN, Search
+from assigner.solver.why import explain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from assigner.plan import Plan, Prediction
+    from assigner.profile import Profile
+    from assigner.solver.answer import Progress, SolveOptions
+    from assigner.solver.search import Count
+
+RELAXED_S = 5.0
+"""Seconds for each way out of an infeasible problem."""
+
+
+def answer(profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None = None) -> Solution:
+    """Search and report; arguments and errors as `solve`."""
+    search = Search(profile, options, progress)
+    search.run()
+    if search.best is None:
+        raise _no_plan(search)
+    plan = search.best.plan()
+    prediction = predict(plan, profile, search.problem.cost)
+    _check(search, prediction)
+    plan = replace(
+        plan, predicted=prediction, solver=_report(search, prediction), baselines=price_baselines(search.problem)
+    )
+    return Solution(
+        plan=_timed(search, plan),
+        candidates=tuple(_candidate(search, count) for count in search.counts),
+        limiting=limiting(plan, prediction, search.problem.cost),
+    )
+
+
+def _timed(search: Search, plan: Plan) -> Plan:
+    assert plan.solver is not None
+    return replace(plan, solver=replace(plan.solver, seconds=search.elapsed_s))
+
+
+def _check(search: Search, prediction: Prediction) -> None:
+    """Raise AssignerError if the search and the simulator disagree: a bug that must not be hidden."""
+    told, found = search.best_s, prediction.step_s
+    if abs(told - found) > PROVEN * found:
+        raise AssignerError(
+            f"the solver says {told:.9g} s for a plan that the simulator prices at {found:.9g} s",
+            hint="this is a bug in the solver: please report it with the profile",
+        )
+    for worker in overfull(prediction):
+        if worker.peak_bytes > worker.capacity_bytes * (1 + 1e-9):  # less is rounding
+            raise AssignerError(
+                f"the plan needs {worker.peak_bytes:.0f} bytes on {worker.worker}, which has"
+                f" {worker.capacity_bytes:.0f}",
+                hint="this is a bug in the solver: please report it with the profile",
+            )
+
+
+def _report(search: Search, prediction: Prediction) -> SolverReport:
+    step = prediction.step_s
+    bound = min(search.bound_s, step)
+    gap = (step - bound) / step if step else 0.0
+    options = search.options
+    return SolverReport(
+        name={"highs": "HiGHS", "cbc": "CBC"}[options.solver],
+        version=search.backend.version(),
+        status="optimal" if gap <= options.gap + PROVEN else "feasible",
+        objective_s=step,
+        bound_s=bound,
+        gap=0.0 if gap <= PROVEN else gap,
+        seconds=search.elapsed_s,
+        options=options.record() | {"proven_by": sorted(search.proofs)},
+    )
+
+
+def _candidate(search: Search, count: Count) -> Candidate:
+    if search.best is not None and count.best is search.best:
+        status = "chosen"
+    elif math.isinf(count.bound):
+        status = "infeasible: no chain of stages fits"
+    elif count.decided or count.bound >= search.best_s * (1 - search.options.gap - PROVEN):
+        status = "proven worse"
+    else:
+        status = "not decided"
+    return Candidate(
+        count.instance.micro_batches, count.instance.size, None if count.best is None else count.best.step_s,
+        count.bound, status,
+    )  # fmt: skip
+
+
+def _no_plan(search: Search) -> InfeasibleError | LimitError:
+    if all(count.decided for count in search.counts):
+        return explain(search.problem, lambda profile, options: _plan_count(profile, options, search.left_s))
+    return LimitError(
+        f"no plan was found in {search.options.time_limit:g} s, and none was proven impossible",
+        hint="a longer --time-limit, or a fixed --micro-batches",
+    )
+
+
+def _plan_count(profile: Profile, options: SolveOptions, left_s: float) -> int | None:
+    """The micro-batch count of some plan for a relaxed problem; None: none was found in the time."""
+    if left_s <= 0:
+        return None
+    search = Search(profile, replace(options, time_limit=min(RELAXED_S, left_s)))
+    search.run(first_plan=True)
+    return None if search.best is None else search.best.instance.micro_batches

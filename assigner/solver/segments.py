@@ -1,0 +1,126 @@
+"""Segments: which intervals of partitions fit on which worker, at what price, with the best rematerialisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from assigner.solver.remat import least_remat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from assigner.cost import Output, PartitionCost
+    from assigner.solver.answer import Remat
+    from assigner.solver.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A stage on a worker of one group; times in seconds per micro-batch, the update's per step.
+
+    Args:
+        first: Position of its first partition.
+        last: Position of its last.
+        group: Number of the worker's group.
+        forward_s: One forward.
+        backward_s: One backward, with what is rematerialised.
+        update_s: The optimizer's update.
+        rematerialise: Positions of the partitions that run forward again.
+    """
+
+    first: int
+    last: int
+    group: int
+    forward_s: float
+    backward_s: float
+    update_s: float
+    rematerialise: tuple[int, ...] = ()
+
+
+class SegmentSizes:
+    """Bytes of a segment that do not depend on its worker: state, values read, messages."""
+
+    def __init__(self, problem: Problem, size: int) -> None:
+        self._problem, self._size, cost = problem, size, problem.cost
+        self._tied = {name for tie in problem.profile.ties for name in tie.partitions}
+        self._leaving: list[list[tuple[float, int, int]]] = [[] for _ in problem.order]
+        for output in cost.outputs:
+            edges = cost.readers[output]
+            last = max(problem.position[edge.target] for edge in edges)
+            graded = max((problem.position[edge.target] for edge in edges if edge.gradient), default=-1)
+            bytes_ = cost.output_bytes(output, self._size)
+            self._leaving[problem.position[output.partition]].append((bytes_, last, graded))
+        self.grown = cache(lambda first: tuple(self._grow(first)))
+
+    def _grow(self, first: int) -> Iterator[tuple[float, float, float]]:
+        """(state, values read, messages) in bytes of the segments first .. first, first .. first + 1, and so on."""
+        problem, cost = self._problem, self._problem.cost
+        state, read = 0.0, 0.0
+        seen: set[Output] = set()
+        held: list[str] = []
+        open_values: list[tuple[float, int, int]] = []
+        for last in range(first, len(problem.order)):
+            name = problem.order[last]
+            held.append(name)
+            if name in self._tied:
+                state = cost.state(held).total
+            else:
+                state += cost.state((name,)).total
+            for output in cost.reads[name]:
+                if output not in seen:
+                    seen.add(output)
+                    read += cost.output_bytes(output, self._size)
+            open_values = [value for value in (*open_values, *self._leaving[last]) if value[1] > last]
+            yield state, read, sum(bytes_ * (1 + (graded > last)) for bytes_, _, graded in open_values)
+
+
+def group_columns(
+    problem: Problem, group: int, prices: Sequence[PartitionCost | None], sizes: SegmentSizes, *,
+    micro_batches: int, capacity: float,
+) -> Iterator[Column]:  # fmt: skip
+    """Every segment that fits on a worker of one group.
+
+    Args:
+        problem: What is to be placed.
+        group: The group's number.
+        prices: Of each position on the group's workers; None: not there.
+        sizes: Bytes of the segments at this micro-batch size.
+        micro_batches: M, all of them in flight.
+        capacity: The worker's memory less its reserve, in bytes.
+    """
+    for first in range(len(prices)):
+        if not problem.may_cut[first]:
+            continue
+        held: list[PartitionCost] = []
+        forward = backward = update = workspace = 0.0
+        for last, (state, read, messages) in enumerate(sizes.grown(first), start=first):
+            price = prices[last]
+            if price is None:
+                break
+            held.append(price)
+            forward += price.forward_s
+            backward += price.backward_s
+            update += price.update_s
+            workspace = max(workspace, price.workspace_bytes)
+            fixed = state + micro_batches * read + workspace
+            if fixed > capacity:
+                break
+            if problem.may_cut[last + 1]:
+                again = _remat(problem.options.remat, held, micro_batches, capacity - fixed - messages)
+                if again is not None:
+                    repeated = sum(held[i].forward_s for i in again)
+                    yield Column(
+                        first, last, group, forward, backward + repeated, update, tuple(first + i for i in again)
+                    )
+
+
+def _remat(mode: Remat, held: Sequence[PartitionCost], micro_batches: int, room: float) -> tuple[int, ...] | None:
+    """Which of the partitions to rematerialise so that activations fit into `room` bytes; None: impossible."""
+    activations = [price.activation_bytes for price in held]
+    if mode == "always":
+        return tuple(range(len(held))) if max(activations) <= room else None
+    if mode == "never":
+        return () if micro_batches * sum(activations) <= room else None
+    return least_remat(activations, [price.forward_s for price in held], in_flight=micro_batches, room=room)

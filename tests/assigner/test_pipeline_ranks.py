@@ -1,0 +1,145 @@
+"""Several ranks on this host: exact under every plan, and an end with a message when a rank fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from workloads import language, make_plan
+
+from assigner import Pipeline
+from assigner.runtime.checkpoint import read_weights
+
+pytestmark = pytest.mark.distributed
+
+RUNS = Path(__file__).resolve().parent.parent / "runs"
+EXACT = 1e-10
+
+
+def start(*words: str | Path) -> None:
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=240, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What tests/runs/ranks.py left."""
+    made = tmp_path_factory.mktemp("ranks")
+    start("-m", "torch.distributed.run", "--nproc-per-node", "3", RUNS / "ranks.py", made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[str, Any]]:
+    """What each of the three ranks found."""
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(3)]
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What tests/runs/failures.py saw."""
+    made = tmp_path_factory.mktemp("failures")
+    start(RUNS / "failures.py", made)
+    found: dict[str, Any] = json.loads((made / "found.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "workers in another order, tied weights, remat", "a rank that idles", "skips over three workers",
+        "two stages of one worker", "a branch", "1f1b", "1f1b, deeper", "accumulation",
+    ],
+)  # fmt: skip
+def test_equal_to_the_plain_model(ranks, case):
+    """Loss, gradients, weights and buffers of every rank are the plain model's, for full and ragged batches."""
+    for found in ranks:
+        assert found[case]
+        assert max(found[case].values()) < EXACT
+
+
+def test_dropout_does_not_depend_on_the_placement(ranks):
+    """With dropout the loss under three workers is to the last bit that under one."""
+    assert [found["dropout"]["loss"] for found in ranks] == [0.0] * 3
+
+
+def test_nothing_leaks(ranks):
+    """Steps leave no thread and no open file behind."""
+    assert [found["leaks"] for found in ranks] == [{"threads": 0, "files": 0}] * 3
+
+
+def test_training_resumes_under_another_plan(ranks):
+    """Losses after a checkpoint are to the last bit the same under the plan that wrote it and under another one."""
+    for found in ranks:
+        assert found["checkpoint"]["losses"] == found["checkpoint"]["expected"]
+        assert found["checkpoint"]["steps"] == 6
+        assert "checkpoint exists" in found["checkpoint"]["again"]
+
+
+def test_a_checkpoint_of_three_ranks_on_one(ranks, folder):
+    """One rank reads weights and Adam state bit for bit, and trains on as the three did."""
+    made = language()
+    with Pipeline(made, make_plan(made)) as pipeline:
+        pipeline.load(folder / "checkpoint")
+        weights = read_weights(folder / "checkpoint")
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in pipeline.state_dict().items())
+        shards = [load_file(folder / "checkpoint" / f"optimizer-0000{rank}.safetensors") for rank in range(3)]
+        for name, parameter in pipeline.named_parameters():
+            for key, value in pipeline.optimizer.state[parameter].items():
+                saved = [shard[f"{name}/{key}"] for shard in shards if f"{name}/{key}" in shard]
+                assert saved
+                assert all(torch.equal(value, each) for each in saved)
+        losses = [pipeline.step(made.make_batch(8, n)) for n in range(3, 6)]
+    assert losses == pytest.approx(ranks[0]["checkpoint"]["expected"], abs=EXACT)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_exception_in_a_partition(failures, rank):
+    """Every rank ends within seconds, and says which worker, partition and micro-batch failed, with the traceback."""
+    found = failures[f"raises on rank {rank}"]
+    assert found["codes"] == [1 if each == rank else 7 for each in range(3)]
+    assert found["seconds"] < 10
+    for text in found["stderr"]:
+        assert "ArithmeticError: the trap snapped" in text
+        assert f"forward of partition '{rank}', micro-batch 2 on worker:{rank}/cpu" in text
+        assert 'failures.py", line' in text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank(failures, rank):
+    """The others end within ten seconds and name it, also where the job's store died with it."""
+    found = failures[f"killed rank {rank}"]
+    assert found["codes"] == [-9 if each == rank else 7 for each in range(3)]
+    assert found["seconds"] < 10
+    assert all(f"worker:{rank}" in text and "its process is gone" in text for text in found["stderr"] if text)
+
+
+def test_a_rank_that_stalls(failures):
+    """A wait ends after the time-out with the name of the rank that did not answer, and that rank ends too."""
+    found = failures["stalls"]
+    assert found["codes"] == [7, 7, 7]
+    assert all("worker:1/cpu failed: its process is gone, cut off or stuck" in text for text in found["stderr"])
+
+
+def test_an_exception_in_the_training_script(failures):
+    """What the script raises between two steps reaches the other ranks as well."""
+    found = failures["script raises"]
+    assert found["codes"] == [7, 7, 1]
+    assert all("in the training script" in text and "the user's own" in text for text in found["stderr"])
+
+
+@pytest.mark.parametrize("case", ["ends apart", "never closed"])
+def test_a_quiet_end(failures, case):
+    """Ranks that end seconds apart, or never close their pipeline, end without an error."""
+    assert failures[case]["codes"] == [0, 0, 0]
+    assert failures[case]["stderr"] == ["", "", ""]

@@ -1,0 +1,43 @@
+"""Of graphs the bound holds and the plan is as good as is said."""
+
+from __future__ import annotations
+
+import pytest
+from brute_force import best_plan, random_instance
+from builders import make_profile
+
+from assigner.errors import InfeasibleError
+from assigner.simulate import predict
+from assigner.solver import SolveOptions, solve
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_bound_and_gap_are_honest(seed):
+    """Skips, branches, ties, edges without gradient: no plan beats the bound, and ours is within its gap."""
+    profile = random_instance(
+        seed, partitions=3 + seed % 3, workers=2 + seed % 3, graph=True, busy=seed % 2 == 0, tight=seed % 5 == 0,
+        missing=0.3 if seed % 7 == 0 else 0.0, late_updates=seed % 3 == 0, pins=seed % 4 == 0,
+    )  # fmt: skip
+    best = best_plan(profile)
+    if best is None:
+        with pytest.raises(InfeasibleError):
+            solve(profile, SolveOptions(gap=0))
+        return
+    plan = solve(profile, SolveOptions(gap=0)).plan
+    assert plan.solver.bound_s <= best[0] * (1 + 1e-6)
+    assert best[0] * (1 - 1e-6) <= plan.solver.objective_s
+    assert plan.solver.objective_s * (1 - plan.solver.gap) <= best[0] * (1 + 1e-6)
+    assert (plan.solver.status == "optimal") == (plan.solver.gap <= 1e-6)
+    assert predict(plan, profile).step_s == plan.predicted.step_s
+
+
+def test_branches_without_a_path_between_them_run_at_the_same_time():
+    """Two towers and their join on three workers: the bound must not add the towers' times up."""
+    profile = make_profile(work=[4e-3, 4e-3, 1e-4], slowness=[1.0, 1.0, 1.0], edges=[(0, 2), (1, 2)], batch=1)
+    plan = solve(profile, SolveOptions(gap=0)).plan
+    best = best_plan(profile)
+    assert best is not None
+    assert plan.predicted.step_s == pytest.approx(best[0])
+    assert plan.solver.bound_s <= best[0] * (1 + 1e-6)
+    assert len(plan.stages) == 3
+    assert plan.predicted.step_s < 0.6 * plan.baselines[0].step_s

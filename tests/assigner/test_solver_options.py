@@ -1,0 +1,58 @@
+"""What cannot be asked is refused, with the value."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+from builders import make_profile
+
+from assigner.errors import UsageError
+from assigner.solver import SolveOptions, solve
+from assigner.solver.answer import divisors
+
+WRONG = [
+    ({"gap": -0.1}, "-0.1"), ({"gap": 1.0}, "1.0"), ({"gap": math.nan}, "nan"), ({"time_limit": 0}, "0"),
+    ({"time_limit": math.inf}, "inf"), ({"micro_batches": 0}, "0"), ({"micro_batches": 3}, "3"),
+    ({"micro_batches": 16}, "16"), ({"batch_size": 0}, "0"), ({"batch_size": 7, "micro_batches": 2}, "7"),
+    ({"remat": "sometimes"}, "sometimes"), ({"solver": "gurobi"}, "gurobi"), ({"seed": -1}, "-1"),
+    ({"pins": {"p9": "worker:0"}}, "p9"), ({"pins": {"p0": "worker:7"}}, "worker:7"),
+    ({"pins": {"p0": "gpu"}}, "gpu"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "named"), WRONG)
+def test_a_wrong_option_is_refused_by_value(wrong, named):
+    """UsageError (exit 2) whose message names the value."""
+    with pytest.raises(UsageError) as caught:
+        solve(make_profile(work=[1e-3] * 3, slowness=[1.0, 2.0]), SolveOptions(**wrong))
+    assert named in caught.value.message
+    assert caught.value.exit_code == 2
+
+
+def test_divisors_are_all_of_them_in_order():
+    """Every divisor once, smallest first."""
+    assert divisors(12) == (1, 2, 3, 4, 6, 12)
+    assert divisors(36) == (1, 2, 3, 4, 6, 9, 12, 18, 36)
+    assert divisors(1) == (1,)
+    assert divisors(7) == (1, 7)
+
+
+def test_importing_the_solver_is_light():
+    """PuLP, HiGHS and numpy are imported inside `solve`."""
+    code = "import sys, assigner.solver; print([m for m in ('pulp', 'highspy', 'numpy', 'torch') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_solving_needs_no_torch():
+    """A laptop without torch can solve."""
+    code = (
+        "import sys; sys.path.insert(0, 'tests'); sys.modules['torch'] = None\n"
+        "from builders import make_profile\nfrom assigner.solver import solve\n"
+        "print(len(solve(make_profile(work=[1e-3] * 3, slowness=[1.0, 2.0])).plan.stages))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(done.stdout) >= 1

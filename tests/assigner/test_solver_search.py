@@ -1,0 +1,187 @@
+"""The search as a whole: the same answer again, honest limits, progress, interruption."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+from brute_force import random_instance
+from builders import make_profile, random_chain
+
+from assigner.errors import AssignerError, LimitError
+from assigner.simulate import predict
+from assigner.solver import SolveOptions, solve
+from assigner.solver.backend import Backend, Outcome
+from assigner.solver.beam import Beam
+from assigner.solver.search import Search
+
+UNPROVEN = random_instance(30, partitions=5, workers=3, late_updates=True)
+"""The relaxation leaves a gap here, so that the ILP must close it."""
+
+
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
+def test_the_same_input_gives_the_same_plan(solver):
+    """Two runs with one seed differ in their seconds only."""
+    for seed in (2, 30):
+        profile = random_instance(seed, partitions=5, workers=4, alike=True, busy=True, tight=True)
+        first, second = (solve(profile, SolveOptions(seed=seed, solver=solver)) for _ in range(2))
+        timeless = [replace(each.plan, solver=replace(each.plan.solver, seconds=0.0)) for each in (first, second)]
+        assert timeless[0] == timeless[1]
+        assert first.candidates == second.candidates
+
+
+def test_the_ilp_is_what_proves_where_the_relaxation_does_not():
+    """The report says how the bound was proven."""
+    report = solve(UNPROVEN, SolveOptions(gap=0)).plan.solver
+    assert "ILP" in report.options["proven_by"]
+    assert (report.name, report.status, report.gap) == ("HiGHS", "optimal", 0.0)
+    assert report.version.count(".") == 2
+    assert solve(UNPROVEN, SolveOptions(gap=0, solver="cbc")).plan.solver.name == "CBC"
+
+
+def test_a_solver_stopped_by_its_limit_proves_nothing(monkeypatch):
+    """After a time limit PuLP's status says "Optimal"; the plan's status is feasible, with the relaxation's bound."""
+
+    def stopped(self, problem, *, gap, cutoff, time_limit):
+        return Outcome(False, math.inf, -math.inf, False)
+
+    monkeypatch.setattr(Backend, "search", stopped)
+    report = solve(UNPROVEN, SolveOptions(gap=0)).plan.solver
+    assert report.status == "feasible"
+    assert 0 < report.bound_s < report.objective_s
+    assert report.gap == pytest.approx(1 - report.bound_s / report.objective_s)
+
+
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
+def test_pulps_optimal_after_a_limit_is_not_believed(solver):
+    """A knapsack that cannot be finished in no time comes back unfinished, and its bound does not claim a proof."""
+    import random
+
+    import pulp
+
+    rng = random.Random(0)
+    problem = pulp.LpProblem("hard", pulp.LpMinimize)
+    rows = [problem.add_variable(f"x{i}", 0, 1, pulp.LpInteger) for i in range(60)]
+    slack = [problem.add_variable(f"s{k}", 0) for k in range(12)]
+    problem.setObjective(pulp.LpAffineExpression(dict.fromkeys(slack, 1.0)))
+    for k in range(6):
+        weights = {x: float(rng.randrange(100)) for x in rows}
+        middle = float(int(sum(weights.values()) / 2))
+        for sense, sign, one in (
+            (pulp.LpConstraintGE, 1.0, slack[2 * k]),
+            (pulp.LpConstraintLE, -1.0, slack[2 * k + 1]),
+        ):
+            problem.addConstraint(
+                pulp.LpConstraint(pulp.LpAffineExpression({**weights, one: sign}), sense, f"r{k}{sense}", middle)
+            )
+    outcome = Backend(solver, 0).search(problem, gap=0.0, cutoff=math.inf, time_limit=0.3)
+    assert not outcome.finished
+    assert not outcome.found or outcome.bound < outcome.value
+
+
+def test_no_plan_before_the_limit_is_a_limit_error(monkeypatch):
+    """Neither a plan nor a proof: exit code 4."""
+    monkeypatch.setattr(Beam, "run", lambda *_: [])
+    monkeypatch.setattr(Search, "_prove", lambda *_: None)
+    with pytest.raises(LimitError) as caught:
+        solve(UNPROVEN, SolveOptions(gap=0))
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
+def test_without_the_beam_the_ilp_finds_the_optimum_alone(monkeypatch, solver):
+    """The proof and the plan do not hang on the heuristic."""
+    want = solve(UNPROVEN, SolveOptions(gap=0)).plan.solver.objective_s
+    monkeypatch.setattr(Beam, "run", lambda *_: [])
+    plan = solve(UNPROVEN, SolveOptions(gap=0, solver=solver)).plan
+    assert plan.solver.objective_s == pytest.approx(want, rel=1e-6)
+    assert plan.solver.status == "optimal"
+
+
+def test_interrupted_with_a_plan_at_hand_returns_it():
+    """Ctrl-C after the first plan: status feasible unless the gap was proven already."""
+
+    def stop(progress):
+        if progress.incumbent_s is not None:
+            raise KeyboardInterrupt
+
+    solution = solve(UNPROVEN, SolveOptions(gap=0), progress=stop)
+    assert solution.plan.solver.status == "feasible"
+    assert "interrupted" in solution.plan.solver.options["proven_by"]
+    assert predict(solution.plan, UNPROVEN).step_s == solution.plan.predicted.step_s
+
+
+def test_interrupted_before_any_plan_is_an_interrupt():
+    """Without a plan Ctrl-C remains Ctrl-C."""
+
+    def stop(progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        solve(UNPROVEN, progress=stop)
+
+
+def test_progress_never_goes_back():
+    """Time and bound rise, the incumbent falls, and the bound never passes it."""
+    seen = []
+    solve(random_chain(3, partitions=8, workers=3), SolveOptions(gap=0), progress=seen.append)
+    assert seen
+    for before, after in itertools.pairwise(seen):
+        assert after.elapsed_s >= before.elapsed_s
+        assert (after.incumbent_s or 0) <= (before.incumbent_s or math.inf)
+        assert after.done >= before.done
+        assert after.bound_s <= (after.incumbent_s or math.inf)
+    assert {each.total for each in seen} == {4}
+
+
+def test_a_disagreement_with_the_simulator_is_a_bug_and_said(monkeypatch):
+    """A formula that is wrong by a thousandth is not hidden."""
+    from assigner.solver import report
+
+    real = report.predict
+
+    def other(plan, profile, cost):
+        found = real(plan, profile, cost)
+        return replace(found, step_s=found.step_s * 1.001)
+
+    monkeypatch.setattr(report, "predict", other)
+    with pytest.raises(AssignerError) as caught:
+        solve(UNPROVEN)
+    assert caught.value.exit_code == 1
+    assert "simulator" in caught.value.message
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_merging_like_workers_keeps_the_bound_below_the_optimum(seed):
+    """With a gap that allows it, kinds are merged: the bound still holds for the best plan."""
+    base = random_instance(seed, partitions=5, workers=4, alike=True, busy=seed % 2 == 0)
+    links = tuple(
+        replace(link, points=tuple(replace(p, seconds=p.seconds * (1 + 0.3 * ((n + seed) % 5))) for p in link.points))
+        for n, link in enumerate(base.links)
+    )
+    profile = replace(base, links=links)
+    exact = solve(profile, SolveOptions(gap=0)).plan.solver
+    loose = solve(profile, SolveOptions(gap=0.02)).plan.solver
+    assert exact.status == loose.status == "optimal"
+    assert loose.bound_s <= exact.objective_s * (1 + 1e-6)
+    assert loose.objective_s <= exact.objective_s / 0.98 * (1 + 1e-6)
+
+
+def test_the_candidates_tell_every_count():
+    """One candidate per divisor, one of them chosen, each bound below its step time."""
+    solution = solve(make_profile(work=[2e-3] * 4, slowness=[1.0, 2.0]), SolveOptions(gap=0))
+    assert [each.micro_batches for each in solution.candidates] == [1, 2, 4, 8]
+    assert [each.status for each in solution.candidates].count("chosen") == 1
+    for each in solution.candidates:
+        assert each.micro_batches * each.micro_batch_size == 8
+        assert each.step_s is None or each.bound_s <= each.step_s * (1 + 1e-9)
+    assert "worker:" in solution.limiting
+
+
+def test_a_slow_link_is_named_as_what_limits():
+    """Where messages take longer than work, the sentence names the link."""
+    profile = make_profile(work=[1e-3] * 2, slowness=[1.0, 1.0], bandwidth=2e7, edge_bytes=1e5)
+    pinned = tuple(replace(each, pin=f"worker:{n}") for n, each in enumerate(profile.partitions))
+    assert solve(replace(profile, partitions=pinned)).limiting.startswith("the link from worker:")

@@ -1,0 +1,58 @@
+"""The examples at sizes that train in no time, under plans written by hand, on local ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assigner.marking import partition_graph
+from assigner.plan import Plan, Stage
+from assigner.profile import WorkloadReference
+from assigner.workload import load_workload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = {
+    "gpt": "width=16,heads=2,blocks=3,context=12,batch_size=8",
+    "resnet": "width=4,blocks_per_group=1,size=16,batch_size=16",
+    "unet": "width=4,depth=2,size=16,batch_size=8",
+    "two_tower": "width=16,query_blocks=2,item_layers=2,length=8,features=8,batch_size=8",
+}
+
+
+def entry(example: str, arguments: str = "") -> str:
+    return f"{ROOT}/examples/{example}.py:workload({arguments})"
+
+
+def tiny(example: str, arguments: str = "") -> str:
+    return entry(example, f"{TINY[example]},{arguments}")
+
+
+def make_plan(workload: str, stages: Sequence[tuple[int, int]], *, micro_batches: int = 4) -> Plan:
+    """Stages as (rank, number of partitions) in topological order; every second partition rematerialises."""
+    made = load_workload(workload)
+    graph = partition_graph(made)
+    names = iter([piece.name for piece in graph.pieces])
+    taken = [(rank, tuple(next(names) for _ in range(count))) for rank, count in stages]
+    assert not list(names)
+    return Plan(
+        workload=WorkloadReference(made.name, workload, graph.fingerprint, made.batch_size),
+        micro_batches=micro_batches,
+        micro_batch_size=-(-made.batch_size // micro_batches),
+        stages=tuple(Stage(f"worker:{rank}/cpu", held, held[::2]) for rank, held in taken),
+    )
+
+
+def torchrun(ranks: int, script: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    done = subprocess.run(
+        [*command, str(script), *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done

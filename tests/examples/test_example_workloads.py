@@ -1,0 +1,163 @@
+"""The example workloads: how they are cut, that they learn, and that a plan changes nothing in what they learn."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from example_plans import ROOT, TINY, entry, make_plan, tiny, torchrun
+
+import assigner
+from assigner.marking import PartitionGraph, partition_graph
+from assigner.plan import save_plan
+from assigner.workload import load_workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def cut(example: str, arguments: str = "") -> PartitionGraph:
+    return partition_graph(load_workload(entry(example, arguments)))
+
+
+def edges(graph: PartitionGraph) -> set[tuple[str, str]]:
+    return {(edge.source, edge.target) for edge in graph.edges}
+
+
+def test_gpt_is_a_chain_of_fourteen_partitions_with_one_kind_of_block() -> None:
+    """By default a GPT is cut into embedding, 12 equal blocks and head, each reading the one before."""
+    graph = cut("gpt")
+    names = ["embed", *(f"blocks.{n}" for n in range(12)), "head"]
+    assert [piece.name for piece in graph.pieces] == names
+    assert edges(graph) == set(pairwise(names))
+    assert len({graph.piece[f"blocks.{n}"].kind for n in range(12)}) == 1
+    assert len({piece.kind for piece in graph.pieces}) == 3
+    assert graph.ties == ()
+
+
+def test_tied_gpt_shares_one_matrix_between_embedding_and_head() -> None:
+    """`tied=True` is one tie of embedding and head, and one matrix less in the model."""
+    (tie,) = cut("gpt", "blocks=2,tied=True").ties
+    assert tie.partitions == ("embed", "head")
+    assert tie.bytes == 256 * 128 * 4
+    plain, tied = (
+        sum(p.numel() for p in load_workload(entry("gpt", f"blocks=2,tied={tied}")).model().parameters())
+        for tied in (False, True)
+    )
+    assert plain - tied == 256 * 128
+
+
+def test_resnet_blocks_of_one_shape_share_a_kind() -> None:
+    """The patterns cut a ResNet-20 into 11 partitions; in each group the blocks after the first are of one kind."""
+    graph = cut("resnet")
+    names = ["stem", *(f"blocks.{n}" for n in range(9)), "head"]
+    assert [piece.name for piece in graph.pieces] == names
+    assert edges(graph) == set(pairwise(names))
+    kinds = [graph.piece[f"blocks.{n}"].kind for n in range(9)]
+    assert kinds[0] == kinds[1] == kinds[2]
+    assert kinds[4] == kinds[5]
+    assert kinds[7] == kinds[8]
+    assert len(set(kinds)) == 5
+    assert "blocks.0.norm1.running_mean" in graph.piece["blocks.0"].buffers
+
+
+def test_unet_skips_are_edges_past_the_partitions_between() -> None:
+    """Each level's skip is an edge to the level's way up, beside the chain; the pooled value has a quarter of it."""
+    graph = cut("unet")
+    names = ["down.0", "down.1", "down.2", "bottom", "up.0", "up.1", "up.2", "head"]
+    assert [piece.name for piece in graph.pieces] == names
+    skips = {("down.0", "up.2"), ("down.1", "up.1"), ("down.2", "up.0")}
+    assert edges(graph) == {*pairwise(names), *skips}
+    size = {(edge.source, edge.target): edge.bytes_per_sample for edge in graph.edges}
+    assert size["down.0", "up.2"] == 16 * 64 * 64 * 4
+    assert size["down.0", "down.1"] == size["down.0", "up.2"] / 4
+
+
+def test_the_towers_meet_only_in_the_score() -> None:
+    """Two branches without an edge between them; the padding mask comes from the batch and is not sent."""
+    graph = cut("two_tower")
+    query, item = ["query.embed", *(f"query.blocks.{n}" for n in range(4))], [f"item.{n}" for n in range(3)]
+    assert {piece.name for piece in graph.pieces} == {*query, *item, "score"}
+    chains = {*pairwise(query), *pairwise(item)}
+    assert edges(graph) == {*chains, ("query.blocks.3", "score"), ("item.2", "score")}
+    assert len(graph.edges) == 8
+    assert len({graph.piece[f"query.blocks.{n}"].kind for n in range(3)}) == 1
+    assert graph.piece["item.1"].kind == graph.piece["item.2"].kind
+
+
+@pytest.mark.parametrize("example", TINY)
+def test_a_batch_depends_on_the_generator_alone(example: str) -> None:
+    """One seed, one batch, in any process and after any draw; another seed, another batch."""
+    workload = load_workload(tiny(example))
+    first = torch.utils._pytree.tree_leaves(workload.make_batch(5, 1))
+    torch.rand(7)
+    again = torch.utils._pytree.tree_leaves(workload.make_batch(5, 1))
+    other = torch.utils._pytree.tree_leaves(workload.make_batch(5, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    assert all(len(leaf) == 5 for leaf in first)
+
+
+@pytest.mark.parametrize(
+    ("example", "arguments", "fall"),
+    [
+        ("gpt", "width=32,heads=2,blocks=2,context=32,learning_rate=3e-3", 0.75),
+        ("resnet", "width=8,blocks_per_group=1,size=16,learning_rate=1e-2", 0.75),
+        ("unet", "width=4,depth=2,size=16,learning_rate=1e-2", 0.6),
+        ("two_tower", "width=32,query_blocks=1,item_layers=2,length=8,features=16,learning_rate=3e-3", 0.75),
+    ],
+)
+def test_the_loss_falls_in_30_steps(example: str, arguments: str, fall: float) -> None:
+    """Each example learns: the mean of its last five losses lies clearly below that of the first five."""
+    workload = load_workload(entry(example, arguments))
+    count = len(partition_graph(workload).pieces)
+    with assigner.Pipeline(workload, make_plan(entry(example, arguments), [(0, count)])) as pipeline:
+        losses = [pipeline.step(workload.make_batch(workload.batch_size, 1 + step)) for step in range(30)]
+    assert sum(losses[-5:]) < fall * sum(losses[:5])
+
+
+@dataclass(frozen=True)
+class Case:
+    """An example under a plan; `piece` is what the reference takes at once: None, the whole batch."""
+
+    example: str
+    stages: tuple[tuple[int, int], ...]
+    arguments: str = ""
+    micro_batches: int = 4
+    piece: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        return 1 + max(rank for rank, _ in self.stages)
+
+
+CASES = {
+    "gpt, uneven micro-batches": Case("gpt", ((1, 2), (0, 3)), micro_batches=3),
+    "gpt tied, three ranks": Case("gpt", ((1, 1), (2, 3), (0, 1)), "tied=True"),
+    "resnet, its micro-batches": Case("resnet", ((1, 2), (0, 3)), piece=4),
+    "unet, three ranks": Case("unet", ((2, 2), (0, 2), (1, 2))),
+    "two-tower, a rank each": Case("two_tower", ((1, 3), (0, 3))),
+}
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_ten_steps_equal_the_model_in_one_piece(case: Case, tmp_path: Path) -> None:
+    """Loss, gradients, weights and buffers on every rank are those of plain PyTorch, to 1e-10 in float64.
+
+    BatchNorm's statistics are those of a micro-batch, so the ResNet's reference takes the same micro-batches.
+    """
+    workload = tiny(case.example, f"double=True,{case.arguments}")
+    save_plan(make_plan(workload, case.stages, micro_batches=case.micro_batches), tmp_path / "plan.json")
+    script = ROOT / "tests" / "runs" / "equality.py"
+    piece = () if case.piece is None else ("--reference-rows", case.piece)
+    torchrun(case.ranks, script, workload, tmp_path / "plan.json", tmp_path, *piece)
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(case.ranks)]
+    assert {name for each in found for name in each["parameters"]} == set(found[0]["all"])
+    assert bool([name for each in found for name in each["buffers"]]) == (case.example == "resnet")
+    for each in found:
+        assert max(each["worst"].values()) < 1e-10, each["worst"]

@@ -1,0 +1,170 @@
+"""Ranks that fail, each scenario in processes forked from this one, so that torch is imported once.
+
+    python tests/runs/failures.py FOLDER
+
+No launcher: rank 0 keeps the job's store, and nobody ends the others. Writes FOLDER/found.json: scenario -> exit codes,
+seconds from the failure to the end of the last rank, and what each rank wrote to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import nn
+
+from assigner import Pipeline, Workload
+from assigner.errors import AssignerError
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
+
+from workloads import make_plan, numbers, sgd  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WORLD = 3
+PATIENCE_S = 40.0
+
+
+class Trap(nn.Linear):
+    """A layer whose forward fails at the third micro-batch of the third step, on the rank that arms it."""
+
+    armed = False
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if Trap.armed:
+            Trap.calls += 1
+            if Trap.calls == 11:
+                raise ArithmeticError("the trap snapped")
+        return super().forward(x)
+
+
+def made_workload() -> Workload:
+    def model() -> nn.Module:
+        return nn.Sequential(Trap(8, 8), Trap(8, 8), Trap(8, 1)).double()
+
+    return Workload(model, numbers, nn.functional.mse_loss, sgd, 8)
+
+
+MADE = made_workload()
+PLAN = make_plan(MADE, [(0, ["0"]), (1, ["1"]), (2, ["2"])])
+
+
+def train(steps: int, *, failing: int | None = None, timeout_s: float = 60.0, at_five: Any = None) -> None:
+    """Some steps; from the fifth on this rank is ready to be killed."""
+    rank = int(os.environ["RANK"])
+    with Pipeline(MADE, PLAN, timeout_s=timeout_s) as pipeline:
+        Trap.armed = rank == failing
+        for n in range(steps):
+            pipeline.step(MADE.make_batch(8, n))
+            if n == 5:
+                Path(f"ready.{rank}").touch()
+                if at_five is not None:
+                    at_five(rank)
+
+
+def stall(rank: int) -> None:
+    if rank == 1:
+        time.sleep(1000)
+
+
+def raise_in_script(rank: int) -> None:
+    if rank == 2:
+        raise KeyError("the user's own")
+
+
+def late(rank: int) -> None:
+    time.sleep(2.0 * rank)
+
+
+def without_close() -> None:
+    pipeline = Pipeline(MADE, PLAN)
+    for n in range(3):
+        pipeline.step(MADE.make_batch(8, n))
+
+
+ENDLESS = 10**6
+SCENARIOS: dict[str, tuple[Callable[[], None], int | None]] = {
+    "raises on rank 1": (lambda: train(ENDLESS, failing=1), None),
+    "raises on rank 0": (lambda: train(ENDLESS, failing=0), None),
+    "killed rank 0": (lambda: train(ENDLESS), 0),
+    "killed rank 1": (lambda: train(ENDLESS), 1),
+    "stalls": (lambda: train(ENDLESS, timeout_s=2.0, at_five=stall), None),
+    "script raises": (lambda: train(ENDLESS, at_five=raise_in_script), None),
+    "ends apart": (lambda: train(6, at_five=late), None),
+    "never closed": (without_close, None),
+}
+
+
+def child(rank: int, port: int, body: Callable[[], None]) -> NoReturn:
+    """One rank: ends as a script does, with a traceback and exit code 1 where it raises, through a normal exit."""
+    errors = os.open(f"stderr.{rank}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(errors, 2)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    try:
+        body()
+    except AssignerError as error:
+        sys.stderr.write(f"[{rank}] {error}\n")
+        sys.exit(error.exit_code)
+    except Exception:  # noqa: BLE001 - as the interpreter does at the end of a script
+        traceback.print_exc()
+        sys.exit(1)
+    sys.exit(0)
+
+
+def run(folder: Path, body: Callable[[], None], victim: int | None) -> dict[str, Any]:
+    folder.mkdir()
+    os.chdir(folder)
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = {}
+    for rank in range(WORLD):
+        pid = os.fork()
+        if pid == 0:
+            child(rank, port, body)
+        ranks[pid] = rank
+    start = time.monotonic()
+    if victim is not None:
+        while not all(Path(f"ready.{rank}").exists() for rank in range(WORLD)) and time.monotonic() < start + PATIENCE_S:
+            time.sleep(0.05)
+        os.kill(next(pid for pid, rank in ranks.items() if rank == victim), signal.SIGKILL)
+    codes: dict[int, int] = {}
+    ends: list[float] = []
+    while ranks and time.monotonic() < start + PATIENCE_S:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            codes[ranks.pop(pid)] = os.waitstatus_to_exitcode(status)
+            ends.append(time.monotonic())
+        time.sleep(0.02)
+    for pid, rank in ranks.items():
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        codes[rank] = -99
+        ends.append(float("inf"))
+    texts = [Path(f"stderr.{rank}").read_text() for rank in range(WORLD)]
+    return {"codes": [codes[rank] for rank in range(WORLD)], "seconds": max(ends) - min(ends), "stderr": texts}
+
+
+def main(folder: Path, names: list[str]) -> None:
+    found = {}
+    for n, (name, (body, victim)) in enumerate(SCENARIOS.items()):
+        if not names or name in names:
+            found[name] = run(folder / str(n), body, victim)
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve(), sys.argv[2:])

@@ -1,0 +1,131 @@
+"""On three ranks, in one process group: plans of every shape against the plain model.
+
+    torchrun --nproc-per-node 3 tests/runs/ranks.py FOLDER
+
+Writes FOLDER/RANK.json: case -> what this rank found; and FOLDER/checkpoint, saved under one of the plans.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from assigner import Pipeline, UsageError
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
+
+from workloads import Reference, language, make_plan, skips, towers  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TRAINED = [(2, ["tokens", "blocks.0"]), (0, ["blocks.1"]), (1, ["blocks.2", "head"])]
+RESUMED = [(1, ["tokens"]), (2, ["blocks.0", "blocks.1", "blocks.2", "head"])]
+
+PLANS = {
+    "workers in another order, tied weights, remat": (language, TRAINED, {"remat": ["blocks.1", "head"]}),
+    "a rank that idles": (language, RESUMED, {}),
+    "skips over three workers": (skips, [(1, ["parts.0"]), (2, ["parts.1"]), (0, ["parts.2", "last"])], {}),
+    "two stages of one worker": (
+        skips, [(0, ["parts.0"]), (1, ["parts.1"]), (0, ["parts.2"]), (2, ["last"])], {"remat": ["parts.1"]},
+    ),
+    "a branch": (towers, [(2, ["left"]), (0, ["right"]), (1, ["join"])], {}),
+    "1f1b": (skips, [(0, ["parts.0"]), (1, ["parts.1", "parts.2"]), (2, ["last"])], {"schedule": "1f1b"}),
+    "1f1b, deeper": (
+        skips, [(2, ["parts.0"]), (1, ["parts.1", "parts.2"]), (0, ["last"])],
+        {"schedule": "1f1b", "in_flight": 3, "micro_batches": 8, "remat": ["last"]},
+    ),
+}  # fmt: skip
+
+
+def against_the_plain_model(name: str) -> dict[str, float]:
+    """The largest differences over steps of 8, 7, 1 and 8 rows."""
+    make, stages, options = PLANS[name]
+    made = make()
+    reference = Reference(made)
+    found = {"loss": 0.0, "gradients": 0.0, "weights": 0.0}
+    with Pipeline(made, make_plan(made, stages, **options)) as pipeline:
+        for n, rows in enumerate((8, 7, 1, 8)):
+            batch = made.make_batch(rows, n)
+            found["loss"] = max(found["loss"], abs(pipeline.step(batch) - reference.step(batch)))
+            found["gradients"] = max(found["gradients"], reference.gradient_distance(pipeline.gradients()))
+            found["weights"] = max(found["weights"], reference.distance(pipeline.state_dict().items()))
+    return found
+
+
+def accumulation() -> dict[str, float]:
+    """Steps without an update, then `update()`, with weights that two workers share."""
+    made = language()
+    reference = Reference(made)
+    batches = [made.make_batch(rows, rows) for rows in (8, 3)]
+    for batch in batches:
+        reference.loss(batch).backward()
+    reference.optimizer.step()
+    with Pipeline(made, make_plan(made, TRAINED)) as pipeline:
+        for batch in batches:
+            pipeline.step(batch, update=False)
+        pipeline.update()
+        return {
+            "gradients": reference.gradient_distance(pipeline.gradients()),
+            "weights": reference.distance(pipeline.state_dict().items()),
+        }
+
+
+def dropout() -> dict[str, float]:
+    """The loss under three workers less the loss under one, over three steps with dropout."""
+    made = language(dropout=0.4)
+    with Pipeline(made, make_plan(made, TRAINED, remat=["blocks.0"])) as many, Pipeline(made, make_plan(made)) as one:
+        batches = [made.make_batch(8, n) for n in range(3)]
+        return {"loss": max(abs(many.step(batch) - one.step(batch)) for batch in batches)}
+
+
+def leaks() -> dict[str, int]:
+    """How many threads and open files 30 steps leave behind."""
+    made = skips()
+    with Pipeline(made, make_plan(made, PLANS["skips over three workers"][1])) as pipeline:
+        counts = []
+        for n in range(40):
+            pipeline.step(made.make_batch(8, n))
+            counts.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
+        assert pipeline._executor.step is None
+    return {"threads": counts[-1][0] - counts[9][0], "files": counts[-1][1] - counts[9][1]}
+
+
+def checkpoints(folder: Path) -> dict[str, Any]:
+    """Save under one plan, go on under it and under another one from the checkpoint."""
+    made = language()
+    with Pipeline(made, make_plan(made, TRAINED)) as pipeline:
+        for n in range(3):
+            pipeline.step(made.make_batch(8, n))
+        pipeline.save(folder)
+        try:
+            pipeline.save(folder)
+        except UsageError as error:
+            again = str(error)
+        expected = [pipeline.step(made.make_batch(8, n)) for n in range(3, 6)]
+    with Pipeline(made, make_plan(made, RESUMED)) as pipeline:
+        pipeline.load(folder)
+        losses = [pipeline.step(made.make_batch(8, n)) for n in range(3, 6)]
+        return {"again": again, "expected": expected, "losses": losses, "steps": pipeline.steps}
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found: dict[str, Any] = {name: against_the_plain_model(name) for name in PLANS}
+    others: dict[str, Callable[[], Any]] = {"accumulation": accumulation, "dropout": dropout, "leaks": leaks}
+    found.update({name: case() for name, case in others.items()})
+    found["checkpoint"] = checkpoints(folder / "checkpoint")
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,201 @@
+"""The whole road in real processes: profile, solve, compare, run; on this host, and on the lab's unlike hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from assigner.cost import CostModel
+from assigner.plan import load_plan
+from assigner.profile import load_profile
+from assigner.simulate import predict
+
+pytestmark = pytest.mark.distributed
+
+WORKLOAD = "examples/gpt.py:workload(width=32,blocks=3,context=16)"
+ASSIGNER = [sys.executable, "-m", "assigner_cli"]
+
+
+def call(root: Path, *command: str, code: int = 0, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    """Run a command in the repository's folder; its exit code must be `code`."""
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def profiled(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a profile of a tiny GPT on two local ranks, and a plan solved from it."""
+    folder = tmp_path_factory.mktemp("road")
+    said = call(root, *ASSIGNER, "profile", WORKLOAD, "-o", str(folder / "profile.json"), "--workers", "2")
+    assert said.stdout == ""  # the result is the file; everything said goes to stderr
+    assert "5 partitions of 3 kinds" in said.stderr
+    for name, pin in (("plan", "head=worker:1"), ("other", "head=worker:0")):
+        flags = [
+            "--pin",
+            "embed=worker:0" if name == "plan" else "embed=worker:1",
+            "--pin",
+            pin,
+            "--micro-batches",
+            "4",
+        ]
+        call(root, *ASSIGNER, "solve", str(folder / "profile.json"), "-o", str(folder / f"{name}.json"), *flags)
+    return folder
+
+
+def test_a_profile_has_everything_that_a_plan_needs(profiled: Path) -> None:
+    """Every partition has a price on every worker at the sizes measured, and every pair of workers a link each way."""
+    profile = load_profile(profiled / "profile.json")
+    cost = CostModel(profile)
+    sizes = sorted({point.micro_batch for point in profile.measurements})
+    assert len(sizes) >= 2
+    for partition in profile.order:
+        for worker in profile.worker:
+            for size in sizes:
+                price = cost.partition(partition, worker, size)
+                assert price.forward_s > 0
+                assert price.backward_s > 0
+                assert price.update_s > 0
+    assert cost.link("worker:0/cpu", "worker:1/cpu")
+    assert cost.link("worker:1/cpu", "worker:0/cpu")
+    assert all(worker.memory_bytes > 1e8 for worker in profile.workers)
+    blocks = [each for each in profile.partitions if each.name.startswith("blocks.")]
+    assert len({each.kind for each in blocks}) == 1
+    assert blocks[0].optimizer_bytes >= 2 * blocks[0].parameter_bytes  # AdamW's two moments
+    assert profile.workload.optimizer == "AdamW"
+
+
+def test_a_solved_plan_trains_and_its_loss_falls(root: Path, profiled: Path) -> None:
+    """`assigner run` trains on two ranks under the plan; the loss falls and every rank's part is saved."""
+    result, folder = profiled / "result.json", profiled / "checkpoint"
+    call(
+        root, *ASSIGNER, "run", str(profiled / "plan.json"), "--", "examples/train.py", "--steps", "25",
+        "--json", str(result), "--save", str(folder),
+    )  # fmt: skip
+    losses = json.loads(result.read_text())["losses"]
+    assert losses[-1] < losses[0] - 0.5
+    assert len(list(folder.glob("model-*.safetensors"))) == 2
+    again = profiled / "again.json"
+    call(
+        root, *ASSIGNER, "run", str(profiled / "other.json"), "--", "examples/train.py", "--steps", "1",
+        "--json", str(again), "--resume", str(folder),
+    )  # fmt: skip
+    assert json.loads(again.read_text())["losses"][0] < losses[0] - 0.5  # under another plan it goes on from there
+
+
+def test_plans_compare(root: Path, profiled: Path) -> None:
+    """Two plans stand side by side; what moved is named, and --exit-code tells that they differ."""
+    plans = [str(profiled / "plan.json"), str(profiled / "other.json")]
+    done = call(root, *ASSIGNER, "compare", *plans, "--json", "--exit-code", code=1)
+    assert json.loads(done.stdout)
+    assert "embed" in call(root, *ASSIGNER, "compare", *plans).stdout
+
+
+def test_too_few_ranks_are_refused(root: Path, profiled: Path) -> None:
+    """A plan for two ranks on one: exit code 7 of `run`, and the script's own error says what to do."""
+    done = call(
+        root, *ASSIGNER, "run", str(profiled / "plan.json"), "--ranks", "1", "--", "examples/train.py", "--steps", "1",
+        code=7,
+    )  # fmt: skip
+    assert "the plan needs 2 ranks, and the run has 1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_plan_for_another_model_is_refused(root: Path, profiled: Path) -> None:
+    """The fingerprint is compared before any training."""
+    done = call(
+        root, *ASSIGNER, "run", str(profiled / "plan.json"), "--", "examples/train.py", "--steps", "1",
+        "--workload", "examples/gpt.py:workload(width=48,blocks=3,context=16)", code=7,
+    )  # fmt: skip
+    assert "the plan is for workload" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        ("examples/none.py:workload", "no such file"),
+        ("examples/gpt.py:nothing", "has no function"),
+        ("examples/gpt.py:workload(1)", "is no function"),
+        ("examples/gpt.py", "names no workload"),
+    ],
+)
+def test_a_wrong_workload_is_refused_before_any_rank_starts(
+    root: Path, tmp_path: Path, workload: str, message: str
+) -> None:
+    """Exit code 2, one error, nothing written."""
+    done = call(root, *ASSIGNER, "profile", workload, "-o", str(tmp_path / "p.json"), code=2)
+    assert message in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_rank_ends_the_run(root: Path, profiled: Path) -> None:
+    """kill -9 of one rank: the run ends with exit code 7 and names the rank."""
+    run = subprocess.Popen(
+        [*ASSIGNER, "run", str(profiled / "plan.json"), "--", "examples/train.py", "--steps", "100000"],
+        cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        victim = wait_for_rank(run.pid, 1)
+        time.sleep(3.0)
+        os.kill(victim, signal.SIGKILL)
+        _, said = run.communicate(timeout=60)
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.communicate()
+    assert run.returncode == 7
+    assert "worker:1 was killed by SIGKILL" in said
+
+
+def wait_for_rank(launcher: int, rank: int) -> int:
+    """The process id of a rank under a launcher, once it trains."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                environment = (entry / "environ").read_bytes().split(b"\0")
+            except (OSError, IndexError):
+                continue  # a process that ended while it was looked at
+            if parent == launcher and f"RANK={rank}".encode() in environment:
+                return int(entry.name)
+        time.sleep(0.1)
+    raise AssertionError("the rank never started")
+
+
+@pytest.mark.lab
+def test_unlike_hosts_get_unlike_stages(root: Path, lab: Path, tmp_path: Path) -> None:
+    """On hosts of 4 : 2 : 1 in speed the profile tells them apart, and the plan gives the fast one the most."""
+    cluster = lab.parent / "mixed3.toml"
+    torchrun = [
+        str(Path(sys.executable).parent / "torchrun"), "--nnodes", "{nnodes}", "--node-rank", "{node_rank}",
+        "--nproc-per-node", "{nproc}", "--master-addr", "{master_addr}", "--master-port", "{master_port}",
+    ]  # fmt: skip
+    start = [sys.executable, str(lab), "run", str(cluster), "--timeout", "280", "--", "env", "ASSIGNER_HOST={host}"]
+    workload = "examples/gpt.py:workload(width=128,blocks=6,context=64)"
+    profile, plan, result = (tmp_path / name for name in ("profile.json", "plan.json", "result.json"))
+    call(root, *start, *torchrun, "-m", "assigner_cli", "profile", workload, "-o", str(profile), timeout=300)
+    found = load_profile(profile)
+    assert [worker.host for worker in found.workers] == ["big", "mid", "small"]
+    cost = CostModel(found)
+    size = max(point.micro_batch for point in found.measurements)
+    slow = [cost.partition("blocks.1", worker.name, size).backward_s for worker in found.workers]
+    assert slow[0] < slow[1] < slow[2]
+    call(root, *ASSIGNER, "solve", str(profile), "-o", str(plan))
+    stages = {stage.worker: len(stage.partitions) for stage in load_plan(plan).stages}
+    assert max(stages, key=stages.__getitem__) == "worker:0/cpu"
+    assert predict(load_plan(plan), found).step_s == pytest.approx(load_plan(plan).predicted.step_s)
+    call(
+        root, *start, *torchrun, "examples/train.py", "--plan", str(plan), "--steps", "3", "--json", str(result),
+        timeout=300,
+    )  # fmt: skip
+    assert len(json.loads(result.read_text())["losses"]) == 3
