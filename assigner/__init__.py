@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from assigner.profile import Profile, load_profile, save_profile
     from assigner.runtime.pipeline import Pipeline
     from assigner.simulate import predict
-    from assigner.solver import SolveOptions, solve
-    from assigner.workload import Workload
+    from assigner.solver import SolveOptions, solve, solve_baseline
+    from assigner.workload import Workload, load_workload
 
 __version__ = "0.1.0"
 
@@ -39,15 +39,15 @@ _HOMES = {
     "assigner.profile": ("Profile", "load_profile", "save_profile"),
     "assigner.runtime.pipeline": ("Pipeline",),
     "assigner.simulate": ("predict",),
-    "assigner.solver": ("SolveOptions", "solve"),
-    "assigner.workload": ("Workload",),
+    "assigner.solver": ("SolveOptions", "solve", "solve_baseline"),
+    "assigner.workload": ("Workload", "load_workload"),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - as grouped above
     "AssignerError", "FormatError", "InfeasibleError", "LimitError", "MarkingError", "MeasurementError", "UsageError",
     "WorkerError", "partition", "Plan", "load_plan", "save_plan", "Profile", "load_profile", "save_profile", "Pipeline",
-    "predict", "SolveOptions", "solve", "Workload",
+    "predict", "SolveOptions", "solve", "solve_baseline", "Workload", "load_workload",
 ]  # fmt: skip
 
 

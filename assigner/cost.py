@@ -17,9 +17,20 @@ from assigner.errors import FormatError
 from assigner.plan import Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from assigner.profile import Edge, Link, LinkPoint, Measurement, Profile
+
+
+_STRETCH = 0.02  # what rounding and small noise may take off a line that goes through the origin
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of partition, or of worker with its thread count: those of one kind share measurements."""
+
+    name: str
+    threads: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,23 +61,26 @@ class CostModel:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self._exact: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
-        self._by_kind: dict[tuple[str, str, int], list[Measurement]] = {}
+        self._points: dict[tuple[str | Kind, str | Kind], list[Measurement]] = {}
+        exact: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
         for measured in profile.measurements:
-            self._exact[measured.partition, measured.worker].append(measured)
-        for (partition, worker), found in self._exact.items():
-            self._by_kind.setdefault(self._kinds(partition, worker), found)
+            exact[measured.partition, measured.worker].append(measured)
+        for (partition, worker), found in exact.items():
+            for key in self._keys(partition, worker):
+                self._points.setdefault(key, found)
         self._links = {(link.source, link.target): link for link in profile.links}
         self.partition = cache(self._partition)
         self.transfer_s = cache(self._transfer_s)
 
-    def _kinds(self, partition: str, worker: str) -> tuple[str, str, int]:
+    def _keys(self, partition: str, worker: str) -> Iterator[tuple[str | Kind, str | Kind]]:
+        """What may stand for a pair, the nearest first: itself, the worker with a like partition, then like workers."""
         device = self.profile.worker[worker]
-        return self.profile.partition[partition].kind, device.kind, device.threads
+        part, like = Kind(self.profile.partition[partition].kind), Kind(device.kind, device.threads)
+        yield from ((partition, worker), (part, worker), (partition, like), (part, like))
 
     def measurements(self, partition: str, worker: str) -> list[Measurement]:
         """The points that price a pair: its own, or those of a pair of the same kinds; empty: none."""
-        return self._exact.get((partition, worker)) or self._by_kind.get(self._kinds(partition, worker), [])
+        return next((self._points[key] for key in self._keys(partition, worker) if key in self._points), [])
 
     def obstacle(self, partition: str, worker: str, micro_batch: int) -> str | None:
         """Why a partition cannot be priced on a worker at this micro-batch size; None: it can."""
@@ -120,6 +134,28 @@ class CostModel:
             activation_bytes=line(low.activation_bytes, high.activation_bytes),
             workspace_bytes=line(low.workspace_bytes, high.workspace_bytes),
         )
+
+    def is_plausible(self, micro_batch: int) -> bool:
+        """False where a size is below the measured ones and the line promises it cheaper, per sample, than those.
+
+        A smaller micro-batch never costs less a sample: such a line is the noise of its two points, stretched. Looked
+        at for each worker over all its partitions.
+        """
+        for worker in self.profile.worker:
+            said = floor = 0.0
+            for partition in self.profile.partition:
+                points = [point for point in self.measurements(partition, worker) if point.infeasible is None]
+                smallest = min(points, key=lambda point: point.micro_batch, default=None)
+                if smallest is None or smallest.micro_batch <= micro_batch:
+                    continue
+                if self.obstacle(partition, worker, micro_batch) is None:
+                    price = self.partition(partition, worker, micro_batch)
+                    said += price.forward_s + price.backward_s
+                    share = micro_batch / smallest.micro_batch
+                    floor += share * (smallest.forward_s + smallest.backward_s)
+            if said < floor * (1 - _STRETCH):
+                return False
+        return True
 
     def link(self, source: str, target: str) -> Link | None:
         """The directed link between two workers; None: they cannot talk."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from assigner.errors import WorkerError
+from assigner.errors import FormatError, UsageError, WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,8 +45,7 @@ def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str
         environment: Variables to set besides this process's own.
 
     Raises:
-        WorkerError: a rank failed; the first one is named. Its own words are on stderr already. The error's
-            `rank_exit_code` is what the rank's process returned.
+        RankFailedError: a rank failed; the first one is named. Its own words are on stderr already.
     """
     for name in ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -85,6 +84,8 @@ def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str
 class RankFailedError(WorkerError):
     """A rank's process ended with another code than 0.
 
+    A rank that says that it was used wrongly (2) or that files do not fit together (5) passes its code on.
+
     Args:
         message: Which rank, and how it ended.
         rank_exit_code: What its process returned; negative: the signal that killed it.
@@ -92,4 +93,5 @@ class RankFailedError(WorkerError):
 
     def __init__(self, message: str, rank_exit_code: int) -> None:
         super().__init__(message, hint="the first error of the ranks is above")
-        self.rank_exit_code = rank_exit_code
+        if rank_exit_code in (UsageError.exit_code, FormatError.exit_code):
+            self.exit_code = rank_exit_code

@@ -52,7 +52,6 @@ def profile_command(
     force: Force = False,
 ) -> None:
     """Measure partitions, memory and links."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler otherwise writes its own log to stderr
     from assigner.profiler import ProfileOptions
 
     options = ProfileOptions(

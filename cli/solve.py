@@ -11,7 +11,10 @@ from . import console
 from .options import Force, Json, ProfileFile
 
 if TYPE_CHECKING:
-    from assigner.solver import Solution
+    from collections.abc import Iterable
+
+    from assigner.plan import Plan
+    from assigner.report.sheet import Line, Sheet
 
 SETTINGS, SEARCH = "What the plan may be", "The search"
 
@@ -102,17 +105,23 @@ def solve_command(
     seed: Annotated[
         int, typer.Option(envvar="ASSIGNER_SEED", show_envvar=False, help="Of the solver.", rich_help_panel=SEARCH)
     ] = 0,
+    baseline: Annotated[
+        Literal["single", "equal", "proportional", "balance"] | None,
+        typer.Option(help="Write this simple placement as the plan instead.", rich_help_panel=SEARCH),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Place the partitions of a profile: the fastest plan.
 
     The settings may come from the environment: ASSIGNER_SOLVER=cbc, ASSIGNER_TIME_LIMIT=10. A flag counts for more.
     """
+    from dataclasses import replace
+
     from assigner.document import refuse_existing
-    from assigner.plan import save_plan
     from assigner.profile import load_profile
+    from assigner.report.plan import plan_report
     from assigner.report.solution import solution_report
-    from assigner.solver import SolveOptions, solve
+    from assigner.solver import SolveOptions, solve, solve_baseline
 
     from .progress import SolveProgress
 
@@ -125,17 +134,30 @@ def solve_command(
         seed=seed, pins=_pins(pin or []),
     )  # fmt: skip
     loaded = load_profile(profile)
+    if baseline is not None:
+        plan = _sign(solve_baseline(loaded, baseline, options), profile)
+        _hand_over(plan, plan_report(plan), output, force=force, as_json=as_json)
+        return
     with SolveProgress(time_limit=time_limit) as progress:
         solution = solve(loaded, options, progress=progress.update)
-    solution = _signed(solution, profile, {"schedule": schedule, "objective": objective})
-    if output is not None:
-        save_plan(solution.plan, output, force=force)
-    if as_json:
-        from assigner.document import encode
+    plan = _sign(solution.plan, profile, {"schedule": schedule, "objective": objective})
+    report = solution_report(replace(solution, plan=plan))
+    _hand_over(plan, report, output, force=force, as_json=as_json)
 
-        console.show_json(encode(solution.plan))
+
+def _hand_over(
+    plan: "Plan", report: "Iterable[Sheet | Line]", output: Path | None, *, force: bool, as_json: bool
+) -> None:
+    """Write the plan's file, and show its report or the plan itself."""
+    from assigner.document import encode
+    from assigner.plan import save_plan
+
+    if output is not None:
+        save_plan(plan, output, force=force)
+    if as_json:
+        console.show_json(encode(plan))
     elif not console.settings().quiet:
-        console.show(solution_report(solution))
+        console.show(report)
     if output is not None:
         console.notice(f"wrote {output}")
 
@@ -159,8 +181,8 @@ def _pins(texts: list[str]) -> dict[str, str]:
     return pins
 
 
-def _signed(solution: "Solution", profile: Path, settings: dict[str, Any]) -> "Solution":
-    """The solution with its plan saying where it comes from."""
+def _sign(plan: "Plan", profile: Path, settings: dict[str, Any] | None = None) -> "Plan":
+    """The plan saying where it comes from."""
     import hashlib
     from dataclasses import replace
     from datetime import UTC, datetime
@@ -168,13 +190,11 @@ def _signed(solution: "Solution", profile: Path, settings: dict[str, Any]) -> "S
     from assigner import __version__
     from assigner.plan import ProfileReference
 
-    plan = solution.plan
     report = plan.solver
-    signed = replace(
+    return replace(
         plan,
         created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         tool_version=__version__,
         profile=ProfileReference(str(profile), hashlib.sha256(profile.read_bytes()).hexdigest()),
-        solver=report and replace(report, options={**report.options, **settings}),
+        solver=report and replace(report, options={**report.options, **(settings or {})}),
     )
-    return replace(solution, plan=signed)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import assigner
-from assigner.workload import load_workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +48,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def train(options: argparse.Namespace) -> None:
     """Train, with progress and a summary from rank 0."""
     plan = assigner.load_plan(Path(options.plan))
-    workload = load_workload(options.workload or plan.workload.entry)
+    workload = assigner.load_workload(options.workload or plan.workload.entry)
     rows = options.batch_size or plan.workload.batch_size
     losses: list[float] = []
     seconds: list[float] = []

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -20,12 +20,11 @@ from assigner.marking.module import build_module
 LEAF = object()
 
 
-@dataclass(frozen=True, order=True)
-class Value:
+class Value(NamedTuple):
     """A tensor that a partition reads: output `index` of `partition`, or input `index` of the model (partition "")."""
 
     partition: str
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple's own `index` is not used
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP = "sys/fs/cgroup"
 _UNLIMITED = 1 << 60  # cgroup v1 writes a number of this size where there is no limit
 
 
@@ -62,14 +62,36 @@ def _cgroup_folders(controller: str) -> list[Path]:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
+    tree = _cgroup_tree()
+    if tree is None:
+        return []
     found = []
     for line in lines:
         _, names, path = line.split(":", 2)
         if controller in names.split(",") or names == "":
-            root = _CGROUP / controller if names else _CGROUP
-            here = root / path.lstrip("/")
-            found += [here, *[parent for parent in here.parents if parent == root or root in parent.parents]]
+            root = tree / controller if names else tree
+            if root.is_dir():
+                here = root / path.lstrip("/")
+                found += [here, *[parent for parent in here.parents if parent == root or root in parent.parents]]
     return found
+
+
+def _cgroup_tree() -> Path | None:
+    """Where the cgroup file systems are mounted.
+
+    A network namespace made by `ip netns` has a /sys of its own without them; the process that made it, further up,
+    still sees them.
+    """
+    process = "self"
+    while process != "0":
+        tree = Path("/proc") / process / "root" / _CGROUP
+        try:
+            if any(tree.iterdir()):
+                return tree
+            process = (Path("/proc") / process / "stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            return None
+    return None
 
 
 def _read_number(path: Path) -> int | None:

@@ -94,7 +94,8 @@ def profile_workload(
     dist.init_process_group("gloo", timeout=timedelta(seconds=options.timeout_s))
     rank = dist.get_rank()
     store = dist.distributed_c10d._get_default_store()
-    watch = FailureWatch(store.clone(), f"worker:{rank}", exit_code=MeasurementError.exit_code)
+    own = store.clone()  # type: ignore[attr-defined]  # a connection of its own: calls on one wait for each other
+    watch = FailureWatch(own, f"worker:{rank}", exit_code=MeasurementError.exit_code)
     session = None
     try:
         session = _Session(workload, options, progress or (lambda *_: None))

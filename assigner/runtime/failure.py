@@ -102,7 +102,7 @@ class FailureWatch:
             try:
                 found = self._read()
             except DistError:
-                return mine  # the store's host is gone as well
+                return mine if _launcher_keeps_store() else _host_gone(mine)
             if found is not None:
                 return found
             time.sleep(0.05)
@@ -147,6 +147,17 @@ class FailureWatch:
             sys.stderr.flush()
         if not self.known.wait(_GRACE_S) and not self.closed.is_set():
             os._exit(self.exit_code)
+
+
+def _launcher_keeps_store() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _host_gone(noticed: Failure) -> Failure:
+    """Rank 0 keeps the store, and does not answer: whoever lost a connection after that is no first cause."""
+    if noticed.worker.startswith("worker:0"):
+        return noticed
+    return Failure("worker:0", "", f"its process is gone with the job's store; after it, {noticed}", "")
 
 
 def _why(error: BaseException) -> str:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from assigner.errors import InfeasibleError, UsageError
 from assigner.solver.answer import Candidate, Progress, Solution, SolveOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from assigner.plan import Plan
     from assigner.profile import Profile
 
-__all__ = ["Candidate", "Progress", "Solution", "SolveOptions", "solve"]
+__all__ = ["Candidate", "Progress", "Solution", "SolveOptions", "solve", "solve_baseline"]
 
 
 def solve(
@@ -52,3 +54,32 @@ def solve(
     from assigner.solver.report import answer
 
     return answer(profile, options, progress)
+
+
+def solve_baseline(profile: Profile, name: str, options: SolveOptions | None = None) -> Plan:
+    """A baseline as a plan, priced by the same simulator: for comparing, and for running.
+
+    Args:
+        profile: The measurements.
+        name: "single" (best single worker), "equal" (equal split), "proportional" (split in proportion to speed) or
+            "balance" (balance by time, torchgpipe's method).
+        options: Micro-batches, remat, pins and batch size are heeded.
+
+    Raises:
+        UsageError: no such baseline, or the options do not fit the profile.
+        InfeasibleError: it does not fit the workers.
+    """
+    options = options or SolveOptions()
+    options.check(profile)
+    from assigner.cost import CostModel
+    from assigner.solver.baselines import TITLES, baseline_plan
+    from assigner.solver.problem import Problem
+
+    if name not in TITLES:
+        raise UsageError(f"baseline {name!r} is not known; expected {', '.join(TITLES)}")
+    plan = baseline_plan(Problem(profile, options, CostModel(profile)), name)
+    if plan is None:
+        raise InfeasibleError(
+            f"{TITLES[name]} does not fit this profile's workers", hint="assigner solve finds a plan that does, if any"
+        )
+    return plan

@@ -12,6 +12,7 @@ from assigner.errors import UsageError
 from assigner.plan import Plan
 
 if TYPE_CHECKING:
+    from assigner.cost import CostModel
     from assigner.profile import Profile
 
 Remat = Literal["auto", "never", "always"]
@@ -85,9 +86,16 @@ class SolveOptions:
         """Samples in a step."""
         return self.batch_size or profile.workload.batch_size
 
-    def counts(self, profile: Profile) -> tuple[int, ...]:
-        """The micro-batch counts to choose from."""
-        return divisors(self.batch(profile)) if self.micro_batches is None else (self.micro_batches,)
+    def counts(self, cost: CostModel) -> tuple[int, ...]:
+        """The micro-batch counts to choose from: the one asked for, or every divisor of the batch size.
+
+        Left out are sizes below the smallest measured one for which the line through noisy measurements promises what
+        no machine does; if that leaves none, all are offered.
+        """
+        if self.micro_batches is not None:
+            return (self.micro_batches,)
+        batch = self.batch(cost.profile)
+        return tuple(count for count in divisors(batch) if cost.is_plausible(batch // count)) or divisors(batch)
 
     def record(self) -> dict[str, Any]:
         """The settings as they are stored in a plan."""

@@ -19,33 +19,46 @@ if TYPE_CHECKING:
 
     from assigner.solver.problem import Problem
 
+TITLES = {
+    "single": "best single worker",
+    "equal": "equal split",
+    "proportional": "split in proportion to speed",
+    "balance": "balance by time",
+}
+"""Names of the baselines, short and in full."""
+
 Split = tuple[tuple[str, int], ...]
 """(worker, number of partitions) of each stage in order."""
 
 
 def price_baselines(problem: Problem) -> tuple[Baseline, ...]:
     """The baselines in a fixed order, each at its own best micro-batch count."""
+    found = ((title, baseline_plan(problem, name)) for name, title in TITLES.items())
+    return tuple(Baseline(title, plan.predicted.step_s if plan and plan.predicted else None) for title, plan in found)
+
+
+def baseline_plan(problem: Problem, name: str) -> Plan | None:
+    """One baseline as a plan, priced, at its best micro-batch count; None: it fits at none.
+
+    Args:
+        problem: What is to be placed; its options hold for the baseline too.
+        name: A key of `TITLES`.
+    """
     makers: dict[str, Callable[[Problem, int], Iterable[Split]]] = {
-        "best single worker": _single,
-        "equal split": _equal,
-        "split in proportion to speed": _proportional,
-        "balance by time": _balanced,
-    }
-    return tuple(Baseline(name, _best(problem, maker)) for name, maker in makers.items())
+        "single": _single, "equal": _equal, "proportional": _proportional, "balance": _balanced,
+    }  # fmt: skip
+    plans = (
+        _priced(problem, split, count)
+        for count in problem.options.counts(problem.cost)
+        for split in makers[name](problem, problem.workload.batch_size // count)
+    )
+    return min(
+        filter(None, plans), key=lambda plan: plan.predicted.step_s if plan.predicted else math.inf, default=None
+    )
 
 
-def _best(problem: Problem, maker: Callable[[Problem, int], Iterable[Split]]) -> float | None:
-    """Step time at the best micro-batch count, in seconds; None: it fits at none."""
-    found = [
-        step
-        for count in problem.options.counts(problem.profile)
-        for split in maker(problem, problem.workload.batch_size // count)
-        if (step := _price(problem, split, count)) is not None
-    ]
-    return min(found, default=None)
-
-
-def _price(problem: Problem, split: Split, count: int) -> float | None:
+def _priced(problem: Problem, split: Split, count: int) -> Plan | None:
+    """A split as a plan with its prediction, rematerialising nothing or else everything; None: it fits neither way."""
     stages, at = [], 0
     for worker, number in split:
         if number:
@@ -68,7 +81,7 @@ def _price(problem: Problem, split: Split, count: int) -> float | None:
         except FormatError:  # a pair was not measured, or two workers cannot talk
             return None
         if not overfull(prediction):
-            return prediction.step_s
+            return replace(tried, predicted=prediction)
     return None
 
 

@@ -92,7 +92,7 @@ class Search:
         self.problem = Problem(profile, options, CostModel(profile))
         self.options, self._progress = options, progress
         self._start = time.monotonic()
-        self.counts = [Count(Instance(self.problem, count)) for count in options.counts(profile)]
+        self.counts = [Count(Instance(self.problem, count)) for count in options.counts(self.problem.cost)]
         self.best: Placement | None = None
         self.backend = Backend(options.solver, options.seed, lambda: self._tell(self._at))
         self._at = self.counts[0]

@@ -131,12 +131,12 @@ def _alone(problem: Problem) -> str | None:
             return f"{title} is pinned to {pins}, and no worker matches that"
         found = [
             (need / worker.capacity_bytes if worker.capacity_bytes else float("inf"), need, count, worker)
-            for count in problem.options.counts(problem.profile)
+            for count in problem.options.counts(problem.cost)
             for worker in allowed
             if (need := _need(problem, count, worker, first, last)) is not None
         ]
         if not found:
-            size = problem.workload.batch_size // problem.options.counts(problem.profile)[0]
+            size = problem.workload.batch_size // problem.options.counts(problem.cost)[0]
             obstacles = [problem.cost.obstacle(name, allowed[0].name, size) for name in names]
             return f"{title} cannot be priced: {next(why for why in obstacles if why)}"
         ratio, need, count, worker = min(found, key=lambda each: each[:3])
@@ -169,7 +169,7 @@ def _together(problem: Problem) -> str:
     """What to say where each piece fits alone and no chain of stages does."""
     total = sum(worker.capacity_bytes for worker in problem.profile.workers)
     state = problem.cost.state(problem.order).total
-    counts = problem.options.counts(problem.profile)
+    counts = problem.options.counts(problem.cost)
     if state > total:
         return (
             f"the model's parameters, gradients and optimizer state need {state / GIB:.3g} GiB;"

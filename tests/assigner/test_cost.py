@@ -123,3 +123,13 @@ def test_a_tied_parameter_counts_once_a_worker() -> None:
     assert state.parameters == state.gradients == 1.6e6
     assert state.optimizer == pytest.approx(3.2e6)
     assert CostModel(profile).state(["p0"]).parameters == 1e6
+
+
+def test_a_workers_own_measurement_of_a_like_partition_comes_before_another_workers() -> None:
+    """With one partition of a kind measured on each of two like workers, each is priced by its own figure."""
+    same = tuple(replace(each, kind="block") for each in PROFILE.partitions)
+    workers = tuple(replace(each, kind="cpu") for each in PROFILE.workers)
+    only = tuple(m for m in PROFILE.measurements if m.partition == "p1")
+    cost = CostModel(replace(PROFILE, partitions=same, workers=workers, measurements=only))
+    assert cost.partition("p2", "worker:0/cpu", 4).forward_s == pytest.approx(8e-3)
+    assert cost.partition("p2", "worker:1/cpu", 4).forward_s == pytest.approx(16e-3)

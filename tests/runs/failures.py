@@ -27,7 +27,7 @@ from assigner.errors import AssignerError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 
-from workloads import make_plan, numbers, sgd  # noqa: E402
+from workloads import make_plan, numbers, sgd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,7 +138,8 @@ def run(folder: Path, body: Callable[[], None], victim: int | None) -> dict[str,
         ranks[pid] = rank
     start = time.monotonic()
     if victim is not None:
-        while not all(Path(f"ready.{rank}").exists() for rank in range(WORLD)) and time.monotonic() < start + PATIENCE_S:
+        ready = [Path(f"ready.{rank}") for rank in range(WORLD)]
+        while not all(path.exists() for path in ready) and time.monotonic() < start + PATIENCE_S:
             time.sleep(0.05)
         os.kill(next(pid for pid, rank in ranks.items() if rank == victim), signal.SIGKILL)
     codes: dict[int, int] = {}

@@ -8,7 +8,6 @@ Writes FOLDER/RANK.json: case -> what this rank found; and FOLDER/checkpoint, sa
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 from pathlib import Path
@@ -21,7 +20,7 @@ from assigner import Pipeline, UsageError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
-from workloads import Reference, language, make_plan, skips, towers  # noqa: E402
+from workloads import Reference, language, make_plan, skips, towers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +92,7 @@ def leaks() -> dict[str, int]:
         counts = []
         for n in range(40):
             pipeline.step(made.make_batch(8, n))
-            counts.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
+            counts.append((threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))))
         assert pipeline._executor.step is None
     return {"threads": counts[-1][0] - counts[9][0], "files": counts[-1][1] - counts[9][1]}
 
