@@ -15,9 +15,7 @@ Source of the idea: deferred initialisation by record and replay, as in torchdis
 from __future__ import annotations
 
 import contextlib
-import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -27,7 +25,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from assigner.errors import UsageError
+from assigner.errors import AssignerError, UsageError
+from assigner.usercode import user_code, user_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -38,15 +37,6 @@ _META = torch.device("meta")
 def _is_meta(tensor: torch.Tensor) -> bool:
     """Not by `tensor.is_meta`, of which `_LooksReal` gives another account."""
     return tensor.device == _META
-
-
-def user_line(error: BaseException) -> str:
-    """`FILE:LINE (code)` of the innermost frame of an error that lies outside torch and this package."""
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
-    if not frames:
-        return "an unknown line"
-    return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})"
 
 
 @dataclass(frozen=True)
@@ -84,7 +74,7 @@ class _Call:
         return {leaf.storage for leaf in pytree.tree_leaves(self.result) if isinstance(leaf, _View)}
 
 
-class _NoValueError(Exception):
+class _NoValueError(AssignerError):
     """The builder asked for a value that depends on a random draw."""
 
 
@@ -145,7 +135,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         view = _View.of(tensor)
         replay = _Replay(self.calls, {view.storage})
         if any(call.is_random for call in replay.needed_calls()):
-            raise _NoValueError
+            raise _NoValueError("the value of a random tensor")
         with _disable_current_modes():
             return replay.run(None)[view.storage].look(view).item()
 
@@ -192,7 +182,7 @@ class DeferredModel:
         kept = torch.get_rng_state()
         try:
             torch.manual_seed(seed)
-            with _Recorder() as recorder, recorder.rejection_sampling(), _LooksReal():
+            with user_code("Workload.model"), _Recorder() as recorder, recorder.rejection_sampling(), _LooksReal():
                 self.model = builder()
         except _NoValueError as error:
             raise UsageError(
@@ -253,6 +243,7 @@ class _Replay:
         self.calls = calls
         self.wanted = wanted
         self.needed = self._needed()
+        self.end = max((n + 1 for n, needed in enumerate(self.needed) if needed), default=0)
         self.last_use = {
             storage: n for n, call in enumerate(calls) if self.needed[n] for storage in call.reads() | call.makes()
         }
@@ -279,7 +270,7 @@ class _Replay:
             if seed is not None:
                 torch.manual_seed(seed)
             with torch.no_grad():
-                for position, call in enumerate(self.calls):
+                for position, call in enumerate(self.calls[: self.end]):
                     if call.random_state is not None:
                         torch.set_rng_state(call.random_state)
                     if self.needed[position]:

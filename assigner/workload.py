@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from assigner.errors import UsageError
+from assigner.usercode import user_code
 
 Batch = tuple[Any, Any]
 
@@ -61,7 +62,8 @@ class Workload:
         Raises:
             UsageError: `batch` gave something else than (inputs, targets).
         """
-        made = self.batch(rows, torch.Generator().manual_seed(seed))
+        with user_code("Workload.batch"):
+            made = self.batch(rows, torch.Generator().manual_seed(seed))
         if not isinstance(made, tuple) or len(made) != 2:
             raise UsageError(
                 f"Workload.batch gave {type(made).__name__}, not a pair",
@@ -96,10 +98,12 @@ def load_workload(entry: str) -> Workload:
     if not path.is_file():
         raise UsageError(f"{path}: no such file", hint="the path of an entry is relative to the current folder")
     name, arguments = _parse_call(call, entry)
-    function = getattr(_load_module(path), name, None)
+    with user_code(str(path)):
+        function = getattr(_load_module(path), name, None)
     if not callable(function):
         raise UsageError(f"{path} has no function {name!r}", hint="write FILE.py:FUNCTION")
-    made = function(**arguments)
+    with user_code(entry):
+        made = function(**arguments)
     if not isinstance(made, Workload):
         raise UsageError(f"{entry} gave {type(made).__name__}", hint="it must return an assigner.Workload")
     return made

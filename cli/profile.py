@@ -95,6 +95,8 @@ def _start_ranks(workers: int, threads: int) -> None:
     try:
         launch(command, Layout(ranks=workers), {"OMP_NUM_THREADS": str(threads)})
     except RankFailedError as error:
+        if error.exit_code != RankFailedError.exit_code:
+            raise  # the rank has said what was wrong with its use
         raise MeasurementError(f"a measurement was lost: {error.message}", hint=error.hint) from error
 
 

@@ -9,6 +9,7 @@ and nothing is computed.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from assigner.deferred import user_line
 from assigner.errors import MarkingError
+from assigner.marking.regions import without_regions
+from assigner.usercode import user_line
 from assigner.workload import call_arguments
 
 if TYPE_CHECKING:
@@ -246,19 +248,25 @@ def capture(model: nn.Module, marked: Sequence[str], inputs: Any) -> Capture:
         MarkingError: the forward cannot be traced; the message has the line.
     """
     names = opaque_modules(model, marked)
-    loggers = [logging.getLogger(name) for name in ("torch._subclasses.fake_tensor", "torch.export")]
-    levels = [logger.level for logger in loggers]
+    with _silence():
+        try:
+            return _export(model, names, inputs, others=Dim.AUTO)
+        except MarkingError:
+            raise
+        except Exception:  # noqa: BLE001 - torch.export raises many kinds; the second try's own error is reported
+            return _export_or_explain(model, names, inputs)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keep what torch.export prints and logs on its way to an error off the screen: it comes out as a MarkingError."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)  # their tracebacks come out as a MarkingError below
-        return _export(model, names, inputs, others=Dim.AUTO)
-    except MarkingError:
-        raise
-    except Exception:  # noqa: BLE001 - torch.export raises many kinds; the second try's own error is reported
-        return _export_or_explain(model, names, inputs)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 def _export_or_explain(model: nn.Module, names: Sequence[str], inputs: Any) -> Capture:
@@ -291,4 +299,4 @@ def _export(model: nn.Module, names: Sequence[str], inputs: Any, *, others: Any)
     with _fake_tensors(model, mode), _replaced(model, names, calls), mode:
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
-    return Capture(program.graph, program, calls, leaves)
+    return Capture(without_regions(program.graph_module), program, calls, leaves)

@@ -76,7 +76,15 @@ class Symbols:
                 symbol: rows if place[1] == 0 and values[symbol] == _ROWS else values[symbol]
                 for symbol, place in self.places.items()
             }
+        self._check(size.node.expr)
         return int(size.node.expr.subs(values))
+
+    def _check(self, expression: Any) -> None:
+        if any(symbol not in self.places for symbol in expression.free_symbols):
+            raise MarkingError(
+                f"the glue between partitions needs a size that depends on data ({expression})",
+                hint="mark a larger module that contains the line which makes it (nonzero, masked_select, item)",
+            )
 
     def names(self, shape: Sequence[Any]) -> tuple[str, ...]:
         """A shape in words that do not depend on torch's names for its symbols."""
@@ -86,12 +94,7 @@ class Symbols:
     def describe(self, value: Any) -> Size:
         """How a rank works a symbolic size out from its inputs' shapes."""
         expression = value.node.expr
-        strange = [symbol for symbol in expression.free_symbols if symbol not in self.places]
-        if strange:
-            raise MarkingError(
-                f"the glue between partitions needs a size that depends on data ({expression})",
-                hint="mark a larger module that contains the line which makes it (nonzero, masked_select, item)",
-            )
+        self._check(expression)
         return Size(expression, {symbol: self.places[symbol] for symbol in expression.free_symbols})
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
@@ -20,11 +20,12 @@ from assigner.marking.module import build_module
 LEAF = object()
 
 
-class Value(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Value:
     """A tensor that a partition reads: output `index` of `partition`, or input `index` of the model (partition "")."""
 
     partition: str
-    index: int  # type: ignore[assignment]  # a tuple's own `index` is not used
+    index: int
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,8 @@ class PieceBuilder:
         family = [value]
         for each in family:
             family += [user for user in each.users if _is_view(user)]
-        late = [user for each in family for user in each.users if order[user] > order[writer]]
+        readers = [user for each in family for user in each.users if not is_size(user)]
+        late = [reader for reader in readers if order[reader] > order[writer]]
         if late:
             raise MarkingError(
                 f"{writer.name} changes a value in place ({_line(writer)}) that {late[0].name} reads afterwards"

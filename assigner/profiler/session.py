@@ -25,6 +25,7 @@ from assigner.profiler.walk import KindInputs, chunks, collect_inputs, represent
 from assigner.runtime.failure import FailureWatch
 from assigner.runtime.partition import PartitionRunner
 from assigner.runtime.randomness import kept_generators
+from assigner.usercode import user_code
 
 if TYPE_CHECKING:
     from assigner.workload import Workload
@@ -105,9 +106,13 @@ def profile_workload(
         if rank:
             return None
         return assemble(workload, session.graph, reports, entry=entry, sizes=session.sizes, reserve=options.reserve)
-    except BaseException as error:
-        watch.report(session.at if session else "the start", error)
-        raise
+    except Exception as error:
+        at = session.at if session else "the start"
+        if "gloo" in str(error):  # torch has no type of its own for a connection that broke
+            raise MeasurementError(watch.lost("another rank", at, error).to_error().message) from error
+        watch.report(at, error)
+        with user_code(f"the measurement of {at}"):
+            raise
     finally:
         dist.destroy_process_group()
 

@@ -1,0 +1,177 @@
+"""What a forward may contain between its partitions: changes in place, buffers, regions, other shapes, and errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from cutting import check, edges, of, outputs
+from torch import nn
+from workloads import WIDTH, Block, Reference, language, workload
+
+from assigner.errors import MarkingError
+from assigner.marking import Value, partition_graph
+
+
+def test_in_place_glue():
+    """`x += 1` between partitions, on the batch itself, and on a mask made from shapes runs out of place."""
+
+    def forward(s, x):
+        x *= 2
+        mask = torch.ones(x.shape[1], dtype=torch.float64)
+        mask.mul_(3)
+        y = s.a(x)
+        y += 1
+        z = s.b(y * mask)
+        z.clamp_(min=0)
+        return s.c(z * mask)
+
+    graph = check(of(forward))
+    assert edges(graph) == {("a", "b"), ("b", "c")}
+
+
+def test_in_place_modules_between_readers():
+    """A module that overwrites its input spoils nothing for one that has read it before."""
+
+    def forward(s, x):
+        y = s.a(x)
+        z = s.b(y)
+        return s.c(s.relu(y) + z)
+
+    check(of(forward, relu=lambda: nn.ReLU(inplace=True)))
+
+
+def test_a_buffer_that_counts():
+    """Glue may change a buffer of the model."""
+
+    def forward(s, x):
+        s.count += 1
+        return s.c(s.b(s.a(x)))
+
+    made = of(forward, count=lambda: nn.Buffer(torch.zeros(())))
+    graph = partition_graph(made)
+    modules = graph.build([piece.name for piece in graph.pieces])
+    holder = next(piece.name for piece in graph.pieces if "count" in piece.buffers)
+    modules[holder](*[torch.zeros(2, WIDTH, dtype=torch.float64) for _ in graph.piece[holder].reads])
+    assert modules[holder].get_buffer("count") == 1
+
+
+def test_frozen_parts():
+    """Behind frozen weights no gradient comes back, behind trained ones it does."""
+
+    def frozen() -> nn.Module:
+        return nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+    graph = check(of(lambda s, x: s.c(s.b(s.a(x))), a=frozen))
+    assert {edge.source: edge.gradient for edge in graph.edges} == {"a": False, "b": True}
+
+
+def test_random_glue_runs_once():
+    """Dropout between partitions belongs to one of them."""
+    graph = partition_graph(of(lambda s, x: s.c(F.dropout(s.b(F.dropout(s.a(x), 0.5, s.training)), 0.5, s.training))))
+    drawn = [node for piece in graph.pieces for node in piece.graph.nodes if "dropout" in str(node.target)]
+    assert len(drawn) == 2
+
+
+def test_gradients_may_be_switched_off():
+    """A region under torch.no_grad() is cut like the rest, with a marked module in it, and its values are detached."""
+
+    def forward(s, x):
+        y = s.a(x)
+        with torch.no_grad():
+            scale = s.b(y).abs().mean(1, keepdim=True)
+            with torch.enable_grad():
+                scale = scale + 1
+        return s.c(y / scale)
+
+    made = of(forward)
+    graph = check(made)
+    assert edges(graph) >= {("a", "b"), ("b", "c")}
+    reference, x, y = Reference(made), made.make_batch(4, 0)[0], torch.zeros(4, WIDTH, dtype=torch.float64)
+    reference.loss((x, y)).backward()
+    modules = graph.build(["a", "b", "c"])
+    values = {Value("", 0): x}
+    for piece in graph.pieces:
+        made_here = modules[piece.name](*[values[value] for value in piece.reads])
+        values.update({Value(piece.name, n): each for n, each in enumerate(made_here)})
+    made.loss(made_here[0], y).backward()
+    found = {name: each.grad for module in modules.values() for name, each in module.named_parameters()}
+    assert found.pop("b.weight") is None
+    assert found.pop("b.bias") is None
+    assert reference.gradient_distance(found) < 1e-12
+
+
+def test_regions_that_cannot_be_cut():
+    """Glue under torch.autocast is refused in words."""
+
+    def forward(s, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = s.a(x) @ s.a.weight
+        return s.c(s.b(y.double()))
+
+    with pytest.raises(MarkingError, match=r"region \(wrap_with_autocast\) that cannot be cut"):
+        partition_graph(of(forward))
+
+
+def test_shapes_of_more_than_the_rows():
+    """Another sequence length than that of the example is worked out anew."""
+    graph = partition_graph(language())
+    ids = torch.zeros(2, 3, dtype=torch.long)
+    reference = Reference(language())
+    torch.testing.assert_close(outputs(graph, ids), reference.model(ids), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda s, x: s.c(s.b(s.a(x)) if x.sum() > 0 else x), r"cannot be traced at .*test_capture\.py:\d+"),
+        (lambda s, x: s.b(s.a(x)), "'c' is marked, and the model's forward never calls it"),
+        (lambda s, x: s.c(s.a(s.b(s.a(x)))), "'a' is called again with what 'b' made"),
+        (lambda s, x: s.c(s.b(s.a(x)[x[:, 0] > 0])), "size that depends on data"),
+    ],
+    ids=["control flow on values", "never called", "around another", "sizes from data"],
+)  # fmt: skip
+def test_what_cannot_be_cut(forward, message):
+    """One clear error each, with what to do."""
+    with pytest.raises(MarkingError, match=message) as caught:
+        partition_graph(of(forward))
+    assert caught.value.hint
+
+
+def test_changes_in_place_that_others_must_see():
+    """Where a copy would not do, the error names both lines."""
+
+    def views(s, x):
+        y = s.a(x)
+        view = y.view(-1)
+        y.add_(1)
+        return s.c(s.b(y)) + view.sum()
+
+    def parts(s, x):
+        y = s.a(x)
+        y[:, 0] = 0
+        return s.c(s.b(y))
+
+    def module(s, x):
+        y = s.a(x)
+        return s.c(s.relu(s.b(y)) + s.relu(y) + y)
+
+    for forward in (views, parts, module):
+        with pytest.raises(MarkingError, match="in place"):
+            partition_graph(of(forward, relu=lambda: nn.ReLU(inplace=True)))
+
+
+def test_the_model_is_left_alone():
+    """After the cut the model has its own forwards and its meta tensors again, also where the cut failed."""
+    models = []
+
+    def builder() -> nn.Module:
+        models.append(nn.Sequential(Block(), nn.Linear(WIDTH, 1)))
+        return models[-1]
+
+    partition_graph(workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), builder())))
+    with pytest.raises(MarkingError):
+        partition_graph(workload(lambda: nn.Sequential(builder(), nn.Linear(1, 1))))
+    for model in models:
+        assert all("_call_impl" not in module.__dict__ for module in model.modules())
+        assert all(parameter.device.type == "meta" for parameter in model.parameters())

@@ -1,0 +1,141 @@
+"""A deferred model has, to the last bit, the values that the plain builder gives."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from assigner.deferred import DeferredModel
+from assigner.errors import UsageError
+
+
+class Everything(nn.Module):
+    """Initialisers of many kinds, tied weights, buffers, views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+        nn.init.orthogonal_(self.linear.weight)
+        self.cut = nn.Linear(5, 5)
+        nn.init.trunc_normal_(self.cut.weight, std=0.02)
+        self.kaiming = nn.Conv2d(3, 4, 3)
+        nn.init.kaiming_normal_(self.kaiming.weight, mode="fan_out")
+        nn.init.dirac_(nn.Conv2d(2, 2, 3).weight)
+        self.normed = weight_norm(nn.Linear(4, 4))
+        self.embedding = nn.Embedding(7, 4, padding_idx=0)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+        self.batch = nn.BatchNorm2d(4)
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.recurrent = nn.LSTM(3, 4)
+        self.register_buffer("steps", torch.linspace(0, 1, 5) ** 2)
+        self.register_buffer("mask", torch.ones(3, 3).triu(1).bool(), persistent=False)
+        self.register_buffer("empty", None)
+        with torch.no_grad():
+            self.linear.bias[2:4].fill_(7.0)
+            self.cut.weight.data = self.cut.weight.data.t().clone() * math.sqrt(2)
+        self.scaled = nn.Parameter(torch.randn(3) * torch.arange(3.0), requires_grad=False)
+
+
+def plain(builder, seed=3):
+    torch.manual_seed(seed)
+    model = builder()
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+
+
+def seeded() -> nn.Module:
+    first = nn.Linear(3, 3)
+    torch.manual_seed(99)
+    return nn.Sequential(first, nn.Linear(3, 3), nn.Dropout(0.1))
+
+
+def counted() -> nn.Module:
+    rates = [x.item() for x in torch.linspace(0, 0.3, 4)]
+    return nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.Dropout(rate)) for rate in rates])
+
+
+BUILDERS = {
+    "everything": Everything,
+    "double": lambda: Everything().double(),
+    "half of it": lambda: nn.Sequential(nn.Linear(3, 3).bfloat16(), nn.Linear(3, 3)),
+    "channels last": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)).to(
+        memory_format=torch.channels_last
+    ),
+    "a seed inside": seeded,
+    "numbers of tensors": counted,
+    "transformer": lambda: nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_equal_to_the_plain_builder(name):
+    """All at once and each tensor alone: same values, type, strides and `requires_grad`."""
+    expected = plain(BUILDERS[name])
+    deferred = DeferredModel(BUILDERS[name], seed=3)
+    assert all(tensor.device.type == "meta" for tensor in deferred.tensors().values())
+    assert set(deferred.tensors()) == set(expected)
+    whole = deferred.materialise(expected)
+    for key, wanted in expected.items():
+        for made in (whole[key], deferred.materialise([key])[key]):
+            assert torch.equal(made, wanted)
+            assert (made.dtype, made.stride(), made.requires_grad) == (
+                wanted.dtype,
+                wanted.stride(),
+                wanted.requires_grad,
+            )
+            assert isinstance(made, nn.Parameter) == isinstance(wanted, nn.Parameter)
+
+
+def test_shared_tensors_stay_shared():
+    """Two names of one tensor give one tensor, and each of them alone the same values."""
+    deferred = DeferredModel(Everything, seed=3)
+    both = deferred.materialise(["embedding.weight", "head.weight"])
+    assert both["embedding.weight"] is both["head.weight"]
+    assert torch.equal(deferred.materialise(["head.weight"])["head.weight"], both["head.weight"])
+
+
+def test_the_seed_matters():
+    """Another seed gives other values; the same seed the same."""
+    one, again, other = (DeferredModel(Everything, seed=seed).materialise(["linear.weight"]) for seed in (1, 1, 2))
+    assert torch.equal(one["linear.weight"], again["linear.weight"])
+    assert not torch.equal(one["linear.weight"], other["linear.weight"])
+
+
+def test_the_callers_generator_is_left_alone():
+    """Neither recording nor materialising moves the caller's random state."""
+    torch.manual_seed(8)
+    before = torch.get_rng_state()
+    DeferredModel(seeded, seed=3).materialise(["1.weight"])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_value_that_does_not_exist_yet():
+    """A builder that looks at random numbers is told at which line, and what to do."""
+
+    def peeking() -> nn.Module:
+        width = int(torch.randint(2, 5, (1,)).item())
+        return nn.Linear(width, width)
+
+    with pytest.raises(UsageError, match=r"random tensor's value at .*test_deferred\.py:\d+ \(width = int") as caught:
+        DeferredModel(peeking, seed=0)
+    assert "plain Python" in caught.value.hint
+
+
+def test_a_builder_without_a_module():
+    """What the builder gives must be a module."""
+    with pytest.raises(UsageError, match=r"Workload.model gave dict"):
+        DeferredModel(dict, seed=0)
+
+
+def test_real_memory_is_only_the_wanted_part():
+    """A layer of 10^13 weights can be part of a model, as long as nobody wants it or what comes after it."""
+    deferred = DeferredModel(lambda: nn.Sequential(nn.Linear(2, 2), nn.Bilinear(10**5, 10**5, 10**3)), seed=0)
+    assert deferred.model[1].weight.numel() == 10**13
+    torch.manual_seed(0)
+    assert torch.equal(deferred.materialise(["0.weight"])["0.weight"], nn.Linear(2, 2).weight)

@@ -1,0 +1,202 @@
+"""Cutting a model's own forward: the pieces together compute what the model computes, and the edges are right."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from cutting import check, edges, of
+from torch import nn
+from torch.utils import _pytree as pytree
+from workloads import WIDTH, language, pairs, skips, tokens, towers, workload
+
+from assigner.marking import partition_graph
+
+
+def test_a_language_model():
+    """Blocks are joined by one edge each; the mask, made from shapes, is run again instead of sent."""
+    graph = check(language())
+    names = ["tokens", "blocks.0", "blocks.1", "blocks.2", "head"]
+    assert [piece.name for piece in graph.pieces] == names
+    assert edges(graph) == set(itertools.pairwise(names))
+    assert {(edge.bytes_per_sample, edge.fixed_bytes) for edge in graph.edges} == {(5 * WIDTH * 8, 0)}
+    assert [(tie.parameter, tie.partitions) for tie in graph.ties] == [("tokens.weight", ("tokens", "head"))]
+    assert "positions" in graph.piece["tokens"].parameters
+    assert "norm.weight" in graph.piece["blocks.2"].parameters + graph.piece["head"].parameters
+    assert graph.canonical["head.weight"] == "tokens.weight"
+
+
+def test_equal_blocks_are_of_one_kind():
+    """Blocks with the same structure and shapes share their kind; others do not, nor where no gradient goes back."""
+    graph = partition_graph(language())
+    assert graph.piece["blocks.0"].kind == graph.piece["blocks.1"].kind
+    assert len({graph.piece[name].kind for name in ("tokens", "blocks.0", "head")}) == 3
+    plain = partition_graph(workload(lambda: nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])))
+    first, second, third, last = (piece.kind for piece in plain.pieces)
+    assert second == third
+    assert len({first, second, last}) == 3
+
+
+def test_skips_and_branches():
+    """Values that skip partitions and branches are edges."""
+    assert edges(check(skips())) == {
+        ("parts.0", "parts.1"), ("parts.0", "last"), ("parts.1", "parts.2"), ("parts.2", "last"),
+    }  # fmt: skip
+    graph = check(towers())
+    assert edges(graph) == {("left", "join"), ("right", "join")}
+    assert graph.piece["right"].reads[0].partition == ""
+
+
+def test_a_value_with_several_readers():
+    """One output that two partitions read is one value with two edges."""
+    graph = check(skips())
+    assert [(edge.output, edge.target) for edge in graph.edges if edge.source == "parts.0"] == [
+        (0, "parts.1"),
+        (0, "last"),
+    ]
+
+
+def test_a_value_is_not_sent_twice():
+    """Glue runs where a value that it needs goes anyway, rather than that both are sent."""
+    graph = check(of(lambda s, x: s.c(s.b(torch.tanh(y := s.a(x))) + y)))
+    assert [(edge.source, edge.target) for edge in graph.edges] == [("a", "b"), ("b", "c")]
+
+
+class Rich(nn.Module):
+    """Takes and gives tuples, dicts, None and plain values, an integer and a boolean tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, state: Any, *, extra: Any = None, flag: bool = False, times: int = 1) -> Any:
+        x, (count, positive) = state
+        if flag:
+            x = x * times + (0 if extra is None else extra["shift"])
+        return self.linear(x).t().contiguous().t(), (count + 1, positive & (x > 0))
+
+
+def test_nested_arguments_and_results():
+    """Tensors inside tuples and dicts are edges; None, flags and numbers stay constants."""
+
+    def forward(s, x):
+        state = s.a((x, (torch.zeros(x.shape[0], dtype=torch.int32), x > -9)), flag=True, times=2)
+        state = s.b(state, extra={"shift": x, "unused": None}, flag=True, times=x.shape[1])
+        y, (count, positive) = s.c(state)
+        return OrderedDict(y=y, parts=(count, None, positive), text="done")
+
+    graph = check(of(forward, a=Rich, b=Rich, c=Rich))
+    assert [value.dtype for key, value in graph.values.items() if key.partition == "a"] == [
+        torch.float64, torch.int32, torch.bool,
+    ]  # fmt: skip
+    assert [edge.gradient for edge in graph.edges if edge.source == "a"] == [True, False, False]
+
+
+@dataclass
+class Output:
+    """A result as Hugging Face models have it."""
+
+    hidden: torch.Tensor
+    cache: Any = None
+
+
+pytree.register_dataclass(Output)
+
+
+def test_outputs_that_are_dataclasses():
+    """A partition may return a registered dataclass."""
+
+    class Layer(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Output:
+            return Output(super().forward(x))
+
+    def layer() -> nn.Module:
+        return Layer(WIDTH, WIDTH)
+
+    check(of(lambda s, x: s.c(s.b(s.a(x).hidden).hidden), a=layer, b=layer, c=layer))
+
+
+def test_transformer_layers():
+    """nn.Transformer's layers with a causal mask; the mask is no edge."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(11, WIDTH)
+            self.layers = nn.ModuleList(
+                nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True) for _ in range(2)
+            )
+            self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embedding(ids)
+            mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], dtype=torch.float64)
+            for layer in self.layers:
+                x = layer(x, src_mask=mask, is_causal=True)
+            return self.attention(x, x, x, need_weights=False)[0]
+
+    graph = check(workload(Model, "layers.*", "attention", batch=tokens))
+    assert edges(graph) == {("layers.0", "layers.1"), ("layers.1", "attention")}
+    assert "embedding.weight" in graph.piece["layers.0"].parameters
+
+
+def test_keyword_inputs_in_any_order():
+    """A batch that is a dict reaches the arguments of the same names."""
+
+    def batch(rows: int, generator: torch.Generator) -> Any:
+        (left, right), target = pairs(rows, generator)
+        return {"right": right, "left": left * 3}, target
+
+    def forward(s, left, right, scale=None):
+        return s.c(s.b(s.a(left)) * right)
+
+    graph = check(of(forward, batch=batch))
+    assert edges(graph) == {("a", "b"), ("b", "c")}
+
+
+def test_glue_goes_where_fewer_bytes_cross():
+    """Narrowing glue runs with its producer, widening glue with its reader."""
+    narrow = check(of(lambda s, x: s.b(s.a(x)[:, :2].sum(1, keepdim=True)), "a", "b", b=lambda: nn.Linear(1, WIDTH)))
+    assert [edge.bytes_per_sample for edge in narrow.edges] == [8]
+    wide = check(of(lambda s, x: s.b(s.a(x).repeat(1, 5) * 2), "a", "b", b=lambda: nn.Linear(5 * WIDTH, 1)))
+    assert [edge.bytes_per_sample for edge in wide.edges] == [8 * WIDTH]
+
+
+def test_unmarked_modules_and_parameters():
+    """What is not marked belongs to a neighbour: modules, parameters and buffers that glue uses directly."""
+
+    def forward(s, x):
+        x = torch.relu(s.before(x) * s.a.bias)
+        x = s.b(s.a(x) + s.table)
+        return s.c(s.after(x)) * s.gain
+
+    made = of(
+        forward, before=lambda: nn.Linear(WIDTH, WIDTH), after=lambda: nn.BatchNorm1d(WIDTH),
+        gain=lambda: nn.Parameter(torch.full((1,), 2.0)), table=lambda: nn.Buffer(torch.arange(float(WIDTH))),
+    )  # fmt: skip
+    graph = check(made)
+    held = {name: piece.name for piece in graph.pieces for name in piece.state}
+    assert held["before.weight"] == "a"
+    assert held["after.running_mean"] in ("b", "c")
+    assert held["gain"] == "c"
+    assert held["table"] in ("a", "b")
+    assert set(made.model().state_dict()) == set(held)
+
+
+def test_the_fingerprint_is_stable():
+    """Equal in other processes, different for another model."""
+    program = (
+        "import assigner.marking, sys; sys.path.append('tests'); from workloads import language;"
+        "print(assigner.marking.partition_graph(language()).fingerprint)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    other = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+    graph = partition_graph(language())
+    assert other.stdout.split()[-1] == graph.fingerprint
+    assert partition_graph(language(tied=False)).fingerprint != graph.fingerprint

@@ -1,0 +1,90 @@
+"""The workload's own checks, and entries `FILE.py:FUNCTION(...)`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from workloads import skips, towers
+
+from assigner.errors import UsageError
+from assigner.workload import call_arguments, load_workload
+
+FILE = """
+from neighbour import WIDTH
+import torch
+from torch import nn
+from assigner import Workload
+
+def workload(width=WIDTH, name="x"):
+    return Workload(lambda: nn.Sequential(nn.Linear(width, 1)), lambda n, g: (torch.rand(n, width, generator=g),) * 2,
+                    nn.functional.mse_loss, torch.optim.SGD, 4, name=name)
+
+def number():
+    return 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    (tmp_path / "neighbour.py").write_text("WIDTH = 3\n")
+    (tmp_path / "made.py").write_text(FILE)
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    return tmp_path / "made.py"
+
+
+def test_an_entry_is_called(file):
+    """With arguments or without; a module beside the file can be imported."""
+    assert load_workload(f"{file}:workload").model()[0].in_features == 3
+    made = load_workload(f"{file}:workload(width=5, name='five')")
+    assert (made.model()[0].in_features, made.name) == (5, "five")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("made:workload", "names no workload"),
+        ("nowhere.py:workload", "no such file"),
+        ("{file}:absent", "has no function 'absent'"),
+        ("{file}:number", "gave int"),
+        ("{file}:workload(open('x'))", "is no function"),
+        ("{file}:workload(width=open('x'))", "cannot be read"),
+        ("{file}:workload(", "cannot be read"),
+        ("{file}:os.getcwd()", "is no function"),
+    ],
+)
+def test_entries_that_cannot_be_used(file, entry, message):
+    """Each says what is wrong, and runs nothing but the named function."""
+    with pytest.raises(UsageError, match=message):
+        load_workload(entry.format(file=file))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 0}, "batch_size: 0"),
+        ({"reduction": "max"}, "reduction: 'max'"),
+        ({"marks": "blocks"}, "is text"),
+    ],
+)
+def test_values_are_checked(change, message):
+    """A workload that cannot work is refused when it is made."""
+    with pytest.raises(UsageError, match=message):
+        replace(skips(), **change)
+
+
+def test_batches_are_a_pair_and_repeatable():
+    """The same seed gives the same batch; something else than a pair is refused."""
+    one, again = skips().make_batch(3, 7), skips().make_batch(3, 7)
+    assert torch.equal(one[0], again[0])
+    with pytest.raises(UsageError, match="gave list, not a pair"):
+        replace(skips(), batch=lambda rows, generator: [rows, generator]).make_batch(1, 0)
+
+
+def test_how_the_model_is_called():
+    """Tuples and lists are positional arguments, dicts keywords, the rest one argument."""
+    (left, right), _ = towers().make_batch(2, 0)
+    assert call_arguments((left, right)) == ((left, right), {})
+    assert call_arguments({"x": left}) == ((), {"x": left})
+    assert call_arguments(left) == ((left,), {})
