@@ -37,12 +37,14 @@ class Stage:
         partitions: Names, in the order in which they run.
         rematerialise: Those of them that keep their inputs only and run forward again before backward.
         in_flight: Warm-up depth: how many micro-batches are kept at once; None: the schedule's default.
+        threads: Compute threads of the worker when it was measured; the runtime sets them. None: left as they are.
     """
 
     worker: str
     partitions: tuple[str, ...]
     rematerialise: tuple[str, ...] = ()
     in_flight: Count | None = None
+    threads: Count | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def user_line(error: BaseException) -> str:
     """`FILE:LINE (code)` of the innermost frame of an error that lies outside torch and this package."""
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen")
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     if not frames:
         return "an unknown line"

@@ -18,7 +18,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram, ShapesCollection
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -276,7 +276,10 @@ def _export_or_explain(model: nn.Module, names: Sequence[str], inputs: Any) -> C
     except MarkingError:
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        said = str(error).strip().splitlines()
+        if isinstance(error, GuardOnDataDependentSymNode):
+            said = ["a tensor's value decides what runs there"]
+        reason = said[0][:200] if said else type(error).__name__
         raise MarkingError(
             f"the forward of {type(model).__name__} cannot be traced at {user_line(error)}: {reason}",
             hint="mark a larger module that contains this line, or give the model as an nn.Sequential",

@@ -5,9 +5,13 @@
 
 Partitions are numbered in the order of their first call. Along every edge of the graph the owner's number never falls,
 so the partitions keep an order without cycles. An owned node first goes to the partition that makes its last input
-(to its first reader, where nothing comes from a partition). Then, from the last node to the first, it moves to its
-first reader where no more bytes cross there; and from the first to the last back to its input where that costs none.
-The second pass lets a chain that widens (`x.repeat(1, 5) * 2`) move as a whole; the third undoes what gained nothing.
+(to its first reader, where nothing comes from a partition). Then, to send fewer bytes,
+
+    from the last node to the first:  to the first reader, where no more bytes cross there
+    from the first node to the last:  back to the input, where no more bytes cross there
+    from the last node to the first:  to the first reader, where fewer bytes cross there
+
+so that a chain that widens (`x.repeat(1, 5) * 2`) moves as a whole, and what gains nothing stays with its input.
 """
 
 from __future__ import annotations
@@ -101,7 +105,6 @@ class Ownership:
         fixed = {
             node: position[self._module(node)] for node in owned if is_call(node) and self._module(node) in position
         }
-        floating = []
         for node in owned:
             inputs = [self.owner[each] for each in self._sources(node)]
             if node in fixed:
@@ -111,26 +114,29 @@ class Ownership:
                         hint="mark one larger module that contains both",
                     )
                 self.owner[node] = fixed[node]
-            elif inputs:
-                self.owner[node] = max(inputs)
             else:
-                self.owner[node] = -1  # before every partition, until its first reader is known
-                floating.append(node)
+                self.owner[node] = max(inputs, default=-1)  # -1: before every partition, until a reader is known
         self._settle(owned, fixed)
 
     def _settle(self, owned: list[fx.Node], fixed: Mapping[fx.Node, int]) -> None:
         """Move nodes to where fewer bytes cross; an item of a tuple goes where its tuple goes."""
         movable = [node for node in owned if node not in fixed and not is_getitem(node) and self.owner[node] >= 0]
         for node in reversed(movable):
-            self._move_if_cheap(node, min((self.owner[each] for each in self._readers(node)), default=self.owner[node]))
+            self._move_if_cheap(node, self._first_reader(node), or_equal=True)
         for node in movable:
-            self._move_if_cheap(node, max(self.owner[each] for each in self._sources(node)))
+            self._move_if_cheap(node, max(self.owner[each] for each in self._sources(node)), or_equal=True)
+        for node in reversed(movable):
+            self._move_if_cheap(node, self._first_reader(node), or_equal=False)
         for node in reversed(owned):
             if self.owner[node] < 0:
-                self._move(node, min((self.owner[each] for each in self._readers(node)), default=0))
+                self._move(node, max(0, self._first_reader(node)))
 
-    def _move_if_cheap(self, node: fx.Node, place: int) -> None:
-        if place != self.owner[node] and self._bytes(node, place) <= self._bytes(node, self.owner[node]):
+    def _first_reader(self, node: fx.Node) -> int:
+        return min((self.owner[each] for each in self._readers(node)), default=self.owner[node])
+
+    def _move_if_cheap(self, node: fx.Node, place: int, *, or_equal: bool) -> None:
+        here, there = self._bytes(node, self.owner[node]), self._bytes(node, place)
+        if there < here or (or_equal and there == here):
             self._move(node, place)
 
     def _move(self, node: fx.Node, place: int) -> None:

@@ -1,7 +1,7 @@
 """Repeat a measurement until it is steady: median and spread of its samples.
 
 A worker with a CPU quota runs for a moment and then stands still: a short run mostly falls between two stops, and the
-median of single runs would never see them. So a sample is the mean of as many runs as take 50 ms or more.
+median of single runs would never see them. So a sample is the mean of as many runs as take 150 ms or more, some tens of a quota's usual periods.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WARM_UP_RUNS = 3
 WARM_UP_S = 0.2
-SAMPLE_S = 0.05
+SAMPLE_S = 0.15
 MINIMUM_SAMPLES = 7
 STEADY_SPREAD = 0.05
 LIMIT_S = 2.0

@@ -1,7 +1,7 @@
 """One failure, told to every rank: what failed first, where, and with which traceback.
 
-Whoever fails writes the cause under one key of the job's store; the first to write wins, and stays a moment so that
-all can read it. A thread on every rank looks at that key and prints what it finds. The main thread mostly learns of a
+Whoever fails writes the cause under one key of the job's store; the first to write wins. Who knows of a failure stays
+a moment before it ends, so that all can read it. A thread on every rank looks at that key and prints what it finds. The main thread mostly learns of a
 dead neighbour from its closed connection and then asks for the cause; a main thread that sits in a wait which never
 ends is ended by the watching thread.
 
@@ -104,6 +104,7 @@ class FailureWatch:
             except DistError:
                 return mine if _launcher_keeps_store() else _host_gone(mine)
             if found is not None:
+                time.sleep(_STAY_S)
                 return found
             time.sleep(0.05)
         return self._write(mine)
@@ -120,8 +121,7 @@ class FailureWatch:
             first = Failure(**json.loads(self.store.compare_set(_KEY, "", json.dumps(asdict(failure)))))
         except DistError:
             return failure  # the store is gone as well: this rank says what it knows
-        if first == failure:
-            time.sleep(_STAY_S)  # this process may host the store, or a launcher end the others when it ends
+        time.sleep(_STAY_S)  # this process may host the store, or a launcher end the others when it ends
         return first
 
     def _read(self) -> Failure | None:

@@ -72,6 +72,7 @@ class Pipeline:
         mine = [worker for worker in self.plan.workers if Location.parse(worker).rank == self.rank]
         self.worker = mine[0] if mine else None
         self.device = _device(self.worker)
+        _set_threads(self.plan, self.worker)
         stages = [stage for stage in self.plan.stages if stage.worker == self.worker]
         self.partitions = tuple(name for stage in stages for name in stage.partitions)
         self._modules = self.graph.build(self.partitions, self.device)
@@ -350,6 +351,16 @@ def _join(plan: Plan, timeout_s: float) -> bool:
             hint=f"start {plan.world_size} (torchrun --nproc-per-node, times --nnodes)",
         )
     return made
+
+
+def _set_threads(plan: Plan, worker: str | None) -> None:
+    """Compute with as many threads as the worker was measured with.
+
+    More threads than a CPU quota allows stop each other: a plan's prediction holds for its own number alone.
+    """
+    for stage in plan.stages:
+        if stage.worker == worker and stage.threads is not None:
+            torch.set_num_threads(stage.threads)
 
 
 def _device(worker: str | None) -> torch.device:

@@ -62,7 +62,8 @@ def _priced(problem: Problem, split: Split, count: int) -> Plan | None:
     stages, at = [], 0
     for worker, number in split:
         if number:
-            stages.append(Stage(worker, problem.order[at : at + number]))
+            threads = problem.profile.worker[worker].threads
+            stages.append(Stage(worker, problem.order[at : at + number], threads=threads))
         at += number
     for stage in stages:
         device = problem.profile.worker[stage.worker]

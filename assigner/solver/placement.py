@@ -65,18 +65,22 @@ def hops_of(instance: Instance, columns: Sequence[Column]) -> tuple[Hop, ...] | 
 
 def make_plan(instance: Instance, columns: Sequence[Column]) -> Plan:
     """A plan of the columns; of each group, workers are taken in the profile's order."""
-    order = instance.problem.order
+    problem = instance.problem
     free = [list(reversed(group)) for group in instance.groups]
+    stages = []
+    for column in columns:
+        worker = free[column.group].pop()
+        stages.append(
+            Stage(
+                worker,
+                problem.order[column.first : column.last + 1],
+                tuple(problem.order[i] for i in column.rematerialise),
+                threads=problem.profile.worker[worker].threads,
+            )
+        )
     return Plan(
-        workload=instance.problem.workload,
+        workload=problem.workload,
         micro_batches=instance.micro_batches,
         micro_batch_size=instance.size,
-        stages=tuple(
-            Stage(
-                free[column.group].pop(),
-                order[column.first : column.last + 1],
-                tuple(order[i] for i in column.rematerialise),
-            )
-            for column in columns
-        ),
+        stages=tuple(stages),
     )
