@@ -1,7 +1,8 @@
 """Repeat a measurement until it is steady: median and spread of its samples.
 
 A worker with a CPU quota runs for a moment and then stands still: a short run mostly falls between two stops, and the
-median of single runs would never see them. So a sample is the mean of as many runs as take 150 ms or more, some tens of a quota's usual periods.
+median of single runs would never see them. So a sample is the mean of as many runs as take 150 ms or more, some tens
+of a quota's usual periods.
 """
 
 from __future__ import annotations

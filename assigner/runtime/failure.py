@@ -1,9 +1,9 @@
 """One failure, told to every rank: what failed first, where, and with which traceback.
 
 Whoever fails writes the cause under one key of the job's store; the first to write wins. Who knows of a failure stays
-a moment before it ends, so that all can read it. A thread on every rank looks at that key and prints what it finds. The main thread mostly learns of a
-dead neighbour from its closed connection and then asks for the cause; a main thread that sits in a wait which never
-ends is ended by the watching thread.
+a moment before it ends, so that all can read it. A thread on every rank looks at that key and prints what it finds.
+The main thread mostly learns of a dead neighbour from its closed connection and then asks for the cause; a main thread
+that sits in a wait which never ends is ended by the watching thread.
 
     rank 1: raises in a forward        report  ······ stays 0.6 s ······ raises, ends
     rank 0: waits for a gradient                 prints the cause        connection closed: raises WorkerError, ends

@@ -78,6 +78,11 @@ def test_nothing_leaks(ranks):
     assert [found["leaks"] for found in ranks] == [{"threads": 0, "files": 0}] * 3
 
 
+def test_the_fingerprint_is_the_same_in_every_process(ranks):
+    """Nothing in it depends on addresses or hash seeds."""
+    assert {found["fingerprint"] for found in ranks} == {make_plan(language()).workload.fingerprint}
+
+
 def test_training_resumes_under_another_plan(ranks):
     """Losses after a checkpoint are to the last bit the same under the plan that wrote it and under another one."""
     for found in ranks:

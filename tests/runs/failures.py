@@ -85,7 +85,7 @@ def raise_in_script(rank: int) -> None:
 
 
 def late(rank: int) -> None:
-    time.sleep(2.0 * rank)
+    time.sleep(1.5 * rank)
 
 
 def without_close() -> None:

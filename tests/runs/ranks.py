@@ -121,6 +121,7 @@ def main(folder: Path) -> None:
     found: dict[str, Any] = {name: against_the_plain_model(name) for name in PLANS}
     others: dict[str, Callable[[], Any]] = {"accumulation": accumulation, "dropout": dropout, "leaks": leaks}
     found.update({name: case() for name, case in others.items()})
+    found["fingerprint"] = make_plan(language()).workload.fingerprint
     found["checkpoint"] = checkpoints(folder / "checkpoint")
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -1,0 +1,192 @@
+"""Checkpoints on one rank: complete or absent, checked before anything changes, the optimizer as it was."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from workloads import language, make_plan, skips, workload
+
+from assigner import Pipeline
+from assigner.errors import FormatError, UsageError
+from assigner.runtime.checkpoint import read_weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from assigner.workload import Workload
+
+
+def trained(made: Workload, steps: int = 3) -> Pipeline:
+    pipeline = Pipeline(made, make_plan(made))
+    for n in range(steps):
+        pipeline.step(made.make_batch(8, n))
+    return pipeline
+
+
+def weights(pipeline: Pipeline) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in pipeline.state_dict().items()}
+
+
+class Counting(torch.optim.SGD):
+    """Keeps a plain number, a text and None for each parameter, as optimizers outside torch do."""
+
+    def step(self, closure: Any = None) -> Any:
+        done = super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.update(count=state.get("count", 0) + 1, half=0.5, mood="calm", nothing=None)
+        return done
+
+
+def counting(parameters: Any) -> torch.optim.Optimizer:
+    every = list(parameters)
+    return Counting(
+        [{"params": every[:1], "lr": 0.1}, {"params": every[1:], "lr": 0.2, "nesterov": True}], momentum=0.9
+    )
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+
+def test_training_goes_on_as_if_nothing_had_been(tmp_path: Path):
+    """Weights, buffers, optimizer state, dropout and counts: the losses after a load are those without it."""
+    made = language(dropout=0.3)
+    with trained(made) as pipeline:
+        pipeline.save(tmp_path / "at 3")
+        saved = weights(pipeline)
+        expected = [pipeline.step(made.make_batch(8, n)) for n in range(3, 6)]
+    with trained(made, steps=1) as pipeline:
+        pipeline.load(tmp_path / "at 3")
+        assert pipeline.steps == 3
+        assert all(torch.equal(tensor, saved[name]) for name, tensor in weights(pipeline).items())
+        assert [pipeline.step(made.make_batch(8, n)) for n in range(3, 6)] == expected
+
+
+def test_the_weights_are_the_models(tmp_path: Path):
+    """read_weights gives what the plain model's load_state_dict takes."""
+    made = workload(two_layers)
+    with trained(made) as pipeline:
+        pipeline.save(tmp_path / "saved")
+        model = made.model()
+        model.load_state_dict(read_weights(tmp_path / "saved"))
+        assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in weights(pipeline).items())
+
+
+def test_optimizer_state_and_settings_come_back_as_they_were(tmp_path: Path):
+    """Numbers stay numbers, tensors tensors; learning rates changed in training come back, for each group its own."""
+    made = workload(two_layers, optimizer=counting)
+    with trained(made) as pipeline:
+        for group in pipeline.optimizer.param_groups:
+            group["lr"] *= 0.5
+        pipeline.save(tmp_path / "saved")
+        expected = pipeline.optimizer.state_dict()
+    with trained(made, steps=1) as pipeline:
+        pipeline.load(tmp_path / "saved")
+        found = pipeline.optimizer.state_dict()
+    assert found["param_groups"] == expected["param_groups"]
+    assert [group["lr"] for group in found["param_groups"]] == [0.05, 0.1]
+    for number, state in expected["state"].items():
+        assert torch.equal(found["state"][number].pop("momentum_buffer"), state.pop("momentum_buffer"))
+        assert found["state"][number] == state
+        assert type(found["state"][number]["count"]) is int
+
+
+def test_an_existing_folder_is_kept(tmp_path: Path):
+    """Nothing is overwritten; and training can go on."""
+    made = skips()
+    (tmp_path / "here").mkdir()
+    with trained(made) as pipeline:
+        with pytest.raises(UsageError, match="here exists"):
+            pipeline.save(tmp_path / "here")
+        assert pipeline.step(made.make_batch(8, 0)) > 0
+    assert list(tmp_path.iterdir()) == [tmp_path / "here"]
+
+
+def test_complete_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A save that breaks off leaves no folder of that name, and the next one succeeds."""
+    with trained(skips()) as pipeline:
+        with monkeypatch.context() as patch:
+            patch.setattr("assigner.runtime.checkpoint._write_index", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                pipeline.save(tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+        pipeline.save(tmp_path / "new")
+    assert list(tmp_path.iterdir()) == [tmp_path / "new"]
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def without(section: str) -> Any:
+    def change(path: Path) -> None:
+        found = json.loads(path.read_text())
+        del found[section]
+        path.write_text(json.dumps(found))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("model-00000.safetensors", cut_short, r"model-00000\.safetensors: cannot be read"),
+        ("optimizer-00000.safetensors", cut_short, r"optimizer-00000\.safetensors: cannot be read"),
+        ("optimizer-00000.safetensors", lambda path: path.unlink(), "cannot be read"),
+        ("model.safetensors.index.json", cut_short, r"index\.json: cannot be read"),
+        ("model.safetensors.index.json", without("weight_map"), "weight_map is missing"),
+        ("optimizer.safetensors.index.json", without("settings"), "settings is missing"),
+        ("training.json", without("fingerprint"), "another model"),
+        ("training.json", lambda path: path.write_text("[]"), "expected an object"),
+    ],
+)
+def test_a_damaged_checkpoint_changes_nothing(tmp_path: Path, file, damage, message):
+    """The error names the file, and weights and optimizer are as before."""
+    made = language()
+    with trained(made) as pipeline:
+        pipeline.save(tmp_path / "saved")
+        damage(tmp_path / "saved" / file)
+        pipeline.step(made.make_batch(8, 9))
+        before, state = weights(pipeline), str(pipeline.optimizer.state_dict())
+        with pytest.raises(FormatError, match=message):
+            pipeline.load(tmp_path / "saved")
+        assert all(torch.equal(tensor, before[name]) for name, tensor in weights(pipeline).items())
+        assert str(pipeline.optimizer.state_dict()) == state
+
+
+def test_another_models_checkpoint(tmp_path: Path):
+    """A checkpoint of another model, and a folder that is none, are refused."""
+    with trained(skips()) as pipeline:
+        pipeline.save(tmp_path / "skips")
+    with trained(language()) as pipeline:
+        with pytest.raises(FormatError, match="another model"):
+            pipeline.load(tmp_path / "skips")
+        with pytest.raises(UsageError, match="is no checkpoint"):
+            pipeline.load(tmp_path / "nowhere")
+
+
+def test_one_buffer_under_two_names(tmp_path: Path):
+    """Tensors that share memory are saved under each of their names."""
+
+    class Scaled(nn.Linear):
+        def __init__(self, table: torch.Tensor) -> None:
+            super().__init__(8, 8)
+            self.register_buffer("table", table)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * self.table
+
+    def model() -> nn.Module:
+        table = torch.arange(8.0)
+        return nn.Sequential(Scaled(table), Scaled(table), nn.Linear(8, 1))
+
+    with trained(workload(model)) as pipeline:
+        pipeline.save(tmp_path / "saved")
+        pipeline.load(tmp_path / "saved")
+    assert {"0.table", "1.table"} < set(read_weights(tmp_path / "saved"))
