@@ -131,8 +131,8 @@ class _Session:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.device = _device()
         self.worker = f"worker:{self.rank}/{self.device}"
-        self.facts = host_facts(self.device)
         self.graph: PartitionGraph = partition_graph(workload, options.marks)
+        self.facts = host_facts(self.device)  # behind the trace, which loads much of torch: training does so too
         self.sizes = tuple(sorted(set(options.micro_batches or default_micro_batches(workload.batch_size))))
         self.budget = self.facts.memory_bytes / 4
         self.measurements: list[Measurement] = []
