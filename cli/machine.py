@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assigner.report import format as fmt
+from assigner import formatting as fmt
 from assigner.report.machine import Finding
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ def test_there_are_three() -> None:
 
 @pytest.mark.parametrize("folder", SAMPLES, ids=lambda folder: folder.name)
 def test_a_sample_plan_is_priced_as_it_says(folder: Path) -> None:
-    """The simulator gives the stored prediction again, the plan fits the memory, and its profile is the one beside it."""
+    """The simulator gives the stored prediction again, the plan fits, and its profile is the one beside it."""
     profile, plan = load_profile(folder / "profile.json"), load_plan(folder / "plan.json")
     assert plan.predicted is not None
     assert plan.profile is not None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.location import Location
 from assigner.plan import Plan
-from assigner.report import format as fmt
 from assigner.report.plan import fullness, status
 from assigner.report.sheet import Column, Line, Report, Sheet
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from assigner import formatting as fmt
 from assigner.document import encode
-from assigner.report import format as fmt
 from assigner.report.sheet import Column, Line, Report, Sheet
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from assigner import formatting as fmt
 from assigner.document import encode
-from assigner.report import format as fmt
 from assigner.report.plan import describe_prediction, describe_split, fullness
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.simulate import overfull

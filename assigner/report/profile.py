@@ -6,10 +6,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from assigner import formatting as fmt
 from assigner.cost import CostModel, Output, message_s
 from assigner.document import encode
 from assigner.profile import Measurement
-from assigner.report import format as fmt
 from assigner.report.sheet import Column, Line, Report, Sheet
 
 if TYPE_CHECKING:

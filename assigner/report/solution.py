@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from assigner.report import format as fmt
+from assigner import formatting as fmt
 from assigner.report.plan import baselines, describe_solver, headline, stages
 from assigner.report.sheet import Column, Line, Report, Sheet
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from assigner import formatting as fmt
 from assigner.schedule import Kind
 from assigner.simulate import stage_s
 
@@ -25,10 +26,12 @@ def limiting(plan: Plan, prediction: Prediction, cost: CostModel) -> str:
     else:
         stage = next(n for n, each in enumerate(plan.stages) if each.worker == worker.worker)
         forward, backward = (stage_s(cost, plan, stage, kind) for kind in (Kind.FORWARD, Kind.BACKWARD))
+        longer, count = max(forward, backward), plan.micro_batches
+        times = "its micro-batch" if count == 1 else f"each of {count} micro-batches"
         sentence = (
             f"{worker.worker} limits the plan: it computes for {100 * worker.compute_s / step:.0f} % of the step,"
             f" mostly {'backward' if backward >= forward else 'forward'}"
-            f" ({1e3 * max(forward, backward):.3g} ms for each of {plan.micro_batches} micro-batches)"
+            f" ({fmt.time_unit(longer).text(longer)} for {times})"
         )
     again = sum(len(each.rematerialise) for each in plan.stages)
     if again:

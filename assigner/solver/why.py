@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from assigner import formatting as fmt
 from assigner.errors import InfeasibleError
 from assigner.profile import Link, LinkPoint, Profile
 from assigner.solver.answer import SolveOptions, divisors
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
     from assigner.profile import Worker
     from assigner.solver.problem import Problem
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -145,8 +144,8 @@ def _alone(problem: Problem) -> str | None:
             worst = (
                 ratio,
                 (
-                    f"{title} needs {need / GIB:.3g} GiB at {count} micro-batch{'es' if count > 1 else ''};"
-                    f" {which} has {worker.capacity_bytes / GIB:.3g} GiB"
+                    f"{title} needs {fmt.byte_unit(need).text(need)} at {count} micro-batch{'es' if count > 1 else ''};"
+                    f" {which} has {fmt.byte_unit(worker.capacity_bytes).text(worker.capacity_bytes)}"
                 ),
             )
     return None if worst is None else worst[1]
@@ -172,8 +171,8 @@ def _together(problem: Problem) -> str:
     counts = problem.options.counts(problem.cost)
     if state > total:
         return (
-            f"the model's parameters, gradients and optimizer state need {state / GIB:.3g} GiB;"
-            f" the {len(problem.profile.workers)} workers have {total / GIB:.3g} GiB together"
+            f"the model's parameters, gradients and optimizer state need {fmt.byte_unit(state).text(state)};"
+            f" the {len(problem.profile.workers)} workers have {fmt.byte_unit(total).text(total)} together"
         )
     return (
         f"no way of cutting the {len(problem.order)} partitions into stages fits the memory, links and pins of the"

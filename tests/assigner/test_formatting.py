@@ -1,6 +1,6 @@
 import pytest
 
-from assigner.report import format as fmt
+from assigner import formatting as fmt
 
 
 @pytest.mark.parametrize(
