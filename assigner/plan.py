@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from assigner.document import Count, check_unique, read, write
 from assigner.errors import FormatError
 from assigner.location import Location
 from assigner.profile import WorkloadReference
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MAJOR = 1
 
@@ -220,20 +218,20 @@ def _check(plan: Plan) -> None:
         )
 
 
-def load_plan(path: Path) -> Plan:
+def load_plan(path: Path | str) -> Plan:
     """Read and check a plan file.
 
     Raises:
         UsageError: the file cannot be read.
         FormatError: it is not a sound plan; the message names file, place, value and what is allowed.
     """
-    return read(path, Plan, name="plan", major=MAJOR)
+    return read(Path(path), Plan, name="plan", major=MAJOR)
 
 
-def save_plan(plan: Plan, path: Path, *, force: bool = False) -> None:
+def save_plan(plan: Plan, path: Path | str, *, force: bool = False) -> None:
     """Write a plan; an existing file is replaced only with `force`.
 
     Raises:
         UsageError: the file exists, or its folder does not.
     """
-    write(path, plan, force=force)
+    write(Path(path), plan, force=force)

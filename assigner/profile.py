@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from assigner.document import Count, Share, check_unique, read, write
 from assigner.errors import FormatError
 from assigner.graph import topological_order
 from assigner.location import Location
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MAJOR = 1
 
@@ -253,20 +251,20 @@ def _check_measurements(profile: Profile, workers: set[str], partitions: set[str
     check_unique(keys, "measurements[{}]")
 
 
-def load_profile(path: Path) -> Profile:
+def load_profile(path: Path | str) -> Profile:
     """Read and check a profile file.
 
     Raises:
         UsageError: the file cannot be read.
         FormatError: it is not a sound profile; the message names file, place, value and what is allowed.
     """
-    return read(path, Profile, name="profile", major=MAJOR)
+    return read(Path(path), Profile, name="profile", major=MAJOR)
 
 
-def save_profile(profile: Profile, path: Path, *, force: bool = False) -> None:
+def save_profile(profile: Profile, path: Path | str, *, force: bool = False) -> None:
     """Write a profile; an existing file is replaced only with `force`.
 
     Raises:
         UsageError: the file exists, or its folder does not.
     """
-    write(path, profile, force=force)
+    write(Path(path), profile, force=force)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, float], None]
 
+_DEPTH = 4
+
 
 @dataclass(frozen=True)
 class ProfileOptions:
@@ -176,7 +178,7 @@ class _Session:
             for size in self.sizes:
                 self.at = f"partition {name!r} at micro-batch {size}"
                 self.progress(self.at, 0.05 + 0.75 * before)
-                bench = self._bench(name, modules[name], inputs[size][name])
+                bench = self._bench(name, modules[name], inputs[size][name], self._depth(size))
                 try:
                     bench.prepare()
                     benches[name, size] = bench
@@ -208,7 +210,11 @@ class _Session:
         why = f"out of memory when measured ({str(error).splitlines()[0][:120]})"
         self.measurements.append(Measurement(name, self.worker, size, infeasible=why))
 
-    def _bench(self, name: str, module: Any, given: KindInputs) -> PartitionBench:
+    def _depth(self, size: int) -> int:
+        """Micro-batches in flight while a size is measured: those of a step, a few at most."""
+        return max(1, min(_DEPTH, self.workload.batch_size // size))
+
+    def _bench(self, name: str, module: Any, given: KindInputs, depth: int) -> PartitionBench:
         piece = self.graph.piece[name]
         runner = PartitionRunner(
             piece,
@@ -219,7 +225,7 @@ class _Session:
             finish=self._loss(given) if piece is self.graph.last else None,
         )
         needs = [bool(value.partition) and self.graph.values[value].gradient for value in piece.reads]
-        return PartitionBench(runner, given.reads, needs, given.sizes, self.device)
+        return PartitionBench(runner, given.reads, needs, given.sizes, device=self.device, depth=depth)
 
     def _loss(self, given: KindInputs) -> Callable[[Sequence[torch.Tensor], int], tuple[torch.Tensor, ...]]:
         targets = torch.utils._pytree.tree_map_only(

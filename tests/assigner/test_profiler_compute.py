@@ -42,7 +42,8 @@ def make_bench(graph: PartitionGraph, name: str) -> PartitionBench:
     given = collect_inputs(make_workload(), graph, ROWS, CPU, 1e9)[name]
     module = graph.build([name])[name]
     runner = PartitionRunner(graph.piece[name], module, CPU, False, graph.output_gradients(graph.piece[name]))
-    return PartitionBench(runner, given.reads, [bool(v.partition) for v in graph.piece[name].reads], given.sizes, CPU)
+    needs = [bool(value.partition) for value in graph.piece[name].reads]
+    return PartitionBench(runner, given.reads, needs, given.sizes, device=CPU, depth=3)
 
 
 def test_one_of_each_kind_is_measured(graph: PartitionGraph) -> None:
