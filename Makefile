@@ -19,10 +19,10 @@ demo: $(READY)
 	mkdir -p demo
 	$(BIN)/assigner profile '$(DEMO_WORKLOAD)' -o demo/profile.json --workers 2 --threads 1 --force
 	$(BIN)/assigner show demo/profile.json
-	$(BIN)/assigner solve demo/profile.json -o demo/equal.json --baseline equal --force
+	$(BIN)/assigner solve demo/profile.json -o demo/single.json --baseline single --force
 	$(BIN)/assigner solve demo/profile.json -o demo/plan.json --force
 	$(BIN)/assigner run demo/plan.json -- examples/train.py --steps $(DEMO_STEPS)
-	$(BIN)/assigner compare demo/equal.json demo/plan.json
+	$(BIN)/assigner compare demo/single.json demo/plan.json
 
 test: $(READY)
 	$(BIN)/python -m pytest
