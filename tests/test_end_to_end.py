@@ -187,7 +187,8 @@ def test_unlike_hosts_get_unlike_stages(root: Path, lab: Path, tmp_path: Path) -
     workload = "examples/gpt.py:workload(width=128,blocks=4,context=64)"
     profile, plan, result = (tmp_path / name for name in ("profile.json", "plan.json", "result.json"))
     call(
-        root, *start, *torchrun, "-m", "assigner_cli", "profile", workload, "-o", str(profile), "--micro-batches", "2,4",
+        root, *start, *torchrun, "-m", "assigner_cli", "profile", workload,
+        "-o", str(profile), "--micro-batches", "2,4",
         timeout=300,
     )  # fmt: skip
     found = load_profile(profile)
