@@ -16,13 +16,15 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
 from assigner.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from assigner.profile import Edge, Tie
 
 
 class Kind(StrEnum):
@@ -41,28 +43,6 @@ class Payload(StrEnum):
     ACTIVATION = "activation"
     GRADIENT = "gradient"
     TIE = "tie"
-
-
-class ValueEdge(Protocol):
-    """A value that one partition makes and another reads; a profile's Edge is one."""
-
-    @property
-    def source(self) -> str: ...  # noqa: D102
-    @property
-    def output(self) -> int: ...  # noqa: D102
-    @property
-    def target(self) -> str: ...  # noqa: D102
-    @property
-    def gradient(self) -> bool: ...  # noqa: D102
-
-
-class SharedParameter(Protocol):
-    """One parameter that several partitions hold; a profile's Tie is one."""
-
-    @property
-    def parameter(self) -> str: ...  # noqa: D102
-    @property
-    def partitions(self) -> Sequence[str]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +105,7 @@ def warm_up(plan: Plan, stage: int) -> int:
     return min(plan.micro_batches, depth)
 
 
-def build_program(plan: Plan, edges: Sequence[ValueEdge], ties: Sequence[SharedParameter] = ()) -> Program:
+def build_program(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -> Program:
     """The program of a plan over the graph of its partitions.
 
     Args:
@@ -173,7 +153,7 @@ def build_program(plan: Plan, edges: Sequence[ValueEdge], ties: Sequence[SharedP
     return Program(plan, actions, tuple(routes))
 
 
-def _check_direction(plan: Plan, edges: Sequence[ValueEdge], stage_of: Mapping[str, int]) -> None:
+def _check_direction(plan: Plan, edges: Sequence[Edge], stage_of: Mapping[str, int]) -> None:
     position = {name: n for n, name in enumerate(plan.partitions)}
     for edge in edges:
         for name in (edge.source, edge.target):
@@ -188,16 +168,16 @@ def _check_direction(plan: Plan, edges: Sequence[ValueEdge], stage_of: Mapping[s
             )
 
 
-def _crossings(edges: Iterable[ValueEdge], placement: Mapping[str, str]) -> dict[tuple[str, int, str], list[ValueEdge]]:
+def _crossings(edges: Iterable[Edge], placement: Mapping[str, str]) -> dict[tuple[str, int, str], list[Edge]]:
     """Edges that leave their worker, by (partition, output, worker that reads it): one route each."""
-    found: dict[tuple[str, int, str], list[ValueEdge]] = defaultdict(list)
+    found: dict[tuple[str, int, str], list[Edge]] = defaultdict(list)
     for edge in edges:
         if placement[edge.source] != placement[edge.target]:
             found[edge.source, edge.output, placement[edge.target]].append(edge)
     return found
 
 
-def _tie_routes(ties: Sequence[SharedParameter], placement: Mapping[str, str]) -> list[Route]:
+def _tie_routes(ties: Sequence[Tie], placement: Mapping[str, str]) -> list[Route]:
     """Each worker that holds a shared parameter sends its gradient to each other one that does."""
     routes = []
     for n, tie in enumerate(ties):

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from assigner.deferred import DeferredModel
 from assigner.marking.marks import Mark
 from assigner.marking.module import build_module
+from assigner.profile import Edge, Tie
 
 LEAF = object()
 
@@ -96,27 +97,6 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class GraphEdge:
-    """A value that one partition makes and another reads."""
-
-    source: str
-    output: int
-    target: str
-    bytes_per_sample: float
-    fixed_bytes: float
-    gradient: bool
-
-
-@dataclass(frozen=True)
-class GraphTie:
-    """One parameter that several partitions hold."""
-
-    parameter: str
-    partitions: tuple[str, ...]
-    bytes: int
-
-
-@dataclass(frozen=True)
 class PartitionGraph:
     """A model cut at its marks.
 
@@ -150,11 +130,11 @@ class PartitionGraph:
         return tuple(self.values[Value(piece.name, index)].gradient for index in made)
 
     @cached_property
-    def edges(self) -> tuple[GraphEdge, ...]:
+    def edges(self) -> tuple[Edge, ...]:
         """The values between partitions, one edge per reader."""
         return tuple(
-            GraphEdge(
-                value.partition, value.index, piece.name, self.values[value].bytes_per_sample,
+            Edge(
+                value.partition, piece.name, self.values[value].bytes_per_sample, value.index,
                 self.values[value].fixed_bytes, self.values[value].gradient,
             )
             for piece in self.pieces
@@ -175,7 +155,7 @@ class PartitionGraph:
         return frozenset(self.deferred.model.state_dict())
 
     @cached_property
-    def ties(self) -> tuple[GraphTie, ...]:
+    def ties(self) -> tuple[Tie, ...]:
         """Parameters that several partitions hold, by their first name."""
         tensors = self.deferred.tensors()
         holders: dict[str, dict[str, None]] = defaultdict(dict)
@@ -183,7 +163,7 @@ class PartitionGraph:
             for name in piece.parameters:
                 holders[self.canonical[name]][piece.name] = None
         return tuple(
-            GraphTie(name, tuple(partitions), tensors[name].nbytes)
+            Tie(name, tuple(partitions), tensors[name].nbytes)
             for name, partitions in holders.items()
             if len(partitions) > 1
         )

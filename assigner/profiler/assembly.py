@@ -13,13 +13,11 @@ import torch
 
 from assigner import __version__
 from assigner.profile import (
-    Edge,
     Link,
     LinkPoint,
     Measurement,
     Partition,
     Profile,
-    Tie,
     Worker,
     WorkloadReference,
 )
@@ -112,11 +110,8 @@ def assemble(
         workers=workers,
         links=links,
         partitions=tuple(parts),
-        edges=tuple(
-            Edge(edge.source, edge.target, edge.bytes_per_sample, edge.output, edge.fixed_bytes, edge.gradient)
-            for edge in graph.edges
-        ),
-        ties=tuple(Tie(tie.parameter, tie.partitions, tie.bytes) for tie in graph.ties),
+        edges=graph.edges,
+        ties=graph.ties,
         measurements=measurements,
         warnings=_warnings(measurements, links, sizes),
     )  # fmt: skip
