@@ -31,6 +31,7 @@ def candidates(solution: Solution) -> Report:
     time = fmt.time_unit(*(each.step_s for each in solution.candidates))
     rows = tuple(
         (
+            each.schedule,
             fmt.count(each.micro_batches),
             fmt.count(each.micro_batch_size),
             time.show(each.step_s),
@@ -41,6 +42,7 @@ def candidates(solution: Solution) -> Report:
     )
     marked = frozenset(n for n, each in enumerate(solution.candidates) if each.status == CHOSEN)
     columns = (
+        Column("schedule", "text"),
         Column("micro-batches"),
         Column("of samples"),
         Column(f"step {time.name}"),
@@ -59,7 +61,7 @@ def progress_text(progress: Progress, *, elapsed_s: float, time_limit: float) ->
         time_limit: Seconds after which it stops.
     """
     unit = fmt.time_unit(progress.incumbent_s, progress.bound_s)
-    parts = [fmt.plural(progress.micro_batches, "micro-batch")]
+    parts = [f"{progress.schedule}, {fmt.plural(progress.micro_batches, 'micro-batch')}"]
     parts.append(f"best {unit.text(progress.incumbent_s)}" if progress.incumbent_s is not None else "no plan yet")
     if 0 < progress.bound_s < math.inf:
         parts.append(f"bound {unit.text(progress.bound_s)}")

@@ -118,14 +118,16 @@ class Progress:
 
     Args:
         elapsed_s: Seconds since its start.
+        schedule: The schedule at work.
         micro_batches: The micro-batch count at work.
-        incumbent_s: Step time of the best plan so far; None: there is none.
-        bound_s: No plan can be faster than this, as far as is proven.
-        done: Micro-batch counts that are decided.
-        total: Micro-batch counts in all.
+        incumbent_s: Value of the best plan so far; None: there is none.
+        bound_s: No plan can be better than this, as far as is proven.
+        done: Settings (schedule, micro-batch count) that are decided.
+        total: Settings in all.
     """
 
     elapsed_s: float
+    schedule: str
     micro_batches: int
     incumbent_s: float | None
     bound_s: float
@@ -135,16 +137,18 @@ class Progress:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One micro-batch count that was looked at.
+    """One setting that was looked at.
 
     Args:
-        micro_batches: The count.
+        schedule: Its schedule.
+        micro_batches: Its number of micro-batches.
         micro_batch_size: Samples in each.
         step_s: The best step time found with it; None: no plan was found.
         bound_s: No plan with this count is faster; inf: there is none.
         status: "chosen", "proven worse", "infeasible: why", "not decided".
     """
 
+    schedule: str
     micro_batches: int
     micro_batch_size: int
     step_s: float | None

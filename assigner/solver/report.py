@@ -11,8 +11,9 @@ from assigner.plan import SolverReport
 from assigner.simulate import overfull, predict
 from assigner.solver.answer import Candidate, Solution
 from assigner.solver.baselines import price_baselines
+from assigner.solver.contest import PROVEN
 from assigner.solver.limiting import limiting
-from assigner.solver.search import PROVEN, Search
+from assigner.solver.search import Search
 from assigner.solver.why import explain
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from assigner.plan import Plan, Prediction
     from assigner.profile import Profile
     from assigner.solver.answer import Progress, SolveOptions
-    from assigner.solver.search import Count
+    from assigner.solver.setting import Setting
 
 RELAXED_S = 5.0
 """Seconds for each way out of an infeasible problem."""
@@ -31,9 +32,9 @@ def answer(profile: Profile, options: SolveOptions, progress: Callable[[Progress
     """Search and report; arguments and errors as `solve`."""
     search = Search(profile, options, progress)
     search.run()
-    if search.best is None:
+    if search.contest.best is None:
         raise _no_plan(search)
-    plan = search.best.plan()
+    plan = search.contest.best.plan
     prediction = predict(plan, profile, search.problem.cost)
     _check(search, prediction)
     plan = replace(
@@ -41,19 +42,19 @@ def answer(profile: Profile, options: SolveOptions, progress: Callable[[Progress
     )
     return Solution(
         plan=_timed(search, plan),
-        candidates=tuple(_candidate(search, count) for count in search.counts),
+        candidates=tuple(_candidate(search, setting) for setting in search.settings),
         limiting=limiting(plan, prediction, search.problem.cost),
     )
 
 
 def _timed(search: Search, plan: Plan) -> Plan:
     assert plan.solver is not None
-    return replace(plan, solver=replace(plan.solver, seconds=search.elapsed_s))
+    return replace(plan, solver=replace(plan.solver, seconds=search.contest.elapsed_s))
 
 
 def _check(search: Search, prediction: Prediction) -> None:
     """Raise AssignerError if the search and the simulator disagree: a bug that must not be hidden."""
-    told, found = search.best_s, prediction.step_s
+    told, found = search.contest.best_value, prediction.step_s
     if abs(told - found) > PROVEN * found:
         raise AssignerError(
             f"the solver says {told:.9g} s for a plan that the simulator prices at {found:.9g} s",
@@ -70,41 +71,42 @@ def _check(search: Search, prediction: Prediction) -> None:
 
 def _report(search: Search, prediction: Prediction) -> SolverReport:
     step = prediction.step_s
-    bound = min(search.bound_s, step)
+    bound = min(search.bound, step)
     gap = (step - bound) / step if step else 0.0
-    options = search.options
+    options = search.contest.options
     return SolverReport(
         name={"highs": "HiGHS", "cbc": "CBC"}[options.solver],
-        version=search.backend.version(),
+        version=search.contest.backend.version(),
         status="optimal" if gap <= options.gap + PROVEN else "feasible",
         objective_s=step,
         bound_s=bound,
         gap=0.0 if gap <= PROVEN else gap,
-        seconds=search.elapsed_s,
-        options=options.record() | {"proven_by": sorted(search.proofs)},
+        seconds=search.contest.elapsed_s,
+        options=options.record() | {"proven_by": sorted(search.contest.proofs)},
     )
 
 
-def _candidate(search: Search, count: Count) -> Candidate:
-    if search.best is not None and count.best is search.best:
+def _candidate(search: Search, setting: Setting) -> Candidate:
+    contest = search.contest
+    if contest.best is not None and setting.best is contest.best:
         status = "chosen"
-    elif math.isinf(count.bound):
+    elif math.isinf(setting.bound):
         status = "infeasible: no chain of stages fits"
-    elif count.decided or count.bound >= search.best_s * (1 - search.options.gap - PROVEN):
+    elif setting.decided or setting.bound >= contest.best_value * (1 - contest.options.gap - PROVEN):
         status = "proven worse"
     else:
         status = "not decided"
     return Candidate(
-        count.instance.micro_batches, count.instance.size, None if count.best is None else count.best.step_s,
-        count.bound, status,
+        setting.schedule, setting.micro_batches, setting.size,
+        None if setting.best is None else setting.best.value, setting.bound, status,
     )  # fmt: skip
 
 
 def _no_plan(search: Search) -> InfeasibleError | LimitError:
-    if all(count.decided for count in search.counts):
-        return explain(search.problem, lambda profile, options: _plan_count(profile, options, search.left_s))
+    if search.decided:
+        return explain(search.problem, lambda profile, options: _plan_count(profile, options, search.contest.left_s))
     return LimitError(
-        f"no plan was found in {search.options.time_limit:g} s, and none was proven impossible",
+        f"no plan was found in {search.contest.options.time_limit:g} s, and none was proven impossible",
         hint="a longer --time-limit, or a fixed --micro-batches",
     )
 
@@ -115,4 +117,4 @@ def _plan_count(profile: Profile, options: SolveOptions, left_s: float) -> int |
         return None
     search = Search(profile, replace(options, time_limit=min(RELAXED_S, left_s)))
     search.run(first_plan=True)
-    return None if search.best is None else search.best.instance.micro_batches
+    return None if search.contest.best is None else search.contest.best.plan.micro_batches

@@ -13,9 +13,9 @@ PROFILE = make_profile(work=[1e-3] * 4, slowness=[1, 2])
 def solution():
     plan = priced(make_plan(PROFILE, [(0, ["p0", "p1", "p2"]), (1, ["p3"])], micro_batches=4), PROFILE)
     found = (
-        Candidate(1, 8, None, float("inf"), "infeasible: p0 needs 19.4 GiB"),
-        Candidate(4, 2, plan.predicted.step_s, plan.predicted.step_s, "chosen"),
-        Candidate(8, 1, None, 0.0, "not decided"),
+        Candidate("gpipe", 1, 8, None, float("inf"), "infeasible: p0 needs 19.4 GiB"),
+        Candidate("gpipe", 4, 2, plan.predicted.step_s, plan.predicted.step_s, "chosen"),
+        Candidate("gpipe", 8, 1, None, 0.0, "not decided"),
     )
     return Solution(plan=plan, candidates=found, limiting="worker:0/cpu limits the plan")
 
@@ -49,4 +49,4 @@ def test_report_has_stages_candidates_and_the_limit(solution):
 )
 def test_progress_is_one_line(incumbent, bound, text):
     """A search under way says its incumbent, bound and gap as far as they are known."""
-    assert progress_text(Progress(2.0, 8, incumbent, bound, 1, 4), elapsed_s=3.2, time_limit=60) == text
+    assert progress_text(Progress(2.0, "gpipe", 8, incumbent, bound, 1, 4), elapsed_s=3.2, time_limit=60) == text

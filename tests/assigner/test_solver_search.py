@@ -15,7 +15,7 @@ from assigner.simulate import predict
 from assigner.solver import SolveOptions, solve
 from assigner.solver.backend import Backend, Outcome
 from assigner.solver.beam import Beam
-from assigner.solver.search import Search
+from assigner.solver.gpipe import GPipeSetting
 
 UNPROVEN = random_instance(30, partitions=5, workers=3, late_updates=True)
 """The relaxation leaves a gap here, so that the ILP must close it."""
@@ -84,7 +84,7 @@ def test_pulps_optimal_after_a_limit_is_not_believed(solver):
 def test_no_plan_before_the_limit_is_a_limit_error(monkeypatch):
     """Neither a plan nor a proof: exit code 4."""
     monkeypatch.setattr(Beam, "run", lambda *_: [])
-    monkeypatch.setattr(Search, "_prove", lambda *_: None)
+    monkeypatch.setattr(GPipeSetting, "prove", lambda *_: None)
     with pytest.raises(LimitError) as caught:
         solve(UNPROVEN, SolveOptions(gap=0))
     assert caught.value.exit_code == 4

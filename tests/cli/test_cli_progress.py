@@ -29,7 +29,7 @@ def wait_for(stream, text):
 def test_terminal_sees_the_incumbent(stream):
     """On a terminal the line follows what the search says, and is gone at the end."""
     with SolveProgress(time_limit=60) as shown:
-        shown.update(Progress(1.0, 8, 0.1, 0.09, 1, 4))
+        shown.update(Progress(1.0, "gpipe", 8, 0.1, 0.09, 1, 4))
         assert wait_for(stream, "best 100 ms · bound 90.0 ms · gap 10.0 %")
     assert stream.getvalue().rstrip().endswith("\x1b[2K")
 
@@ -38,7 +38,7 @@ def test_quiet_and_quick_searches_show_nothing(stream, monkeypatch):
     """A search that ends before the delay writes nothing, nor does any with -q."""
     monkeypatch.setattr(progress, "DELAY_S", 60.0)
     with SolveProgress(time_limit=60) as shown:
-        shown.update(Progress(0.1, 8, 0.1, 0.09, 1, 4))
+        shown.update(Progress(0.1, "gpipe", 8, 0.1, 0.09, 1, 4))
     monkeypatch.setattr(progress, "DELAY_S", 0.0)
     monkeypatch.setattr(console, "settings", lambda: console.Settings(quiet=True))
     with SolveProgress(time_limit=60):

@@ -1,0 +1,90 @@
+"""What the settings of one search share: the clock, the solver, and the best plan of them all.
+
+`target` is what a plan must beat: the best value less the gap asked for. A setting whose bound reaches the target is
+decided.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from assigner.solver.backend import Backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from assigner.plan import Plan
+    from assigner.solver.problem import Problem
+    from assigner.solver.setting import Setting
+
+PROVEN = 1e-6
+"""A gap up to this is none: what is left are the solver's tolerances."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A plan, without a prediction, and its value of the objective (`objective.py` has the unit)."""
+
+    plan: Plan
+    value: float
+
+
+class Contest:
+    """The state that all settings of a search race for.
+
+    Args:
+        problem: What is to be placed.
+        watch: Called now and then while a solver runs.
+
+    Attributes:
+        best: The best plan so far; None: there is none.
+        proofs: How bounds were proven, for the report.
+        backend: The ILP solver.
+        settings: All settings of the search.
+    """
+
+    def __init__(self, problem: Problem, watch: Callable[[], None]) -> None:
+        self.problem, self.options = problem, problem.options
+        self.backend = Backend(self.options.solver, self.options.seed, watch)
+        self.best: Proposal | None = None
+        self.proofs: set[str] = set()
+        self.settings: list[Setting] = []
+        self._start = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the search began."""
+        return time.monotonic() - self._start
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the time limit."""
+        return self.options.time_limit - self.elapsed_s
+
+    @property
+    def share_s(self) -> float:
+        """Seconds that one setting's ILP may take: all that is left for the last one that is open."""
+        return self.left_s * (1.0 if sum(not each.decided for each in self.settings) == 1 else 0.6)
+
+    @property
+    def until(self) -> float:
+        """The time of `time.monotonic` at which the time is over."""
+        return self._start + self.options.time_limit
+
+    @property
+    def best_value(self) -> float:
+        """The best plan's value; inf without one."""
+        return math.inf if self.best is None else self.best.value
+
+    @property
+    def target(self) -> float:
+        """A plan is only worth finding below this value."""
+        return self.best_value * (1 - max(self.options.gap, PROVEN / 10))
+
+    @property
+    def unit(self) -> float:
+        """Seconds of one unit of the models: the best value is about 1,000 of them."""
+        return self.best_value / 1000 if 0 < self.best_value < math.inf else 1e-3

@@ -1,0 +1,98 @@
+"""One way to run a step, a schedule with a number of micro-batches, and how far its search has come.
+
+The search takes every setting through the same four phases, the most promising first:
+
+    price    everything that one micro-batch costs; a first bound
+    prepare  good plans at once, without proof
+    relax    a bound, and fewer choices left
+    prove    the best plan, or that none is better
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from assigner.solver.contest import Proposal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from assigner.plan import Plan
+    from assigner.solver.contest import Contest
+
+
+class Setting(ABC):
+    """A schedule with a number of micro-batches.
+
+    Args:
+        contest: What it shares with the others.
+        micro_batches: M.
+
+    Attributes:
+        schedule: The plan's schedule, `gpipe`.
+        best: Its best plan so far.
+        bound: No plan of this setting has a lower value; inf: it has none.
+        decided: There is nothing left to find.
+    """
+
+    schedule: str
+
+    def __init__(self, contest: Contest, micro_batches: int) -> None:
+        self.contest, self.problem = contest, contest.problem
+        self.micro_batches = micro_batches
+        self.best: Proposal | None = None
+        self.bound = 0.0
+        self.decided = False
+
+    @property
+    def size(self) -> int:
+        """Samples in a micro-batch."""
+        return self.problem.workload.batch_size // self.micro_batches
+
+    @property
+    def best_value(self) -> float:
+        """Value of its best plan; inf without one."""
+        return math.inf if self.best is None else self.best.value
+
+    def offer(self, value: float, plan: Callable[[], Plan]) -> None:
+        """Take a plan that was found, if it is better than this setting's best.
+
+        Args:
+            value: Its value of the objective; inf: it cannot run.
+            plan: Makes the plan.
+        """
+        if value < self.best_value:
+            self.best = Proposal(plan(), value)
+            if value < self.contest.best_value * (1 - 1e-12):
+                self.contest.best = self.best
+
+    def raise_bound(self, bound: float, proof: str | None = None) -> None:
+        """Take a proven bound; the setting is decided once it reaches the target.
+
+        Args:
+            bound: No plan of this setting has a lower value.
+            proof: How it was proven, if by more than adding up.
+        """
+        self.bound = max(self.bound, bound)
+        if self.bound >= self.contest.target:
+            self.decided = True
+            if proof is not None:
+                self.contest.proofs.add(proof)
+
+    @abstractmethod
+    def price(self) -> None:
+        """Price one micro-batch and set a first bound."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Offer good plans."""
+
+    @abstractmethod
+    def relax(self) -> None:
+        """Raise the bound by a relaxation."""
+
+    @abstractmethod
+    def prove(self) -> None:
+        """Find the best plan or prove that none is better, until the time is over."""
