@@ -75,7 +75,20 @@ class Link:
 
 @dataclass(frozen=True)
 class Partition:
-    """A unit that the user marked. Partitions of one `kind` share measurements."""
+    """A unit that the user marked. Partitions of one `kind` share measurements.
+
+    Args:
+        name: Its name in a plan.
+        kind: Structure and input shape.
+        parameter_bytes: Of its parameters.
+        gradient_bytes: Of their gradients.
+        optimizer_bytes: Of the optimizer's state.
+        buffer_bytes: Of its buffers.
+        pin: The worker, kind or host that it must be on.
+        colocate: Partitions with the same label share a worker.
+        apart: No two partitions with the same label share a worker.
+        rematerialise: "never" or "always"; None: as the solver likes.
+    """
 
     name: str
     kind: str
@@ -85,6 +98,8 @@ class Partition:
     buffer_bytes: float = 0
     pin: str | None = None
     colocate: str | None = None
+    apart: str | None = None
+    rematerialise: Literal["never", "always"] | None = None
 
 
 @dataclass(frozen=True)

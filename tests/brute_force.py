@@ -22,7 +22,7 @@ from assigner.profile import (
 )
 from assigner.schedule import build_program
 from assigner.simulate import run_program, worker_memory
-from assigner.solver.answer import divisors
+from assigner.solver.options import divisors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

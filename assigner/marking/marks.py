@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from torch import nn
 
@@ -26,14 +26,26 @@ class Mark:
         name: The partition's name; empty: the module's name in the model.
         pin: Where it must run: a worker (`worker:1/cpu`), a kind or a host.
         colocate: Partitions with the same label share a worker.
+        apart: No two partitions with the same label share a worker.
+        rematerialise: "never" or "always"; None: as the solver likes.
     """
 
     name: str = ""
     pin: str | None = None
     colocate: str | None = None
+    apart: str | None = None
+    rematerialise: Literal["never", "always"] | None = None
 
 
-def partition(module: Module, *, name: str = "", pin: str | None = None, colocate: str | None = None) -> Module:
+def partition(
+    module: Module,
+    *,
+    name: str = "",
+    pin: str | None = None,
+    colocate: str | None = None,
+    apart: str | None = None,
+    rematerialise: Literal["never", "always"] | None = None,
+) -> Module:
     """Mark a submodule as one partition, where the model is built.
 
     `self.head = assigner.partition(Head(), pin="worker:0")`
@@ -45,13 +57,17 @@ def partition(module: Module, *, name: str = "", pin: str | None = None, colocat
         name: The partition's name; left out: the module's name in the model.
         pin: Where it must run: a worker (`worker:1/cpu`), a worker's kind, or a host.
         colocate: A label; partitions with the same label share a worker.
+        apart: A label; no two partitions with the same label share a worker.
+        rematerialise: "never" (its forward must not run twice) or "always"; left out: as the solver likes.
 
     Returns:
         The module itself.
     """
     if not isinstance(module, nn.Module):
         raise MarkingError(f"partition() was given {type(module).__name__}", hint="give it an nn.Module")
-    module.__dict__[_ATTRIBUTE] = Mark(name, pin, colocate)
+    if rematerialise not in (None, "never", "always"):
+        raise MarkingError(f"rematerialise={rematerialise!r} is not allowed", hint='expected "never" or "always"')
+    module.__dict__[_ATTRIBUTE] = Mark(name, pin, colocate, apart, rematerialise)
     return module
 
 

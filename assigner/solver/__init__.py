@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assigner.errors import InfeasibleError, UsageError
-from assigner.solver.answer import Candidate, Progress, Solution, SolveOptions
+from assigner.solver.answer import Candidate, Progress, Solution
+from assigner.solver.options import SolveOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,10 +51,10 @@ def solve(
         LimitError: the time limit came before any plan.
     """
     options = options or SolveOptions()
-    options.check(profile)
+    from assigner.solver.hints import resolve
     from assigner.solver.report import answer
 
-    return answer(profile, options, progress)
+    return answer(*resolve(profile, options), progress)
 
 
 def solve_baseline(profile: Profile, name: str, options: SolveOptions | None = None) -> Plan:
@@ -70,13 +71,14 @@ def solve_baseline(profile: Profile, name: str, options: SolveOptions | None = N
         InfeasibleError: it does not fit the workers.
     """
     options = options or SolveOptions()
-    options.check(profile)
     from assigner.cost import CostModel
     from assigner.solver.baselines import TITLES, baseline_plan
+    from assigner.solver.hints import resolve
     from assigner.solver.problem import Problem
 
     if name not in TITLES:
         raise UsageError(f"baseline {name!r} is not known; expected {', '.join(TITLES)}")
+    profile, options = resolve(profile, options)
     plan = baseline_plan(Problem(profile, options, CostModel(profile)), name)
     if plan is None:
         raise InfeasibleError(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import highspy
 import pulp
 
-from assigner.solver.answer import SolverName
+from assigner.solver.options import SolverName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -144,6 +144,7 @@ class Beam:
             ]
         )
         free = (labels.used // self._place[left]) % (self._count[left] + 1) < self._count[left]
+        free &= self._used(labels) < self._instance.problem.most_workers
         labels = labels.take(free & np.isfinite(table[labels.group, 0]))
         if not len(labels.used):
             return
@@ -168,6 +169,11 @@ class Beam:
             np.tile(ids, len(c_f)), np.repeat(labels.serial, many), self._serials(many * len(c_f)),
         )  # fmt: skip
         self._scatter(grown, np.tile(first, len(c_f)), buckets)
+
+    def _used(self, labels: _Labels) -> Ints:
+        """How many workers each label uses."""
+        used: Ints = ((labels.used[:, None] // self._place) % (self._count + 1)).sum(axis=1)
+        return used
 
     def _score(self, labels: _Labels, position: int) -> Floats:
         """Optimistic step time: what is left is shared out perfectly among the workers that are free."""

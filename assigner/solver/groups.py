@@ -37,7 +37,9 @@ def _signature(problem: Problem, worker: Worker, micro_batch: int) -> Hashable:
         cost.partition(partition, name, micro_batch) if cost.obstacle(partition, name, micro_batch) is None else None
         for partition in problem.order
     )
-    return worker.capacity_bytes, prices, tuple(problem.allowed(partition, worker) for partition in problem.order)
+    turn = problem.options.order.index(name) if name in problem.options.order else None
+    allowed = tuple(problem.allowed(partition, worker) for partition in problem.order)
+    return worker.capacity_bytes, prices, allowed, turn
 
 
 def _swap(problem: Problem, first: str, second: str) -> bool:

@@ -43,7 +43,7 @@ def improve(placement: Placement, *, until: float) -> Placement:
             if time.monotonic() > until or tries <= 0:
                 return best
             columns = _columns(best, stages)
-            if columns is not None:
+            if columns is not None and len(columns) <= instance.problem.most_workers:
                 tries -= 1
                 found = Placement.of(instance, columns)
                 if found.step_s < best.step_s * (1 - 1e-9):

@@ -94,7 +94,7 @@ class Instance:
         for i in range(1, len(self.problem.order)):
             for left, lefts in enumerate(self.groups):
                 for right, rights in enumerate(self.groups):
-                    if left != right or len(lefts) > 1:
+                    if (left != right or len(lefts) > 1) and self.problem.follows(lefts[0], rights[-1]):
                         hop = self._hop(i, lefts[0], rights[-1])
                         if hop is not None:
                             found[i, left, right] = hop

@@ -8,7 +8,7 @@ Variables x[j] = 1: stage j is used; y[i, k, k'] = 1: the boundary before i lies
     minimise  sum (f + b) x + sum (c + c') y + (M-1) (mF + mB) + turn + update of the first stage + tail
     flow      sum of x starting at 0 = 1;  sum of x ending at i-1 on k = sum over k' of y[i,k,k'];
               sum of x starting at i on k' = sum over k of y[i,k,k']
-    count     sum of x on k <= count[k]
+    count     sum of x on k <= count[k];  sum of x <= the most workers asked for
     slowest   for each position i: sum over j covering i of g[j] x[j] <= mF   (exactly one of them is 1: this is what
               makes the relaxation strong);  for each boundary: sum c y[i] <= mF;  the same with h, c', mB
     loads     for each group: sum of g x on k <= count[k] mF;  the same with h, mB
@@ -126,6 +126,9 @@ class SegmentModel:
         for k in groups:
             members = {self.x[j]: 1.0 for j, column in enumerate(self.columns) if column.group == k}
             self._add(members, pulp.LpConstraintLE, float(len(self.instance.groups[k])))
+        most = self.instance.problem.most_workers
+        if most < min(self.n, sum(map(len, self.instance.groups))):
+            self._add(dict.fromkeys(self.x, 1.0), pulp.LpConstraintLE, float(most))
 
     def _seconds(self, column: Column, way: str) -> float:
         """A stage's own time, in the model's unit; 0 off the spine."""

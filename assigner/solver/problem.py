@@ -5,16 +5,18 @@ Stages are intervals of `profile.order`. Positions i = 0 .. n - 1 are partitions
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assigner.cost import CostModel, Output
 from assigner.profile import Profile
-from assigner.solver.answer import SolveOptions
+from assigner.solver.options import SolveOptions
 
 if TYPE_CHECKING:
     from assigner.profile import Worker, WorkloadReference
+    from assigner.solver.options import RematRule
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class Problem:
     """A profile with the options of one search.
 
     Args:
-        profile: The measurements.
-        options: What the user asked.
+        profile: The measurements, with labels and reserves as the hints say (hints.py).
+        options: What the user asked, in plain names.
         cost: Prices of the profile.
     """
 
@@ -74,7 +76,9 @@ class Problem:
         return tuple(dict.fromkeys(pin for pin in found if pin is not None))
 
     def allowed(self, name: str, worker: Worker) -> bool:
-        """True if no pin forbids the partition on the worker."""
+        """True if neither a pin nor a fixed order of workers forbids the partition on the worker."""
+        if self.options.order and worker.name not in self.options.order:
+            return False
         return all(self.profile.matches(pin, worker) for pin in self.pins(name))
 
     @cached_property
@@ -90,6 +94,36 @@ class Problem:
             for i in range(span[0] + 1, span[-1] + 1):
                 open_at[i] = False
         return tuple(open_at)
+
+    @cached_property
+    def apart(self) -> tuple[int, ...]:
+        """Per position: a stage that holds it must start behind this position; -1: anywhere.
+
+        Of two partitions to be kept apart, the later one cannot be in a stage that reaches back to the earlier one.
+        """
+        behind = [-1] * len(self.order)
+        for group in self.options.apart:
+            positions = sorted(self.position[name] for name in group)
+            for earlier, later in itertools.pairwise(positions):
+                behind[later] = max(behind[later], earlier)
+        return tuple(behind)
+
+    @cached_property
+    def remat_rules(self) -> tuple[RematRule | None, ...]:
+        """Per position: never or always rematerialised, or None where the solver chooses."""
+        mode = self.options.remat
+        default: RematRule | None = None if mode == "auto" else mode
+        return tuple(self.options.rematerialise.get(name, default) for name in self.order)
+
+    @property
+    def most_workers(self) -> int:
+        """No plan has more workers than this."""
+        return min(self.options.max_workers or len(self.order), len(self.order), len(self.profile.workers))
+
+    def follows(self, left: str, right: str) -> bool:
+        """True if a stage on worker `right` may come behind one on `left`."""
+        order = self.options.order
+        return not order or order.index(left) < order.index(right)
 
     @cached_property
     def hops(self) -> tuple[tuple[tuple[Output, bool], ...], ...]:

@@ -19,13 +19,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from assigner.solver.options import RematRule
+
 
 FEW = 3
 """Up to so many different activation sizes, counts per size are enumerated; more are left to branch and bound."""
 
 
 def least_remat(
-    activations: Sequence[float], forwards: Sequence[float], *, in_flight: int, room: float
+    activations: Sequence[float],
+    forwards: Sequence[float],
+    *,
+    in_flight: int,
+    room: float,
+    rules: Sequence[RematRule | None] | None = None,
 ) -> tuple[int, ...] | None:
     """The positions to rematerialise: least sum of `forwards`, then found first; None: nothing fits.
 
@@ -37,18 +44,21 @@ def least_remat(
         forwards: Seconds of each partition's forward.
         in_flight: Micro-batches kept at once.
         room: Bytes for activations.
+        rules: Per position "never" or "always" where there is no choice; left out: all are free.
     """
-    excess = in_flight * sum(activations) - room
-    if excess <= 0:
-        return ()
-    ranked = sorted(
-        (i for i, size in enumerate(activations) if size > 0), key=lambda i: (forwards[i] / activations[i], i)
-    )
+    given = rules or [None] * len(activations)
+    forced = [i for i, rule in enumerate(given) if rule == "always"]
+    base = max((activations[i] for i in forced), default=0.0)
+    excess = in_flight * (sum(activations) - sum(activations[i] for i in forced)) - room
+    if excess + base <= 0:
+        return tuple(forced)
+    free = [i for i, size in enumerate(activations) if size > 0 and given[i] is None]
+    ranked = sorted(free, key=lambda i: (forwards[i] / activations[i], i))
     best = _Best(float("inf"), None)
     sizes = sorted({activations[i] for i in ranked}, reverse=True)
     for n, top in enumerate(sizes):
         items = [i for i in ranked if activations[i] <= top]
-        need = (excess + top) / in_flight
+        need = (excess + max(top, base)) / in_flight
         if sum(activations[i] for i in items) < need:
             break  # a smaller top loses more activations than it gains room
         if len(sizes) - n <= FEW:
@@ -56,7 +66,9 @@ def least_remat(
             _count(sorted(groups, key=len), sizes_of=activations, forwards=forwards, need=need, best=best)
         else:
             _cover(items, activations, forwards, need, best)
-    return None if best.chosen is None else tuple(sorted(best.chosen))
+        if top <= base:
+            break  # below, only choice is lost
+    return None if best.chosen is None else tuple(sorted([*forced, *best.chosen]))
 
 
 @dataclass(slots=True)

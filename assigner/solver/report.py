@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from assigner.plan import Plan, Prediction
     from assigner.profile import Profile
-    from assigner.solver.answer import Progress, SolveOptions
+    from assigner.solver.answer import Progress
+    from assigner.solver.options import SolveOptions
     from assigner.solver.setting import Setting
 
 RELAXED_S = 5.0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from assigner.profile import Profile
-    from assigner.solver.answer import SolveOptions
+    from assigner.solver.options import SolveOptions
 
 PHASES = (
     (Setting.price, lambda _: 0.0),
@@ -30,8 +30,8 @@ class Search:
     """One run of `solve`.
 
     Args:
-        profile: The measurements.
-        options: Checked against the profile already.
+        profile: The measurements, resolved.
+        options: Resolved against the profile (hints.py).
         progress: Called now and then.
     """
 

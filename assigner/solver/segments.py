@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.cost import Output, PartitionCost
-    from assigner.solver.answer import Remat
     from assigner.solver.problem import Problem
 
 
@@ -97,7 +96,7 @@ def group_columns(
         forward = backward = update = workspace = 0.0
         for last, (state, read, messages) in enumerate(sizes.grown(first), start=first):
             price = prices[last]
-            if price is None:
+            if price is None or problem.apart[last] >= first:
                 break
             held.append(price)
             forward += price.forward_s
@@ -108,19 +107,13 @@ def group_columns(
             if fixed > capacity:
                 break
             if problem.may_cut[last + 1]:
-                again = _remat(problem.options.remat, held, micro_batches, capacity - fixed - messages)
+                again = least_remat(
+                    [each.activation_bytes for each in held], [each.forward_s for each in held],
+                    in_flight=micro_batches, room=capacity - fixed - messages,
+                    rules=problem.remat_rules[first : last + 1],
+                )  # fmt: skip
                 if again is not None:
                     repeated = sum(held[i].forward_s for i in again)
                     yield Column(
                         first, last, group, forward, backward + repeated, update, tuple(first + i for i in again)
                     )
-
-
-def _remat(mode: Remat, held: Sequence[PartitionCost], micro_batches: int, room: float) -> tuple[int, ...] | None:
-    """Which of the partitions to rematerialise so that activations fit into `room` bytes; None: impossible."""
-    activations = [price.activation_bytes for price in held]
-    if mode == "always":
-        return tuple(range(len(held))) if max(activations) <= room else None
-    if mode == "never":
-        return () if micro_batches * sum(activations) <= room else None
-    return least_remat(activations, [price.forward_s for price in held], in_flight=micro_batches, room=room)

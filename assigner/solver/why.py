@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from assigner import formatting as fmt
 from assigner.errors import InfeasibleError
 from assigner.profile import Link, LinkPoint, Profile
-from assigner.solver.answer import SolveOptions, divisors
+from assigner.solver.options import SolveOptions, divisors
 from assigner.solver.instance import Instance
 from assigner.solver.segments import SegmentSizes
 

@@ -25,7 +25,7 @@ def test_chosen_candidate_is_marked_in_text(solution):
     (sheet,) = candidates(solution)
     assert sheet.marked == {1}
     assert sheet.rows[1][-1] == "chosen"
-    assert sheet.rows[0][2:4] == sheet.rows[2][2:4] == ("-", "-")
+    assert sheet.rows[0][3:5] == sheet.rows[2][3:5] == ("-", "-")
 
 
 def test_report_has_stages_candidates_and_the_limit(solution):
@@ -38,13 +38,13 @@ def test_report_has_stages_candidates_and_the_limit(solution):
 @pytest.mark.parametrize(
     ("incumbent", "bound", "text"),
     [
-        (None, 0.0, "8 micro-batches · no plan yet · 1 of 4 candidates decided · 3 s of 60 s"),
+        (None, 0.0, "gpipe, 8 micro-batches · no plan yet · 1 of 4 candidates decided · 3 s of 60 s"),
         (
             0.1,
             0.08,
-            "8 micro-batches · best 100 ms · bound 80.0 ms · gap 20.0 % · 1 of 4 candidates decided · 3 s of 60 s",
+            "gpipe, 8 micro-batches · best 100 ms · bound 80.0 ms · gap 20.0 % · 1 of 4 candidates decided · 3 s of 60 s",
         ),
-        (0.1, float("inf"), "8 micro-batches · best 100 ms · 1 of 4 candidates decided · 3 s of 60 s"),
+        (0.1, float("inf"), "gpipe, 8 micro-batches · best 100 ms · 1 of 4 candidates decided · 3 s of 60 s"),
     ],
 )
 def test_progress_is_one_line(incumbent, bound, text):

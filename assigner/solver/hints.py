@@ -1,0 +1,181 @@
+"""The user's hints, made fit for a profile: patterns to names, labels and reserves into the profile, contradictions out.
+
+Behind `resolve` every name in the options is a partition or a worker of the profile.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from assigner.errors import UsageError
+from assigner.solver.options import divisors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from assigner.plan import Plan
+    from assigner.profile import Profile
+    from assigner.solver.options import RematRule, SolveOptions
+
+RANKS = "ranks"
+"""As the only entry of `order`: every worker, in the order of their ranks."""
+
+
+def resolve(profile: Profile, options: SolveOptions) -> tuple[Profile, SolveOptions]:
+    """The profile with labels and reserves, and the options with plain names.
+
+    Raises:
+        UsageError: a hint names what the profile has not, or two hints contradict each other.
+    """
+    _check_batch(profile, options)
+    pins = _pins(profile, options)
+    rules = _rules(profile, options.rematerialise)
+    for name, partition in profile.partition.items():
+        if partition.rematerialise is not None and rules.setdefault(name, partition.rematerialise) != (
+            partition.rematerialise
+        ):
+            raise UsageError(f"rematerialise: {name!r} is marked {partition.rematerialise}, and asked for {rules[name]}")
+    apart = tuple(_groups(profile, "apart", options.apart)) + _labels(profile, "apart")
+    together = tuple(_groups(profile, "together", options.together)) + _labels(profile, "colocate")
+    merged = _merge(together)
+    for name, other in ((a, b) for group in apart for a, b in itertools.combinations(group, 2)):
+        if any(name in group and other in group for group in merged):
+            raise UsageError(f"apart: {name!r} and {other!r} are to be kept together, too", hint="drop one of the two")
+    label = {name: " + ".join(group) for group in merged for name in group}
+    profile = replace(
+        profile,
+        workers=tuple(_reserved(profile, options.reserve)),
+        partitions=tuple(
+            replace(each, colocate=label.get(each.name), apart=None, rematerialise=None) for each in profile.partitions
+        ),
+    )
+    order = tuple(_workers(profile, options.order))
+    return profile, replace(options, pins=pins, rematerialise=rules, apart=apart, together=(), order=order, reserve={})
+
+
+def completing(options: SolveOptions, plan: Plan, profile: Profile) -> SolveOptions:
+    """The options with what a partial plan says of its partitions: their worker, and whether they run twice.
+
+    Raises:
+        UsageError: the plan contradicts a pin or a rematerialisation asked for, or names a worker that is not there.
+    """
+    pins, rules = dict(options.pins), dict(options.rematerialise)
+    for stage in plan.stages:
+        worker = profile.worker.get(stage.worker)
+        if worker is None:
+            raise UsageError(f"the plan to complete names {stage.worker}, which the profile has not")
+        for name in stage.partitions:
+            if name in pins and not profile.matches(pins[name], worker):
+                raise UsageError(f"pin: {name}={pins[name]}, and the plan to complete has it on {stage.worker}")
+            pins[name] = stage.worker
+            rule: RematRule = "always" if name in stage.rematerialise else "never"
+            if rules.setdefault(name, rule) != rule:
+                raise UsageError(f"rematerialise: {name!r} is {rules[name]} here, and {rule} in the plan to complete")
+    return replace(options, pins=pins, rematerialise=rules)
+
+
+def _check_batch(profile: Profile, options: SolveOptions) -> None:
+    batch = options.batch(profile)
+    if options.micro_batches is not None and batch % options.micro_batches:
+        raise UsageError(
+            f"micro-batches: {options.micro_batches} does not divide the batch size {batch}",
+            hint=f"one of {', '.join(map(str, divisors(batch)))}",
+        )
+    if options.objective == "cost":
+        free = [worker.name for worker in profile.workers if worker.cost_per_hour is None]
+        if free:
+            raise UsageError(
+                f"objective cost: the profile has no cost_per_hour for {free[0]}",
+                hint="--price WORKER=MONEY, of a worker, kind or host, gives it",
+            )
+
+
+def _names(profile: Profile, hint: str, pattern: str) -> list[str]:
+    """The partitions that a name or a pattern means."""
+    if pattern in profile.partition:
+        return [pattern]
+    found = [name for name in profile.order if fnmatchcase(name, pattern)]
+    if not found:
+        raise UsageError(
+            f"{hint}: {pattern!r} is not a partition of this profile",
+            hint=f"partitions: {', '.join(profile.order[:6])}" + (", ..." if len(profile.order) > 6 else ""),
+        )
+    return found
+
+
+def _pins(profile: Profile, options: SolveOptions) -> dict[str, str]:
+    pins: dict[str, str] = {}
+    for pattern, pin in options.pins.items():
+        if not any(profile.matches(pin, worker) for worker in profile.workers):
+            raise UsageError(
+                f"pin: {pattern}={pin}: {pin!r} names no worker, kind or host of this profile",
+                hint=f"workers: {', '.join(worker.name for worker in profile.workers[:6])}",
+            )
+        for name in _names(profile, "pin", pattern):
+            if pins.setdefault(name, pin) != pin:
+                raise UsageError(f"pin: {name!r} is pinned to {pins[name]!r} and to {pin!r}")
+    return pins
+
+
+def _rules(profile: Profile, given: Mapping[str, RematRule]) -> dict[str, RematRule]:
+    rules: dict[str, RematRule] = {}
+    for pattern, rule in given.items():
+        for name in _names(profile, "rematerialise", pattern):
+            if rules.setdefault(name, rule) != rule:
+                raise UsageError(f"rematerialise: {name!r} is asked for never and for always")
+    return rules
+
+
+def _groups(profile: Profile, hint: str, groups: Iterable[tuple[str, ...]]) -> Iterable[tuple[str, ...]]:
+    for patterns in groups:
+        names = tuple(dict.fromkeys(name for pattern in patterns for name in _names(profile, hint, pattern)))
+        if len(names) < 2:
+            raise UsageError(f"{hint}: {', '.join(patterns)} is one partition; name two or more")
+        yield names
+
+
+def _labels(profile: Profile, field: str) -> tuple[tuple[str, ...], ...]:
+    """The groups that the profile's own labels make."""
+    found: dict[str, list[str]] = {}
+    for name in profile.order:
+        label = getattr(profile.partition[name], field)
+        if label is not None:
+            found.setdefault(label, []).append(name)
+    return tuple(tuple(names) for names in found.values() if len(names) > 1)
+
+
+def _merge(groups: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Groups that share a member become one."""
+    merged: list[dict[str, None]] = []
+    for group in groups:
+        new = dict.fromkeys(group)
+        for old in [each for each in merged if not each.keys().isdisjoint(new)]:
+            merged.remove(old)
+            new = old | new
+        merged.append(new)
+    return [tuple(group) for group in merged]
+
+
+def _reserved(profile: Profile, reserve: Mapping[str, float]) -> Iterable[object]:
+    for spec in reserve:
+        if not any(profile.matches(spec, worker) for worker in profile.workers):
+            raise UsageError(f"reserve: {spec!r} names no worker, kind or host of this profile")
+    for worker in profile.workers:
+        found = [reserved for spec, reserved in reserve.items() if profile.matches(spec, worker)]
+        yield replace(worker, reserve_bytes=max(found)) if found else worker
+
+
+def _workers(profile: Profile, order: tuple[str, ...]) -> Iterable[str]:
+    if order == (RANKS,):
+        yield from (worker.name for worker in sorted(profile.workers, key=lambda worker: worker.rank))
+        return
+    for spec in order:
+        found = [w.name for w in profile.workers if spec in (w.name, w.name.partition("/")[0])]
+        if not found:
+            raise UsageError(f"order: {spec!r} is no worker of this profile", hint="worker:1,worker:0, or ranks")
+        if order.count(spec) > 1:
+            raise UsageError(f"order: {spec!r} stands twice")
+        yield found[0]
