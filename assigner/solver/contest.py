@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from assigner.plan import Plan
 from assigner.solver.backend import Backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from assigner.plan import Plan
     from assigner.solver.problem import Problem
     from assigner.solver.setting import Setting
 

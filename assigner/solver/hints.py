@@ -37,7 +37,9 @@ def resolve(profile: Profile, options: SolveOptions) -> tuple[Profile, SolveOpti
         if partition.rematerialise is not None and rules.setdefault(name, partition.rematerialise) != (
             partition.rematerialise
         ):
-            raise UsageError(f"rematerialise: {name!r} is marked {partition.rematerialise}, and asked for {rules[name]}")
+            raise UsageError(
+                f"rematerialise: {name!r} is marked {partition.rematerialise}, and asked for {rules[name]}"
+            )
     apart = tuple(_groups(profile, "apart", options.apart)) + _labels(profile, "apart")
     together = tuple(_groups(profile, "together", options.together)) + _labels(profile, "colocate")
     merged = _merge(together)

@@ -36,7 +36,7 @@ def improve(placement: Placement, *, until: float) -> Placement:
     improved = True
     while improved:
         improved = False
-        for stages in _moves(_stages(best.columns), len(instance.problem.order), _sizes(best)):
+        for stages in moves(_stages(best.columns), len(instance.problem.order), _sizes(best)):
             if stages in tried:
                 continue
             tried.add(stages)
@@ -70,7 +70,8 @@ def _columns(placement: Placement, stages: Stages) -> tuple[Column, ...] | None:
     return whole if len(whole) == len(found) else None
 
 
-def _moves(stages: Stages, n: int, sizes: tuple[int, ...]) -> Iterator[Stages]:
+def moves(stages: Stages, n: int, sizes: tuple[int, ...]) -> Iterator[Stages]:
+    """Pipelines one step away: a boundary moved, workers swapped or taken, stages merged or split."""
     count = len(stages)
     used = [sum(group == k for _, group in stages) for k in range(len(sizes))]
     free = [k for k, size in enumerate(sizes) if used[k] < size]

@@ -8,6 +8,7 @@ from assigner.cost import CostModel
 from assigner.solver.answer import Progress
 from assigner.solver.contest import Contest
 from assigner.solver.gpipe import GPipeSetting
+from assigner.solver.onefoneb import OneFOneBSetting
 from assigner.solver.problem import Problem
 from assigner.solver.setting import Setting
 
@@ -26,6 +27,12 @@ PHASES = (
 """What is done, and in which order of the settings: least first."""
 
 
+def _kinds(options: SolveOptions) -> list[type[Setting]]:
+    """The settings that the options leave to choose from."""
+    kinds: dict[str, type[Setting]] = {"gpipe": GPipeSetting, "1f1b": OneFOneBSetting}
+    return list(kinds.values()) if options.schedule == "auto" else [kinds[options.schedule]]
+
+
 class Search:
     """One run of `solve`.
 
@@ -42,7 +49,7 @@ class Search:
         self._progress = progress
         self.contest = Contest(self.problem, lambda: self._tell(self._at))
         self.settings: list[Setting] = [
-            GPipeSetting(self.contest, count) for count in options.counts(self.problem.cost)
+            kind(self.contest, count) for kind in _kinds(options) for count in options.counts(self.problem.cost)
         ]
         self.contest.settings = self.settings
         self._at = self.settings[0]

@@ -1,0 +1,193 @@
+"""1F1B with one stage a worker: the ladder bounds it, the simulator decides among what the ladder finds.
+
+A stage's memory depends on how many stages lie behind it, and its warm-up may be deeper than that where memory
+allows: deeper hides a slow wire (Yan et al., HAPT, arXiv 2509.24859). The closed formula of GPipe has no counterpart
+here; the ladder's price is a lower bound, so plans are simulated in its order until the bound reaches the best.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+from assigner.errors import FormatError
+from assigner.plan import Plan, Stage
+from assigner.schedule import build_program
+from assigner.simulate import run_program
+from assigner.solver.improve import moves
+from assigner.solver.instance import Instance
+from assigner.solver.ladder import Ladder
+from assigner.solver.rungs import Rungs
+from assigner.solver.setting import Setting
+from assigner.solver.tally import StepTally
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from assigner.solver.contest import Contest
+    from assigner.solver.rungs import Rung
+
+FIRST_WIDTH, PROOF_WIDTH, ALL_WIDTH = 300, 6_000, 20_000
+"""Labels kept at a position: for good plans, for a bound, and to find every plan below the target."""
+
+MOST_SIMULATED = 2_000
+"""So many pipelines are simulated for a proof."""
+
+DEPTHS = 64
+"""Up to so many choices of warm-up depths, all are simulated; of more, four."""
+
+SIMULATED = 200_000
+"""Local search ends after so many simulated actions: counted, not timed, so that the answer is the same every time."""
+
+
+class OneFOneBSetting(Setting):
+    """1F1B, one stage a worker, with M micro-batches."""
+
+    schedule = "1f1b"
+
+    def __init__(self, contest: Contest, micro_batches: int) -> None:
+        super().__init__(contest, micro_batches)
+        self.instance = Instance(self.problem, micro_batches)
+        self._rungs = Rungs(self.instance, deep=True)
+        self._ladder: Ladder | None = None
+        self._seen: set[tuple[tuple[int, int, tuple[int, ...]], ...]] = set()
+        self._actions = SIMULATED
+
+    def price(self) -> None:
+        """The perfect split of all work: no plan of any schedule is faster."""
+        self._ladder = Ladder(self.instance, self._rungs, StepTally(self.micro_batches))
+        self.raise_bound(self._ladder.least())
+        self.decided = math.isinf(self.bound)
+
+    def prepare(self) -> None:
+        """Simulate the ladder's best, and what local search makes of the best of them."""
+        assert self._ladder is not None
+        if self.bound >= self.contest.target:
+            self.decided = True
+            return
+        climb = self._ladder.climb(cutoff=self.contest.target, width=FIRST_WIDTH, most=12)
+        if climb.complete and not climb.pipelines:
+            self.raise_bound(self.contest.target, "dynamic program")
+            return
+        best: tuple[float, Sequence[Rung]] = (math.inf, ())
+        for _, rungs in climb.pipelines:
+            best = min(best, (self._simulate(rungs), rungs), key=lambda each: each[0])
+        if best[1]:
+            self._improve(*best)
+
+    def relax(self) -> None:
+        """The ladder's least price is a bound, if it had room for all labels."""
+        assert self._ladder is not None
+        climb = self._ladder.climb(cutoff=self.contest.target, width=PROOF_WIDTH, most=24)
+        for _, rungs in climb.pipelines:
+            self._simulate(rungs)
+        least = climb.pipelines[0][0] if climb.pipelines else math.inf
+        self.raise_bound(min(least, climb.lost, self.contest.target), "dynamic program")
+
+    def prove(self) -> None:
+        """Simulate every pipeline whose price is below the target, the lowest first, while there is room and time."""
+        assert self._ladder is not None
+        climb = self._ladder.climb(cutoff=self.contest.target, width=ALL_WIDTH, dominance=False, most=MOST_SIMULATED)
+        open_ = climb.lost
+        for price, rungs in climb.pipelines:
+            if self.contest.left_s <= 0:
+                open_ = min(open_, price)
+                break
+            self.raise_bound(min(price, open_, self.contest.target), "enumeration")
+            if self.decided:
+                return
+            self._simulate(rungs)
+            if not self._all_depths(rungs):
+                open_ = min(open_, price)
+        self.raise_bound(min(open_, self.contest.target), "enumeration")
+
+    def _simulate(self, rungs: Sequence[Rung]) -> float:
+        """Offer a pipeline at the warm-up depths that it has room for; the best step time, inf: it cannot run."""
+        key = tuple((rung.column.first, rung.column.group, rung.column.rematerialise) for rung in rungs)
+        if key in self._seen:
+            return math.inf
+        self._seen.add(key)
+        best = math.inf
+        for depths in self._depths(rungs):
+            plan = self._plan(rungs, depths)
+            try:
+                program = build_program(plan, self.problem.profile.edges, self.problem.profile.ties)
+                value = run_program(program, self.problem.cost).step_s
+            except FormatError:  # two workers that must talk have no link
+                return math.inf
+            self._actions -= 2 * self.micro_batches * len(rungs)
+            best = min(best, value)
+            self.offer(value, lambda plan=plan: plan)  # type: ignore[misc]
+        return best
+
+    def _all_depths(self, rungs: Sequence[Rung]) -> bool:
+        """True if every choice of warm-up depths is simulated."""
+        return math.prod(rung.deepest - rung.least + 1 for rung in rungs) <= DEPTHS
+
+    def _depths(self, rungs: Sequence[Rung]) -> Iterator[tuple[int, ...]]:
+        """Warm-up depths to try: all, or the least, one deeper, twice as deep, and as deep as fits.
+
+        A stage that warms up deeper than the one in front of it would wait for ever.
+        """
+        ranges = [range(rung.least, rung.deepest + 1) for rung in rungs]
+        if self._all_depths(rungs):
+            found = dict.fromkeys(itertools.product(*ranges))
+        else:
+            ways = (lambda d: d, lambda d: d + 1, lambda d: 2 * d, lambda _: self.micro_batches)
+            found = {
+                tuple(itertools.accumulate((min(way(r.start), r.stop - 1) for r in ranges), min)): None for way in ways
+            }
+        for depths in found:
+            falling = all(front >= behind for front, behind in itertools.pairwise(depths))
+            if falling and all(depth in allowed for depth, allowed in zip(depths, ranges, strict=True)):
+                yield depths
+
+    def _plan(self, rungs: Sequence[Rung], depths: Sequence[int]) -> Plan:
+        problem = self.problem
+        free = [list(reversed(group)) for group in self.instance.groups]
+        stages = []
+        for n, (rung, depth) in enumerate(zip(rungs, depths, strict=True)):
+            column, default = rung.column, min(self.micro_batches, len(rungs) - n)
+            worker = free[column.group].pop()
+            stages.append(
+                Stage(
+                    worker, problem.order[column.first : column.last + 1],
+                    tuple(problem.order[i] for i in column.rematerialise),
+                    in_flight=None if depth == default else depth,
+                    threads=problem.profile.worker[worker].threads,
+                )
+            )  # fmt: skip
+        return Plan(
+            workload=problem.workload, schedule="1f1b", micro_batches=self.micro_batches,
+            micro_batch_size=self.size, stages=tuple(stages),
+        )  # fmt: skip
+
+    def _improve(self, value: float, rungs: Sequence[Rung]) -> None:
+        """Single moves from a pipeline as long as they make it faster."""
+        n, sizes = len(self.problem.order), tuple(len(group) for group in self.instance.groups)
+        improved = True
+        while improved:
+            improved = False
+            stages = tuple((rung.column.first, rung.column.group) for rung in rungs)
+            for moved in moves(stages, n, sizes):
+                if self._actions <= 0 or self.contest.left_s <= 0:
+                    return
+                tried = self._ladder_rungs(moved)
+                if tried is not None:
+                    found = self._simulate(tried)
+                    if found < value * (1 - 1e-9):
+                        value, rungs, improved = found, tried, True
+                        break
+
+    def _ladder_rungs(self, stages: Sequence[tuple[int, int]]) -> tuple[Rung, ...] | None:
+        """The rungs, recomputing least, of stages given as (start, group); None: one of them does not fit."""
+        if len(stages) > self.problem.most_workers:
+            return None
+        ends = [start for start, _ in stages[1:]] + [len(self.problem.order)]
+        found = [
+            self._rungs.find(start, end - 1, group, len(stages) - n)
+            for n, ((start, group), end) in enumerate(zip(stages, ends, strict=True))
+        ]
+        whole = tuple(rung for rung in found if rung is not None)
+        return whole if len(whole) == len(found) else None

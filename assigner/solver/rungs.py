@@ -1,0 +1,158 @@
+"""Stages by how many lie behind them: what a stage keeps in memory, and so recomputes, depends on that under 1F1B.
+
+A rung is a segment on a worker of one group, `depth` stages from the pipeline's end (the last stage has depth 1). It
+keeps at least min(M, depth) micro-batches in flight, and may keep more: `deepest` is the most for which it need not
+recompute more. Recomputing more, for a still deeper warm-up, is a rung of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from assigner.cost import PartitionCost
+from assigner.solver.remat import least_remat
+from assigner.solver.segments import Column, SegmentSizes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from assigner.solver.instance import Instance
+
+LEVELS = 3
+"""So many warm-up depths with different recomputing are told apart; of the last, any depth is taken to be possible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A stage at one depth.
+
+    Args:
+        column: Segment, group, times and what is rematerialised.
+        least: Micro-batches in flight, at least.
+        deepest: The most micro-batches in flight that fit.
+        promised: The most that a bound must reckon with; `deepest`, or M where deeper levels were left out.
+    """
+
+    column: Column
+    least: int
+    deepest: int
+    promised: int
+
+
+class Rungs:
+    """The rungs of one instance.
+
+    Args:
+        instance: Prices.
+        deep: True: memory depends on depth, as under 1F1B; False: all M micro-batches are in flight, as under GPipe.
+    """
+
+    def __init__(self, instance: Instance, *, deep: bool) -> None:
+        self._instance, self._deep = instance, deep
+        self._sizes = SegmentSizes(instance.problem, instance.size)
+        self.at = cache(lambda depth: tuple(self._at(depth)))
+        self._by_place = cache(self._first_of)
+
+    def depth(self, stage: int) -> int:
+        """The depth whose rungs are those of a stage with `stage` - 1 stages behind it."""
+        return min(stage, self._instance.micro_batches) if self._deep else self._instance.micro_batches
+
+    def find(self, first: int, last: int, group: int, stage: int) -> Rung | None:
+        """The rung of a segment that recomputes least; None: it does not fit.
+
+        Args:
+            first: Position of its first partition.
+            last: Position of its last.
+            group: Of its worker.
+            stage: One more than the stages behind it.
+        """
+        return self._by_place(self.depth(stage)).get((first, last, group))
+
+    def _first_of(self, depth: int) -> dict[tuple[int, int, int], Rung]:
+        found: dict[tuple[int, int, int], Rung] = {}
+        for rung in self.at(depth):
+            found.setdefault((rung.column.first, rung.column.last, rung.column.group), rung)
+        return found
+
+    def _at(self, depth: int) -> Iterator[Rung]:
+        instance, problem = self._instance, self._instance.problem
+        for group, members in enumerate(instance.groups):
+            prices = instance.prices[group]
+            capacity = problem.profile.worker[members[0]].capacity_bytes
+            for first in range(len(prices)):
+                if problem.may_cut[first]:
+                    yield from self._from(first, group, depth, capacity)
+
+    def _from(self, first: int, group: int, depth: int, capacity: float) -> Iterator[Rung]:
+        """All segments that start at `first`."""
+        problem, prices = self._instance.problem, self._instance.prices[group]
+        held: list[PartitionCost] = []
+        workspace = 0.0
+        for last, (state, read, messages) in enumerate(self._sizes.grown(first), start=first):
+            price = prices[last]
+            if price is None or problem.apart[last] >= first:
+                return
+            held.append(price)
+            workspace = max(workspace, price.workspace_bytes)
+            if state + workspace + depth * read > capacity:
+                return
+            if problem.may_cut[last + 1]:
+                stage = _Stage(
+                    tuple(held), problem.remat_rules[first : last + 1], capacity - state - workspace - messages, read
+                )
+                yield from self._levels(stage, first, group, depth)
+
+    def _levels(self, stage: _Stage, first: int, group: int, depth: int) -> Iterator[Rung]:
+        """The same segment with ever deeper warm-ups, as long as that costs recomputing."""
+        most, at = self._instance.micro_batches, depth
+        for level in range(LEVELS):
+            again = stage.again(at)
+            if again is None:
+                return
+            deepest = stage.deepest(again, at, most)
+            column = stage.column(first, group, again)
+            last = level == LEVELS - 1
+            yield Rung(column, at, deepest, most if last else deepest)
+            at = deepest + 1
+            if at > most:
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A segment on one worker, before it is decided what it recomputes.
+
+    Args:
+        held: Prices of its partitions.
+        rules: Which of them must never, or always, run twice.
+        room: Bytes for activations and values read.
+        read: Bytes of the values read by one micro-batch.
+    """
+
+    held: tuple[PartitionCost, ...]
+    rules: tuple[str | None, ...]
+    room: float
+    read: float
+
+    def again(self, depth: int) -> tuple[int, ...] | None:
+        """What to run twice with `depth` micro-batches in flight; None: that many do not fit."""
+        return least_remat(
+            [price.activation_bytes for price in self.held], [price.forward_s for price in self.held],
+            in_flight=depth, room=self.room - depth * self.read, rules=self.rules,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def deepest(self, again: tuple[int, ...], depth: int, most: int) -> int:
+        """The most micro-batches, from `depth` to `most`, that fit with these partitions run twice."""
+        twice = set(again)
+        kept = self.read + sum(price.activation_bytes for i, price in enumerate(self.held) if i not in twice)
+        room = self.room - max((self.held[i].activation_bytes for i in again), default=0.0)
+        return most if kept * most <= room else max(depth, min(most, int(room / kept)))
+
+    def column(self, first: int, group: int, again: tuple[int, ...]) -> Column:
+        return Column(
+            first, first + len(self.held) - 1, group, sum(price.forward_s for price in self.held),
+            sum(price.backward_s for price in self.held) + sum(self.held[i].forward_s for i in again),
+            sum(price.update_s for price in self.held), tuple(first + i for i in again),
+        )  # fmt: skip
