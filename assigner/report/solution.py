@@ -28,14 +28,14 @@ def candidates(solution: Solution) -> Report:
     """Every micro-batch count that was looked at, the chosen one marked."""
     if not solution.candidates:
         return ()
-    time = fmt.time_unit(*(each.step_s for each in solution.candidates))
+    time = fmt.time_unit(*(each.value for each in solution.candidates))
     rows = tuple(
         (
             each.schedule,
             fmt.count(each.micro_batches),
             fmt.count(each.micro_batch_size),
-            time.show(each.step_s),
-            time.show(each.bound_s if 0 < each.bound_s < math.inf else None),
+            time.show(each.value),
+            time.show(each.bound if 0 < each.bound < math.inf else None),
             each.status,
         )
         for each in solution.candidates

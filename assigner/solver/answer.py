@@ -37,17 +37,35 @@ class Candidate:
         schedule: Its schedule.
         micro_batches: Its number of micro-batches.
         micro_batch_size: Samples in each.
-        step_s: The best step time found with it; None: no plan was found.
-        bound_s: No plan with this count is faster; inf: there is none.
+        value: The best found with it, in seconds: the step time, a batch in the steady state (throughput), one forward
+            (latency); None: no plan was found.
+        bound: No plan of this setting has less; inf: there is none.
         status: "chosen", "proven worse", "infeasible: why", "not decided".
     """
 
     schedule: str
     micro_batches: int
     micro_batch_size: int
-    step_s: float | None
-    bound_s: float
+    value: float | None
+    bound: float
     status: str
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """A plan that no other beats in both money and step time.
+
+    Args:
+        money: Per sample, in the unit of the workers' `cost_per_hour`.
+        step_s: Seconds of a step.
+        workers: Those that it uses.
+        chosen: It is the plan.
+    """
+
+    money: float
+    step_s: float
+    workers: tuple[str, ...]
+    chosen: bool
 
 
 @dataclass(frozen=True)
@@ -56,10 +74,12 @@ class Solution:
 
     Args:
         plan: The best plan, priced, with its solver report and its baselines.
-        candidates: The micro-batch counts, smallest first.
+        candidates: What was looked at.
+        frontier: With objective "cost": money against step time, the cheapest first.
         limiting: One sentence: which worker, link or memory limits the plan.
     """
 
     plan: Plan
     candidates: tuple[Candidate, ...]
     limiting: str
+    frontier: tuple[FrontierPoint, ...] = ()

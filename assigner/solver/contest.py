@@ -44,6 +44,7 @@ class Contest:
         proofs: How bounds were proven, for the report.
         backend: The ILP solver.
         settings: All settings of the search.
+        cutoff: A plan of this value or more is of no use.
     """
 
     def __init__(self, problem: Problem, watch: Callable[[], None]) -> None:
@@ -52,6 +53,7 @@ class Contest:
         self.best: Proposal | None = None
         self.proofs: set[str] = set()
         self.settings: list[Setting] = []
+        self.cutoff = math.inf
         self._start = time.monotonic()
 
     @property
@@ -82,7 +84,7 @@ class Contest:
     @property
     def target(self) -> float:
         """A plan is only worth finding below this value."""
-        return self.best_value * (1 - max(self.options.gap, PROVEN / 10))
+        return min(self.cutoff, self.best_value * (1 - max(self.options.gap, PROVEN / 10)))
 
     @property
     def unit(self) -> float:

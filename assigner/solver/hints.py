@@ -1,4 +1,4 @@
-"""The user's hints, made fit for a profile: patterns to names, labels and reserves into the profile, contradictions out.
+"""The user's hints, made fit for a profile: patterns to names, labels and reserves into it, contradictions out.
 
 Behind `resolve` every name in the options is a partition or a worker of the profile.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from assigner.plan import Plan
-    from assigner.profile import Profile
+    from assigner.profile import Profile, Worker
     from assigner.solver.options import RematRule, SolveOptions
 
 RANKS = "ranks"
@@ -54,8 +54,10 @@ def resolve(profile: Profile, options: SolveOptions) -> tuple[Profile, SolveOpti
             replace(each, colocate=label.get(each.name), apart=None, rematerialise=None) for each in profile.partitions
         ),
     )
-    order = tuple(_workers(profile, options.order))
-    return profile, replace(options, pins=pins, rematerialise=rules, apart=apart, together=(), order=order, reserve={})
+    return profile, replace(
+        options, pins=pins, rematerialise=rules, apart=apart, together=(), reserve={},
+        only=tuple(_only(profile, options.only)), order=tuple(_workers(profile, options.order)),
+    )  # fmt: skip
 
 
 def completing(options: SolveOptions, plan: Plan, profile: Profile) -> SolveOptions:
@@ -161,13 +163,20 @@ def _merge(groups: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return [tuple(group) for group in merged]
 
 
-def _reserved(profile: Profile, reserve: Mapping[str, float]) -> Iterable[object]:
+def _reserved(profile: Profile, reserve: Mapping[str, float]) -> Iterable[Worker]:
     for spec in reserve:
         if not any(profile.matches(spec, worker) for worker in profile.workers):
             raise UsageError(f"reserve: {spec!r} names no worker, kind or host of this profile")
     for worker in profile.workers:
         found = [reserved for spec, reserved in reserve.items() if profile.matches(spec, worker)]
         yield replace(worker, reserve_bytes=max(found)) if found else worker
+
+
+def _only(profile: Profile, specs: tuple[str, ...]) -> Iterable[str]:
+    for spec in specs:
+        if not any(profile.matches(spec, worker) for worker in profile.workers):
+            raise UsageError(f"only: {spec!r} names no worker, kind or host of this profile")
+    return (w.name for w in profile.workers if any(profile.matches(spec, w) for spec in specs))
 
 
 def _workers(profile: Profile, order: tuple[str, ...]) -> Iterable[str]:

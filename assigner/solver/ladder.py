@@ -54,12 +54,16 @@ class Climb:
 
 @dataclass(slots=True)
 class _Labels:
-    """Suffixes that start at one position, as arrays of one length."""
+    """Suffixes that start at one position, as arrays of one length.
+
+    `need` is the least warm-up depth that the next stage in front must have: no less than any behind it.
+    """
 
     price: Floats
     pend: Floats
     trip: Floats
     update: Floats
+    need: Floats
     used: Ints
     group: Ints
     stages: Ints
@@ -90,6 +94,7 @@ class _Options:
         self.front = Front(
             times[:, 0], times[:, 1],
             np.array([column.update_s for column in columns]), np.array([float(rung.promised) for rung in rungs]),
+            np.array([float(rung.least) for rung in rungs]),
         )  # fmt: skip
         self.ending: dict[tuple[int, int], list[int]] = {}
         for n, column in enumerate(columns):
@@ -207,7 +212,7 @@ class Ladder:
                 marks = self._tally.last(front)
                 count = len(which)
                 labels = _Labels(
-                    marks.price, marks.pend, marks.trip, front.update,
+                    marks.price, marks.pend, marks.trip, front.update, front.least,
                     np.full(count, self._place[group]), np.full(count, group), np.full(count, 1),
                     options.number[which], np.full(count, -1), self._serials(count),
                 )  # fmt: skip
@@ -229,9 +234,12 @@ class Ladder:
         front = _pick(options.front, which)
         old = Marks(labels.price[:, None], labels.pend[:, None], labels.trip[:, None])
         marks = self._tally.grow(old, hop, front)
+        need = labels.need[:, None]
+        price = np.where(front.promised >= need, marks.price, np.inf)  # else the stage behind would wait for ever
         many, count = len(which), len(labels.used)
         grown = _Labels(
-            marks.price.ravel(), marks.pend.ravel(), marks.trip.ravel(), np.tile(front.update, count),
+            price.ravel(), marks.pend.ravel(), marks.trip.ravel(), np.tile(front.update, count),
+            np.maximum(need, front.least).ravel(),
             np.repeat(labels.used + self._place[left], many), np.full(many * count, left),
             np.full(many * count, stage), np.tile(options.number[which], count), np.repeat(labels.serial, many),
             self._serials(many * count),
@@ -283,7 +291,7 @@ class Ladder:
 
 
 def _pick(front: Front, which: Sequence[int]) -> Front:
-    return Front(front.forward[which], front.backward[which], front.update[which], front.promised[which])
+    return Front(*(getattr(front, each.name)[which] for each in fields(front)))
 
 
 def _dominated(labels: _Labels, state: Ints) -> NDArray[np.bool_]:
@@ -298,6 +306,7 @@ def _dominated(labels: _Labels, state: Ints) -> NDArray[np.bool_]:
         beats = (
             (labels.price[champion] <= labels.price) & (labels.pend[champion] <= labels.pend)
             & (labels.trip[champion] <= labels.trip) & (labels.update[champion] <= labels.update)
+            & (labels.need[champion] <= labels.need)
         )  # fmt: skip
         gone |= beats & (champion < index) & ~gone[champion]
     return gone

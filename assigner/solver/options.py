@@ -39,6 +39,7 @@ class SolveOptions:
         pins: Partition to the worker, `worker:N`, kind or host that it must be on, beyond the profile's own pins.
         together: Groups of partitions; those of one share a worker.
         apart: Groups of partitions; no two of one share a worker.
+        only: The workers, kinds or hosts that may be used; empty: all.
         order: The workers that may be used, in the order in which the stages must follow; empty: any.
         rematerialise: Partitions that must never, or always, run their forward twice.
         reserve: Worker, kind or host to bytes of its memory that are left free, instead of the profile's reserve.
@@ -63,6 +64,7 @@ class SolveOptions:
     pins: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     together: tuple[tuple[str, ...], ...] = ()
     apart: tuple[tuple[str, ...], ...] = ()
+    only: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
     rematerialise: Mapping[str, RematRule] = field(default_factory=lambda: _NOTHING)
     reserve: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
@@ -121,7 +123,8 @@ class SolveOptions:
             "objective": self.objective, "schedule": self.schedule, "micro_batches": self.micro_batches or "auto",
             "remat": self.remat, "max_step_s": self.max_step_s, "max_workers": self.max_workers,
             "pins": dict(self.pins), "together": [list(names) for names in self.together],
-            "apart": [list(names) for names in self.apart], "order": list(self.order),
+            "apart": [list(names) for names in self.apart], "only": list(self.only),
+            "order": list(self.order),
             "rematerialise": dict(self.rematerialise), "reserve": dict(self.reserve), "solver": self.solver,
             "gap": self.gap, "time_limit": self.time_limit, "seed": self.seed, "batch_size": self.batch_size,
         }  # fmt: skip

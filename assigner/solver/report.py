@@ -6,22 +6,27 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from assigner import formatting as fmt
 from assigner.errors import AssignerError, InfeasibleError, LimitError
+from assigner.cost import CostModel
+from assigner.objective import objective_value
 from assigner.plan import SolverReport
 from assigner.simulate import overfull, predict
-from assigner.solver.answer import Candidate, Solution
+from assigner.solver.answer import Candidate, FrontierPoint, Solution
 from assigner.solver.baselines import price_baselines
+from assigner.solver.budget import Budget
 from assigner.solver.contest import PROVEN
 from assigner.solver.limiting import limiting
 from assigner.solver.search import Search
 from assigner.solver.why import explain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from assigner.plan import Plan, Prediction
     from assigner.profile import Profile
     from assigner.solver.answer import Progress
+    from assigner.solver.budget import Offer
     from assigner.solver.options import SolveOptions
     from assigner.solver.setting import Setting
 
@@ -31,36 +36,61 @@ RELAXED_S = 5.0
 
 def answer(profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None = None) -> Solution:
     """Search and report; arguments and errors as `solve`."""
+    if options.objective == "cost":
+        return _cheapest(profile, options, progress)
     search = Search(profile, options, progress)
     search.run()
     if search.contest.best is None:
         raise _no_plan(search)
-    plan = search.contest.best.plan
-    prediction = predict(plan, profile, search.problem.cost)
-    _check(search, prediction)
-    plan = replace(
-        plan, predicted=prediction, solver=_report(search, prediction), baselines=price_baselines(search.problem)
-    )
+    return _solution(search, search.contest.best.plan, search.contest.best_value, search.bound)
+
+
+def _cheapest(profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None) -> Solution:
+    budget = Budget(profile, options, CostModel(profile), progress)
+    frontier = budget.run()
+    best = budget.cheapest(frontier)
+    if best is None:
+        raise _no_offer(budget, frontier)
+    plan = replace(best.plan, objective="cost")
+    solution = _solution(budget.search, plan, best.money, min(budget.bound, best.money))
+    points = tuple(FrontierPoint(each.money, each.step_s, each.plan.workers, each is best) for each in frontier)
+    return replace(solution, candidates=(), frontier=points)
+
+
+def _solution(search: Search, plan: Plan, value: float, bound: float) -> Solution:
+    """The plan with its prediction, report and baselines.
+
+    Args:
+        search: Where it was found.
+        plan: The plan.
+        value: What the search says of it.
+        bound: No plan has a lower value.
+    """
+    cost = search.problem.cost
+    prediction = predict(plan, cost.profile, cost)
+    unit = plan.micro_batches if plan.objective == "throughput" else 1  # the search compares whole batches
+    _check(plan, value / unit, objective_value(plan, plan.objective, cost, step_s=prediction.step_s))
+    _check_memory(prediction)
+    baselines = price_baselines(search.problem)
+    report = _report(search, value / unit, min(bound, value) / unit)
     return Solution(
-        plan=_timed(search, plan),
+        plan=replace(plan, predicted=prediction, solver=report, baselines=baselines),
         candidates=tuple(_candidate(search, setting) for setting in search.settings),
-        limiting=limiting(plan, prediction, search.problem.cost),
+        limiting=limiting(plan, prediction, cost),
     )
 
 
-def _timed(search: Search, plan: Plan) -> Plan:
-    assert plan.solver is not None
-    return replace(plan, solver=replace(plan.solver, seconds=search.contest.elapsed_s))
-
-
-def _check(search: Search, prediction: Prediction) -> None:
+def _check(plan: Plan, told: float, found: float) -> None:
     """Raise AssignerError if the search and the simulator disagree: a bug that must not be hidden."""
-    told, found = search.contest.best_value, prediction.step_s
     if abs(told - found) > PROVEN * found:
         raise AssignerError(
-            f"the solver says {told:.9g} s for a plan that the simulator prices at {found:.9g} s",
+            f"the solver says {told:.9g} for a plan whose {plan.objective} the simulator prices at {found:.9g}",
             hint="this is a bug in the solver: please report it with the profile",
         )
+
+
+def _check_memory(prediction: Prediction) -> None:
+    """Raise AssignerError if the plan does not fit: a bug, too."""
     for worker in overfull(prediction):
         if worker.peak_bytes > worker.capacity_bytes * (1 + 1e-9):  # less is rounding
             raise AssignerError(
@@ -70,20 +100,19 @@ def _check(search: Search, prediction: Prediction) -> None:
             )
 
 
-def _report(search: Search, prediction: Prediction) -> SolverReport:
-    step = prediction.step_s
-    bound = min(search.bound, step)
-    gap = (step - bound) / step if step else 0.0
-    options = search.contest.options
+def _report(search: Search, value: float, bound: float) -> SolverReport:
+    """What is proven, in the unit of the plan's objective."""
+    contest = search.contest
+    gap = (value - bound) / value if value else 0.0
     return SolverReport(
-        name={"highs": "HiGHS", "cbc": "CBC"}[options.solver],
-        version=search.contest.backend.version(),
-        status="optimal" if gap <= options.gap + PROVEN else "feasible",
-        objective_s=step,
+        name={"highs": "HiGHS", "cbc": "CBC"}[contest.options.solver],
+        version=contest.backend.version(),
+        status="optimal" if gap <= contest.options.gap + PROVEN else "feasible",
+        objective_s=value,
         bound_s=bound,
         gap=0.0 if gap <= PROVEN else gap,
-        seconds=search.contest.elapsed_s,
-        options=options.record() | {"proven_by": sorted(search.contest.proofs)},
+        seconds=contest.elapsed_s,
+        options=contest.options.record() | {"proven_by": sorted(contest.proofs)},
     )
 
 
@@ -92,7 +121,7 @@ def _candidate(search: Search, setting: Setting) -> Candidate:
     if contest.best is not None and setting.best is contest.best:
         status = "chosen"
     elif math.isinf(setting.bound):
-        status = "infeasible: no chain of stages fits"
+        status = "infeasible: nothing fits"
     elif setting.decided or setting.bound >= contest.best_value * (1 - contest.options.gap - PROVEN):
         status = "proven worse"
     else:
@@ -101,6 +130,24 @@ def _candidate(search: Search, setting: Setting) -> Candidate:
         setting.schedule, setting.micro_batches, setting.size,
         None if setting.best is None else setting.best.value, setting.bound, status,
     )  # fmt: skip
+
+
+def _no_offer(budget: Budget, frontier: Sequence[Offer]) -> InfeasibleError | LimitError:
+    """Why no plan meets the step time asked for."""
+    search, within = budget.search, budget.problem.options.max_step_s
+    if not frontier:
+        if math.isinf(budget.fastest_bound_s):
+            search.run(first_plan=True)
+            return _no_plan(search)
+        return LimitError(
+            f"no plan was found in {search.contest.options.time_limit:g} s", hint="a longer --time-limit"
+        )
+    fastest = frontier[-1]
+    message = f"the fastest plan found takes {fmt.time_unit(fastest.step_s).text(fastest.step_s)} a step"
+    hint = f"--max-step {fastest.step_s:.4g} fits, at {fastest.money:.3g} a sample"
+    if within is not None and budget.fastest_bound_s > within:
+        return InfeasibleError(f"no plan takes {within:g} s a step or less: {message}", hint=hint)
+    return LimitError(f"no plan of {within:g} s a step or less was found: {message}", hint=hint)
 
 
 def _no_plan(search: Search) -> InfeasibleError | LimitError:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from assigner.solver.instance import Instance
 
-LEVELS = 3
+LEVELS = 8
 """So many warm-up depths with different recomputing are told apart; of the last, any depth is taken to be possible."""
 
 

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 from assigner.cost import CostModel
 from assigner.solver.answer import Progress
+from assigner.solver.climbing import LadderSetting
 from assigner.solver.contest import Contest
 from assigner.solver.gpipe import GPipeSetting
-from assigner.solver.onefoneb import OneFOneBSetting
 from assigner.solver.problem import Problem
 from assigner.solver.setting import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from assigner.plan import Schedule
     from assigner.profile import Profile
     from assigner.solver.options import SolveOptions
 
@@ -27,10 +28,17 @@ PHASES = (
 """What is done, and in which order of the settings: least first."""
 
 
-def _kinds(options: SolveOptions) -> list[type[Setting]]:
-    """The settings that the options leave to choose from."""
-    kinds: dict[str, type[Setting]] = {"gpipe": GPipeSetting, "1f1b": OneFOneBSetting}
-    return list(kinds.values()) if options.schedule == "auto" else [kinds[options.schedule]]
+def _settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
+    """Every setting that the options leave to choose from."""
+    options = contest.options
+    schedules: tuple[Schedule, ...] = ("gpipe", "1f1b") if options.schedule == "auto" else (options.schedule,)
+    found: list[Setting] = []
+    for schedule in schedules:
+        if schedule == "gpipe" and options.objective == "step":
+            found += [GPipeSetting(contest, count) for count in counts]
+        else:
+            found += [LadderSetting(contest, schedule, count) for count in counts]
+    return found
 
 
 class Search:
@@ -48,9 +56,7 @@ class Search:
         self.problem = Problem(profile, options, CostModel(profile))
         self._progress = progress
         self.contest = Contest(self.problem, lambda: self._tell(self._at))
-        self.settings: list[Setting] = [
-            kind(self.contest, count) for kind in _kinds(options) for count in options.counts(self.problem.cost)
-        ]
+        self.settings = _settings(self.contest, options.counts(self.problem.cost))
         self.contest.settings = self.settings
         self._at = self.settings[0]
 

@@ -19,7 +19,7 @@ from assigner.solver.contest import Proposal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from assigner.plan import Plan
+    from assigner.plan import Plan, Schedule
     from assigner.solver.contest import Contest
 
 
@@ -37,7 +37,7 @@ class Setting(ABC):
         decided: There is nothing left to find.
     """
 
-    schedule: str
+    schedule: Schedule
 
     def __init__(self, contest: Contest, micro_batches: int) -> None:
         self.contest, self.problem = contest, contest.problem

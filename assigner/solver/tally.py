@@ -35,12 +35,13 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """Stages about to be put in front, as arrays that broadcast: seconds, and the promised warm-up depth."""
+    """Stages about to be put in front, as arrays that broadcast: seconds, and the deepest and least warm-up."""
 
     forward: Floats
     backward: Floats
     update: Floats
     promised: Floats
+    least: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,16 @@ class Tally(Protocol):
 class StepTally:
     """A lower bound of the step time of any schedule that runs M micro-batches one forward, one backward at a time.
 
-    Stage s cannot start before the stages in front have run one forward, works for M (f + b), and behind its last
-    backward theirs follows. With d micro-batches in flight, every d-th waits for a round trip through all behind.
+    Stage s cannot start before the stages in front have run one forward, and behind its last backward theirs follows.
+    In between, with d micro-batches in flight and a trip through all stages behind and back,
 
-        step >= sum over stages and links in front of s + max(M (f + b), ceil(M / d) round trips, links)  + update
+        M (f + b)                          it works for all micro-batches
+        ceil(M / d) trip                   every d-th forward waits for a backward
+        trip + (M-1) b + (M-d) f           while the first trip lasts, at most d forwards are done
+        trip + (M-1) f + (M-d) b           when the last forward starts, at least M-d backwards have been done
+        trip + (M-1) max(c, c')            its link carries one message at a time
+
+    each is a bound of its own.
     """
 
     micro_batches: int
@@ -105,8 +112,13 @@ class StepTally:
         return Marks(price, self.micro_batches * own + more * hop.busy_left, trip)
 
     def _window(self, stage: Front, trip: Floats) -> Floats:
-        rounds: Floats = np.ceil(self.micro_batches / stage.promised) * trip
-        return rounds
+        """What the warm-up depth costs: rounds of d, and what cannot be done while the first or last trip lasts."""
+        m, f, b, d = self.micro_batches, stage.forward, stage.backward, stage.promised
+        rounds = np.ceil(m / d) * trip
+        first = trip + (m - 1) * b + (m - d) * f
+        last = trip + (m - 1) * f + (m - d) * b
+        longest: Floats = np.maximum(rounds, np.maximum(first, last))
+        return longest
 
     def whole(self, marks: Marks, update: Floats) -> Floats:
         """See `Tally`."""

@@ -1,8 +1,11 @@
-"""1F1B with one stage a worker: the ladder bounds it, the simulator decides among what the ladder finds.
+"""Settings that a ladder solves: 1F1B's step time, and throughput and latency under any schedule.
 
-A stage's memory depends on how many stages lie behind it, and its warm-up may be deeper than that where memory
-allows: deeper hides a slow wire (Yan et al., HAPT, arXiv 2509.24859). The closed formula of GPipe has no counterpart
-here; the ladder's price is a lower bound, so plans are simulated in its order until the bound reaches the best.
+Of a chain, the ladder's price of throughput and latency is the value itself, and its least price the proven optimum.
+The step time of 1F1B has no closed formula: there, and for graphs, the price is a lower bound, and plans are
+simulated in its order until the bound reaches the best.
+
+Under 1F1B a stage's memory depends on how many stages lie behind it, and its warm-up may be deeper than that where
+memory allows: deeper hides a slow wire (Yan et al., HAPT, arXiv 2509.24859).
 """
 
 from __future__ import annotations
@@ -11,27 +14,31 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
-from assigner.errors import FormatError
+from assigner.errors import AssignerError, FormatError
+from assigner.objective import latency_s, steady_s
 from assigner.plan import Plan, Stage
 from assigner.schedule import build_program
 from assigner.simulate import run_program
+from assigner.solver.contest import PROVEN
 from assigner.solver.improve import moves
 from assigner.solver.instance import Instance
 from assigner.solver.ladder import Ladder
 from assigner.solver.rungs import Rungs
 from assigner.solver.setting import Setting
-from assigner.solver.tally import StepTally
+from assigner.solver.tally import LatencyTally, SteadyTally, StepTally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from assigner.plan import Objective, Schedule
     from assigner.solver.contest import Contest
     from assigner.solver.rungs import Rung
+    from assigner.solver.tally import Tally
 
 FIRST_WIDTH, PROOF_WIDTH, ALL_WIDTH = 300, 6_000, 20_000
 """Labels kept at a position: for good plans, for a bound, and to find every plan below the target."""
 
-MOST_SIMULATED = 2_000
+MOST_SIMULATED = 400
 """So many pipelines are simulated for a proof."""
 
 DEPTHS = 64
@@ -41,22 +48,33 @@ SIMULATED = 200_000
 """Local search ends after so many simulated actions: counted, not timed, so that the answer is the same every time."""
 
 
-class OneFOneBSetting(Setting):
-    """1F1B, one stage a worker, with M micro-batches."""
+class LadderSetting(Setting):
+    """One stage a worker, with M micro-batches.
 
-    schedule = "1f1b"
+    Args:
+        contest: What it shares with the other settings.
+        schedule: "gpipe" or "1f1b".
+        micro_batches: M.
+    """
 
-    def __init__(self, contest: Contest, micro_batches: int) -> None:
+    def __init__(self, contest: Contest, schedule: Schedule, micro_batches: int) -> None:
         super().__init__(contest, micro_batches)
+        self.schedule = schedule
         self.instance = Instance(self.problem, micro_batches)
-        self._rungs = Rungs(self.instance, deep=True)
+        self._objective: Objective = self.problem.options.objective
+        self._rungs = Rungs(self.instance, deep=schedule == "1f1b")
         self._ladder: Ladder | None = None
         self._seen: set[tuple[tuple[int, int, tuple[int, ...]], ...]] = set()
         self._actions = SIMULATED
 
+    def _tally(self) -> Tally:
+        if self._objective == "throughput":
+            return SteadyTally(self.micro_batches)
+        return LatencyTally() if self._objective == "latency" else StepTally(self.micro_batches)
+
     def price(self) -> None:
         """The perfect split of all work: no plan of any schedule is faster."""
-        self._ladder = Ladder(self.instance, self._rungs, StepTally(self.micro_batches))
+        self._ladder = Ladder(self.instance, self._rungs, self._tally())
         self.raise_bound(self._ladder.least())
         self.decided = math.isinf(self.bound)
 
@@ -71,8 +89,8 @@ class OneFOneBSetting(Setting):
             self.raise_bound(self.contest.target, "dynamic program")
             return
         best: tuple[float, Sequence[Rung]] = (math.inf, ())
-        for _, rungs in climb.pipelines:
-            best = min(best, (self._simulate(rungs), rungs), key=lambda each: each[0])
+        for price, rungs in climb.pipelines:
+            best = min(best, (self._simulate(rungs, price), rungs), key=lambda each: each[0])
         if best[1]:
             self._improve(*best)
 
@@ -80,8 +98,8 @@ class OneFOneBSetting(Setting):
         """The ladder's least price is a bound, if it had room for all labels."""
         assert self._ladder is not None
         climb = self._ladder.climb(cutoff=self.contest.target, width=PROOF_WIDTH, most=24)
-        for _, rungs in climb.pipelines:
-            self._simulate(rungs)
+        for price, rungs in climb.pipelines:
+            self._simulate(rungs, price)
         least = climb.pipelines[0][0] if climb.pipelines else math.inf
         self.raise_bound(min(least, climb.lost, self.contest.target), "dynamic program")
 
@@ -97,29 +115,52 @@ class OneFOneBSetting(Setting):
             self.raise_bound(min(price, open_, self.contest.target), "enumeration")
             if self.decided:
                 return
-            self._simulate(rungs)
-            if not self._all_depths(rungs):
+            self._simulate(rungs, price)
+            if self._objective == "step" and not self._all_depths(rungs):
                 open_ = min(open_, price)
         self.raise_bound(min(open_, self.contest.target), "enumeration")
 
-    def _simulate(self, rungs: Sequence[Rung]) -> float:
-        """Offer a pipeline at the warm-up depths that it has room for; the best step time, inf: it cannot run."""
+    def _simulate(self, rungs: Sequence[Rung], price: float | None = None) -> float:
+        """Offer a pipeline at the warm-up depths that it has room for; its best value, inf: it cannot run.
+
+        Args:
+            rungs: The pipeline.
+            price: The ladder's, to compare with; None: it was not asked.
+        """
         key = tuple((rung.column.first, rung.column.group, rung.column.rematerialise) for rung in rungs)
         if key in self._seen:
             return math.inf
         self._seen.add(key)
-        best = math.inf
+        best: tuple[float, float, Plan | None] = (math.inf, math.inf, None)
         for depths in self._depths(rungs):
             plan = self._plan(rungs, depths)
             try:
                 program = build_program(plan, self.problem.profile.edges, self.problem.profile.ties)
-                value = run_program(program, self.problem.cost).step_s
+                step = run_program(program, self.problem.cost).step_s
             except FormatError:  # two workers that must talk have no link
                 return math.inf
             self._actions -= 2 * self.micro_batches * len(rungs)
-            best = min(best, value)
-            self.offer(value, lambda plan=plan: plan)  # type: ignore[misc]
-        return best
+            best = min(best, (self._value(plan, step), step, plan), key=lambda each: each[:2])
+        value, _, plan = best
+        if price is not None:
+            self._check(price, value)
+        if plan is not None:
+            self.offer(value, lambda: plan)
+        return value
+
+    def _value(self, plan: Plan, step_s: float) -> float:
+        if self._objective == "throughput":
+            return self.micro_batches * steady_s(plan, self.problem.cost)
+        return latency_s(plan, self.problem.cost) if self._objective == "latency" else step_s
+
+    def _check(self, price: float, value: float) -> None:
+        """Raise AssignerError if the ladder's price is no bound, or not the value where it should be."""
+        exact = self.problem.exact and self._objective in ("throughput", "latency")
+        if value < price * (1 - PROVEN) or (exact and value > price * (1 + PROVEN)):
+            raise AssignerError(
+                f"the dynamic program says {price:.9g} s for a plan that takes {value:.9g} s",
+                hint="this is a bug in the solver: please report it with the profile",
+            )
 
     def _all_depths(self, rungs: Sequence[Rung]) -> bool:
         """True if every choice of warm-up depths is simulated."""
@@ -148,7 +189,7 @@ class OneFOneBSetting(Setting):
         free = [list(reversed(group)) for group in self.instance.groups]
         stages = []
         for n, (rung, depth) in enumerate(zip(rungs, depths, strict=True)):
-            column, default = rung.column, min(self.micro_batches, len(rungs) - n)
+            column, default = rung.column, self._rungs.depth(len(rungs) - n)
             worker = free[column.group].pop()
             stages.append(
                 Stage(
@@ -159,7 +200,7 @@ class OneFOneBSetting(Setting):
                 )
             )  # fmt: skip
         return Plan(
-            workload=problem.workload, schedule="1f1b", micro_batches=self.micro_batches,
+            workload=problem.workload, objective=self._objective, schedule=self.schedule, micro_batches=self.micro_batches,
             micro_batch_size=self.size, stages=tuple(stages),
         )  # fmt: skip
 
