@@ -133,19 +133,20 @@ class LadderSetting(Setting):
         self._seen.add(key)
         best: tuple[float, float, Plan | None] = (math.inf, math.inf, None)
         for depths in self._depths(rungs):
-            plan = self._plan(rungs, depths)
+            tried = self._plan(rungs, depths)
             try:
-                program = build_program(plan, self.problem.profile.edges, self.problem.profile.ties)
+                program = build_program(tried, self.problem.profile.edges, self.problem.profile.ties)
                 step = run_program(program, self.problem.cost).step_s
-            except FormatError:  # two workers that must talk have no link
-                return math.inf
+            except FormatError:  # two workers that must talk have no link, or a stage would wait for ever
+                continue
             self._actions -= 2 * self.micro_batches * len(rungs)
-            best = min(best, (self._value(plan, step), step, plan), key=lambda each: each[:2])
+            best = min(best, (self._value(tried, step), step, tried), key=lambda each: each[:2])
         value, _, plan = best
+        if plan is None:
+            return math.inf
         if price is not None:
             self._check(price, value)
-        if plan is not None:
-            self.offer(value, lambda: plan)
+        self.offer(value, lambda: plan)
         return value
 
     def _value(self, plan: Plan, step_s: float) -> float:
@@ -169,7 +170,7 @@ class LadderSetting(Setting):
     def _depths(self, rungs: Sequence[Rung]) -> Iterator[tuple[int, ...]]:
         """Warm-up depths to try: all, or the least, one deeper, twice as deep, and as deep as fits.
 
-        A stage that warms up deeper than the one in front of it would wait for ever.
+        In a chain, a stage that warms up deeper than the one in front of it would wait for ever.
         """
         ranges = [range(rung.least, rung.deepest + 1) for rung in rungs]
         if self._all_depths(rungs):
@@ -181,7 +182,7 @@ class LadderSetting(Setting):
             }
         for depths in found:
             falling = all(front >= behind for front, behind in itertools.pairwise(depths))
-            if falling and all(depth in allowed for depth, allowed in zip(depths, ranges, strict=True)):
+            if (falling or not self.problem.exact) and all(depth in allowed for depth, allowed in zip(depths, ranges, strict=True)):
                 yield depths
 
     def _plan(self, rungs: Sequence[Rung], depths: Sequence[int]) -> Plan:

@@ -84,17 +84,24 @@ def _join(blocks: Sequence[_Labels]) -> _Labels:
 
 
 class _Options:
-    """The rungs of one depth as arrays, by (position behind them, group)."""
+    """The rungs of one depth as arrays, by (position behind them, group).
+
+    Of a graph, only what lies on the spine adds up, and a warm-up depth binds only a stage on both ways of it.
+    """
 
     def __init__(self, instance: Instance, rungs: Sequence[Rung], base: int) -> None:
         columns = [rung.column for rung in rungs]
         times = np.array([instance.spine_s(column) for column in columns]).reshape(-1, 2)
+        exact = instance.problem.exact
+        both = exact | (times > 0).all(axis=1)
+        promised = np.array([float(rung.promised) for rung in rungs])
         self.number = np.arange(base, base + len(rungs))
         self.first = np.array([column.first for column in columns], dtype=np.int64)
         self.front = Front(
             times[:, 0], times[:, 1],
-            np.array([column.update_s for column in columns]), np.array([float(rung.promised) for rung in rungs]),
-            np.array([float(rung.least) for rung in rungs]),
+            np.array([column.update_s for column in columns]) * (exact | (times[:, 1] > 0)),
+            np.where(both, promised, instance.micro_batches),
+            np.array([float(rung.least) for rung in rungs]) * exact,
         )  # fmt: skip
         self.ending: dict[tuple[int, int], list[int]] = {}
         for n, column in enumerate(columns):
