@@ -89,10 +89,12 @@ class _Options:
     Of a graph, only what lies on the spine adds up, and a warm-up depth binds only a stage on both ways of it.
     """
 
-    def __init__(self, instance: Instance, rungs: Sequence[Rung], base: int) -> None:
+    def __init__(self, instance: Instance, rungs: Sequence[Rung], base: int, *, adds_up: bool) -> None:
         columns = [rung.column for rung in rungs]
-        times = np.array([instance.spine_s(column) for column in columns]).reshape(-1, 2)
-        exact = instance.problem.exact
+        exact = instance.problem.exact or not adds_up
+        times = np.array(
+            [(c.forward_s, c.backward_s) if exact else instance.spine_s(c) for c in columns]
+        ).reshape(-1, 2)  # fmt: skip
         both = exact | (times > 0).all(axis=1)
         promised = np.array([float(rung.promised) for rung in rungs])
         self.number = np.arange(base, base + len(rungs))
@@ -146,7 +148,7 @@ class Ladder:
         """Seconds in which the left and the right worker cannot compute; of a graph, whose stages may run side by
         side, a bound leaves them out.
         """
-        if not self._instance.problem.exact:
+        if self._tally.adds_up and not self._instance.problem.exact:
             return 0.0, 0.0
         return hop.forward_busy[0] + hop.backward_busy[0], hop.forward_busy[1] + hop.backward_busy[1]
 
@@ -154,7 +156,7 @@ class Ladder:
         depth = self._rungs.depth(stage)
         if depth not in self._options:
             rungs = self._rungs.at(depth)
-            self._options[depth] = _Options(self._instance, rungs, len(self._all))
+            self._options[depth] = _Options(self._instance, rungs, len(self._all), adds_up=self._tally.adds_up)
             self._all += rungs
         return self._options[depth]
 
@@ -327,17 +329,20 @@ class _Rest:
 
     def __init__(self, instance: Instance) -> None:
         n, groups = len(instance.problem.order), len(instance.groups)
-        both, forward = np.full((groups, n), np.inf), np.full((groups, n), np.inf)
+        both = np.full((groups, n), np.inf)
+        ways = np.full((2, groups, n), np.inf)  # forward and backward, only what is on the spine
+        spine = instance.problem.spine
         for k, i in itertools.product(range(groups), range(n)):
             price = instance.prices[k][i]
             if price is not None:
                 again = price.forward_s if instance.problem.remat_rules[i] == "always" else 0.0
                 both[k, i] = price.forward_s + price.backward_s + again
-                forward[k, i] = price.forward_s
+                ways[0, k, i] = price.forward_s * spine.forward[i]
+                ways[1, k, i] = (price.backward_s + again) * spine.backward[i]
         totals = np.where(np.isfinite(both), both, 0.0).sum(axis=1)
         self.weight: Floats = np.where(totals > 0, 1 / np.where(totals > 0, totals, 1.0), 0.0)
         finite = np.where(np.isfinite(both), both, 0.0)
         least = np.where(np.isfinite(both), finite * self.weight[:, None], np.inf).min(axis=0)
         self.work: Floats = np.concatenate([[0.0], np.cumsum(least)])
-        self.both: Floats = np.concatenate([[0.0], np.cumsum(both.min(axis=0))])
-        self.forward: Floats = np.concatenate([[0.0], np.cumsum(forward.min(axis=0))])
+        self.both: Floats = np.concatenate([[0.0], np.cumsum(ways[0].min(axis=0) + ways[1].min(axis=0))])
+        self.forward: Floats = np.concatenate([[0.0], np.cumsum(ways[0].min(axis=0))])

@@ -8,7 +8,7 @@ LatencyTally   one forward of one micro-batch
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
@@ -55,7 +55,13 @@ class Boundary:
 
 
 class Tally(Protocol):
-    """How the price of a pipeline adds up."""
+    """How the price of a pipeline adds up.
+
+    Attributes:
+        adds_up: Times of several stages are added: of a graph, only of stages that wait for each other.
+    """
+
+    adds_up: ClassVar[bool]
 
     def last(self, stage: Front) -> Marks:
         """The marks of pipelines of one stage."""
@@ -93,6 +99,7 @@ class StepTally:
     each is a bound of its own.
     """
 
+    adds_up: ClassVar[bool] = True
     micro_batches: int
 
     def last(self, stage: Front) -> Marks:
@@ -133,6 +140,7 @@ class StepTally:
 class SteadyTally:
     """M times the slowest worker or link of the steady state: exact for chains."""
 
+    adds_up: ClassVar[bool] = False
     micro_batches: int
 
     def last(self, stage: Front) -> Marks:
@@ -159,6 +167,8 @@ class SteadyTally:
 @dataclass(frozen=True)
 class LatencyTally:
     """One forward of one micro-batch: exact for chains."""
+
+    adds_up: ClassVar[bool] = True
 
     def last(self, stage: Front) -> Marks:
         """See `Tally`."""
