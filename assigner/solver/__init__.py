@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assigner.errors import InfeasibleError, UsageError
-from assigner.solver.answer import Candidate, Progress, Solution
+from assigner.solver.answer import Candidate, FrontierPoint, Progress, Solution
+from assigner.solver.hints import completing
 from assigner.solver.options import SolveOptions
 
 if TYPE_CHECKING:
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
     from assigner.plan import Plan
     from assigner.profile import Profile
 
-__all__ = ["Candidate", "Progress", "Solution", "SolveOptions", "solve", "solve_baseline"]
+__all__ = [
+    "Candidate",
+    "FrontierPoint",
+    "Progress",
+    "Solution",
+    "SolveOptions",
+    "completing",
+    "solve",
+    "solve_baseline",
+]
 
 
 def solve(
@@ -29,10 +39,10 @@ def solve(
     *,
     progress: Callable[[Progress], None] | None = None,
 ) -> Solution:
-    """The plan with the least step time under GPipe, proven to within `options.gap`.
+    """The best plan for the objective, proven to within `options.gap`.
 
-    Stages are intervals of `profile.order`; each worker holds at most one, any worker may be left out, in any order.
-    Rematerialisation and the number of micro-batches are chosen together with the placement.
+    Any worker may be left out, in any order. Rematerialisation, the number of micro-batches, the schedule and its
+    warm-up depths are chosen together with the placement.
 
     Args:
         profile: The measurements.
@@ -62,8 +72,7 @@ def solve_baseline(profile: Profile, name: str, options: SolveOptions | None = N
 
     Args:
         profile: The measurements.
-        name: "single" (best single worker), "equal" (equal split), "proportional" (split in proportion to speed) or
-            "balance" (balance by time, torchgpipe's method).
+        name: A key of `assigner.solver.baselines.TITLES`: "single", "equal", "proportional", "balance", ...
         options: Micro-batches, remat, pins and batch size are heeded.
 
     Raises:

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 from assigner.errors import AssignerError, FormatError
 from assigner.objective import latency_s, steady_s
 from assigner.plan import Plan, Stage
-from assigner.schedule import build_program
-from assigner.simulate import run_program
 from assigner.solver.contest import PROVEN
 from assigner.solver.improve import moves
 from assigner.solver.instance import Instance
@@ -26,6 +24,7 @@ from assigner.solver.ladder import Ladder
 from assigner.solver.rungs import Rungs
 from assigner.solver.setting import Setting
 from assigner.solver.tally import LatencyTally, SteadyTally, StepTally
+from assigner.timing import step_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,7 +40,7 @@ FIRST_WIDTH, PROOF_WIDTH, ALL_WIDTH = 300, 6_000, 20_000
 MOST_SIMULATED = 400
 """So many pipelines are simulated for a proof."""
 
-DEPTHS = 64
+DEPTHS = 200
 """Up to so many choices of warm-up depths, all are simulated; of more, four."""
 
 SIMULATED = 200_000
@@ -135,8 +134,7 @@ class LadderSetting(Setting):
         for depths in self._depths(rungs):
             tried = self._plan(rungs, depths)
             try:
-                program = build_program(tried, self.problem.profile.edges, self.problem.profile.ties)
-                step = run_program(program, self.problem.cost).step_s
+                step = step_s(tried, self.problem.cost)
             except FormatError:  # two workers that must talk have no link, or a stage would wait for ever
                 continue
             self._actions -= 2 * self.micro_batches * len(rungs)
@@ -165,7 +163,17 @@ class LadderSetting(Setting):
 
     def _all_depths(self, rungs: Sequence[Rung]) -> bool:
         """True if every choice of warm-up depths is simulated."""
-        return math.prod(rung.deepest - rung.least + 1 for rung in rungs) <= DEPTHS
+        return self._choices(rungs) <= DEPTHS
+
+    def _choices(self, rungs: Sequence[Rung]) -> int:
+        """How many choices of depths there are; of a chain, only those that do not grow from stage to stage."""
+        if not self.problem.exact:
+            return math.prod(rung.deepest - rung.least + 1 for rung in rungs)
+        ways = [1] * (self.micro_batches + 1)  # by the greatest depth that the next stage may have
+        for rung in reversed(rungs):
+            counted = [ways[depth] if rung.least <= depth <= rung.deepest else 0 for depth in range(len(ways))]
+            ways = list(itertools.accumulate(counted))
+        return ways[-1]
 
     def _depths(self, rungs: Sequence[Rung]) -> Iterator[tuple[int, ...]]:
         """Warm-up depths to try: all, or the least, one deeper, twice as deep, and as deep as fits.
@@ -174,15 +182,14 @@ class LadderSetting(Setting):
         """
         ranges = [range(rung.least, rung.deepest + 1) for rung in rungs]
         if self._all_depths(rungs):
-            found = dict.fromkeys(itertools.product(*ranges))
-        else:
-            ways = (lambda d: d, lambda d: d + 1, lambda d: 2 * d, lambda _: self.micro_batches)
-            found = {
-                tuple(itertools.accumulate((min(way(r.start), r.stop - 1) for r in ranges), min)): None for way in ways
-            }
+            yield from _falling(ranges, self.micro_batches) if self.problem.exact else itertools.product(*ranges)
+            return
+        ways = (lambda d: d, lambda d: d + 1, lambda d: 2 * d, lambda _: self.micro_batches)
+        found = {
+            tuple(itertools.accumulate((min(way(r.start), r.stop - 1) for r in ranges), min)): None for way in ways
+        }
         for depths in found:
-            falling = all(front >= behind for front, behind in itertools.pairwise(depths))
-            if (falling or not self.problem.exact) and all(depth in allowed for depth, allowed in zip(depths, ranges, strict=True)):
+            if all(depth in allowed for depth, allowed in zip(depths, ranges, strict=True)):
                 yield depths
 
     def _plan(self, rungs: Sequence[Rung], depths: Sequence[int]) -> Plan:
@@ -233,3 +240,13 @@ class LadderSetting(Setting):
         ]
         whole = tuple(rung for rung in found if rung is not None)
         return whole if len(whole) == len(found) else None
+
+
+def _falling(ranges: Sequence[range], most: int) -> Iterator[tuple[int, ...]]:
+    """Every choice, one of each range, that never grows, and starts at `most` or less."""
+    if not ranges:
+        yield ()
+        return
+    for first in ranges[0]:
+        if first <= most:
+            yield from ((first, *rest) for rest in _falling(ranges[1:], first))

@@ -72,10 +72,11 @@ class Setting(ABC):
         """Take a proven bound; the setting is decided once it reaches the target.
 
         Args:
-            bound: No plan of this setting has a lower value.
+            bound: No plan of this setting has a lower value; inf: none is left below the target.
             proof: How it was proven, if by more than adding up.
         """
-        self.bound = max(self.bound, bound)
+        nothing_better = math.isinf(bound) and not math.isinf(self.contest.target)
+        self.bound = max(self.bound, self.contest.target if nothing_better else bound)
         if self.bound >= self.contest.target:
             self.decided = True
             if proof is not None:
