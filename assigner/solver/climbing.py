@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from assigner.solver.rungs import Rung
     from assigner.solver.tally import Tally
 
-FIRST_WIDTH, PROOF_WIDTH, ALL_WIDTH = 300, 6_000, 20_000
+FIRST_WIDTH, PROOF_WIDTH, ALL_WIDTH = 300, 6_000, 10_000
 """Labels kept at a position: for good plans, for a bound, and to find every plan below the target."""
 
 MOST_SIMULATED = 400
@@ -42,6 +42,12 @@ MOST_SIMULATED = 400
 
 DEPTHS = 200
 """Up to so many choices of warm-up depths, all are simulated; of more, four."""
+
+LARGE = 150_000
+"""With more rungs than this there is no ladder: pipelines of other settings are taken over and improved."""
+
+FEW_GROUPS = 6
+"""With more groups of like workers than this, a ladder over a large instance keeps too few of its labels."""
 
 SIMULATED = 200_000
 """Local search ends after so many simulated actions: counted, not timed, so that the answer is the same every time."""
@@ -83,6 +89,8 @@ class LadderSetting(Setting):
         if self.bound >= self.contest.target:
             self.decided = True
             return
+        if self._large:
+            return
         climb = self._ladder.climb(cutoff=self.contest.target, width=FIRST_WIDTH, most=12)
         if climb.complete and not climb.pipelines:
             self.raise_bound(self.contest.target, "dynamic program")
@@ -96,6 +104,10 @@ class LadderSetting(Setting):
     def relax(self) -> None:
         """The ladder's least price is a bound, if it had room for all labels."""
         assert self._ladder is not None
+        if self._large:
+            self._take_over()
+            self._relax_memory()
+            return
         climb = self._ladder.climb(cutoff=self.contest.target, width=PROOF_WIDTH, most=24)
         for price, rungs in climb.pipelines:
             self._simulate(rungs, price)
@@ -105,6 +117,8 @@ class LadderSetting(Setting):
     def prove(self) -> None:
         """Simulate every pipeline whose price is below the target, the lowest first, while there is room and time."""
         assert self._ladder is not None
+        if self._large:
+            return
         climb = self._ladder.climb(cutoff=self.contest.target, width=ALL_WIDTH, dominance=False, most=MOST_SIMULATED)
         open_ = climb.lost
         for price, rungs in climb.pipelines:
@@ -118,6 +132,30 @@ class LadderSetting(Setting):
             if self._objective == "step" and not self._all_depths(rungs):
                 open_ = min(open_, price)
         self.raise_bound(min(open_, self.contest.target), "enumeration")
+
+    @property
+    def _large(self) -> bool:
+        return self._rungs.count() > LARGE
+
+    def _take_over(self) -> None:
+        """Improve the best pipeline of all settings under this one."""
+        if self.contest.best is None:
+            return
+        group = {name: k for k, members in enumerate(self.instance.groups) for name in members}
+        stages = self.contest.best.plan.stages
+        placed = sorted((self.problem.position[stage.partitions[0]], group[stage.worker]) for stage in stages)
+        rungs = self._ladder_rungs(placed) if len(stages) == len({stage.worker for stage in stages}) else None
+        if rungs is not None:
+            self._improve(self._simulate(rungs), rungs)
+
+    def _relax_memory(self) -> None:
+        """Bound the setting by a ladder in which memory does not depend on the stages behind."""
+        rungs = Rungs(self.instance, deep=True, relaxed=True)
+        if rungs.count() <= LARGE and len(self.instance.groups) <= FEW_GROUPS and not self.decided:
+            ladder = Ladder(self.instance, rungs, self._tally())
+            climb = ladder.climb(cutoff=self.contest.target, width=FIRST_WIDTH, most=1)
+            least = climb.pipelines[0][0] if climb.pipelines else math.inf
+            self.raise_bound(min(least, climb.lost), "dynamic program")
 
     def _simulate(self, rungs: Sequence[Rung], price: float | None = None) -> float:
         """Offer a pipeline at the warm-up depths that it has room for; its best value, inf: it cannot run.
@@ -208,8 +246,8 @@ class LadderSetting(Setting):
                 )
             )  # fmt: skip
         return Plan(
-            workload=problem.workload, objective=self._objective, schedule=self.schedule, micro_batches=self.micro_batches,
-            micro_batch_size=self.size, stages=tuple(stages),
+            workload=problem.workload, objective=self._objective, schedule=self.schedule,
+            micro_batches=self.micro_batches, micro_batch_size=self.size, stages=tuple(stages),
         )  # fmt: skip
 
     def _improve(self, value: float, rungs: Sequence[Rung]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,7 +57,8 @@ class Climb:
 class _Labels:
     """Suffixes that start at one position, as arrays of one length.
 
-    `need` is the least warm-up depth that the next stage in front must have: no less than any behind it.
+    `need` is the least warm-up depth that the next stage in front must have: no less than any behind it. `room` is the
+    speed of the workers that are free.
     """
 
     price: Floats
@@ -64,6 +66,7 @@ class _Labels:
     trip: Floats
     update: Floats
     need: Floats
+    room: Floats
     used: Ints
     group: Ints
     stages: Ints
@@ -128,9 +131,7 @@ class Ladder:
         self._all: list[Rung] = []
         self._options: dict[int, _Options] = {}
         self._rest = _Rest(instance)
-        self._hops = {
-            (i, left): self._table(i, left) for i in range(1, self._n) for left in range(len(instance.groups))
-        }
+        self._hops = cache(self._table)
 
     def _table(self, i: int, left: int) -> Floats | None:
         """Boundary i with a worker of `left` in front of it: a row for each group behind; None: there is no way."""
@@ -145,9 +146,7 @@ class Ladder:
         )  # fmt: skip
 
     def _busy(self, hop: Hop) -> tuple[float, float]:
-        """Seconds in which the left and the right worker cannot compute; of a graph, whose stages may run side by
-        side, a bound leaves them out.
-        """
+        """Seconds in which the left and the right worker cannot compute; 0 where stages may run side by side."""
         if self._tally.adds_up and not self._instance.problem.exact:
             return 0.0, 0.0
         return hop.forward_busy[0] + hop.backward_busy[0], hop.forward_busy[1] + hop.backward_busy[1]
@@ -201,7 +200,9 @@ class Ladder:
                 if stages < self._most:
                     behind = labels.take(labels.stages == stages)
                     for left in range(len(self._instance.groups)):
-                        self._extend(behind, position, left, int(stages) + 1, buckets, cutoff)
+                        self._extend(
+                            behind, position=position, left=left, stage=int(stages) + 1, buckets=buckets, cutoff=cutoff
+                        )
         if not buckets[0]:
             return Climb((), math.isinf(lost), lost)
         whole = _join(buckets[0])
@@ -222,16 +223,17 @@ class Ladder:
                 count = len(which)
                 labels = _Labels(
                     marks.price, marks.pend, marks.trip, front.update, front.least,
+                    np.full(count, self._rest.weight @ self._count - self._rest.weight[group]),
                     np.full(count, self._place[group]), np.full(count, group), np.full(count, 1),
                     options.number[which], np.full(count, -1), self._serials(count),
                 )  # fmt: skip
                 self._scatter(labels, options.first[which], buckets, cutoff)
 
     def _extend(
-        self, labels: _Labels, position: int, left: int, stage: int, buckets: list[list[_Labels]], cutoff: float
+        self, labels: _Labels, *, position: int, left: int, stage: int, buckets: list[list[_Labels]], cutoff: float
     ) -> None:
         """Put every stage of group `left` that ends before `position` in front of every label."""
-        table, options = self._hops[position, left], self._options_at(stage)
+        table, options = self._hops(position, left), self._options_at(stage)
         which = options.ending.get((position, left))
         if table is None or not which:
             return
@@ -248,7 +250,7 @@ class Ladder:
         many, count = len(which), len(labels.used)
         grown = _Labels(
             price.ravel(), marks.pend.ravel(), marks.trip.ravel(), np.tile(front.update, count),
-            np.maximum(need, front.least).ravel(),
+            np.maximum(need, front.least).ravel(), np.repeat(labels.room - self._rest.weight[left], many),
             np.repeat(labels.used + self._place[left], many), np.full(many * count, left),
             np.full(many * count, stage), np.tile(options.number[which], count), np.repeat(labels.serial, many),
             self._serials(many * count),
@@ -265,11 +267,10 @@ class Ladder:
     def _least(self, labels: _Labels, first: Ints) -> Floats:
         """The least price that a pipeline with each suffix can have; inf: the rest cannot be placed."""
         rest = self._rest
-        free = self._count[None, :] - (labels.used[:, None] // self._place) % (self._count + 1)
-        room = np.minimum(free @ rest.weight, np.inf)
         work = rest.work[first]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            level = np.where(work > 0, work / room, 0.0)
+        none = labels.room <= 1e-9 * rest.weight.max()  # differences of floats do not end at 0
+        level = np.where(work > 0, work / np.where(none, 1.0, labels.room), 0.0)
+        level = np.where(none & (work > 0), np.inf, level)
         level = np.where((first > 0) & (labels.stages >= self._most), np.inf, level)
         return self._tally.least(labels.marks, rest.both[first], rest.forward[first], level)
 

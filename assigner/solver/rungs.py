@@ -7,7 +7,7 @@ recompute more. Recomputing more, for a still deeper warm-up, is a rung of its o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -47,17 +47,27 @@ class Rungs:
     Args:
         instance: Prices.
         deep: True: memory depends on depth, as under 1F1B; False: all M micro-batches are in flight, as under GPipe.
+        relaxed: Every stage as if it were the last, with any warm-up: for bounds.
     """
 
-    def __init__(self, instance: Instance, *, deep: bool) -> None:
-        self._instance, self._deep = instance, deep
+    def __init__(self, instance: Instance, *, deep: bool, relaxed: bool = False) -> None:
+        self._instance, self._deep, self._relaxed = instance, deep, relaxed
         self._sizes = SegmentSizes(instance.problem, instance.size)
         self.at = cache(lambda depth: tuple(self._at(depth)))
-        self._by_place = cache(self._first_of)
+        self._one = cache(self._find)
 
     def depth(self, stage: int) -> int:
         """The depth whose rungs are those of a stage with `stage` - 1 stages behind it."""
-        return min(stage, self._instance.micro_batches) if self._deep else self._instance.micro_batches
+        if not self._deep:
+            return self._instance.micro_batches
+        return 1 if self._relaxed else min(stage, self._instance.micro_batches)
+
+    def count(self) -> int:
+        """About how many rungs there are in all, levels left out: what a ladder over them would have to price."""
+        rows = {id(row) for row in self._instance.prices}
+        several = self._deep and not self._relaxed
+        depths = min(self._instance.micro_batches, self._instance.problem.most_workers) if several else 1
+        return len(self._instance.problem.order) ** 2 // 2 * len(rows) * depths
 
     def find(self, first: int, last: int, group: int, stage: int) -> Rung | None:
         """The rung of a segment that recomputes least; None: it does not fit.
@@ -68,22 +78,32 @@ class Rungs:
             group: Of its worker.
             stage: One more than the stages behind it.
         """
-        return self._by_place(self.depth(stage)).get((first, last, group))
+        return self._one(first, last, group, self.depth(stage))
 
-    def _first_of(self, depth: int) -> dict[tuple[int, int, int], Rung]:
-        found: dict[tuple[int, int, int], Rung] = {}
-        for rung in self.at(depth):
-            found.setdefault((rung.column.first, rung.column.last, rung.column.group), rung)
-        return found
+    def _find(self, first: int, last: int, group: int, depth: int) -> Rung | None:
+        problem, prices = self._instance.problem, self._instance.prices[group][first : last + 1]
+        held = tuple(price for price in prices if price is not None)
+        torn = any(behind >= first for behind in problem.apart[first : last + 1])
+        if len(held) < len(prices) or torn or not (problem.may_cut[first] and problem.may_cut[last + 1]):
+            return None
+        state, read, messages = self._sizes.grown(first)[last - first]
+        capacity = problem.profile.worker[self._instance.groups[group][0]].capacity_bytes
+        room = capacity - state - messages - max(price.workspace_bytes for price in held)
+        stage = _Stage(held, problem.remat_rules[first : last + 1], room, read)
+        return next(self._levels(stage, first, group, depth), None)
 
     def _at(self, depth: int) -> Iterator[Rung]:
         instance, problem = self._instance, self._instance.problem
+        alike: dict[tuple[int, float], tuple[Rung, ...]] = {}
         for group, members in enumerate(instance.groups):
-            prices = instance.prices[group]
             capacity = problem.profile.worker[members[0]].capacity_bytes
-            for first in range(len(prices)):
-                if problem.may_cut[first]:
-                    yield from self._from(first, group, depth, capacity)
+            key = id(instance.prices[group]), capacity  # groups that differ by their links alone share their prices
+            if key not in alike:
+                starts = (first for first in range(len(problem.order)) if problem.may_cut[first])
+                alike[key] = tuple(rung for first in starts for rung in self._from(first, group, depth, capacity))
+                yield from alike[key]
+            else:
+                yield from (replace(rung, column=replace(rung.column, group=group)) for rung in alike[key])
 
     def _from(self, first: int, group: int, depth: int, capacity: float) -> Iterator[Rung]:
         """All segments that start at `first`."""
@@ -113,10 +133,10 @@ class Rungs:
                 return
             deepest = stage.deepest(again, at, most)
             column = stage.column(first, group, again)
-            last = level == LEVELS - 1
+            last = level == LEVELS - 1 or self._relaxed
             yield Rung(column, at, deepest, most if last else deepest)
             at = deepest + 1
-            if at > most:
+            if at > most or last:
                 return
 
 
