@@ -30,6 +30,7 @@ class SolveProgress:
 
         self._time_limit = time_limit
         self._latest: Progress | None = None
+        self._said = "solving"
         self._start = time.monotonic()
         terminal = console.stderr()
         self._live = Live(
@@ -43,13 +44,17 @@ class SolveProgress:
         """Take note of where the search stands."""
         self._latest = progress
 
+    def say(self, text: str) -> None:
+        """Show a text of its own from here on."""
+        self._latest, self._said = None, text
+
     def _line(self) -> Text:
         from rich.text import Text
 
         from assigner.report.solution import progress_text
 
         if self._latest is None:
-            return Text("solving")
+            return Text(self._said, no_wrap=True, overflow="ellipsis")
         elapsed = time.monotonic() - self._start
         text = progress_text(self._latest, elapsed_s=elapsed, time_limit=self._time_limit)
         return Text(text, no_wrap=True, overflow="ellipsis")

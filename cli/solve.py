@@ -211,14 +211,26 @@ def solve_command(
 
 def _solve(profile: "Profile", options: "SolveOptions", *, robust: bool) -> "tuple[Plan, tuple[Sheet | Line, ...]]":
     """The plan and what there is to say of it."""
+    import time
+
+    from assigner.report.robustness import draws_text, robustness_report
     from assigner.report.solution import solution_report
     from assigner.solver import solve
+    from assigner.solver.robustness import solve_robust
 
     from .progress import SolveProgress
 
+    def drawn(done: int, asked: int) -> None:
+        began.append(time.monotonic())
+        progress.say(draws_text(done, asked, elapsed_s=began[-1] - began[0], time_limit=options.time_limit))
+
+    began: list[float] = []
     with SolveProgress(time_limit=options.time_limit) as progress:
-        solution = solve(profile, options, progress=progress.update)
-    return solution.plan, solution_report(solution)
+        if not robust:
+            solution = solve(profile, options, progress=progress.update)
+            return solution.plan, solution_report(solution)
+        solution, found = solve_robust(profile, options, progress=progress.update, draws_progress=drawn)
+    return solution.plan, (*solution_report(solution), *robustness_report(found))
 
 
 def _hand_over(

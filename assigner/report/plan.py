@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 from assigner import formatting as fmt
 from assigner.document import encode
 from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.schedule import warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from assigner.plan import Plan, Prediction, SolverReport, WorkerPrediction
+    from assigner.plan import Objective, Plan, Prediction, SolverReport, WorkerPrediction
 
 _PROVEN = 5e-4
 """A gap below this prints as 0.0 %: called optimal."""
@@ -31,7 +32,17 @@ def headline(plan: Plan) -> Report:
         lines.append(Line("not priced; `assigner simulate PLAN --profile PROFILE` predicts it", "warning"))
     else:
         lines.append(Line(f"predicted: {describe_prediction(plan.predicted)}"))
+    if plan.solver is not None and plan.objective != "step":
+        lines.append(Line(f"{plan.objective}: {objective_text(plan.objective, plan.solver.objective_s)}"))
     return tuple(lines)
+
+
+def objective_text(objective: Objective, value: float) -> str:
+    """A value of an objective with its unit and what it is."""
+    if objective == "cost":
+        return f"{1000 * value:.4g} per 1000 samples, in the unit of cost_per_hour"
+    what = {"step": "a step", "throughput": "a micro-batch in the steady state", "latency": "one forward"}[objective]
+    return f"{fmt.seconds(value)} {what}"
 
 
 def describe_split(plan: Plan) -> str:
@@ -61,14 +72,13 @@ def stages(plan: Plan) -> Sheet:
     for n, stage in enumerate(plan.stages):
         worker = found.get(stage.worker) if stage.worker not in seen else None
         seen.add(stage.worker)
-        in_flight = stage.in_flight or (plan.micro_batches if plan.schedule == "gpipe" else None)
         rows.append(
             (
                 str(n),
                 stage.worker,
                 fmt.ranges(stage.partitions),
                 remat_text(stage.partitions, stage.rematerialise),
-                fmt.number(in_flight) if in_flight is None else fmt.count(in_flight),
+                fmt.count(warm_up(plan, n)),
                 *_spent(worker, time),
                 *_memory(worker, memory),
             )
@@ -139,7 +149,10 @@ def status(solver: SolverReport) -> str:
 def describe_solver(solver: SolverReport) -> str:
     """The status with the solver that found it."""
     who = f"{solver.name} {solver.version}".strip()
-    stopped = "" if solver.status == "optimal" else ", stopped by a limit"
+    limit = solver.options.get("time_limit", 0.0)
+    late = solver.status != "optimal" and isinstance(limit, int | float) and 0 < limit <= solver.seconds
+    interrupted = "interrupted" in solver.options.get("proven_by", ())
+    stopped = ", interrupted" if interrupted else ", stopped by the time limit" if late else ""
     return f"status: {status(solver)} ({who}, {fmt.seconds(solver.seconds)}{stopped})"
 
 
@@ -171,7 +184,7 @@ def baselines(plan: Plan) -> Report:
         for each in plan.baselines
     )
     sheet = Sheet("baselines", (Column("", "name"), Column(f"step {time.name}"), Column("speed-up")), rows)
-    return (sheet, gain(plan))
+    return (sheet, gain(plan)) if plan.objective == "step" else (sheet,)
 
 
 def gain(plan: Plan) -> Line:

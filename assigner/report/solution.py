@@ -12,6 +12,9 @@ from assigner.report.sheet import Column, Line, Report, Sheet
 if TYPE_CHECKING:
     from assigner.solver import Progress, Solution
 
+WHAT = {"step": "step", "throughput": "steady batch", "latency": "forward", "cost": "step"}
+"""What the candidates are compared by, by objective."""
+
 CHOSEN = "chosen"
 """The status of the candidate that became the plan."""
 
@@ -21,7 +24,9 @@ def solution_report(solution: Solution) -> Report:
     plan = solution.plan
     lines = [Line(describe_solver(plan.solver))] if plan.solver else []
     lines += [Line(solution.limiting)] if solution.limiting else []
-    return (*headline(plan), stages(plan), *candidates(solution), *baselines(plan), *lines)
+    return (
+        *headline(plan), stages(plan), *candidates(solution), *frontier(solution), *baselines(plan), *lines,
+    )  # fmt: skip
 
 
 def candidates(solution: Solution) -> Report:
@@ -45,11 +50,34 @@ def candidates(solution: Solution) -> Report:
         Column("schedule", "text"),
         Column("micro-batches"),
         Column("of samples"),
-        Column(f"step {time.name}"),
+        Column(f"{WHAT[solution.plan.objective]} {time.name}"),
         Column(f"bound {time.name}"),
         Column("status", "text"),
     )
     return (Sheet("candidates", columns, rows, marked),)
+
+
+def frontier(solution: Solution) -> Report:
+    """Money against step time: every plan that no other beats in both, the chosen one marked."""
+    if not solution.frontier:
+        return ()
+    time = fmt.time_unit(*(each.step_s for each in solution.frontier))
+    rows = tuple(
+        (
+            f"{1000 * each.money:.4g}", time.show(each.step_s), fmt.count(len(each.workers)), fmt.ranges(each.workers),
+            CHOSEN if each.chosen else "",
+        )
+        for each in solution.frontier
+    )  # fmt: skip
+    marked = frozenset(n for n, each in enumerate(solution.frontier) if each.chosen)
+    columns = (
+        Column("per 1000 samples"),
+        Column(f"step {time.name}"),
+        Column("workers"),
+        Column("which", "text"),
+        Column("status", "text"),
+    )
+    return (Sheet("cost against step time", columns, rows, marked),)
 
 
 def progress_text(progress: Progress, *, elapsed_s: float, time_limit: float) -> str:
@@ -60,6 +88,8 @@ def progress_text(progress: Progress, *, elapsed_s: float, time_limit: float) ->
         elapsed_s: Seconds since the start of the search.
         time_limit: Seconds after which it stops.
     """
+    if progress.schedule == "workers":
+        return _choices_text(progress, elapsed_s=elapsed_s, time_limit=time_limit)
     unit = fmt.time_unit(progress.incumbent_s, progress.bound_s)
     parts = [f"{progress.schedule}, {fmt.plural(progress.micro_batches, 'micro-batch')}"]
     parts.append(f"best {unit.text(progress.incumbent_s)}" if progress.incumbent_s is not None else "no plan yet")
@@ -70,3 +100,10 @@ def progress_text(progress: Progress, *, elapsed_s: float, time_limit: float) ->
     parts.append(f"{progress.done} of {fmt.plural(progress.total, 'candidate')} decided")
     parts.append(f"{elapsed_s:.0f} s of {time_limit:.0f} s")
     return " · ".join(parts)
+
+
+def _choices_text(progress: Progress, *, elapsed_s: float, time_limit: float) -> str:
+    """The line of a search for the cheapest plan."""
+    best = f"best {1000 * progress.incumbent_s:.4g} per 1000 samples" if progress.incumbent_s is not None else "no plan yet"
+    choices = f"{progress.done} of {fmt.plural(progress.total, 'choice')} of workers solved"
+    return " · ".join((best, f"bound {1000 * progress.bound_s:.4g}", choices, f"{elapsed_s:.0f} s of {time_limit:.0f} s"))

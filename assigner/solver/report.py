@@ -144,7 +144,7 @@ def _no_offer(budget: Budget, frontier: Sequence[Offer]) -> InfeasibleError | Li
         )
     fastest = frontier[-1]
     message = f"the fastest plan found takes {fmt.time_unit(fastest.step_s).text(fastest.step_s)} a step"
-    hint = f"--max-step {fastest.step_s:.4g} fits, at {fastest.money:.3g} a sample"
+    hint = f"--max-step {fastest.step_s:.4g} fits, at {1000 * fastest.money:.4g} per 1000 samples"
     if within is not None and budget.fastest_bound_s > within:
         return InfeasibleError(f"no plan takes {within:g} s a step or less: {message}", hint=hint)
     return LimitError(f"no plan of {within:g} s a step or less was found: {message}", hint=hint)

@@ -33,6 +33,8 @@ def _settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
     options = contest.options
     schedules: tuple[Schedule, ...] = ("gpipe", "1f1b") if options.schedule == "auto" else (options.schedule,)
     found: list[Setting] = []
+    if options.objective == "throughput":  # of plans as good, one with many micro-batches has the shorter step
+        schedules, counts = schedules[::-1], counts[::-1]
     for schedule in schedules:
         if schedule == "gpipe" and options.objective == "step":
             found += [GPipeSetting(contest, count) for count in counts]

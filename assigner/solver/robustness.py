@@ -1,0 +1,250 @@
+"""How a plan holds up where the measurements were off: its step time, and how far behind the best it falls.
+
+    profile ── slow_end ──────────────── step time of the plan
+            └─ resampled, n times ─┬──── step times of the plan: 5 %, 50 %, 95 %
+                                   └──── regret: the plan against the best plan that was found for the draw
+
+Pricing a draw is quick, solving for it is not: of all draws that are priced, the first ones are solved again, as many
+as there is time for. None is solved to a proof. Its best plan is the best of: the chosen plan, the baselines, what the
+rival finds for this draw, and what it found for all others. So the true regret is at least what is told, and the true
+share of draws in which the plan is near the best at most.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from assigner.cost import CostModel
+from assigner.errors import UsageError
+from assigner.plan import Objective, Plan
+from assigner.simulate import overfull, predict, priced
+from assigner.solver import solve
+from assigner.solver.hints import resolve
+from assigner.solver.options import SolveOptions
+from assigner.solver.problem import Problem
+from assigner.solver.race import Race, step_s
+from assigner.solver.rivals import baselines, resolver
+from assigner.solver.spreads import Coverage, resampled, slow_end
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from assigner.profile import Profile
+    from assigner.solver.answer import Progress, Solution
+    from assigner.solver.rivals import Rival
+
+DRAWS = 100
+WITHIN = 0.02
+TIME_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """How a plan holds up.
+
+    Args:
+        objective: What the regrets compare.
+        step_s: The plan's step at the medians.
+        slow_end_s: Its step with every measurement at its upper quartile.
+        steps_s: Its step in each draw, in the order of the draws.
+        regrets: How much worse it is than the best plan that was found, as a share of that one's value, in each of the
+            draws that were solved again: the first ones.
+        asked: Draws asked for; there are fewer where the time limit or an interruption came first.
+        within: The regret up to which the plan counts as near the best.
+        seed: Of the draws.
+        coverage: How many of the measurements have a spread.
+        seconds: Wall time of all this.
+    """
+
+    objective: Objective
+    step_s: float
+    slow_end_s: float
+    steps_s: tuple[float, ...]
+    regrets: tuple[float, ...]
+    asked: int
+    within: float
+    seed: int
+    coverage: Coverage
+    seconds: float
+
+    @property
+    def priced(self) -> int:
+        """Draws in which the plan was priced, one or more."""
+        return len(self.steps_s)
+
+    @property
+    def compared(self) -> int:
+        """Draws that were solved again, one or more."""
+        return len(self.regrets)
+
+    @property
+    def near_best(self) -> int:
+        """Draws, of those compared, in which the plan is within `within` of the best plan found."""
+        return sum(regret <= self.within for regret in self.regrets)
+
+    @property
+    def share(self) -> float:
+        """`near_best` as a share of the draws compared."""
+        return self.near_best / self.compared
+
+    @property
+    def worst_regret(self) -> float:
+        """The largest regret; inf: there the plan breaks a limit of the step time that another one keeps."""
+        return max(self.regrets)
+
+    def step_quantile_s(self, share: float) -> float:
+        """The step time that `share` of the draws priced stay below, linear between two of them."""
+        return _quantile(self.steps_s, share)
+
+    def regret_quantile(self, share: float) -> float:
+        """The regret that `share` of the draws compared stay below."""
+        return _quantile(self.regrets, share)
+
+
+def solve_robust(
+    profile: Profile,
+    options: SolveOptions,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    draws_progress: Callable[[int, int], None] | None = None,
+) -> tuple[Solution, Robustness]:
+    """The best plan for the slow end of the measurements, and how it holds up.
+
+    Args:
+        profile: The measurements.
+        options: As for `solve`; its time limit holds for the search and for the draws, each.
+        progress: As for `solve`.
+        draws_progress: As for `assess`.
+
+    Returns:
+        The solution: its plan and baselines are priced at the medians, its solver report at the slow end, at which it
+        was solved (the report's options say so: `robust`). And the assessment.
+
+    Raises:
+        As `solve`.
+    """
+    from assigner.solver.baselines import price_baselines  # it needs numpy, which only a search may load
+
+    solution = solve(slow_end(profile), options, progress=progress)
+    assert solution.plan.solver is not None
+    resolved, plain = resolve(profile, options)
+    plan = replace(
+        priced(solution.plan, profile),
+        solver=replace(solution.plan.solver, options={**solution.plan.solver.options, "robust": True}),
+        baselines=price_baselines(Problem(resolved, plain, CostModel(resolved))),
+    )
+    found = assess(plan, profile, options=options, time_limit=options.time_limit, progress=draws_progress)
+    return replace(solution, plan=plan), found
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low, high = ordered[math.floor(at)], ordered[math.ceil(at)]
+    return low if low == high else low + (at % 1) * (high - low)  # both may be inf
+
+
+def assess(
+    plan: Plan,
+    profile: Profile,
+    *,
+    options: SolveOptions | None = None,
+    rival: Rival | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+    within: float = WITHIN,
+    time_limit: float = TIME_LIMIT_S,
+    progress: Callable[[int, int], None] | None = None,
+) -> Robustness:
+    """Price a plan at the slow end of its measurements and in random draws of them, against the best plan of each draw.
+
+    The share of draws near the best is against the best plan found for each draw, not against a proven optimum. The
+    same plan, profile, options and seed give the same answer, unless the time runs short. KeyboardInterrupt returns
+    what is known so far, if one draw was solved again. Memory does not vary: what fits at the medians fits in every
+    draw.
+
+    Args:
+        plan: What was chosen; it must fit the workers.
+        profile: The measurements.
+        options: What the plan was solved with: objective and hints hold for baselines and rivals too. None: the
+            defaults.
+        rival: Makes a plan for a draw that may be better there, or None if it finds none. None: `rivals.resolver`.
+        draws: How many draws to make, 1 or more; where nothing varies it is one.
+        seed: Of the draws.
+        within: The regret up to which the plan counts as near the best, as a share.
+        time_limit: Seconds after which no further draw is solved again; the first one always is. Pricing the draws
+            takes at most a quarter of it.
+        progress: Called with (draws solved again, draws in all) after each.
+
+    Raises:
+        UsageError: a number that cannot be used, options that do not fit the profile, or a plan that does not fit the
+            workers.
+        FormatError: plan and profile do not fit together.
+    """
+    _check_numbers(draws=draws, within=within, time_limit=time_limit)
+    start = time.monotonic()
+    profile, options = resolve(profile, options or SolveOptions())
+    _check_memory(plan, profile)
+    coverage = Coverage.of(profile)
+    numbers = random.Random(seed)  # noqa: S311 - a simulation, not a secret
+    seeds = [numbers.getrandbits(32) for _ in range(draws if coverage.varies else 1)]
+    steps = _steps_s(plan, profile, seeds, until=start + time_limit / 4)
+    race = Race(options, [plan])
+    try:
+        race.plans += baselines(profile, options)
+        rival = rival or resolver(plan, options)
+        for number in seeds[: len(steps)]:
+            if race.draws and time.monotonic() - start >= time_limit:
+                break
+            drawn = resampled(profile, number)
+            race.add(CostModel(drawn), rival(drawn))
+            if progress is not None:
+                progress(len(race.draws), len(steps))
+    except KeyboardInterrupt:
+        if not race.draws:
+            raise
+    return Robustness(
+        objective=options.objective,
+        step_s=step_s(plan, CostModel(profile)),
+        slow_end_s=step_s(plan, CostModel(slow_end(profile))),
+        steps_s=steps,
+        regrets=tuple(draw.regret for draw in race.draws),
+        asked=len(seeds),
+        within=within,
+        seed=seed,
+        coverage=coverage,
+        seconds=time.monotonic() - start,
+    )
+
+
+def _steps_s(plan: Plan, profile: Profile, seeds: Sequence[int], *, until: float) -> tuple[float, ...]:
+    """The plan's step in each draw, in seconds; after `until` no further one begins, but the first always does."""
+    steps: list[float] = []
+    for seed in seeds:
+        if steps and time.monotonic() >= until:
+            break
+        steps.append(step_s(plan, CostModel(resampled(profile, seed))))
+    return tuple(steps)
+
+
+def _check_numbers(*, draws: int, within: float, time_limit: float) -> None:
+    if draws < 1:
+        raise UsageError(f"draws: {draws!r} is not allowed; expected a whole number, 1 or more")
+    if not 0 <= within < math.inf:
+        raise UsageError(f"within: {within!r} is not allowed; expected a share, 0 or more")
+    if not time_limit > 0:
+        raise UsageError(f"time limit: {time_limit!r} is not allowed; expected seconds, more than 0")
+
+
+def _check_memory(plan: Plan, profile: Profile) -> None:
+    for worker in overfull(predict(plan, profile)):
+        if worker.peak_bytes > worker.capacity_bytes * (1 + 1e-9):  # less is rounding
+            raise UsageError(
+                f"the plan needs {worker.peak_bytes:.0f} bytes on {worker.worker}, which has"
+                f" {worker.capacity_bytes:.0f}: it cannot be held against plans that fit",
+                hint="assigner solve finds a plan that fits, if any",
+            )
