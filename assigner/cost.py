@@ -82,6 +82,16 @@ class CostModel:
         """The points that price a pair: its own, or those of a pair of the same kinds; empty: none."""
         return next((self._points[key] for key in self._keys(partition, worker) if key in self._points), [])
 
+    @cached_property
+    def first_alike(self) -> dict[str, str]:
+        """For each worker the first one that has its prices: itself if it was measured, else one of its kind."""
+        measured = {point.worker for point in self.profile.measurements}
+        first: dict[Kind, str] = {}
+        return {
+            name: name if name in measured else first.setdefault(Kind(worker.kind, worker.threads), name)
+            for name, worker in self.profile.worker.items()
+        }
+
     def obstacle(self, partition: str, worker: str, micro_batch: int) -> str | None:
         """Why a partition cannot be priced on a worker at this micro-batch size; None: it can."""
         found = self.measurements(partition, worker)
@@ -141,7 +151,7 @@ class CostModel:
         A smaller micro-batch never costs less a sample: such a line is the noise of its two points, stretched. Looked
         at for each worker over all its partitions.
         """
-        for worker in self.profile.worker:
+        for worker in dict.fromkeys(self.first_alike.values()):
             said = floor = 0.0
             for partition in self.profile.partition:
                 points = [point for point in self.measurements(partition, worker) if point.infeasible is None]
@@ -192,6 +202,14 @@ class CostModel:
         found: dict[str, list[Output]] = {name: [] for name in self.profile.partition}
         for edge in self.profile.edges:
             found[edge.target].append(Output(edge.source, edge.output))
+        return {name: tuple(outputs) for name, outputs in found.items()}
+
+    @cached_property
+    def makes(self) -> dict[str, tuple[Output, ...]]:
+        """The values that each partition makes for others."""
+        found: dict[str, list[Output]] = {name: [] for name in self.profile.partition}
+        for output in self.outputs:
+            found[output.partition].append(output)
         return {name: tuple(outputs) for name, outputs in found.items()}
 
     @cached_property
@@ -249,9 +267,9 @@ class CostModel:
             )
         activations += max((cost[name].activation_bytes for name in again), default=0)
         inside, messages = set(held), 0.0
-        for output in self.outputs:
+        for output in (output for name in held for output in self.makes[name]):
             leaving = [edge for edge in self.readers[output] if edge.target not in inside]
-            if output.partition in inside and leaving:
+            if leaving:
                 size = self.output_bytes(output, micro_batch)
                 messages += size * (1 + any(edge.gradient for edge in leaving))
         state = self.state(held)

@@ -14,7 +14,7 @@ from assigner.profile import WorkloadReference
 
 MAJOR = 1
 
-Schedule = Literal["gpipe", "1f1b"]
+Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Objective = Literal["step", "throughput", "latency", "cost"]
 
 

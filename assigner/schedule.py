@@ -6,6 +6,10 @@ The program is what the simulator prices and the runtime executes. An action nam
     worker 0: F0 F1 F2          B2 B1 B0 U    worker 0: F0 F1       B0 F2 B1    B2 U
     worker 1:    F0 F1 F2 B2 B1 B0 U          worker 1:    F0 B0 F1 B1    F2 B2 U
 
+    interleaved, 3 stages, the first (F, B) and the last (f, b) on worker 0, M = 2
+    worker 0: F0 F1 f0 f1 b1 b0       B1 B0 U
+    worker 1:    F0 F1    B1 B0 U
+
 A route carries one value from the partition that makes it to one other worker, whoever reads it there, and its
 gradient back. Receives stand right before the action that needs them, sends right behind the one that makes them.
 """
@@ -13,7 +17,7 @@ gradient back. Receives stand right before the action that needs them, sends rig
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -22,7 +26,7 @@ from assigner.errors import FormatError
 from assigner.plan import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from assigner.profile import Edge, Tie
 
@@ -99,23 +103,35 @@ class Program:
 
 def warm_up(plan: Plan, stage: int) -> int:
     """How many micro-batches stage `stage` takes in before its first backward: what it keeps in flight."""
-    if plan.schedule == "gpipe":
+    if plan.schedule != "1f1b":
         return plan.micro_batches
     depth = plan.stages[stage].in_flight or len(plan.stages) - stage
     return min(plan.micro_batches, depth)
 
 
-def build_program(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -> Program:
-    """The program of a plan over the graph of its partitions.
+@dataclass(frozen=True)
+class Wiring:
+    """The routes of a plan, by the stage whose forward or backward they hang on.
 
     Args:
-        plan: Who holds what, the schedule and the number of micro-batches.
-        edges: The values between partitions.
-        ties: The parameters that several partitions hold.
-
-    Raises:
-        FormatError: an edge leads backwards through the stages, or names a partition that the plan does not place.
+        incoming: Activations that a stage's forward waits for.
+        outgoing: Activations that a stage's forward makes.
+        back_in: Gradients that a stage's backward waits for.
+        back_out: Gradients that a stage's backward makes.
+        ties: Gradients of shared parameters, exchanged before the update.
+        routes: All of them, in the order of their values.
     """
+
+    incoming: Mapping[int, Sequence[Route]]
+    outgoing: Mapping[int, Sequence[Route]]
+    back_in: Mapping[int, Sequence[Route]]
+    back_out: Mapping[int, Sequence[Route]]
+    ties: Sequence[Route]
+    routes: tuple[Route, ...]
+
+
+def wire(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -> Wiring:
+    """The routes of a plan; arguments and errors as `build_program`."""
     stage_of = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
     _check_direction(plan, edges, stage_of)
     incoming: dict[int, list[Route]] = defaultdict(list)
@@ -135,22 +151,36 @@ def build_program(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -
             back_in[maker].append(back)
             routes.append(back)
     tie_routes = _tie_routes(ties, plan.placement)
-    routes += tie_routes
+    return Wiring(incoming, outgoing, back_in, back_out, tie_routes, (*routes, *tie_routes))
+
+
+def build_program(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -> Program:
+    """The program of a plan over the graph of its partitions.
+
+    Args:
+        plan: Who holds what, the schedule and the number of micro-batches.
+        edges: The values between partitions.
+        ties: The parameters that several partitions hold.
+
+    Raises:
+        FormatError: an edge leads backwards through the stages, or names a partition that the plan does not place.
+    """
+    wiring = wire(plan, edges, ties)
     order = SCHEDULES[plan.schedule]
     actions = {}
     for worker in plan.workers:
         mine: list[Action] = []
         for kind, stage, micro_batch in order(plan, worker):
             forward = kind is Kind.FORWARD
-            before, behind = (incoming, outgoing) if forward else (back_in, back_out)
-            mine += [Action(Kind.RECEIVE, stage, micro_batch, route) for route in before[stage]]
+            before, behind = (wiring.incoming, wiring.outgoing) if forward else (wiring.back_in, wiring.back_out)
+            mine += [Action(Kind.RECEIVE, stage, micro_batch, route) for route in before.get(stage, ())]
             mine.append(Action(kind, stage, micro_batch))
-            mine += [Action(Kind.SEND, stage, micro_batch, route) for route in behind[stage]]
-        mine += [Action(Kind.SEND, -1, -1, route) for route in tie_routes if route.source == worker]
-        mine += [Action(Kind.RECEIVE, -1, -1, route) for route in tie_routes if route.target == worker]
+            mine += [Action(Kind.SEND, stage, micro_batch, route) for route in behind.get(stage, ())]
+        mine += [Action(Kind.SEND, -1, -1, route) for route in wiring.ties if route.source == worker]
+        mine += [Action(Kind.RECEIVE, -1, -1, route) for route in wiring.ties if route.target == worker]
         mine.append(Action(Kind.UPDATE, -1, -1))
         actions[worker] = tuple(mine)
-    return Program(plan, actions, tuple(routes))
+    return Program(plan, actions, wiring.routes)
 
 
 def _check_direction(plan: Plan, edges: Sequence[Edge], stage_of: Mapping[str, int]) -> None:
@@ -199,9 +229,10 @@ def _stages_of(plan: Plan, worker: str) -> list[int]:
 
 
 def _gpipe(plan: Plan, worker: str) -> list[_Step]:
-    """All forwards in micro-batch order, then all backwards in reverse order.
+    """All forwards in micro-batch order, then all backwards in reverse order; stage by stage where there are several.
 
-    Source: Huang et al., GPipe, NeurIPS 2019, section 2.
+    Source: Huang et al., GPipe, NeurIPS 2019, section 2; with several stages a worker, Lamy-Poirier, Breadth-First
+    Pipeline Parallelism, 2022 (arXiv 2211.05953).
     """
     mine = _stages_of(plan, worker)
     forwards = [(Kind.FORWARD, stage, m) for stage in mine for m in range(plan.micro_batches)]
@@ -218,7 +249,7 @@ def _one_f_one_b(plan: Plan, worker: str) -> list[_Step]:
     if len(mine) > 1:
         raise FormatError(
             f"schedule 1f1b: {worker} holds {len(mine)} stages; this schedule has one a worker",
-            hint="merge them, or use the gpipe schedule",
+            hint="merge them, or use the interleaved schedule",
         )
     (stage,), depth = mine, warm_up(plan, mine[0])
     steps = [(Kind.FORWARD, stage, m) for m in range(depth)]
@@ -229,4 +260,8 @@ def _one_f_one_b(plan: Plan, worker: str) -> list[_Step]:
     return steps
 
 
-SCHEDULES: Mapping[str, Callable[[Plan, str], list[_Step]]] = {"gpipe": _gpipe, "1f1b": _one_f_one_b}
+SCHEDULES: Mapping[str, Callable[[Plan, str], list[_Step]]] = {
+    "gpipe": _gpipe,
+    "1f1b": _one_f_one_b,
+    "interleaved": _gpipe,
+}

@@ -1,27 +1,32 @@
 """Price a program: when each action starts and ends, who waits, and what a step takes.
 
 A worker does one action at a time in its program's order; an action starts when the worker is free and its inputs
-are there. A directed link has one sender, so the order in which its messages are ready is the order of that
-worker's sends: every time follows from earlier ones, and one pass over the programs prices them all.
+are there (timing.py). `predict` prices a plan in full; `step_s` gives its step time alone, for searching.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from assigner.cost import CostModel, Output
+from assigner.cost import CostModel
 from assigner.errors import FormatError
 from assigner.plan import Prediction, TransferPrediction, WorkerPrediction
-from assigner.schedule import Action, Kind, Payload, Program, Route, build_program, warm_up
+from assigner.schedule import Action, Kind, Program, Route, build_program, warm_up
+from assigner.timing import Prices, Queue, Timed, route_bytes, run_queues, stage_s, step_s, stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from assigner.plan import Memory, Plan
     from assigner.profile import Profile
+
+__all__ = [
+    "Event", "Timeline", "check_fit", "overfull", "predict", "priced", "route_bytes", "run_program", "stage_s",
+    "step_s", "worker_memory",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,71 +54,27 @@ class Timeline:
     step_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Wire:
-    """One message of a route: seconds on the wire, and in which its two ends are busy with it."""
-
-    seconds: float
-    sender_s: float
-    receiver_s: float
-
-
-@dataclass(slots=True)
-class _Job:
+class _Group(NamedTuple):
     """A compute action with the messages that it waits for and those that it makes."""
 
     action: Action
-    receives: list[Action]
+    receives: list[Route]
     sends: list[Action]
 
 
-def _jobs(actions: Iterable[Action]) -> list[_Job]:
-    jobs: list[_Job] = []
-    receives: list[Action] = []
+def _grouped(actions: Iterable[Action]) -> list[_Group]:
+    groups: list[_Group] = []
+    receives: list[Route] = []
     for action in actions:
         if action.kind is Kind.RECEIVE:
-            receives.append(action)
+            assert action.route is not None
+            receives.append(action.route)
         elif action.kind is Kind.SEND:
-            jobs[-1].sends.append(action)
+            groups[-1].sends.append(action)
         else:
-            jobs.append(_Job(action, receives, []))
+            groups.append(_Group(action, receives, []))
             receives = []
-    return jobs
-
-
-def route_bytes(cost: CostModel, route: Route, micro_batch: int) -> float:
-    """Bytes of one message of a route."""
-    if route.payload is Payload.TIE:
-        return cost.profile.ties[route.output].bytes
-    return cost.output_bytes(Output(route.partition, route.output), micro_batch)
-
-
-def _wire(cost: CostModel, route: Route, micro_batch: int) -> _Wire:
-    size = route_bytes(cost, route, micro_batch)
-    seconds = cost.transfer_s(route.source, route.target, size)
-    if math.isinf(seconds):
-        raise FormatError(
-            f"the plan needs a link from {route.source} to {route.target}, and the profile has none",
-            hint="measure that pair, or place the partitions so that the two need not talk",
-        )
-    return _Wire(seconds, *cost.busy_s(route.source, route.target, size))
-
-
-def stage_s(cost: CostModel, plan: Plan, stage: int, kind: Kind) -> float:
-    """Seconds of one forward or backward of a stage; a backward includes its recomputing."""
-    held = plan.stages[stage]
-    prices = {name: cost.partition(name, held.worker, plan.micro_batch_size) for name in held.partitions}
-    if kind is Kind.FORWARD:
-        return sum(price.forward_s for price in prices.values())
-    return sum(price.backward_s for price in prices.values()) + sum(
-        prices[name].forward_s for name in held.rematerialise
-    )
-
-
-def update_s(cost: CostModel, plan: Plan, worker: str) -> float:
-    """Seconds of one worker's optimizer update."""
-    held = [name for stage in plan.stages if stage.worker == worker for name in stage.partitions]
-    return sum(cost.partition(name, worker, plan.micro_batch_size).update_s for name in held)
+    return groups
 
 
 def run_program(program: Program, cost: CostModel) -> Timeline:
@@ -122,52 +83,35 @@ def run_program(program: Program, cost: CostModel) -> Timeline:
     Raises:
         FormatError: the profile cannot price an action, a link is missing, or the program waits for itself.
     """
-    plan = program.plan
-    compute_s = {
-        (kind, n): stage_s(cost, plan, n, kind)
-        for n in range(len(plan.stages))
-        for kind in (Kind.FORWARD, Kind.BACKWARD)
-    }
-    update = {worker: update_s(cost, plan, worker) for worker in plan.workers}
-    wires = {route: _wire(cost, route, plan.micro_batch_size) for route in program.routes}
-    waiting = {worker: deque(_jobs(actions)) for worker, actions in program.actions.items()}
-    free_s = dict.fromkeys(waiting, 0.0)
-    link_free_s: dict[tuple[str, str], float] = defaultdict(float)
-    arrival_s: dict[tuple[Route | None, int], float] = {}
-    events: list[Event] = []
+    prices = Prices(program.plan, cost, program.routes)
+    seconds: dict[tuple[Kind, int, str], float] = {}
+    groups, queues = [_grouped(actions) for actions in program.actions.values()], []
+    for worker, mine in zip(program.actions, groups, strict=True):
+        queue = []
+        for action, receives, sends in mine:
+            key = (action.kind, action.stage, worker)
+            if key not in seconds:
+                seconds[key] = prices.seconds(*key)
+            job = prices.job(seconds[key], receives, [send.route for send in sends if send.route])
+            queue.append((job, action.micro_batch))
+        queues.append(queue)
+    log: list[Timed] = []
+    done, last = run_queues(queues, log)
+    for worker, mine, count in zip(program.actions, groups, done, strict=True):
+        if count < len(mine):
+            raise stopped(worker, mine[count].action.kind, mine[count].action.stage)
+    return Timeline(program, tuple(_events(log, groups, queues, list(program.actions))), last)
 
-    def runnable(worker: str) -> Iterator[_Job]:
-        jobs = waiting[worker]
-        while jobs and all((each.route, each.micro_batch) in arrival_s for each in jobs[0].receives):
-            yield jobs.popleft()
 
-    ready = deque(waiting)
-    while ready:
-        worker = ready.popleft()
-        for job in runnable(worker):
-            action = job.action
-            start = max([free_s[worker], *(arrival_s[each.route, each.micro_batch] for each in job.receives)])
-            end = start + (update[worker] if action.kind is Kind.UPDATE else compute_s[action.kind, action.stage])
-            events.append(Event(worker, action, start, end))
-            busy = sum(wires[each.route].receiver_s for each in job.receives if each.route)
-            for send in job.sends:
-                route = send.route
-                assert route is not None
-                wire, link = wires[route], (route.source, route.target)
-                begin = max(end, link_free_s[link])
-                link_free_s[link] = arrival_s[route, send.micro_batch] = begin + wire.seconds
-                events.append(Event(worker, send, begin, begin + wire.seconds))
-                busy += wire.sender_s
-                ready.append(route.target)
-            free_s[worker] = end + busy
-    stuck = next((worker for worker, jobs in waiting.items() if jobs), None)
-    if stuck is not None:
-        action = waiting[stuck][0].action
-        raise FormatError(
-            f"the program stops: {stuck} waits for ever before {action.kind} of stage {action.stage}",
-            hint="order the stages as the model's forward does",
-        )
-    return Timeline(program, tuple(events), max(event.end_s for event in events))
+def _events(
+    log: Iterable[Timed], groups: Sequence[Sequence[_Group]], queues: Sequence[Queue], workers: Sequence[str]
+) -> Iterator[Event]:
+    for timed in log:
+        worker, (action, _, sends) = workers[timed.worker], groups[timed.worker][timed.job]
+        yield Event(worker, action, timed.start_s, timed.end_s)
+        wires = queues[timed.worker][timed.job][0].sends
+        for send, begin, (_, _, seconds, _) in zip(sends, timed.begins_s, wires, strict=True):
+            yield Event(worker, send, begin, begin + seconds)
 
 
 def worker_memory(cost: CostModel, plan: Plan, worker: str) -> Memory:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import random
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import nn
 
-from assigner.marking import partition_graph
+from assigner.graph import topological_order
+from assigner.marking import PartitionGraph, partition_graph
 from assigner.plan import Plan, Stage
 from assigner.profile import WorkloadReference
 from assigner.workload import Workload, call_arguments
@@ -91,6 +94,22 @@ class Towers(nn.Module):
         return {"score": made, "nothing": None, "number": 3}
 
 
+class Diamond(nn.Module):
+    """A value with three readers, two of them in parallel; a detached one; a tensor handed past them all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.up, self.down = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.gate, self.merge = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(2 * WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = torch.tanh(self.stem(x))
+        up, down = torch.relu(self.up(made)), torch.relu(self.down(made))
+        gate = torch.sigmoid(self.gate(down.detach()))
+        return self.last(torch.cat([self.merge(up * gate + made), down + x], dim=1))
+
+
 def normalised() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(inplace=True), nn.Linear(WIDTH, 1))
 
@@ -159,9 +178,14 @@ def towers() -> Workload:
 
 
 @functools.cache
-def _parts(made: Workload) -> tuple[tuple[str, ...], str]:
-    graph = partition_graph(made)
-    return tuple(piece.name for piece in graph.pieces), graph.fingerprint
+def diamond() -> Workload:
+    """Partitions stem, up, down, gate, merge and last."""
+    return workload(Diamond, "*")
+
+
+@functools.cache
+def _graph(made: Workload) -> PartitionGraph:
+    return partition_graph(made)
 
 
 def make_plan(
@@ -174,17 +198,32 @@ def make_plan(
     in_flight: int | None = None,
 ) -> Plan:
     """A plan with stages as (rank, partition names); none given: everything on rank 0."""
-    names, fingerprint = _parts(made)
+    graph = _graph(made)
     return Plan(
-        workload=WorkloadReference(made.name, batch_size=made.batch_size, fingerprint=fingerprint),
+        workload=WorkloadReference(made.name, batch_size=made.batch_size, fingerprint=graph.fingerprint),
         schedule=schedule,
         micro_batches=micro_batches,
         micro_batch_size=-(-made.batch_size // micro_batches),
         stages=tuple(
             Stage(f"worker:{rank}/cpu", tuple(held), tuple(name for name in held if name in remat), in_flight)
-            for rank, held in stages or [(0, names)]
+            for rank, held in stages or [(0, [piece.name for piece in graph.pieces])]
         ),
     )
+
+
+def random_plan(made: Workload, seed: int, *, workers: int) -> Plan:
+    """Stages cut from a random topological order, on random workers of which most hold several; some remat."""
+    rng = random.Random(seed)
+    graph = _graph(made)
+    names = [piece.name for piece in graph.pieces]
+    rng.shuffle(names)
+    order = topological_order(names, [(edge.source, edge.target) for edge in graph.edges])
+    starts = [0, *(i for i in range(1, len(order)) if rng.random() < 0.75), len(order)]
+    stages = [(rng.randrange(workers), order[a:b]) for a, b in itertools.pairwise(starts)]
+    return make_plan(
+        made, stages, micro_batches=rng.choice([1, 2, 3, 4]), schedule=rng.choice(["gpipe", "interleaved"]),
+        remat=[name for name in order if rng.random() < 0.4],
+    )  # fmt: skip
 
 
 class Reference:

@@ -58,7 +58,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     "case",
     [
         "workers in another order, tied weights, remat", "a rank that idles", "skips over three workers",
-        "two stages of one worker", "a branch", "1f1b", "1f1b, deeper", "accumulation",
+        "two stages of one worker", "a branch", "1f1b", "1f1b, deeper", "random plans", "accumulation",
     ],
 )  # fmt: skip
 def test_equal_to_the_plain_model(ranks, case):

@@ -12,7 +12,19 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import nn
-from workloads import Block, Reference, language, make_plan, normalised, sgd, skips, towers, workload
+from workloads import (
+    Block,
+    Reference,
+    diamond,
+    language,
+    make_plan,
+    normalised,
+    random_plan,
+    sgd,
+    skips,
+    towers,
+    workload,
+)
 
 from assigner import Pipeline
 from assigner.errors import FormatError, UsageError
@@ -49,6 +61,20 @@ def test_other_shapes_of_model_are_exact(make):
             batch = made.make_batch(8, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
         assert reference.distance(pipeline.named_parameters()) < EXACT
+
+
+@pytest.mark.parametrize("make", [language, skips, towers, diamond])
+@pytest.mark.parametrize("seed", range(4))
+def test_several_stages_of_one_worker_are_exact(make, seed):
+    """Any topological order cut anywhere: loss and weights are the plain model's, also for ragged batches."""
+    made = make()
+    reference = Reference(made)
+    with Pipeline(made, random_plan(made, seed, workers=1)) as pipeline:
+        for n, rows in enumerate((8, 5, 8)):
+            batch = made.make_batch(rows, n)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
+        assert reference.distance(pipeline.named_parameters()) < EXACT
+        assert reference.gradient_distance(pipeline.gradients()) < EXACT
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5, 7, 8, 13])

@@ -39,8 +39,12 @@ def test_status_says_what_is_proven(gap, text):
 
 
 def test_stop_by_a_limit_is_said():
-    """A search that a limit stopped says so beside its status."""
-    assert "stopped by a limit" in describe_solver(report(0.1, "feasible"))
+    """A search that the time limit or the user stopped says so beside its status; one that ended by itself does not."""
+    ended = report(0.1, "feasible")
+    late = replace(ended, options={"time_limit": ended.seconds})
+    assert "stopped by the time limit" in describe_solver(late)
+    assert "interrupted" in describe_solver(replace(ended, options={"proven_by": ["interrupted"]}))
+    assert "stopped" not in describe_solver(replace(ended, options={"time_limit": 10 * ended.seconds}))
     assert "stopped" not in describe_solver(report(0.1))
 
 

@@ -7,13 +7,14 @@ import random
 from dataclasses import replace
 
 import pytest
+from brute_force import random_instance
 from builders import make_plan, make_profile, worker_name
 
 from assigner.cost import CostModel
 from assigner.errors import FormatError
 from assigner.profile import Link, LinkPoint, Tie
 from assigner.schedule import Action, Kind, build_program
-from assigner.simulate import overfull, predict, run_program
+from assigner.simulate import overfull, predict, run_program, step_s
 
 UPDATE = 1e-4
 
@@ -121,6 +122,63 @@ def test_one_f_one_b_keeps_to_its_warm_up() -> None:
     assert first.index(Kind.BACKWARD) == 5
     held = predict(deep, profile).workers[0].memory.activations
     assert held == pytest.approx(predict(plan, profile).workers[0].memory.activations * 5 / 3)
+
+
+def test_interleaved_runs_stage_by_stage() -> None:
+    """A worker with two stages runs all forwards of the first, then of the second; backwards the other way round."""
+    profile = make_profile(work=[1e-3] * 3, slowness=[1.0] * 2)
+    plan = make_plan(profile, [(0, ["p0"]), (1, ["p1"]), (0, ["p2"])], micro_batches=2)
+    program = build_program(replace(plan, schedule="interleaved"), profile.edges)
+    done = [(a.kind.value[0], a.stage, a.micro_batch) for a in program.actions[worker_name(0)] if a.route is None]
+    assert done == [
+        ("f", 0, 0), ("f", 0, 1), ("f", 2, 0), ("f", 2, 1),
+        ("b", 2, 1), ("b", 2, 0), ("b", 0, 1), ("b", 0, 0), ("u", -1, -1),
+    ]  # fmt: skip
+    with pytest.raises(FormatError, match=r"1f1b: worker:0/cpu holds 2 stages"):
+        build_program(replace(plan, schedule="1f1b"), profile.edges)
+
+
+def test_interleaved_with_one_stage_a_worker_is_gpipe() -> None:
+    """The same actions in the same order, the same memory."""
+    profile = make_profile(work=[1e-3] * 3, slowness=[1.0] * 3)
+    plan = make_plan(profile, [(0, ["p0"]), (1, ["p1"]), (2, ["p2"])])
+    other = replace(plan, schedule="interleaved")
+    assert build_program(plan, profile.edges).actions == build_program(other, profile.edges).actions
+    assert predict(plan, profile) == predict(other, profile)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_step_time_alone_is_that_of_the_timeline(seed: int) -> None:
+    """To the last bit, under every schedule, with ties, skips and busy links; it is the end of the last event."""
+    rng = random.Random(seed)
+    profile = random_instance(seed, partitions=7, workers=4, busy=seed % 2 == 0, graph=seed % 3 > 0, batch=4)
+    schedule = rng.choice(["gpipe", "1f1b", "interleaved"])
+    cuts = sorted(rng.sample(range(1, 7), rng.randint(0, 3 if schedule == "1f1b" else 6)))
+    workers = rng.sample(range(4), 4)
+    stages = [
+        (workers[n % 4], profile.order[a:b]) for n, (a, b) in enumerate(itertools.pairwise([0, *cuts, 7]))
+    ]  # fmt: skip
+    plan = replace(make_plan(profile, stages, micro_batches=rng.choice([1, 2, 4])), schedule=schedule)
+    plan = replace(plan, stages=tuple(replace(each, rematerialise=each.partitions[::2]) for each in plan.stages))
+    timeline = run_program(build_program(plan, profile.edges, profile.ties), CostModel(profile))
+    assert step_s(plan, CostModel(profile)) == timeline.step_s == max(event.end_s for event in timeline.events)
+    assert len(timeline.events) == sum(
+        action.kind is not Kind.RECEIVE for actions in timeline.program.actions.values() for action in actions
+    )
+
+
+def test_a_program_that_waits_for_itself_is_refused() -> None:
+    """Two workers that each wait for what the other runs later: the error says who waits before what."""
+    profile = make_profile(work=[1e-3] * 4, slowness=[1.0] * 2, edges=[(0, 2), (1, 3)])
+    plan = make_plan(profile, [(0, ["p0"]), (1, ["p1"]), (1, ["p2"]), (0, ["p3"])])
+    program = build_program(plan, profile.edges)
+    turned = {}
+    for worker, actions in program.actions.items():
+        own = [a for a in actions if a.micro_batch >= 0]
+        late = {worker_name(0): 3, worker_name(1): 2}[worker]
+        turned[worker] = (*(a for a in own if a.stage == late), *(a for a in own if a.stage != late), actions[-1])
+    with pytest.raises(FormatError, match=r"waits for ever before forward of stage"):
+        run_program(replace(program, actions=turned), CostModel(profile))
 
 
 def test_ties_across_workers_send_their_gradients_each_way() -> None:

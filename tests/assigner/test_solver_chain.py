@@ -45,20 +45,20 @@ def check_against_brute_force(seed: int, options: SolveOptions) -> None:
 @pytest.mark.parametrize("seed", range(90))
 def test_the_plan_equals_exhaustive_search(seed):
     """Over every order of workers, cut, remat subset and micro-batch count, nothing is faster than the plan."""
-    check_against_brute_force(seed, SolveOptions(gap=0))
+    check_against_brute_force(seed, SolveOptions(schedule="gpipe", gap=0))
 
 
 @pytest.mark.parametrize("seed", range(0, 48, 4))
 def test_cbc_finds_the_same_optimum(seed):
     """The bundled CBC proves the same plans optimal as HiGHS."""
-    check_against_brute_force(seed, SolveOptions(gap=0, solver="cbc"))
+    check_against_brute_force(seed, SolveOptions(schedule="gpipe", gap=0, solver="cbc"))
 
 
 @pytest.mark.parametrize("remat", ["never", "always"])
 @pytest.mark.parametrize("seed", [1, 4, 7, 15, 22])
 def test_a_fixed_remat_is_kept_and_still_optimal(seed, remat):
     """With remat fixed the plan is the best of those that rematerialise nothing, or everything."""
-    check_against_brute_force(seed, SolveOptions(gap=0, remat=remat))
+    check_against_brute_force(seed, SolveOptions(schedule="gpipe", gap=0, remat=remat))
 
 
 @pytest.mark.parametrize("seed", [3, 6])
@@ -67,7 +67,7 @@ def test_six_partitions_on_three_workers(seed):
     profile = random_instance(seed, partitions=6, workers=3, tight=True, busy=True)
     best = best_plan(profile)
     assert best is not None
-    assert solve(profile, SolveOptions(gap=0)).plan.solver.objective_s == pytest.approx(best[0], rel=EXACT)
+    assert solve(profile, SolveOptions(schedule="gpipe", gap=0)).plan.solver.objective_s == pytest.approx(best[0], rel=EXACT)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -77,7 +77,7 @@ def test_option_pins_are_kept_and_the_rest_is_optimal(seed):
     pins = {"p1": "worker:2", "p3": "kind0"} if seed % 2 else {"p0": "host1"}
     best = best_plan(profile, pins=pins)
     assert best is not None
-    plan = solve(profile, SolveOptions(gap=0, pins=pins)).plan
+    plan = solve(profile, SolveOptions(schedule="gpipe", gap=0, pins=pins)).plan
     assert plan.predicted.step_s == pytest.approx(best[0], rel=EXACT)
     for name, pin in pins.items():
         assert profile.matches(pin, profile.worker[plan.placement[name]])
@@ -89,7 +89,7 @@ def test_with_a_gap_the_plan_is_within_it(seed):
     profile = random_instance(seed, partitions=5, workers=3, late_updates=seed % 2 == 0)
     best = best_plan(profile)
     assert best is not None
-    report = solve(profile, SolveOptions(gap=0.05)).plan.solver
+    report = solve(profile, SolveOptions(schedule="gpipe", gap=0.05)).plan.solver
     assert best[0] * (1 - EXACT) <= report.objective_s <= best[0] / 0.95 * (1 + EXACT)
     assert report.bound_s <= best[0] * (1 + EXACT)
     assert report.status == "optimal"
@@ -101,9 +101,9 @@ def test_colocated_partitions_share_a_worker():
     together = tuple(
         replace(each, colocate="tied") if each.name in ("p0", "p2") else each for each in profile.partitions
     )
-    plan = solve(replace(profile, partitions=together), SolveOptions(gap=0)).plan
+    plan = solve(replace(profile, partitions=together), SolveOptions(schedule="gpipe", gap=0)).plan
     assert plan.placement["p0"] == plan.placement["p2"]
-    assert len(solve(profile, SolveOptions(gap=0)).plan.stages[0].partitions) == 2
+    assert len(solve(profile, SolveOptions(schedule="gpipe", gap=0)).plan.stages[0].partitions) == 2
 
 
 def test_a_worker_that_only_slows_down_is_left_out():
@@ -116,7 +116,7 @@ def test_micro_batch_sizes_without_a_price_are_not_chosen():
     """A partition measured at one size only leaves the counts that give that size."""
     profile = make_profile(work=[1e-3] * 3, slowness=[1.0, 1.0])
     only = tuple(each for each in profile.measurements if each.micro_batch == 4)
-    solution = solve(replace(profile, measurements=only), SolveOptions(gap=0))
+    solution = solve(replace(profile, measurements=only), SolveOptions(schedule="gpipe", gap=0))
     assert solution.plan.micro_batch_size == 4
     assert {c.micro_batches: c.status.partition(":")[0] for c in solution.candidates} == {
         1: "infeasible", 2: "chosen", 4: "infeasible", 8: "infeasible"

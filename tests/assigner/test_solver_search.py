@@ -34,11 +34,11 @@ def test_the_same_input_gives_the_same_plan(solver):
 
 def test_the_ilp_is_what_proves_where_the_relaxation_does_not():
     """The report says how the bound was proven."""
-    report = solve(UNPROVEN, SolveOptions(gap=0)).plan.solver
+    report = solve(UNPROVEN, SolveOptions(schedule="gpipe", gap=0)).plan.solver
     assert "ILP" in report.options["proven_by"]
     assert (report.name, report.status, report.gap) == ("HiGHS", "optimal", 0.0)
     assert report.version.count(".") == 2
-    assert solve(UNPROVEN, SolveOptions(gap=0, solver="cbc")).plan.solver.name == "CBC"
+    assert solve(UNPROVEN, SolveOptions(schedule="gpipe", gap=0, solver="cbc")).plan.solver.name == "CBC"
 
 
 def test_a_solver_stopped_by_its_limit_proves_nothing(monkeypatch):
@@ -48,7 +48,7 @@ def test_a_solver_stopped_by_its_limit_proves_nothing(monkeypatch):
         return Outcome(False, math.inf, -math.inf, False)
 
     monkeypatch.setattr(Backend, "search", stopped)
-    report = solve(UNPROVEN, SolveOptions(gap=0)).plan.solver
+    report = solve(UNPROVEN, SolveOptions(schedule="gpipe", gap=0)).plan.solver
     assert report.status == "feasible"
     assert 0 < report.bound_s < report.objective_s
     assert report.gap == pytest.approx(1 - report.bound_s / report.objective_s)
@@ -86,16 +86,16 @@ def test_no_plan_before_the_limit_is_a_limit_error(monkeypatch):
     monkeypatch.setattr(Beam, "run", lambda *_: [])
     monkeypatch.setattr(GPipeSetting, "prove", lambda *_: None)
     with pytest.raises(LimitError) as caught:
-        solve(UNPROVEN, SolveOptions(gap=0))
+        solve(UNPROVEN, SolveOptions(schedule="gpipe", gap=0))
     assert caught.value.exit_code == 4
 
 
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
 def test_without_the_beam_the_ilp_finds_the_optimum_alone(monkeypatch, solver):
     """The proof and the plan do not hang on the heuristic."""
-    want = solve(UNPROVEN, SolveOptions(gap=0)).plan.solver.objective_s
+    want = solve(UNPROVEN, SolveOptions(schedule="gpipe", gap=0)).plan.solver.objective_s
     monkeypatch.setattr(Beam, "run", lambda *_: [])
-    plan = solve(UNPROVEN, SolveOptions(gap=0, solver=solver)).plan
+    plan = solve(UNPROVEN, SolveOptions(schedule="gpipe", gap=0, solver=solver)).plan
     assert plan.solver.objective_s == pytest.approx(want, rel=1e-6)
     assert plan.solver.status == "optimal"
 
@@ -107,7 +107,7 @@ def test_interrupted_with_a_plan_at_hand_returns_it():
         if progress.incumbent_s is not None:
             raise KeyboardInterrupt
 
-    solution = solve(UNPROVEN, SolveOptions(gap=0), progress=stop)
+    solution = solve(UNPROVEN, SolveOptions(schedule="gpipe", gap=0), progress=stop)
     assert solution.plan.solver.status == "feasible"
     assert "interrupted" in solution.plan.solver.options["proven_by"]
     assert predict(solution.plan, UNPROVEN).step_s == solution.plan.predicted.step_s
@@ -126,7 +126,7 @@ def test_interrupted_before_any_plan_is_an_interrupt():
 def test_progress_never_goes_back():
     """Time and bound rise, the incumbent falls, and the bound never passes it."""
     seen = []
-    solve(random_chain(3, partitions=8, workers=3), SolveOptions(gap=0), progress=seen.append)
+    solve(random_chain(3, partitions=8, workers=3), SolveOptions(schedule="gpipe", gap=0), progress=seen.append)
     assert seen
     for before, after in itertools.pairwise(seen):
         assert after.elapsed_s >= before.elapsed_s
@@ -162,8 +162,8 @@ def test_merging_like_workers_keeps_the_bound_below_the_optimum(seed):
         for n, link in enumerate(base.links)
     )
     profile = replace(base, links=links)
-    exact = solve(profile, SolveOptions(gap=0)).plan.solver
-    loose = solve(profile, SolveOptions(gap=0.02)).plan.solver
+    exact = solve(profile, SolveOptions(schedule="gpipe", gap=0)).plan.solver
+    loose = solve(profile, SolveOptions(schedule="gpipe", gap=0.02)).plan.solver
     assert exact.status == loose.status == "optimal"
     assert loose.bound_s <= exact.objective_s * (1 + 1e-6)
     assert loose.objective_s <= exact.objective_s / 0.98 * (1 + 1e-6)
@@ -171,12 +171,12 @@ def test_merging_like_workers_keeps_the_bound_below_the_optimum(seed):
 
 def test_the_candidates_tell_every_count():
     """One candidate per divisor, one of them chosen, each bound below its step time."""
-    solution = solve(make_profile(work=[2e-3] * 4, slowness=[1.0, 2.0]), SolveOptions(gap=0))
+    solution = solve(make_profile(work=[2e-3] * 4, slowness=[1.0, 2.0]), SolveOptions(schedule="gpipe", gap=0))
     assert [each.micro_batches for each in solution.candidates] == [1, 2, 4, 8]
     assert [each.status for each in solution.candidates].count("chosen") == 1
     for each in solution.candidates:
         assert each.micro_batches * each.micro_batch_size == 8
-        assert each.step_s is None or each.bound_s <= each.step_s * (1 + 1e-9)
+        assert each.value is None or each.bound <= each.value * (1 + 1e-9)
     assert "worker:" in solution.limiting
 
 

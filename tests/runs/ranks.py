@@ -20,10 +20,16 @@ from assigner import Pipeline, UsageError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
-from workloads import Reference, language, make_plan, skips, towers
+from workloads import Reference, diamond, language, make_plan, random_plan, skips, towers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from assigner import Workload
+    from assigner.plan import Plan
+
+DRAWN = 6
+"""Random plans for each model."""
 
 TRAINED = [(2, ["tokens", "blocks.0"]), (0, ["blocks.1"]), (1, ["blocks.2", "head"])]
 RESUMED = [(1, ["tokens"]), (2, ["blocks.0", "blocks.1", "blocks.2", "head"])]
@@ -44,19 +50,35 @@ PLANS = {
 }  # fmt: skip
 
 
-def against_the_plain_model(name: str) -> dict[str, float]:
+def against_the_plain_model(made: Workload, plan: Plan) -> dict[str, float]:
     """The largest differences over steps of 8, 7, 1 and 8 rows."""
-    make, stages, options = PLANS[name]
-    made = make()
     reference = Reference(made)
     found = {"loss": 0.0, "gradients": 0.0, "weights": 0.0}
-    with Pipeline(made, make_plan(made, stages, **options)) as pipeline:
+    with Pipeline(made, plan) as pipeline:
         for n, rows in enumerate((8, 7, 1, 8)):
             batch = made.make_batch(rows, n)
             found["loss"] = max(found["loss"], abs(pipeline.step(batch) - reference.step(batch)))
             found["gradients"] = max(found["gradients"], reference.gradient_distance(pipeline.gradients()))
             found["weights"] = max(found["weights"], reference.distance(pipeline.state_dict().items()))
     return found
+
+
+def written(name: str) -> dict[str, float]:
+    """A plan of PLANS."""
+    make, stages, options = PLANS[name]
+    made = make()
+    return against_the_plain_model(made, make_plan(made, stages, **options))
+
+
+def drawn() -> dict[str, float]:
+    """Random plans in which workers hold several stages: the largest differences of them all."""
+    worst: dict[str, float] = {}
+    for make in (language, skips, towers, diamond):
+        made = make()
+        for seed in range(DRAWN):
+            for key, value in against_the_plain_model(made, random_plan(made, seed, workers=3)).items():
+                worst[key] = max(worst.get(key, 0.0), value)
+    return worst
 
 
 def accumulation() -> dict[str, float]:
@@ -118,8 +140,13 @@ def checkpoints(folder: Path) -> dict[str, Any]:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found: dict[str, Any] = {name: against_the_plain_model(name) for name in PLANS}
-    others: dict[str, Callable[[], Any]] = {"accumulation": accumulation, "dropout": dropout, "leaks": leaks}
+    found: dict[str, Any] = {name: written(name) for name in PLANS}
+    others: dict[str, Callable[[], Any]] = {
+        "random plans": drawn,
+        "accumulation": accumulation,
+        "dropout": dropout,
+        "leaks": leaks,
+    }
     found.update({name: case() for name, case in others.items()})
     found["fingerprint"] = make_plan(language()).workload.fingerprint
     found["checkpoint"] = checkpoints(folder / "checkpoint")

@@ -1,0 +1,74 @@
+"""Simpler ways to place the same profile, priced by the same simulator: what a plan has to beat.
+
+    splits.py       best single worker, equal split, split in proportion to speed, balance by time (torchgpipe)
+    pipedream.py    PipeDream's planner
+    greedy.py       list scheduling by earliest finish
+    weighted.py     softmax descent on a weighted sum of memory, compute and bandwidth (machin)
+    pricing.py      what all of them are priced by; bound.py spares the simulator
+
+Each takes the micro-batch count that suits it best by its step time under GPipe, rematerialises nothing, or everything
+where it does not fit otherwise, and keeps the hints. One that does not fit in any way has no step time. The last two
+may give a worker several stages, and can so be faster than every contiguous plan.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+from assigner.plan import Baseline
+from assigner.simulate import priced
+from assigner.solver.baselines.greedy import earliest_finish
+from assigner.solver.baselines.pipedream import least_bottleneck
+from assigner.solver.baselines.pricing import Pricing
+from assigner.solver.baselines.splits import balanced, equal, proportional, single
+from assigner.solver.baselines.weighted import descent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from assigner.plan import Plan
+    from assigner.solver.baselines.candidate import Candidate
+    from assigner.solver.problem import Problem
+
+BaselineName = Literal["single", "equal", "proportional", "balance", "pipedream", "greedy", "weighted"]
+
+TITLES: Mapping[str, str] = dict(
+    zip(
+        get_args(BaselineName),
+        (
+            "best single worker",
+            "equal split",
+            "split in proportion to speed",
+            "balance by time",
+            "PipeDream's planner",
+            "greedy, earliest finish",
+            "weighted heuristic",
+        ),
+        strict=True,
+    )
+)
+"""Names of the baselines, short and in full."""
+
+_MAKERS: Mapping[str, Callable[[Pricing], Iterable[Candidate]]] = {
+    "single": single, "equal": equal, "proportional": proportional, "balance": balanced, "pipedream": least_bottleneck,
+    "greedy": earliest_finish, "weighted": descent,
+}  # fmt: skip
+
+
+def price_baselines(problem: Problem) -> tuple[Baseline, ...]:
+    """The baselines in a fixed order, each at its own best micro-batch count."""
+    pricing = Pricing(problem)
+    found = ((title, *pricing.best(_MAKERS[name](pricing))) for name, title in TITLES.items())
+    return tuple(Baseline(title, None if plan is None else seconds) for title, plan, seconds in found)
+
+
+def baseline_plan(problem: Problem, name: str) -> Plan | None:
+    """One baseline as a plan, priced, at its best micro-batch count; None: it fits at none.
+
+    Args:
+        problem: What is to be placed; its options hold for the baseline too.
+        name: A key of `TITLES`.
+    """
+    pricing = Pricing(problem)
+    plan, _ = pricing.best(_MAKERS[name](pricing))
+    return plan and priced(plan, problem.profile, problem.cost)

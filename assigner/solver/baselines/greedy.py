@@ -1,0 +1,215 @@
+"""List scheduling: every partition, in the model's order, goes to the worker that would be through with it first.
+
+Source: the earliest-finish rule of HEFT (Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002, section 4.2), for a step of M
+micro-batches instead of one task. A stage that starts at `start`, gets its last micro-batch at `last` and takes `each`
+seconds for one has
+
+    its first micro-batch done at  start + each        its last one at  max(start + M each, last + each)
+
+Forward and backward count as one, and so do the two messages of a value. A partition joins the last stage of a worker
+where the graph lets it. Workers whose memory is full are left out; where that leaves none, all is placed once more as
+if everything were rematerialised. The way back is not looked at: the simulator has the last word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from assigner.solver.baselines.candidate import Candidate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from assigner.cost import Output, PartitionCost
+    from assigner.solver.baselines.pricing import Pricing
+
+    Array = NDArray[np.float64]
+    Mask = NDArray[np.bool_]
+
+
+def earliest_finish(pricing: Pricing) -> Iterator[Candidate]:
+    """Its placement at each micro-batch count; none where no worker has room or may hold a partition."""
+    modes = {"auto": (False, True), "never": (False,), "always": (True,)}[pricing.problem.options.remat]
+    for count in pricing.counts:
+        found = (_Placing(pricing, count, again=again).place() for again in modes)
+        candidate = next((each for each in found if each is not None), None)
+        if candidate is not None:
+            yield candidate
+
+
+@dataclass(slots=True)
+class _Stage:
+    """A stage that was opened; its times are those of its first and of its last micro-batch."""
+
+    worker: int
+    first_s: float = 0.0
+    done_s: float = 0.0
+    names: list[str] = field(default_factory=list)
+
+
+class _Placing:
+    """One pass over the partitions. Arrays have one entry per worker.
+
+    Args:
+        pricing: Prices.
+        count: M.
+        again: Everything is rematerialised.
+
+    Attributes:
+        stage: Number of the worker's last stage; -1: none yet.
+        start, last, each, done: When it starts, gets its last micro-batch, its seconds for one, and when it is through.
+        held: Bytes of state, of values read and of stored activations, of all stages of the worker.
+        redone, workspace: Bytes of the largest partition while it is redone, and while it computes.
+        leaving: Bytes of the messages to others.
+    """
+
+    def __init__(self, pricing: Pricing, count: int, *, again: bool) -> None:
+        import numpy as np
+
+        self.problem, self.count, self.again = pricing.problem, count, again
+        self.size = pricing.size(count)
+        self.workers = pricing.quickest(count)
+        self.devices = [self.problem.profile.worker[worker] for worker in self.workers]
+        self.prices = np.array([_row(pricing.prices_on(worker, count), again=again) for worker in self.workers])
+        self.capacity = np.array([device.capacity_bytes for device in self.devices])
+        zero = np.zeros(len(self.workers))
+        self.start, self.each, self.last, self.done = zero.copy(), zero.copy(), zero.copy(), zero.copy()
+        self.held, self.redone, self.workspace, self.leaving = zero.copy(), zero.copy(), zero.copy(), zero.copy()
+        self.stage = np.full(len(self.workers), -1)
+        self.stages: list[_Stage] = []
+        self.stage_of: dict[str, int] = {}
+        self.read_in: dict[Output, NDArray[Any]] = {}  # per value: the number of each worker's last stage that reads it
+        self.left: set[Output] = set()  # values that are read on another worker
+        self.round_trip = cache(self._round_trip)
+
+    def place(self) -> Candidate | None:
+        """The placement; None: at some partition no worker has room, or none may hold it."""
+        for position, name in enumerate(self.problem.order):
+            if not self._place(position, name):
+                return None
+        return Candidate(self.count, tuple((self.workers[each.worker], tuple(each.names)) for each in self.stages))
+
+    def _place(self, position: int, name: str) -> bool:
+        import numpy as np
+
+        inputs = self.problem.cost.reads[name]
+        newest = max((self.stage_of[output.partition] for output in inputs), default=-1)
+        joins = (self.stage >= 0) & (self.stage >= newest)
+        first, last = self._arrivals(inputs, joins)
+        start = np.maximum(first, np.where(joins, self.start, self.done))
+        last = np.maximum(last, np.where(joins, self.last, 0.0))
+        each = self.prices[:, position, 0] + np.where(joins, self.each, 0.0)
+        done = np.maximum(start + self.count * each, last + each)
+        held, redone, workspace = self._bytes(position, name, joins)
+        need = held + redone + workspace + self.leaving + self._own_messages(name)
+        free = self._may_hold(name) & (need <= self.capacity) & np.isfinite(done)
+        if not free.any():
+            return False
+        worker = int(np.argmin(np.where(free, done, np.inf)))
+        self._open(worker, name, joins=bool(joins[worker]), inputs=inputs)
+        for kept, new in (
+            (self.start, start), (self.last, last), (self.each, each), (self.done, done),
+            (self.held, held), (self.redone, redone), (self.workspace, workspace),
+        ):  # fmt: skip
+            kept[worker] = new[worker]
+        stage = self.stages[self.stage_of[name]]
+        stage.first_s, stage.done_s = float(start[worker] + each[worker]), float(done[worker])
+        return True
+
+    def _open(self, worker: int, name: str, *, joins: bool, inputs: Sequence[Output]) -> None:
+        """Put a partition on a worker: into its last stage, or into a new one."""
+        import numpy as np
+
+        if not joins:
+            self.stage[worker] = len(self.stages)
+            self.stages.append(_Stage(worker))
+        number = int(self.stage[worker])
+        self.stages[number].names.append(name)
+        self.stage_of[name] = number
+        for output in inputs:
+            self.read_in.setdefault(output, np.full(len(self.workers), -1))[worker] = number
+            maker = self.stages[self.stage_of[output.partition]].worker
+            if maker != worker and output not in self.left:
+                self.left.add(output)
+                self.leaving[maker] += self._message_bytes(output)
+
+    def _arrivals(self, inputs: Sequence[Output], joins: Mask) -> tuple[Array, Array]:
+        """When the first and the last micro-batch of all inputs would be on each worker; its own are no matter."""
+        import numpy as np
+
+        first, last = np.zeros(len(self.workers)), np.zeros(len(self.workers))
+        for output in inputs:
+            made = self.stages[self.stage_of[output.partition]]
+            wire = self.round_trip(made.worker, self.problem.cost.output_bytes(output, self.size), self._graded(output))
+            inside = joins & (np.arange(len(self.workers)) == made.worker)
+            comes = np.where(inside, 0.0, made.first_s + wire)
+            on_wire = (self.count - 1) * np.where(np.isfinite(wire), wire, 0.0)  # without a link it never comes
+            ends = np.maximum(made.done_s + wire, comes + on_wire)
+            first, last = np.maximum(first, comes), np.maximum(last, np.where(inside, 0.0, ends))
+        return first, last
+
+    def _round_trip(self, source: int, size: float, graded: bool) -> Array:
+        """Seconds of a value from a worker to each other one, and of its gradient back."""
+        import numpy as np
+
+        cost, here = self.problem.cost, self.workers[source]
+        there = np.array([cost.transfer_s(here, other, size) for other in self.workers])
+        if not graded:
+            return there
+        back: Array = there + np.array([cost.transfer_s(other, here, size) for other in self.workers])
+        return back
+
+    def _graded(self, output: Output) -> bool:
+        return any(edge.gradient for edge in self.problem.cost.readers[output])
+
+    def _message_bytes(self, output: Output) -> float:
+        return self.problem.cost.output_bytes(output, self.size) * (1 + self._graded(output))
+
+    def _own_messages(self, name: str) -> float:
+        """Bytes of the partition's values on their way, if they should all leave."""
+        return sum(map(self._message_bytes, self.problem.cost.makes[name]))
+
+    def _bytes(self, position: int, name: str, joins: Mask) -> tuple[Array, Array, Array]:
+        """What each worker would hold for good, for the largest partition that is redone, and while it computes."""
+        import numpy as np
+
+        cost, activations = self.problem.cost, self.prices[:, position, 1]
+        held = self.held + cost.state((name,)).total + (0.0 if self.again else self.count * activations)
+        for output in cost.reads[name]:
+            read = self.read_in.get(output)
+            known = joins & (read == self.stage) if read is not None else False
+            held = held + np.where(known, 0.0, self.count * cost.output_bytes(output, self.size))
+        redone = np.maximum(self.redone, activations) if self.again else self.redone
+        return held, redone, np.maximum(self.workspace, self.prices[:, position, 2])
+
+    def _may_hold(self, name: str) -> Mask:
+        """The workers that pins, labels and partitions to be kept apart leave."""
+        import numpy as np
+
+        problem = self.problem
+        free = np.ones(len(self.workers), dtype=bool)
+        if problem.pins(name):
+            free &= [problem.allowed(name, device) for device in self.devices]
+        label = problem.profile.partition[name].colocate
+        for other, stage in self.stage_of.items() if label is not None else ():
+            if problem.profile.partition[other].colocate == label:
+                free &= np.arange(len(self.workers)) == self.stages[stage].worker
+        for group in problem.options.apart:
+            if name in group:
+                free[[self.stages[self.stage_of[other]].worker for other in group if other in self.stage_of]] = False
+        return free
+
+
+def _row(prices: Sequence[PartitionCost | None], *, again: bool) -> list[tuple[float, float, float]]:
+    """Of each position: seconds there and back, activations, workspace; with a price of inf it cannot be there."""
+    return [
+        (float("inf"), 0.0, 0.0)
+        if price is None
+        else (price.forward_s * (1 + again) + price.backward_s, price.activation_bytes, price.workspace_bytes)
+        for price in prices
+    ]

@@ -1,0 +1,213 @@
+"""A weighted heuristic: every partition has a probability for every worker, and these descend on a sum of four costs.
+
+    bandwidth     share of the traffic that goes between workers, times how slow their link is against the mean
+    compute       how far each worker's share of the work is from its share of the speed, squared
+    memory        what a worker would hold beyond its capacity, against its capacity
+    entropy       how undecided the probabilities are; its weight grows from 0, as in annealing
+
+Source: machin's ModelAssigner (github.com/iffiX/machin, machin/parallel/assigner.py), which takes the softmax of free
+scores, descends with Adam, and gives every model to its likeliest device. There work is bytes of parameters, speed the
+idle share of a GPU, links are near or far, and the costs are means over the entries of matrices. Here the figures are
+the profile's, and the costs sums of shares, so that one set of weights suits all sizes. The result need not be
+contiguous: a worker may hold several stages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from assigner.solver.baselines.candidate import Candidate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from assigner.cost import PartitionCost
+    from assigner.solver.baselines.pricing import Pricing
+    from assigner.solver.problem import Problem
+
+    Array = NDArray[np.float64]
+
+BANDWIDTH, COMPUTE, MEMORY, ENTROPY = 5.0, 1.0, 1.0, 0.3
+"""Weights of the costs: what did best on the synthetic clusters of benchmarks/solver/clusters.py and small chains."""
+
+ITERATIONS, FEWEST, RATE = 300, 60, 0.1
+"""Steps and step size of Adam (Kingma and Ba, ICLR 2015); of more than `LARGE` probabilities fewer, larger steps."""
+
+LARGE = 10_000
+
+SMALLEST = -60.0
+"""Logarithm of the least probability."""
+
+
+def descent(pricing: Pricing) -> Iterator[Candidate]:
+    """One placement, found at the middle one of the micro-batch counts, for all of them."""
+    import numpy as np
+
+    count = pricing.counts[len(pricing.counts) // 2]
+    units = _units(pricing.problem)
+    names = pricing.quickest(count)
+    matter = _matter(pricing, names, units, count)
+    if matter is None:
+        return
+    scores = np.random.default_rng(pricing.problem.options.seed).standard_normal(matter.allowed.shape)
+    chosen = _descend(matter, scores).argmax(axis=1)
+    workers = {name: names[int(chosen[n])] for n, unit in enumerate(units) for name in unit}
+    stages = _stages(pricing.problem, workers)
+    for each in pricing.counts:
+        yield Candidate(each, stages)
+
+
+def _units(problem: Problem) -> list[list[str]]:
+    """The partitions, those of one `colocate` label as one."""
+    units: dict[str, list[str]] = {}
+    for name in problem.order:
+        label = problem.profile.partition[name].colocate
+        units.setdefault(f"partition {name}" if label is None else f"label {label}", []).append(name)
+    return list(units.values())
+
+
+def _stages(problem: Problem, workers: dict[str, str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Stages in the model's order; a partition joins the last stage of its worker where the graph lets it."""
+    stages: list[tuple[str, list[str]]] = []
+    at: dict[str, int] = {}
+    latest: dict[str, int] = {}
+    for name in problem.order:
+        newest = max((at[output.partition] for output in problem.cost.reads[name]), default=-1)
+        number = latest.get(workers[name], -1)
+        if number < max(newest, 0):
+            number = latest[workers[name]] = len(stages)
+            stages.append((workers[name], []))
+        stages[number][1].append(name)
+        at[name] = number
+    return tuple((worker, tuple(names)) for worker, names in stages)
+
+
+class _Matter(NamedTuple):
+    """What the costs are made of, for n units and m workers.
+
+    Args:
+        allowed: (n, m) whether a unit may be there.
+        work: (n, m) the unit's share of the worker's time for the whole model.
+        speed: (m,) the worker's share of all speed.
+        size: (n, m) what the unit holds there, as a share of the worker's capacity.
+        distance: (m, m) seconds of a message and of its gradient, as multiples of the mean.
+        ends: (2, e) units between which values go.
+        traffic: (e,) shares of all bytes.
+    """
+
+    allowed: NDArray[np.bool_]
+    work: Array
+    speed: Array
+    size: Array
+    distance: Array
+    ends: NDArray[Any]
+    traffic: Array
+
+
+def _matter(pricing: Pricing, workers: Sequence[str], units: Sequence[Sequence[str]], count: int) -> _Matter | None:
+    """The figures of these workers at one micro-batch count; None: a unit may be nowhere."""
+    import numpy as np
+
+    problem = pricing.problem
+    rows = [pricing.prices_on(worker, count) for worker in workers]
+    held = [[[row[problem.position[name]] for name in unit] for row in rows] for unit in units]
+    seconds = np.array([[_seconds(each) for each in unit] for unit in held])
+    allowed = np.isfinite(seconds) & [[pricing.may_hold(w, unit) for w in workers] for unit in units]
+    if not allowed.any(axis=1).all():
+        return None
+    typical = np.array([row[np.isfinite(row)].mean() for row in seconds])
+    seconds = np.where(np.isfinite(seconds), seconds, typical[:, None])
+    whole = np.maximum(seconds.sum(axis=0), 1e-30)
+    devices = [problem.profile.worker[worker] for worker in workers]
+    capacity = np.array([max(1.0, device.capacity_bytes) for device in devices])
+    size = np.array([_bytes(pricing, unit, row, count) for unit, row in zip(units, held, strict=True)])
+    unit_of = {name: n for n, unit in enumerate(units) for name in unit}
+    edges = [edge for edge in problem.profile.edges if unit_of[edge.source] != unit_of[edge.target]]
+    traffic = np.array([edge.bytes_per_sample * pricing.size(count) + edge.fixed_bytes for edge in edges])
+    return _Matter(
+        allowed=allowed,
+        work=seconds / whole,
+        speed=(1 / whole) / (1 / whole).sum(),
+        size=size / capacity,
+        distance=_distance(pricing, workers, float(traffic.mean()) if edges else 0.0),
+        ends=np.array([[unit_of[edge.source] for edge in edges], [unit_of[edge.target] for edge in edges]], dtype=int),
+        traffic=traffic / max(1e-30, traffic.sum()),
+    )
+
+
+def _seconds(prices: Sequence[PartitionCost | None]) -> float:
+    return sum(float("inf") if price is None else price.forward_s + price.backward_s for price in prices)
+
+
+def _bytes(
+    pricing: Pricing, unit: Sequence[str], row: Sequence[Sequence[PartitionCost | None]], count: int
+) -> list[float]:
+    """On each worker: state, values read and, if they are stored, activations of all micro-batches."""
+    cost = pricing.problem.cost
+    read = dict.fromkeys(output for name in unit for output in cost.reads[name])
+    flying = sum(cost.output_bytes(output, pricing.size(count)) for output in read)
+    held = cost.state(unit).total + count * flying
+    if pricing.problem.options.remat == "always":
+        return [held] * len(row)
+    return [held + count * sum(price.activation_bytes for price in prices if price is not None) for prices in row]
+
+
+def _distance(pricing: Pricing, workers: Sequence[str], size: float) -> Array:
+    import numpy as np
+
+    cost = pricing.problem.cost
+    there = np.array([[cost.transfer_s(a, b, size) for b in workers] for a in workers])
+    both = there + there.T
+    finite = np.isfinite(both)
+    between = both[finite & ~np.eye(len(workers), dtype=bool)]
+    mean = between.mean() if between.size and between.any() else 1.0
+    slowest = max(1.0, between.max(initial=0.0) / mean)
+    distance: Array = np.where(finite, both / mean, 10 * slowest)  # no link is a very slow one
+    return distance
+
+
+def _descend(matter: _Matter, scores: Array) -> Array:
+    """The scores (n, m) at the end; -inf where a unit may not be."""
+    import numpy as np
+
+    first, second = np.zeros_like(scores), np.zeros_like(scores)
+    iterations = max(FEWEST, min(ITERATIONS, ITERATIONS * LARGE // scores.size))
+    rate = RATE * ITERATIONS / iterations
+    for step in range(1, iterations + 1):
+        logs = _log_softmax(scores, matter.allowed)
+        placed = np.exp(logs)
+        gradient = _gradient(matter, placed, logs, ENTROPY * step / iterations)
+        gradient = placed * (gradient - (gradient * placed).sum(axis=1, keepdims=True))
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        scores = scores - rate * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-12)
+    return np.where(matter.allowed, scores, -np.inf)
+
+
+def _log_softmax(scores: Array, allowed: NDArray[np.bool_]) -> Array:
+    """Logarithms of the probabilities; none is so small that arithmetic becomes slow."""
+    import numpy as np
+
+    scores = np.where(allowed, scores, -np.inf)
+    scores = np.maximum(scores - scores.max(axis=1, keepdims=True), SMALLEST)
+    logs: Array = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    return logs
+
+
+def _gradient(matter: _Matter, placed: Array, logs: Array, entropy: float) -> Array:
+    """Of the sum of the four costs by the probabilities."""
+    import numpy as np
+
+    load = (placed * matter.work).sum(axis=0) / matter.speed  # 1: as much as its speed is worth
+    total: Array = COMPUTE * 2 * (load - 1) * matter.work
+    over = (placed * matter.size).sum(axis=0) > 1
+    total += MEMORY * over * matter.size
+    total -= entropy * (logs + 1) / len(placed)
+    source, target = matter.ends
+    far = placed @ matter.distance * BANDWIDTH
+    np.add.at(total, source, matter.traffic[:, None] * far[target])
+    np.add.at(total, target, matter.traffic[:, None] * far[source])
+    return total
