@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from assigner.cost import CostModel
 from assigner.errors import FormatError
+from assigner.objective import objective_value
 from assigner.plan import Plan, Stage
 from assigner.profile import (
     Edge,
@@ -21,32 +24,52 @@ from assigner.profile import (
     WorkloadReference,
 )
 from assigner.schedule import build_program
-from assigner.simulate import run_program, worker_memory
+from assigner.simulate import run_program
 from assigner.solver.options import divisors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 def best_plan(
-    profile: Profile, *, remat: str = "auto", micro_batches: int | None = None, pins: dict[str, str] | None = None
-) -> tuple[float, Plan] | None:
-    """The least step time over all plans, with such a plan; None: there is none."""
+    profile: Profile, *, remat: str = "auto", micro_batches: int | None = None, pins: dict[str, str] | None = None,
+    schedules: Sequence[str] = ("gpipe",), objective: str = "step", within: float = math.inf,
+    rules: Mapping[str, str] = MappingProxyType({}), keeps: Callable[[Plan], bool] = lambda _: True,
+) -> tuple[float, Plan] | None:  # fmt: skip
+    """The least value over all plans with one stage a worker, with such a plan; None: there is none.
+
+    Args:
+        profile: The measurements.
+        remat: As in the options.
+        micro_batches: As in the options.
+        pins: As in the options.
+        schedules: Those to choose from; of 1f1b, with every warm-up depth.
+        objective: As in the options; throughput is counted per batch.
+        within: No longer step than this.
+        rules: Partitions that "never" or "always" run twice.
+        keeps: Says which plans heed the hints.
+    """
     cost = CostModel(profile)
     best: tuple[float, Plan] | None = None
     batch = profile.workload.batch_size
     for count in divisors(batch) if micro_batches is None else (micro_batches,):
-        for split in _splits(profile, pins or {}):
-            for stages in _remats(cost, split, count, batch // count, remat):
+        for split, schedule in itertools.product(_splits(profile, pins or {}), schedules):
+            for stages in _remats(cost, split, count, batch // count, remat, rules, deep=schedule == "1f1b"):
                 plan = Plan(
-                    workload=profile.workload, micro_batches=count, micro_batch_size=batch // count, stages=stages
-                )
+                    workload=profile.workload, schedule=schedule, micro_batches=count, micro_batch_size=batch // count,
+                    stages=stages,
+                )  # fmt: skip
+                if not keeps(plan):
+                    continue
                 try:
                     step = run_program(build_program(plan, profile.edges, profile.ties), cost).step_s
                 except FormatError:
                     continue
-                if best is None or step < best[0]:
-                    best = step, plan
+                value = objective_value(plan, objective, cost, step_s=step) * (
+                    count if objective == "throughput" else 1
+                )
+                if step <= within and (best is None or value < best[0]):
+                    best = value, plan
     return best
 
 
@@ -81,28 +104,38 @@ def _allowed(profile: Profile, pins: dict[str, str], name: str, worker: str) -> 
 
 
 def _remats(
-    cost: CostModel, split: list[tuple[str, tuple[str, ...]]], count: int, size: int, remat: str
+    cost: CostModel,
+    split: list[tuple[str, tuple[str, ...]]],
+    count: int,
+    size: int,
+    remat: str,
+    rules: Mapping[str, str],
+    *,
+    deep: bool,
 ) -> Iterator[tuple[Stage, ...]]:
-    """Every choice of what to rematerialise that fits. Memory is a matter of one worker, so each stage by itself."""
+    """Every choice of what to rematerialise that fits, and of warm-up depths; memory is a matter of one worker."""
     if any(cost.obstacle(name, worker, size) is not None for worker, part in split for name in part):
         return
     choices: list[list[Stage]] = []
-    for worker, part in split:
+    for n, (worker, part) in enumerate(split):
         subsets: Sequence[tuple[str, ...]] = {"never": [()], "always": [part]}.get(remat) or [
-            subset for k in range(len(part) + 1) for subset in itertools.combinations(part, k)
+            subset
+            for k in range(len(part) + 1)
+            for subset in itertools.combinations(part, k)
+            if all((name in subset) == (rules[name] == "always") for name in part if name in rules)
         ]
-        fitting: list[Stage] = []
-        for subset in subsets:
-            if any(set(stage.rematerialise) < set(subset) for stage in fitting):
-                continue  # the same and more run twice: never faster
-            stage = Stage(worker, part, subset)
-            plan = Plan(
-                workload=WorkloadReference("tiny", batch_size=count * size), micro_batches=count,
-                micro_batch_size=size, stages=(stage,),
-            )  # fmt: skip
-            if worker_memory(cost, plan, worker).total <= cost.profile.worker[worker].capacity_bytes:
-                fitting.append(stage)
-        choices.append(fitting)
+        found: list[Stage] = []
+        for depth in range(min(count, len(split) - n), count + 1) if deep else (count,):
+            fitting: list[tuple[str, ...]] = []
+            for subset in subsets:
+                if any(set(other) < set(subset) for other in fitting):
+                    continue  # the same and more run twice: never faster
+                if cost.memory(worker, [(part, subset, depth)], size).total <= (
+                    cost.profile.worker[worker].capacity_bytes
+                ):
+                    fitting.append(subset)
+            found += [Stage(worker, part, subset, in_flight=depth if deep else None) for subset in fitting]
+        choices.append(found)
     yield from itertools.product(*choices)
 
 

@@ -1,0 +1,123 @@
+"""1F1B, throughput, latency and cost: exhaustive search says that the plan is the best there is."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from brute_force import best_plan, random_instance
+from builders import make_profile
+
+from assigner.cost import CostModel
+from assigner.errors import InfeasibleError, UsageError
+from assigner.objective import latency_s, money_per_sample, steady_s
+from assigner.simulate import overfull, predict
+from assigner.solver import SolveOptions, solve
+
+EXACT = 1e-6
+BOTH = ("gpipe", "1f1b")
+
+
+def draw(seed: int, *, graph: bool = False):
+    rng = random.Random(seed)
+    return random_instance(
+        seed, partitions=rng.choice([3, 4]), workers=rng.choice([2, 3]), busy=rng.random() < 0.5,
+        tight=rng.random() < 0.6, missing=rng.choice([0, 0, 0.3]), pins=rng.random() < 0.3,
+        late_updates=rng.random() < 0.3, alike=rng.random() < 0.3, graph=graph,
+    )  # fmt: skip
+
+
+def check(profile, options, **how):
+    best = best_plan(profile, **how)
+    if best is None:
+        with pytest.raises(InfeasibleError):
+            solve(profile, options)
+        return
+    plan = solve(profile, options).plan
+    scale = plan.micro_batches if options.objective == "throughput" else 1
+    assert scale * plan.solver.objective_s == pytest.approx(best[0], rel=EXACT)
+    assert scale * plan.solver.bound_s == pytest.approx(best[0], rel=EXACT)
+    assert plan.solver.status == "optimal"
+    assert plan.objective == options.objective
+    assert not overfull(predict(plan, profile))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_one_f_one_b_with_every_warm_up_depth(seed):
+    """Over all pipelines, remat subsets and warm-up depths, no 1F1B plan is faster."""
+    check(draw(seed), SolveOptions(schedule="1f1b", gap=0), schedules=("1f1b",))
+
+
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_one_f_one_b_on_graphs_keeps_its_bound(seed):
+    """Skips and branches in the order of the graph: the same."""
+    check(draw(seed, graph=True), SolveOptions(schedule="1f1b", gap=0), schedules=("1f1b",))
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+@pytest.mark.parametrize("seed", range(12))
+def test_throughput_and_latency(seed, objective):
+    """The least steady-state time and the least forward, over both schedules and what each has room for."""
+    options = SolveOptions(schedule=BOTH[seed % 2], objective=objective, gap=0)
+    check(draw(seed), options, schedules=(BOTH[seed % 2],), objective=objective)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+@pytest.mark.parametrize("seed", range(200, 206))
+def test_throughput_and_latency_of_graphs(seed, objective):
+    """Of graphs too."""
+    options = SolveOptions(schedule="1f1b", objective=objective, gap=0)
+    check(draw(seed, graph=True), options, schedules=("1f1b",), objective=objective)
+
+
+def priced(profile, seed: int):
+    rng = random.Random(seed)
+    workers = tuple(replace(worker, cost_per_hour=rng.choice([1, 2, 5, 10])) for worker in profile.workers)
+    return replace(profile, workers=workers)
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_the_cheapest_plan_within_a_step_time(seed):
+    """No plan that meets the step time costs less; where none meets it, that is said."""
+    profile = priced(draw(seed), seed)
+    fastest = best_plan(profile)
+    if fastest is None:
+        return
+    within = fastest[0] * [0.9, 1.05, 1.5, 100.0][seed % 4]
+    options = SolveOptions(objective="cost", schedule="gpipe", max_step_s=within, gap=0)
+    check(profile, options, objective="cost", within=within)
+
+
+@pytest.mark.parametrize("seed", range(0, 10, 2))
+def test_the_frontier_has_no_plan_that_another_beats(seed):
+    """From the cheapest to the fastest plan, money rises and step time falls; its ends are the best of either."""
+    profile = priced(draw(seed), seed)
+    fastest, cheapest = best_plan(profile), best_plan(profile, objective="cost")
+    if fastest is None or cheapest is None:
+        return
+    frontier = solve(profile, SolveOptions(objective="cost", schedule="gpipe", gap=0)).frontier
+    assert [point.money for point in frontier] == sorted(point.money for point in frontier)
+    assert [point.step_s for point in frontier] == sorted((point.step_s for point in frontier), reverse=True)
+    assert frontier[0].money == pytest.approx(cheapest[0], rel=EXACT)
+    assert frontier[-1].step_s == pytest.approx(fastest[0], rel=EXACT)
+    assert [point.chosen for point in frontier] == [True] + [False] * (len(frontier) - 1)
+
+
+def test_cost_needs_prices():
+    """A worker without a price is named, with the flag that gives one."""
+    with pytest.raises(UsageError, match="cost_per_hour") as caught:
+        solve(make_profile(work=[1e-3] * 2, slowness=[1.0]), SolveOptions(objective="cost"))
+    assert "--price" in caught.value.hint
+
+
+def test_values_of_a_plan_by_hand():
+    """Two stages of 1 and 2 ms forward, twice that backward, and messages of 1 ms: the three values in seconds."""
+    profile = make_profile(work=[1e-3, 2e-3], slowness=[1.0, 1.0], edge_bytes=9e5, bandwidth=1e9, latency=1e-4, batch=4)
+    profile = replace(profile, workers=tuple(replace(each, cost_per_hour=1.8) for each in profile.workers))
+    plan = solve(profile, SolveOptions(micro_batches=4, schedule="gpipe", gap=0)).plan
+    cost = CostModel(profile)
+    assert len(plan.stages) == 2
+    assert steady_s(plan, cost) == pytest.approx(6e-3)
+    assert latency_s(plan, cost) == pytest.approx(1e-3 + cost.transfer_s(*plan.workers, 9e5) + 2e-3)
+    assert money_per_sample(plan, cost, step_s=0.5) == pytest.approx(3.6 / 3600 * 0.5 / 4)
