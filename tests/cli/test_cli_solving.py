@@ -1,0 +1,139 @@
+"""The flags and the settings file of `assigner solve`."""
+
+import json
+
+import pytest
+
+from assigner.plan import load_plan, save_plan
+
+
+def solved(assigner, folder, *flags):
+    result = assigner("solve", "profile.json", "-o", "new.json", "--force", *flags)
+    assert result.exit_code == 0, result.stderr
+    return load_plan(folder / "new.json"), result
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_objectives_are_said(assigner, folder, objective):
+    """The plan names its objective, and the report says its value."""
+    plan, result = solved(assigner, folder, "--objective", objective)
+    assert plan.objective == objective
+    assert f"{objective}: " in result.stdout
+
+
+def test_cost_shows_the_frontier(assigner, folder):
+    """With prices, the plans that no other beats stand in a table, the chosen one marked."""
+    plan, result = solved(assigner, folder, "--objective", "cost", "--price", "worker:0=3", "--price", "worker:1=1")
+    assert plan.objective == "cost"
+    assert "cost against step time" in result.stdout
+    assert "per 1000 samples" in result.stdout
+    slow = assigner("solve", "profile.json", "-o", "x.json", "--objective", "cost", "--max-step", "1e-9",
+                    "--price", "worker:0=3", "--price", "worker:1=1")  # fmt: skip
+    assert slow.exit_code == 3
+    assert "--max-step" in slow.stderr
+
+
+def test_hints_reach_the_plan(assigner, folder):
+    """Hints on the line bind, and are stored with the settings."""
+    order = [stage.worker for stage in solved(assigner, folder, "--order", "worker:1,worker:0")[0].stages]
+    assert order == sorted(order, reverse=True)
+    first, second, *_ = load_plan(folder / "new.json").partitions
+    plan, _ = solved(assigner, folder, "--apart", f"{first},{second}", "--never-remat", "*", "--max-workers", "2")
+    assert plan.placement[first] != plan.placement[second]
+    assert plan.solver.options["max_workers"] == 2
+    assert not any(stage.rematerialise for stage in plan.stages)
+
+
+def test_a_partial_plan_is_completed(assigner, folder):
+    """--complete keeps what the file says and places the rest."""
+    plan, _ = solved(assigner, folder)
+    from dataclasses import replace
+
+    kept = plan.partitions[0]
+    part = replace(plan, stages=(replace(plan.stages[0], worker="worker:1/cpu", partitions=(kept,), rematerialise=()),))
+    save_plan(part, folder / "part.json")
+    whole, _ = solved(assigner, folder, "--complete", "part.json")
+    assert whole.placement[kept] == "worker:1/cpu"
+    assert set(whole.partitions) == set(plan.partitions)
+
+
+def test_settings_come_from_a_file_below_environment_and_flags(assigner, folder, monkeypatch):
+    """The [solve] table sets what neither a flag nor the environment does."""
+    first = solved(assigner, folder)[0].partitions[0]
+    (folder / "settings.toml").write_text(
+        f'[solve]\ngap = 0.05\nmicro-batches = 1\nseed = 3\nsolver = "cbc"\npin = {{ "{first}" = "worker:1" }}\n'
+        'reserve = ["worker:0=1MiB"]\n'
+    )
+    monkeypatch.setenv("ASSIGNER_SEED", "4")
+    plan, _ = solved(assigner, folder, "--config", "settings.toml", "--solver", "highs")
+    found = plan.solver.options
+    assert (found["gap"], found["micro_batches"], found["seed"], found["solver"]) == (0.05, 1, 4, "highs")
+    assert plan.placement[first] == "worker:1/cpu"
+
+
+def test_pyproject_counts_without_a_config(assigner, folder):
+    """[tool.assigner.solve] of the folder's pyproject.toml is the settings file where none is named."""
+    (folder / "pyproject.toml").write_text("[tool.assigner.solve]\ngap = 0.25\n")
+    assert solved(assigner, folder)[0].solver.options["gap"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("[solve]\ngapp = 1\n", 5, "did you mean gap"),
+        ("gap = 1\n", 5, "[solve]"),
+        ("[solve\n", 5, "no TOML"),
+        ("[solve]\ngap = 7\n", 2, "gap"),
+        ('[solve]\nmicro_batches = "many"\n', 2, "micro-batches"),
+        ("[solve]\ngap = 2020-01-01\n", 5, "not allowed"),
+    ],
+)
+def test_wrong_settings_files_are_told(assigner, folder, text, code, said):
+    """A wrong key, value or syntax ends with its exit code and a next step."""
+    (folder / "settings.toml").write_text(text)
+    result = assigner("solve", "profile.json", "-o", "new.json", "--config", "settings.toml")
+    assert result.exit_code == code, result.stderr
+    assert said in result.stderr
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) <= 3
+
+
+def test_a_missing_settings_file_is_a_usage_error(assigner):
+    """What cannot be read is named."""
+    result = assigner("solve", "profile.json", "-o", "new.json", "--config", "nowhere.toml")
+    assert result.exit_code == 2
+    assert "nowhere.toml" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--reserve", "worker:0=lots"), "2GiB"),
+        (("--reserve", "worker:0"), "NAME=VALUE"),
+        (("--price", "worker:0=cheap"), "price per hour"),
+        (("--price", "worker:9=1"), "worker:9"),
+        (("--max-step", "1"), "objective cost"),
+        (("--baseline", "magic"), "proportional"),
+        (("--max-workers", "0"), "max_workers"),
+        (("--always-remat", "p", "--never-remat", "p"), "--never-remat"),
+    ],
+)
+def test_wrong_flags_are_told(assigner, flags, said):
+    """Each is a usage error that names what is allowed."""
+    result = assigner("solve", "profile.json", "-o", "new.json", *flags)
+    assert result.exit_code == 2, result.stderr
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) <= 3
+
+
+def test_robust_says_how_sure_the_plan_is(assigner, folder):
+    """--robust solves at the slow end and tells how often the plan stays near the best."""
+    plan, result = solved(assigner, folder, "--robust", "--time-limit", "5", "--micro-batches", "2")
+    assert plan.solver.options["robust"] is True
+    assert "robustness" in result.stdout
+
+
+def test_json_has_only_the_plan(assigner):
+    """With --json the plan is one object on stdout, whatever was asked for."""
+    result = assigner("solve", "profile.json", "--json", "--objective", "throughput")
+    assert json.loads(result.stdout)["objective"] == "throughput"
