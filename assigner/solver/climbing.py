@@ -40,8 +40,11 @@ FIRST_WIDTH, PROOF_WIDTH, ALL_WIDTH = 300, 6_000, 10_000
 MOST_SIMULATED = 400
 """So many pipelines are simulated for a proof."""
 
+MOST_TRIED = 24
+"""So many are simulated where there is no proof to be had from it."""
+
 DEPTHS = 200
-"""Up to so many choices of warm-up depths, all are simulated; of more, four."""
+"""Up to so many choices of warm-up depths, all are simulated; of more, those of a few policies."""
 
 LARGE = 150_000
 """With more rungs than this there is no ladder: pipelines of other settings are taken over and improved."""
@@ -69,6 +72,7 @@ class LadderSetting(Setting):
         self._objective: Objective = self.problem.options.objective
         self._rungs = Rungs(self.instance, deep=schedule == "1f1b")
         self._ladder: Ladder | None = None
+        self._few = False  # few enough pipelines are below the target to look at all of them
         self._seen: set[tuple[tuple[int, int, tuple[int, ...]], ...]] = set()
         self._actions = SIMULATED
 
@@ -108,8 +112,9 @@ class LadderSetting(Setting):
             self._take_over()
             self._relax_memory()
             return
-        climb = self._ladder.climb(cutoff=self.contest.target, width=PROOF_WIDTH, most=24)
-        for price, rungs in climb.pipelines:
+        climb = self._ladder.climb(cutoff=self.contest.target, width=PROOF_WIDTH, most=MOST_SIMULATED)
+        self._few = climb.complete
+        for price, rungs in climb.pipelines[:MOST_TRIED]:
             self._simulate(rungs, price)
         least = climb.pipelines[0][0] if climb.pipelines else math.inf
         self.raise_bound(min(least, climb.lost, self.contest.target), "dynamic program")
@@ -117,7 +122,7 @@ class LadderSetting(Setting):
     def prove(self) -> None:
         """Simulate every pipeline whose price is below the target, the lowest first, while there is room and time."""
         assert self._ladder is not None
-        if self._large:
+        if self._large or not self._few:
             return
         climb = self._ladder.climb(cutoff=self.contest.target, width=ALL_WIDTH, dominance=False, most=MOST_SIMULATED)
         open_ = climb.lost
@@ -214,7 +219,7 @@ class LadderSetting(Setting):
         return ways[-1]
 
     def _depths(self, rungs: Sequence[Rung]) -> Iterator[tuple[int, ...]]:
-        """Warm-up depths to try: all, or the least, one deeper, twice as deep, and as deep as fits.
+        """Warm-up depths to try: all, or, of too many, those of a few policies.
 
         In a chain, a stage that warms up deeper than the one in front of it would wait for ever.
         """
@@ -222,13 +227,41 @@ class LadderSetting(Setting):
         if self._all_depths(rungs):
             yield from _falling(ranges, self.micro_batches) if self.problem.exact else itertools.product(*ranges)
             return
-        ways = (lambda d: d, lambda d: d + 1, lambda d: 2 * d, lambda _: self.micro_batches)
         found = {
-            tuple(itertools.accumulate((min(way(r.start), r.stop - 1) for r in ranges), min)): None for way in ways
+            tuple(itertools.accumulate((min(d, r.stop - 1) for d, r in zip(depths, ranges, strict=True)), min)): None
+            for depths in self._policies(rungs)
         }
         for depths in found:
             if all(depth in allowed for depth, allowed in zip(depths, ranges, strict=True)):
                 yield depths
+
+    def _policies(self, rungs: Sequence[Rung]) -> Iterator[list[int]]:
+        """Depths worth a try: the least, what covers the round trip at the pace of the slowest stage, and more.
+
+        The last stage's warm-up is left alone: deeper, it only puts the first backward off.
+        """
+        least = [rung.least for rung in rungs]
+        pace = max(rung.column.forward_s + rung.column.backward_s for rung in rungs) or 1.0
+        trips, trip = [0] * len(rungs), 0.0
+        for n in range(len(rungs) - 1, -1, -1):
+            column = rungs[n].column
+            hop = (
+                self.instance.hop(rungs[n + 1].column.first, column.group, rungs[n + 1].column.group)
+                if (n + 1 < len(rungs))
+                else None
+            )
+            trip += column.forward_s + column.backward_s + (hop.forward_s + hop.backward_s if hop else 0.0)
+            trips[n] = math.ceil(trip / pace - PROVEN)
+        for policy in (
+            lambda d, _: d,
+            max,
+            lambda d, t: max(d, t + 1),
+            lambda d, _: d + (d > 1),
+            lambda d, _: math.ceil(1.5 * d - 0.5),
+            lambda d, _: max(1, 2 * d - 2),
+            lambda d, _: self.micro_batches if d > 1 else 1,
+        ):
+            yield [max(d, policy(d, t)) for d, t in zip(least, trips, strict=True)]
 
     def _plan(self, rungs: Sequence[Rung], depths: Sequence[int]) -> Plan:
         problem = self.problem
