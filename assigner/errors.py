@@ -14,6 +14,8 @@ Every error says what is wrong, the offending value and where; `hint` is the nex
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class AssignerError(Exception):
     """Root of every error that this package raises on purpose.
@@ -41,10 +43,39 @@ class MarkingError(UsageError):
     """The model's forward cannot be cut at the modules that were marked."""
 
 
+@dataclass(frozen=True)
+class WayOut:
+    """A change with which a problem that has no plan has one.
+
+    Args:
+        what: What changes, in a few words.
+        how: The flag to give or to drop, or what to do where no flag does it.
+        step_s: Step time of the plan that was found with it, in seconds.
+    """
+
+    what: str
+    how: str
+    step_s: float
+
+
 class InfeasibleError(AssignerError):
-    """No plan satisfies the constraints, and that is proven."""
+    """No plan satisfies the constraints, and that is proven.
+
+    Args:
+        message: The tightest obstacle.
+        hint: The cheapest way out.
+        ways_out: All that were found by solving, the cheapest first.
+        untried: What may be a way out too, but the time was too short to find out.
+    """
 
     exit_code = 3
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, ways_out: tuple[WayOut, ...] = (), untried: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.ways_out = ways_out
+        self.untried = untried
 
 
 class LimitError(AssignerError):

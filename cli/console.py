@@ -120,6 +120,17 @@ def notice(text: str) -> None:
         stderr().print(text, soft_wrap=True)
 
 
+def explain(report: Iterable[Sheet | Line]) -> None:
+    """Print a report below an error, unless quiet."""
+    from assigner.report.sheet import draw
+
+    parts = tuple(report)
+    if parts and not settings().quiet:
+        console = stderr()
+        console.print()
+        console.print(draw(parts, width=console.width))
+
+
 def fail(message: str, hint: str | None) -> None:
     """Print an error: what is wrong, and the next step on a line of its own."""
     from rich.text import Text

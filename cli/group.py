@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
-from assigner.errors import AssignerError
+from assigner.errors import AssignerError, InfeasibleError
 
-from .console import Settings, configure, fail, settings
+from .console import Settings, configure, explain, fail, settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +56,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; turn what it raises into a message and an exit code."""
+        as_json = "--json" in ctx.args
         try:
             return super().invoke(ctx)
         except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError):
@@ -63,6 +64,10 @@ class Commands(TyperGroup):
         except AssignerError as error:
             _trace()
             fail(error.message, error.hint)
+            if isinstance(error, InfeasibleError) and not as_json:
+                from assigner.report.infeasible import ways_out_report
+
+                explain(ways_out_report(error))
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as error:
             fail("interrupted", None)

@@ -125,7 +125,7 @@ def _remats(
             if all((name in subset) == (rules[name] == "always") for name in part if name in rules)
         ]
         found: list[Stage] = []
-        for depth in range(min(count, len(split) - n), count + 1) if deep else (count,):
+        for depth in range(1, count + 1) if deep else (count,):
             fitting: list[tuple[str, ...]] = []
             for subset in subsets:
                 if any(set(other) < set(subset) for other in fitting):

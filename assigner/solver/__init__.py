@@ -61,10 +61,9 @@ def solve(
         LimitError: the time limit came before any plan.
     """
     options = options or SolveOptions()
-    from assigner.solver.hints import resolve
     from assigner.solver.report import answer
 
-    return answer(*resolve(profile, options), progress)
+    return answer(profile, options, progress)
 
 
 def solve_baseline(profile: Profile, name: str, options: SolveOptions | None = None) -> Plan:

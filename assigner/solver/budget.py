@@ -12,7 +12,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from assigner.cost import CostModel
 from assigner.objective import HOUR_S
+from assigner.plan import Plan
 from assigner.solver.answer import Progress
 from assigner.solver.contest import PROVEN
 from assigner.solver.instance import Instance
@@ -25,8 +27,6 @@ from assigner.solver.tally import StepTally
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from assigner.cost import CostModel
-    from assigner.plan import Plan
     from assigner.profile import Profile
     from assigner.solver.options import SolveOptions
 
@@ -77,7 +77,6 @@ class Budget:
     Args:
         profile: Resolved; every worker has a price.
         options: Resolved.
-        cost: The profile's prices.
         progress: Called now and then.
     """
 
@@ -85,10 +84,9 @@ class Budget:
         self,
         profile: Profile,
         options: SolveOptions,
-        cost: CostModel,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        self.problem = Problem(profile, options, cost)
+        self.problem = Problem(profile, options, CostModel(profile))
         self._inner = replace(options, objective="step", max_step_s=None)
         self._progress = progress
         self.search = Search(profile, self._inner)  # its clock, and all workers at once
@@ -123,7 +121,9 @@ class Budget:
     @property
     def bound(self) -> float:
         """No plan within the step time asked for costs less per sample; inf: there is none."""
-        return min((each.least for each in self._choices if each.bound <= self._within * (1 + PROVEN)), default=math.inf)
+        return min(
+            (each.least for each in self._choices if each.bound <= self._within * (1 + PROVEN)), default=math.inf
+        )
 
     @property
     def fastest_bound_s(self) -> float:

@@ -46,11 +46,11 @@ MOST_TRIED = 24
 DEPTHS = 200
 """Up to so many choices of warm-up depths, all are simulated; of more, those of a few policies."""
 
-LARGE = 150_000
-"""With more rungs than this there is no ladder: pipelines of other settings are taken over and improved."""
+LABELS = 40_000_000
+"""So many labels a ladder may make in one climb: with many rungs it keeps fewer at a position."""
 
-FEW_GROUPS = 6
-"""With more groups of like workers than this, a ladder over a large instance keeps too few of its labels."""
+FULL, COARSE = 8_000, 100_000
+"""With more rungs than the first, a ladder leaves memory out; with more than the second, there is none."""
 
 SIMULATED = 200_000
 """Local search ends after so many simulated actions: counted, not timed, so that the answer is the same every time."""
@@ -83,48 +83,51 @@ class LadderSetting(Setting):
 
     def price(self) -> None:
         """The perfect split of all work: no plan of any schedule is faster."""
-        self._ladder = Ladder(self.instance, self._rungs, self._tally())
+        rungs = Rungs(self.instance, deep=True, relaxed=True) if self._coarse else self._rungs
+        self._ladder = Ladder(self.instance, rungs, self._tally(), until=self.contest.until)
         self.raise_bound(self._ladder.least())
         self.decided = math.isinf(self.bound)
 
     def prepare(self) -> None:
         """Simulate the ladder's best, and what local search makes of the best of them."""
-        assert self._ladder is not None
         if self.bound >= self.contest.target:
             self.decided = True
             return
-        if self._large:
-            return
-        climb = self._ladder.climb(cutoff=self.contest.target, width=FIRST_WIDTH, most=12)
-        if climb.complete and not climb.pipelines:
-            self.raise_bound(self.contest.target, "dynamic program")
-            return
         best: tuple[float, Sequence[Rung]] = (math.inf, ())
-        for price, rungs in climb.pipelines:
-            best = min(best, (self._simulate(rungs, price), rungs), key=lambda each: each[0])
+        for rungs in self._climb(FIRST_WIDTH, simulated=12):
+            best = min(best, (self._simulate(rungs), rungs), key=lambda each: each[0])
         if best[1]:
             self._improve(*best)
 
     def relax(self) -> None:
-        """The ladder's least price is a bound, if it had room for all labels."""
+        """Climb with more room, for the sake of the bound."""
+        for rungs in self._climb(PROOF_WIDTH, simulated=MOST_TRIED):
+            self._simulate(rungs)
+
+    def _climb(self, width: int, *, simulated: int) -> Sequence[Sequence[Rung]]:
+        """Pipelines below the target, the best first; the bound is raised to what the ladder proves."""
         assert self._ladder is not None
-        if self._large:
-            self._take_over()
-            self._relax_memory()
-            return
-        climb = self._ladder.climb(cutoff=self.contest.target, width=PROOF_WIDTH, most=MOST_SIMULATED)
-        self._few = climb.complete
-        for price, rungs in climb.pipelines[:MOST_TRIED]:
-            self._simulate(rungs, price)
+        if self.decided or self._rungs.count() > COARSE:
+            return ()
+        target = self.contest.target
+        climb = self._ladder.climb(cutoff=target, width=self._room(width), most=MOST_SIMULATED)
         least = climb.pipelines[0][0] if climb.pipelines else math.inf
-        self.raise_bound(min(least, climb.lost, self.contest.target), "dynamic program")
+        self._few = climb.complete and not self._coarse
+        self.raise_bound(min(least, climb.lost, target), "dynamic program")
+        found = (rungs for _, rungs in climb.pipelines[:simulated])
+        if self._coarse:
+            fitting = (self._ladder_rungs([(r.column.first, r.column.group) for r in rungs]) for rungs in found)
+            return [rungs for rungs in fitting if rungs is not None]
+        return list(found)
 
     def prove(self) -> None:
         """Simulate every pipeline whose price is below the target, the lowest first, while there is room and time."""
         assert self._ladder is not None
-        if self._large or not self._few:
+        if not self._few:
             return
-        climb = self._ladder.climb(cutoff=self.contest.target, width=ALL_WIDTH, dominance=False, most=MOST_SIMULATED)
+        climb = self._ladder.climb(
+            cutoff=self.contest.target, width=self._room(ALL_WIDTH), dominance=False, most=MOST_SIMULATED
+        )
         open_ = climb.lost
         for price, rungs in climb.pipelines:
             if self.contest.left_s <= 0:
@@ -138,29 +141,34 @@ class LadderSetting(Setting):
                 open_ = min(open_, price)
         self.raise_bound(min(open_, self.contest.target), "enumeration")
 
-    @property
-    def _large(self) -> bool:
-        return self._rungs.count() > LARGE
+    def _room(self, width: int) -> int:
+        """Labels to keep at a position."""
+        return max(50, min(width, LABELS // max(1, len(self._rungs.all))))
 
-    def _take_over(self) -> None:
-        """Improve the best pipeline of all settings under this one."""
-        if self.contest.best is None:
+    @property
+    def _coarse(self) -> bool:
+        return self._rungs.count() > FULL
+
+    def adopt(self) -> None:
+        """Improve the best pipeline of all settings under this one; where there is none, that of a baseline."""
+        best = self.contest.best
+        if best is self.best and best is not None:
+            return
+        plan = best.plan if best is not None else self._baseline()
+        if plan is None or len(plan.stages) > len(plan.workers):
             return
         group = {name: k for k, members in enumerate(self.instance.groups) for name in members}
-        stages = self.contest.best.plan.stages
-        placed = sorted((self.problem.position[stage.partitions[0]], group[stage.worker]) for stage in stages)
-        rungs = self._ladder_rungs(placed) if len(stages) == len({stage.worker for stage in stages}) else None
+        placed = sorted((self.problem.position[stage.partitions[0]], group[stage.worker]) for stage in plan.stages)
+        rungs = self._ladder_rungs(placed)
         if rungs is not None:
             self._improve(self._simulate(rungs), rungs)
 
-    def _relax_memory(self) -> None:
-        """Bound the setting by a ladder in which memory does not depend on the stages behind."""
-        rungs = Rungs(self.instance, deep=True, relaxed=True)
-        if rungs.count() <= LARGE and len(self.instance.groups) <= FEW_GROUPS and not self.decided:
-            ladder = Ladder(self.instance, rungs, self._tally())
-            climb = ladder.climb(cutoff=self.contest.target, width=FIRST_WIDTH, most=1)
-            least = climb.pipelines[0][0] if climb.pipelines else math.inf
-            self.raise_bound(min(least, climb.lost), "dynamic program")
+    def _baseline(self) -> Plan | None:
+        """A simple placement to start from, for want of anything better."""
+        from assigner.solver.baselines import baseline_plan
+
+        found = (baseline_plan(self.problem, name) for name in ("proportional", "equal", "single"))
+        return next((plan for plan in found if plan is not None), None)
 
     def _simulate(self, rungs: Sequence[Rung], price: float | None = None) -> float:
         """Offer a pipeline at the warm-up depths that it has room for; its best value, inf: it cannot run.
@@ -180,7 +188,6 @@ class LadderSetting(Setting):
                 step = step_s(tried, self.problem.cost)
             except FormatError:  # two workers that must talk have no link, or a stage would wait for ever
                 continue
-            self._actions -= 2 * self.micro_batches * len(rungs)
             best = min(best, (self._value(tried, step), step, tried), key=lambda each: each[:2])
         value, _, plan = best
         if plan is None:
@@ -228,7 +235,11 @@ class LadderSetting(Setting):
             yield from _falling(ranges, self.micro_batches) if self.problem.exact else itertools.product(*ranges)
             return
         found = {
-            tuple(itertools.accumulate((min(d, r.stop - 1) for d, r in zip(depths, ranges, strict=True)), min)): None
+            tuple(
+                itertools.accumulate(
+                    (max(r.start, min(d, r.stop - 1)) for d, r in zip(depths, ranges, strict=True)), min
+                )
+            ): None
             for depths in self._policies(rungs)
         }
         for depths in found:
@@ -240,7 +251,7 @@ class LadderSetting(Setting):
 
         The last stage's warm-up is left alone: deeper, it only puts the first backward off.
         """
-        least = [rung.least for rung in rungs]
+        usual = [self._rungs.usual(len(rungs) - n) for n in range(len(rungs))]
         pace = max(rung.column.forward_s + rung.column.backward_s for rung in rungs) or 1.0
         trips, trip = [0] * len(rungs), 0.0
         for n in range(len(rungs) - 1, -1, -1):
@@ -261,14 +272,14 @@ class LadderSetting(Setting):
             lambda d, _: max(1, 2 * d - 2),
             lambda d, _: self.micro_batches if d > 1 else 1,
         ):
-            yield [max(d, policy(d, t)) for d, t in zip(least, trips, strict=True)]
+            yield [policy(d, t) for d, t in zip(usual, trips, strict=True)]
 
     def _plan(self, rungs: Sequence[Rung], depths: Sequence[int]) -> Plan:
         problem = self.problem
         free = [list(reversed(group)) for group in self.instance.groups]
         stages = []
         for n, (rung, depth) in enumerate(zip(rungs, depths, strict=True)):
-            column, default = rung.column, self._rungs.depth(len(rungs) - n)
+            column, default = rung.column, self._rungs.usual(len(rungs) - n)
             worker = free[column.group].pop()
             stages.append(
                 Stage(
@@ -295,6 +306,7 @@ class LadderSetting(Setting):
                     return
                 tried = self._ladder_rungs(moved)
                 if tried is not None:
+                    self._actions -= 8 * self.micro_batches * len(tried)
                     found = self._simulate(tried)
                     if found < value * (1 - 1e-9):
                         value, rungs, improved = found, tried, True
@@ -310,7 +322,11 @@ class LadderSetting(Setting):
             for n, ((start, group), end) in enumerate(zip(stages, ends, strict=True))
         ]
         whole = tuple(rung for rung in found if rung is not None)
-        return whole if len(whole) == len(found) else None
+        meets = all(
+            self.instance.hop(right.column.first, left.column.group, right.column.group) is not None
+            for left, right in itertools.pairwise(whole)
+        )
+        return whole if len(whole) == len(found) and meets else None
 
 
 def _falling(ranges: Sequence[range], most: int) -> Iterator[tuple[int, ...]]:

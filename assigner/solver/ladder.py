@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,13 +45,16 @@ class Climb:
 
     Args:
         pipelines: Whole pipelines with their price, the least first; rungs from the first stage to the last.
-        complete: No label had to go for want of room: below the cutoff there is nothing else.
-        lost: No pipeline that was lost for want of room has a lower price; inf: none was.
+        lost: No pipeline that was lost for want of room or time has a lower price; inf: none was.
     """
 
     pipelines: tuple[tuple[float, tuple[Rung, ...]], ...]
-    complete: bool
-    lost: float = math.inf
+    lost: float
+
+    @property
+    def complete(self) -> bool:
+        """No label had to go for want of room: below the cutoff there is nothing else."""
+        return math.isinf(self.lost)
 
 
 @dataclass(slots=True)
@@ -87,12 +91,12 @@ def _join(blocks: Sequence[_Labels]) -> _Labels:
 
 
 class _Options:
-    """The rungs of one depth as arrays, by (position behind them, group).
+    """The rungs as arrays, by (position behind them, group).
 
     Of a graph, only what lies on the spine adds up, and a warm-up depth binds only a stage on both ways of it.
     """
 
-    def __init__(self, instance: Instance, rungs: Sequence[Rung], base: int, *, adds_up: bool) -> None:
+    def __init__(self, instance: Instance, rungs: Sequence[Rung], *, adds_up: bool) -> None:
         columns = [rung.column for rung in rungs]
         exact = instance.problem.exact or not adds_up
         times = np.array(
@@ -100,7 +104,7 @@ class _Options:
         ).reshape(-1, 2)  # fmt: skip
         both = exact | (times > 0).all(axis=1)
         promised = np.array([float(rung.promised) for rung in rungs])
-        self.number = np.arange(base, base + len(rungs))
+        self.number = np.arange(len(rungs))
         self.first = np.array([column.first for column in columns], dtype=np.int64)
         self.front = Front(
             times[:, 0], times[:, 1],
@@ -120,16 +124,16 @@ class Ladder:
         instance: Prices and links.
         rungs: Its stages.
         tally: What a pipeline costs.
+        until: A time of `time.monotonic` at which to stop with what is found.
     """
 
-    def __init__(self, instance: Instance, rungs: Rungs, tally: Tally) -> None:
+    def __init__(self, instance: Instance, rungs: Rungs, tally: Tally, *, until: float = math.inf) -> None:
+        self._until = until
         self._instance, self._rungs, self._tally = instance, rungs, tally
         self._n = len(instance.problem.order)
         self._most = instance.problem.most_workers
         self._count = np.array([len(group) for group in instance.groups])
         self._place = np.cumprod([1, *(self._count + 1)])[:-1]
-        self._all: list[Rung] = []
-        self._options: dict[int, _Options] = {}
         self._rest = _Rest(instance)
         self._hops = cache(self._table)
 
@@ -151,13 +155,9 @@ class Ladder:
             return 0.0, 0.0
         return hop.forward_busy[0] + hop.backward_busy[0], hop.forward_busy[1] + hop.backward_busy[1]
 
-    def _options_at(self, stage: int) -> _Options:
-        depth = self._rungs.depth(stage)
-        if depth not in self._options:
-            rungs = self._rungs.at(depth)
-            self._options[depth] = _Options(self._instance, rungs, len(self._all), adds_up=self._tally.adds_up)
-            self._all += rungs
-        return self._options[depth]
+    @cached_property
+    def _options(self) -> _Options:
+        return _Options(self._instance, self._rungs.all, adds_up=self._tally.adds_up)
 
     def least(self) -> float:
         """A price that no pipeline has less than, without looking at any: all work split perfectly; inf: impossible."""
@@ -186,6 +186,8 @@ class Ladder:
         for position in range(self._n - 1, 0, -1):
             if not buckets[position]:
                 continue
+            if time.monotonic() > self._until:
+                return Climb((), lost=0.0)
             labels, least = self._cut(_join(buckets[position]), position, width, dominance=dominance)
             lost = min(lost, least)
             buckets[position] = []
@@ -204,17 +206,17 @@ class Ladder:
                             behind, position=position, left=left, stage=int(stages) + 1, buckets=buckets, cutoff=cutoff
                         )
         if not buckets[0]:
-            return Climb((), math.isinf(lost), lost)
+            return Climb((), lost)
         whole = _join(buckets[0])
         price = self._tally.whole(whole.marks, whole.update)
         order = [n for n in np.lexsort((whole.serial, price)).tolist() if price[n] < cutoff]
         found = tuple((float(price[n]), self._pipeline(whole, n)) for n in order[:most])
         if len(order) > most:
             lost = min(lost, float(price[order[most]]))
-        return Climb(found, math.isinf(lost), lost)
+        return Climb(found, lost)
 
     def _start(self, buckets: list[list[_Labels]], cutoff: float) -> None:
-        options = self._options_at(1)
+        options = self._options
         for group in range(len(self._instance.groups)):
             which = options.ending.get((self._n, group))
             if which:
@@ -233,7 +235,7 @@ class Ladder:
         self, labels: _Labels, *, position: int, left: int, stage: int, buckets: list[list[_Labels]], cutoff: float
     ) -> None:
         """Put every stage of group `left` that ends before `position` in front of every label."""
-        table, options = self._hops(position, left), self._options_at(stage)
+        table, options = self._hops(position, left), self._options
         which = options.ending.get((position, left))
         if table is None or not which:
             return
@@ -293,10 +295,10 @@ class Ladder:
         return np.arange(self._serial - count, self._serial)
 
     def _pipeline(self, whole: _Labels, index: int) -> tuple[Rung, ...]:
-        found, parent = [self._all[int(whole.option[index])]], int(whole.parent[index])
+        found, parent = [self._rungs.all[int(whole.option[index])]], int(whole.parent[index])
         while parent >= 0:
             option, parent = self._history[parent]
-            found.append(self._all[option])
+            found.append(self._rungs.all[option])
         return tuple(found)
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import AssignerError, InfeasibleError, LimitError
-from assigner.cost import CostModel
 from assigner.objective import objective_value
 from assigner.plan import SolverReport
 from assigner.simulate import overfull, predict
@@ -16,6 +15,7 @@ from assigner.solver.answer import Candidate, FrontierPoint, Solution
 from assigner.solver.baselines import price_baselines
 from assigner.solver.budget import Budget
 from assigner.solver.contest import PROVEN
+from assigner.solver.hints import resolve
 from assigner.solver.limiting import limiting
 from assigner.solver.search import Search
 from assigner.solver.why import explain
@@ -30,27 +30,24 @@ if TYPE_CHECKING:
     from assigner.solver.options import SolveOptions
     from assigner.solver.setting import Setting
 
-RELAXED_S = 5.0
-"""Seconds for each way out of an infeasible problem."""
-
 
 def answer(profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None = None) -> Solution:
     """Search and report; arguments and errors as `solve`."""
     if options.objective == "cost":
         return _cheapest(profile, options, progress)
-    search = Search(profile, options, progress)
+    search = Search(*resolve(profile, options), progress)
     search.run()
     if search.contest.best is None:
-        raise _no_plan(search)
+        raise _no_plan(search, profile, options)
     return _solution(search, search.contest.best.plan, search.contest.best_value, search.bound)
 
 
 def _cheapest(profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None) -> Solution:
-    budget = Budget(profile, options, CostModel(profile), progress)
+    budget = Budget(*resolve(profile, options), progress)
     frontier = budget.run()
     best = budget.cheapest(frontier)
     if best is None:
-        raise _no_offer(budget, frontier)
+        raise _no_offer(budget, frontier, profile, options)
     plan = replace(best.plan, objective="cost")
     solution = _solution(budget.search, plan, best.money, min(budget.bound, best.money))
     points = tuple(FrontierPoint(each.money, each.step_s, each.plan.workers, each is best) for each in frontier)
@@ -132,37 +129,31 @@ def _candidate(search: Search, setting: Setting) -> Candidate:
     )  # fmt: skip
 
 
-def _no_offer(budget: Budget, frontier: Sequence[Offer]) -> InfeasibleError | LimitError:
+def _no_offer(
+    budget: Budget, frontier: Sequence[Offer], profile: Profile, options: SolveOptions
+) -> InfeasibleError | LimitError:
     """Why no plan meets the step time asked for."""
-    search, within = budget.search, budget.problem.options.max_step_s
+    contest = budget.search.contest
+    if budget.fastest_bound_s > (options.max_step_s or math.inf) or math.isinf(budget.fastest_bound_s):
+        return explain(profile, options, left_s=contest.left_s)
     if not frontier:
-        if math.isinf(budget.fastest_bound_s):
-            search.run(first_plan=True)
-            return _no_plan(search)
-        return LimitError(
-            f"no plan was found in {search.contest.options.time_limit:g} s", hint="a longer --time-limit"
-        )
+        return LimitError(f"no plan was found in {contest.elapsed_s:.0f} s", hint="a longer --time-limit")
     fastest = frontier[-1]
-    message = f"the fastest plan found takes {fmt.time_unit(fastest.step_s).text(fastest.step_s)} a step"
-    hint = f"--max-step {fastest.step_s:.4g} fits, at {1000 * fastest.money:.4g} per 1000 samples"
-    if within is not None and budget.fastest_bound_s > within:
-        return InfeasibleError(f"no plan takes {within:g} s a step or less: {message}", hint=hint)
-    return LimitError(f"no plan of {within:g} s a step or less was found: {message}", hint=hint)
-
-
-def _no_plan(search: Search) -> InfeasibleError | LimitError:
-    if search.decided:
-        return explain(search.problem, lambda profile, options: _plan_count(profile, options, search.contest.left_s))
     return LimitError(
-        f"no plan was found in {search.contest.options.time_limit:g} s, and none was proven impossible",
-        hint="a longer --time-limit, or a fixed --micro-batches",
+        f"no plan of {options.max_step_s:g} s a step or less was found: the fastest takes"
+        f" {fmt.seconds(fastest.step_s)}",
+        hint=f"--max-step {fastest.step_s:.4g} fits, at {1000 * fastest.money:.4g} per 1000 samples",
     )
 
 
-def _plan_count(profile: Profile, options: SolveOptions, left_s: float) -> int | None:
-    """The micro-batch count of some plan for a relaxed problem; None: none was found in the time."""
-    if left_s <= 0:
-        return None
-    search = Search(profile, replace(options, time_limit=min(RELAXED_S, left_s)))
-    search.run(first_plan=True)
-    return None if search.contest.best is None else search.contest.best.plan.micro_batches
+def _no_plan(search: Search, profile: Profile, options: SolveOptions) -> InfeasibleError | LimitError:
+    contest = search.contest
+    if search.decided:
+        return explain(profile, options, left_s=contest.left_s)
+    first, *more = [setting for setting in search.settings if not setting.decided]
+    open_ = f"{first.schedule} with {fmt.plural(first.micro_batches, 'micro-batch')}"
+    return LimitError(
+        f"no plan was found in {contest.elapsed_s:.0f} s, and it is not proven that there is none: {open_}"
+        + (f" and {fmt.plural(len(more), 'candidate')} more are open" if more else " is open"),
+        hint=f"{'a longer --time-limit' if contest.left_s <= 0 else 'more memory'}, or a fixed --micro-batches",
+    )

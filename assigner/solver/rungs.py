@@ -1,14 +1,13 @@
-"""Stages by how many lie behind them: what a stage keeps in memory, and so recomputes, depends on that under 1F1B.
+"""Stages with their warm-up depths: under 1F1B, what a stage keeps in flight decides its memory and its recomputing.
 
-A rung is a segment on a worker of one group, `depth` stages from the pipeline's end (the last stage has depth 1). It
-keeps at least min(M, depth) micro-batches in flight, and may keep more: `deepest` is the most for which it need not
-recompute more. Recomputing more, for a still deeper warm-up, is a rung of its own.
+A rung is a segment on a worker of one group with what it recomputes, and the depths from `least` to `deepest` for
+which that is the least recomputing that fits. A deeper warm-up that needs more recomputing is a rung of its own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from assigner.cost import PartitionCost
@@ -20,17 +19,17 @@ if TYPE_CHECKING:
 
     from assigner.solver.instance import Instance
 
-LEVELS = 8
-"""So many warm-up depths with different recomputing are told apart; of the last, any depth is taken to be possible."""
+LEVELS = 10
+"""So many rungs of one segment are told apart; of the last, a bound takes any deeper warm-up to be possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A stage at one depth.
+    """A stage.
 
     Args:
         column: Segment, group, times and what is rematerialised.
-        least: Micro-batches in flight, at least.
+        least: Micro-batches in flight, at least; fewer would fit with less recomputing.
         deepest: The most micro-batches in flight that fit.
         promised: The most that a bound must reckon with; `deepest`, or M where deeper levels were left out.
     """
@@ -46,41 +45,35 @@ class Rungs:
 
     Args:
         instance: Prices.
-        deep: True: memory depends on depth, as under 1F1B; False: all M micro-batches are in flight, as under GPipe.
-        relaxed: Every stage as if it were the last, with any warm-up: for bounds.
+        deep: True: from 1 to M micro-batches are in flight, as under 1F1B; False: all M, as under GPipe.
+        relaxed: One rung for a segment, of least recomputing and any warm-up: for bounds.
     """
 
     def __init__(self, instance: Instance, *, deep: bool, relaxed: bool = False) -> None:
         self._instance, self._deep, self._relaxed = instance, deep, relaxed
         self._sizes = SegmentSizes(instance.problem, instance.size)
-        self.at = cache(lambda depth: tuple(self._at(depth)))
-        self._one = cache(self._find)
+        self._least = 1 if deep else instance.micro_batches
+        self.find = cache(self._find)
 
-    def depth(self, stage: int) -> int:
-        """The depth whose rungs are those of a stage with `stage` - 1 stages behind it."""
-        if not self._deep:
-            return self._instance.micro_batches
-        return 1 if self._relaxed else min(stage, self._instance.micro_batches)
+    def usual(self, stages: int) -> int:
+        """The schedule's own warm-up depth of a stage, itself the first of `stages` to the pipeline's end."""
+        most = self._instance.micro_batches
+        return min(most, stages) if self._deep else most
 
     def count(self) -> int:
-        """About how many rungs there are in all, levels left out: what a ladder over them would have to price."""
+        """About how many rungs there are in all, those of deeper warm-ups left out."""
         rows = {id(row) for row in self._instance.prices}
-        several = self._deep and not self._relaxed
-        depths = min(self._instance.micro_batches, self._instance.problem.most_workers) if several else 1
-        return len(self._instance.problem.order) ** 2 // 2 * len(rows) * depths
+        return len(self._instance.problem.order) ** 2 // 2 * len(rows)
 
-    def find(self, first: int, last: int, group: int, stage: int) -> Rung | None:
-        """The rung of a segment that recomputes least; None: it does not fit.
+    def _find(self, first: int, last: int, group: int, stages: int) -> Rung | None:
+        """The rung of a segment whose warm-up is the usual one, or as deep as fits; None: it does not fit at all.
 
         Args:
             first: Position of its first partition.
             last: Position of its last.
             group: Of its worker.
-            stage: One more than the stages behind it.
+            stages: As for `usual`.
         """
-        return self._one(first, last, group, self.depth(stage))
-
-    def _find(self, first: int, last: int, group: int, depth: int) -> Rung | None:
         problem, prices = self._instance.problem, self._instance.prices[group][first : last + 1]
         held = tuple(price for price in prices if price is not None)
         torn = any(behind >= first for behind in problem.apart[first : last + 1])
@@ -90,9 +83,18 @@ class Rungs:
         capacity = problem.profile.worker[self._instance.groups[group][0]].capacity_bytes
         room = capacity - state - messages - max(price.workspace_bytes for price in held)
         stage = _Stage(held, problem.remat_rules[first : last + 1], room, read)
-        return next(self._levels(stage, first, group, depth), None)
+        found = None
+        for found in self._levels(stage, first, group):
+            if found.deepest >= self.usual(stages):
+                break
+        return found
 
-    def _at(self, depth: int) -> Iterator[Rung]:
+    @cached_property
+    def all(self) -> tuple[Rung, ...]:
+        """Every rung."""
+        return tuple(self._all())
+
+    def _all(self) -> Iterator[Rung]:
         instance, problem = self._instance, self._instance.problem
         alike: dict[tuple[int, float], tuple[Rung, ...]] = {}
         for group, members in enumerate(instance.groups):
@@ -100,12 +102,12 @@ class Rungs:
             key = id(instance.prices[group]), capacity  # groups that differ by their links alone share their prices
             if key not in alike:
                 starts = (first for first in range(len(problem.order)) if problem.may_cut[first])
-                alike[key] = tuple(rung for first in starts for rung in self._from(first, group, depth, capacity))
+                alike[key] = tuple(rung for first in starts for rung in self._from(first, group, capacity))
                 yield from alike[key]
             else:
                 yield from (replace(rung, column=replace(rung.column, group=group)) for rung in alike[key])
 
-    def _from(self, first: int, group: int, depth: int, capacity: float) -> Iterator[Rung]:
+    def _from(self, first: int, group: int, capacity: float) -> Iterator[Rung]:
         """All segments that start at `first`."""
         problem, prices = self._instance.problem, self._instance.prices[group]
         held: list[PartitionCost] = []
@@ -116,17 +118,17 @@ class Rungs:
                 return
             held.append(price)
             workspace = max(workspace, price.workspace_bytes)
-            if state + workspace + depth * read > capacity:
+            if state + workspace + self._least * read > capacity:
                 return
             if problem.may_cut[last + 1]:
                 stage = _Stage(
                     tuple(held), problem.remat_rules[first : last + 1], capacity - state - workspace - messages, read
                 )
-                yield from self._levels(stage, first, group, depth)
+                yield from self._levels(stage, first, group)
 
-    def _levels(self, stage: _Stage, first: int, group: int, depth: int) -> Iterator[Rung]:
+    def _levels(self, stage: _Stage, first: int, group: int) -> Iterator[Rung]:
         """The same segment with ever deeper warm-ups, as long as that costs recomputing."""
-        most, at = self._instance.micro_batches, depth
+        most, at = self._instance.micro_batches, self._least
         for level in range(LEVELS):
             again = stage.again(at)
             if again is None:

@@ -24,6 +24,7 @@ PHASES = (
     (Setting.prepare, lambda setting: setting.bound),
     (Setting.relax, lambda setting: setting.best_value),
     (Setting.prove, lambda setting: (setting.best_value, setting.bound)),
+    (Setting.adopt, lambda setting: setting.best_value),
 )
 """What is done, and in which order of the settings: least first."""
 

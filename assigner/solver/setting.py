@@ -1,11 +1,12 @@
 """One way to run a step, a schedule with a number of micro-batches, and how far its search has come.
 
-The search takes every setting through the same four phases, the most promising first:
+The search takes every setting through the same phases, the most promising first:
 
     price    everything that one micro-batch costs; a first bound
     prepare  good plans at once, without proof
     relax    a bound, and fewer choices left
     prove    the best plan, or that none is better
+    adopt    what other settings found, as far as it can be had better here
 """
 
 from __future__ import annotations
@@ -97,3 +98,6 @@ class Setting(ABC):
     @abstractmethod
     def prove(self) -> None:
         """Find the best plan or prove that none is better, until the time is over."""
+
+    def adopt(self) -> None:
+        """Start from the best plan of other settings, if this one can run it better; by itself a setting cannot."""

@@ -1,4 +1,4 @@
-"""Infeasible problems are said to be so, with a way out that really is one."""
+"""Infeasible problems are said to be so: what is in the way, and a way out that really is one."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ import pytest
 from brute_force import best_plan, random_instance
 from builders import make_profile
 
-from assigner.cost import CostModel
 from assigner.errors import InfeasibleError
-from assigner.profile import Worker
 from assigner.solver import SolveOptions, solve
-from assigner.solver.problem import Problem
-from assigner.solver.why import relaxations
+from assigner.solver.hints import resolve
+from assigner.solver.search import Search
+from assigner.solver.why import explain, ways_out
+from assigner.solver.why.case import Case
+from assigner.solver.why.enquiry import Enquiry
+
+GPIPE = SolveOptions(schedule="gpipe")
 
 
 def refused(profile, options=None):
     with pytest.raises(InfeasibleError) as caught:
         solve(profile, options)
     assert caught.value.exit_code == 3
+    assert all(way.step_s > 0 for way in caught.value.ways_out)
     return caught.value
 
 
-def way_out(profile, hint, options=None):
-    """The relaxation that a hint speaks of."""
-    problem = Problem(profile, options or SolveOptions(), CostModel(profile))
-    found = [each for each in relaxations(problem) if each.hint.split("{")[0] in hint]
-    return found[0]
+def hows(error):
+    return [way.how for way in error.ways_out]
 
 
 def heavy(**changes):
@@ -36,74 +37,154 @@ def heavy(**changes):
     return make_profile(**(given | changes))
 
 
+def marked(profile, **marks):
+    """The profile with `p1={"pin": "kind0"}` marked at p1."""
+    return replace(profile, partitions=tuple(replace(each, **marks.get(each.name, {})) for each in profile.partitions))
+
+
 def test_remat_is_the_way_out_where_it_was_forbidden():
-    """The message gives need and capacity of the worst partition; the hint's change is feasible."""
-    error = refused(heavy(capacity=1.1e7), SolveOptions(remat="never"))
-    assert error.message == "p1 needs 12.4 MiB at 8 micro-batches; the largest worker has 10.5 MiB"
-    assert error.hint == "--remat auto fits"
-    assert solve(heavy(capacity=1.1e7), SolveOptions(remat="auto")).plan.stages
+    """The message gives need and capacity of the worst partition; the hint is the first way out."""
+    profile = heavy(capacity=1.1e7)
+    error = refused(profile, replace(GPIPE, remat="never"))
+    assert error.message == "p1 needs 12.2 MiB at 1 micro-batch; the largest worker has 10.5 MiB"
+    assert error.hint.startswith(f"{hows(error)[0]}: a step then takes ")
+    (way,) = [each for each in error.ways_out if each.how == "--remat auto"]
+    assert way.step_s >= solve(profile, GPIPE).plan.predicted.step_s
 
 
 def test_another_micro_batch_count_is_the_way_out():
     """One large micro-batch needs too much memory for its messages; the count that the hint names fits."""
     profile = heavy(edge_bytes=5e5, activation=1e5, capacity=1.25e7, slowness=[1.0] * 3, parameters=1e6)
     error = refused(profile, SolveOptions(micro_batches=1))
+    assert error.message.startswith(
+        "at 1 micro-batch no cut of the 3 partitions into stages fits the 3 workers' memory"
+    )
     assert error.hint.startswith("--micro-batches ")
-    count = int(error.hint.split()[1])
+    count = int(hows(error)[0].split()[1])
     assert solve(profile, SolveOptions(micro_batches=count)).plan.micro_batches == count
 
 
+def test_fewer_micro_batches_in_flight_are_the_way_out():
+    """What GPipe has no room for, 1F1B has: its last stage keeps one micro-batch and not all."""
+    profile = heavy(capacity=1.1e7)
+    options = SolveOptions(schedule="gpipe", remat="never")
+    assert "--schedule 1f1b" in hows(refused(profile, options))
+    assert solve(profile, replace(options, schedule="1f1b")).plan.schedule == "1f1b"
+
+
 def test_a_pin_is_named_and_dropping_it_helps():
-    """Two partitions pinned to a worker that holds one: the hint drops a pin."""
+    """Two partitions pinned to a worker that holds one: either pin may go."""
     profile = heavy(capacity=[1e9, 9e6], parameters=1e6)
     options = SolveOptions(pins={"p0": "worker:1", "p2": "worker:1"})
     error = refused(profile, options)
-    assert "pin" in error.hint
-    relaxed = way_out(profile, error.hint, options)
-    assert solve(relaxed.profile, relaxed.options).plan.stages
+    assert "the hints and the memory at once; giving up one of them is enough" in error.message
+    assert set(hows(error)[:2]) == {"drop --pin p0=worker:1", "drop --pin p2=worker:1"}
+    for kept in ("p0", "p2"):
+        assert solve(profile, SolveOptions(pins={kept: "worker:1"})).plan.stages
 
 
 def test_pins_that_contradict_each_other_are_named():
-    """A partition pinned to two workers is on neither."""
-    profile = heavy()
-    pinned = tuple(replace(each, pin="kind0") if each.name == "p1" else each for each in profile.partitions)
-    error = refused(replace(profile, partitions=pinned), SolveOptions(pins={"p1": "worker:1"}))
+    """A partition pinned to two workers is on neither: by a flag and by its mark."""
+    error = refused(marked(heavy(), p1={"pin": "kind0"}), SolveOptions(pins={"p1": "worker:1"}))
     assert error.message == "p1 is pinned to kind0, worker:1, and no worker matches that"
-    assert error.hint == "without the pin p1=worker:1 it fits"
+    assert set(hows(error)) == {"drop --pin p1=worker:1", 'drop pin="kind0" where p1 is marked'}
+
+
+def test_hints_that_contradict_each_other_are_told_from_the_others():
+    """The message names a least set of them: p1 lies between two on another worker."""
+    options = SolveOptions(
+        schedule="gpipe", pins={"p0": "worker:0", "p1": "worker:1", "p2": "worker:0", "p3": "worker:0"}
+    )
+    error = refused(heavy(work=[1e-3] * 4, capacity=1e9), options)
+    named = [f"--pin p{n}=worker:{int(n == 1)}" for n in range(4) if f"--pin p{n}=" in error.message]
+    assert error.message == f"{named[0]}, {named[1]} and {named[2]} leave no plan, whatever the memory and the links"
+    assert "--pin p1=worker:1" in named
+    assert set(hows(error)) == {"drop --pin p0=worker:0", "drop --pin p1=worker:1"}
 
 
 def test_a_missing_measurement_is_named():
-    """A partition that was measured nowhere cannot be placed."""
+    """A partition that was measured nowhere cannot be placed, and no change of constraints helps."""
     profile = heavy()
     some = tuple(each for each in profile.measurements if each.partition != "p1")
-    assert "p1 was not measured" in refused(replace(profile, measurements=some)).message
+    error = refused(replace(profile, measurements=some))
+    assert "p1 was not measured" in error.message
+    assert error.ways_out == ()
 
 
 def test_workers_that_cannot_talk_need_links():
-    """Both workers are needed, and there is no link: the hint asks for one."""
+    """Both workers are needed, and there is no link: the way out names the pair."""
     error = refused(heavy(work=[1e-3] * 6, capacity=2.2e7, links=False, parameters=1e6))
-    assert "links" in error.hint
+    assert "keeps to the memory and the links at once" in error.message
+    assert hows(error)[0] == "profile the links worker:0 - worker:1"
+
+
+def test_a_model_that_is_too_large_is_added_up():
+    """Parameters, gradients and optimizer state beyond the memory of all workers together."""
+    error = refused(heavy(work=[1e-3] * 6, capacity=1e7))
+    assert error.message == (
+        "the model's parameters, gradients and optimizer state need 22.9 MiB; the 2 workers have 19.1 MiB together"
+    )
+    assert any(how.startswith("give worker:") for how in hows(error))
 
 
 def test_a_reserve_that_takes_all_the_memory_is_named():
-    """With a smaller reserve the model fits, and the hint says so."""
+    """The largest reserve of one worker that leaves enough; a percent more of the old one does not."""
     profile = heavy(capacity=2e7)
-    workers = tuple(
-        Worker(each.name, each.kind, each.host, each.device, each.memory_bytes, reserve_bytes=1.9e7)
-        for each in profile.workers
-    )
-    assert refused(replace(profile, workers=workers)).hint == "with no memory held in reserve it fits"
+    profile = replace(profile, workers=tuple(replace(each, reserve_bytes=1.9e7) for each in profile.workers))
+    flag, name, size = hows(refused(profile))[0].replace("=", " ").split()
+    assert (flag, name, size[-3:]) == ("--reserve", "worker:0", "MiB")
+    left_free = float(size[:-3]) * 2**20
+    assert solve(profile, SolveOptions(reserve={"worker:0": left_free})).plan.stages
+    refused(profile, SolveOptions(reserve={"worker:0": left_free + 0.015 * 1.9e7}))
 
 
-@pytest.mark.parametrize("seed", range(40))
+def test_the_users_own_words_are_told():
+    """Explained from what the user gave, a way out drops the flag or the mark that there is, pattern and all."""
+    profile = marked(heavy(work=[1e-3] * 4, capacity=1.2e7), p0={"colocate": "ends"}, p3={"colocate": "ends"})
+    options = SolveOptions(together=(("p1", "p2"),), rematerialise={"p*": "never"}, schedule="gpipe", micro_batches=8)
+    error = explain(profile, options, left_s=5.0)
+    assert 'drop colocate="ends" where p0, p3 are marked' in error.hint
+    assert "drop --never-remat p*" in error.hint
+
+
+def test_a_step_time_that_no_plan_meets_is_an_obstacle():
+    """The limit to the step is in the way, whatever the memory; the way out is the fastest plan's."""
+    profile = heavy(capacity=1e9)
+    profile = replace(profile, workers=tuple(replace(each, cost_per_hour=1.0) for each in profile.workers))
+    options = SolveOptions(objective="cost", max_step_s=1e-3)
+    error = explain(profile, options, left_s=5.0)
+    assert error.message.startswith("no plan has a step of 1.00 ms or less")
+    (way,) = [each for each in error.ways_out if each.how.startswith("--max-step ")]
+    longer = replace(options, max_step_s=float(way.how.split()[1]))
+    assert solve(profile, longer).plan.predicted.step_s <= longer.max_step_s
+
+
+def test_an_interrupt_leaves_what_is_known(monkeypatch):
+    """Ctrl-C while ways out are looked for: the problem has no plan all the same."""
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "run", interrupt)
+    error = explain(heavy(capacity=1e3), SolveOptions(), left_s=60.0)
+    assert error.message.startswith("p1 needs ")
+    assert error.ways_out == ()
+    assert "more memory" in error.untried
+
+
+@pytest.mark.parametrize("seed", range(8))
 def test_random_infeasible_problems_have_a_feasible_way_out(seed):
-    """Where exhaustive search finds nothing, the solver says so, and the problem of its hint has a plan."""
+    """Where exhaustive search finds nothing, the solver says so, and there is a plan with each way out named."""
     profile = random_instance(seed, partitions=4, workers=2, missing=0.3, pins=True)
     small = tuple(replace(each, memory_bytes=6e6 + seed * 1e5) for each in profile.workers)
     profile = replace(profile, workers=small)
     if best_plan(profile) is not None:
-        assert solve(profile).plan.stages
+        assert solve(profile, GPIPE).plan.stages
         return
-    error = refused(profile)
-    relaxed = way_out(profile, error.hint)
-    assert solve(relaxed.profile, relaxed.options).plan.stages
+    assert refused(profile, GPIPE).ways_out
+    case = Case(*resolve(profile, GPIPE))
+    found, untried = ways_out(case, Enquiry(20.0))
+    assert untried == []
+    for way in found:
+        changed = way.change.apply(case)
+        assert solve(changed.profile, changed.options).plan.predicted.step_s <= way.step_s * 1.01

@@ -1,0 +1,83 @@
+"""Why nothing fits, and the cheapest ways out: constraints are relaxed, one kind at a time, and the search asked again.
+
+case.py, enquiry.py       a problem as the user states it; is there a plan for it?
+family.py                 a kind of constraints; how little of it has to go
+choices.py, dropped.py    schedule, micro-batches, remat, step time, batch; hints
+memory.py, fleet.py       reserve and memory; links and one more worker
+combined.py               several kinds at once, where one is not enough
+obstacle.py               the tightest obstacle in one sentence
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from assigner import errors
+from assigner import formatting as fmt
+from assigner.solver.why.case import Case
+from assigner.solver.why.choices import Batch, InFlight, Remat, StepLimit
+from assigner.solver.why.combined import combined
+from assigner.solver.why.dropped import Hints, MostWorkers
+from assigner.solver.why.enquiry import Enquiry
+from assigner.solver.why.fleet import Links, OneMore
+from assigner.solver.why.memory import Memory, Reserve
+from assigner.solver.why.obstacle import obstacle
+
+if TYPE_CHECKING:
+    from assigner.profile import Profile
+    from assigner.solver.options import SolveOptions
+    from assigner.solver.why.case import WayOut
+    from assigner.solver.why.family import Family
+
+FLAGS: tuple[Family, ...] = (InFlight(), Remat(), Hints(), MostWorkers(), StepLimit(), Reserve())
+"""What only has to be said otherwise, the cheapest first: a flag, a wish given up."""
+
+THINGS: tuple[Family, ...] = (Batch(), Links(), OneMore(), Memory())
+"""What changes the training or the machines, the cheapest first: other results, a measurement, hardware."""
+
+MOST = 6
+"""Ways out that are told."""
+
+LEAST_S, MOST_S = 5.0, 30.0
+"""Seconds for the questions: so many even where the search has used up its own, and no more where it has not."""
+
+
+def explain(profile: Profile, options: SolveOptions, *, left_s: float) -> errors.InfeasibleError:
+    """The error to raise for a problem that was proven to have no plan.
+
+    Args:
+        profile: The measurements.
+        options: What was asked, best in the user's own words, for the ways out are told in them.
+        left_s: Seconds that may be spent; a few are taken in any case.
+    """
+    case, enquiry = Case(profile, options), Enquiry(min(max(left_s, LEAST_S), MOST_S))
+    enquiry.share(8)
+    message = obstacle(case, enquiry)
+    found, untried = ways_out(case, enquiry)
+    told = tuple(errors.WayOut(way.change.what, way.change.how, way.step_s) for way in found[:MOST])
+    if not told:
+        hint = "a smaller model, or other workers: no other way out was found"
+    else:
+        hint = f"{told[0].how}: a step then takes {fmt.seconds(told[0].step_s)}"
+    return errors.InfeasibleError(message, hint=hint, ways_out=told, untried=tuple(untried))
+
+
+def ways_out(case: Case, enquiry: Enquiry) -> tuple[list[WayOut], list[str]]:
+    """Ways out, cheapest first, and the titles of those that the time was too short for."""
+    found: list[WayOut] = []
+    untried: list[str] = []
+    families = FLAGS + THINGS
+    for n, family in enumerate(families):
+        if len(found) >= MOST:
+            break
+        enquiry.share(len(families) - n + 1)
+        if family is THINGS[0] and not found:
+            found += combined(case, FLAGS, enquiry)
+        more = list(family.ways_out(case, enquiry))
+        found += more
+        if not more and enquiry.undecided:
+            untried.append(family.title)
+    if not found:
+        enquiry.share(1)
+        found += combined(case, families, enquiry)
+    return found, untried

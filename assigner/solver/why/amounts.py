@@ -1,0 +1,73 @@
+"""Bytes as figures of three digits: what a flag takes, and what a bisection steps through."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from assigner.solver.why.family import least
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from assigner.plan import Plan
+
+UNITS = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
+
+
+def unit_of(size: float) -> str:
+    """The largest unit of which `size` bytes are at least one."""
+    return next((name for name, unit in UNITS.items() if size >= unit), "B")
+
+
+def grain(size: float) -> float:
+    """The bytes of one in the third digit of `size`, in its unit."""
+    unit = UNITS[unit_of(size)]
+    return unit * 10.0 ** (math.floor(math.log10(max(size / unit, 1.0)) + 1e-12) - 2)
+
+
+def figure(size: float) -> str:
+    """Bytes as a flag takes them, `1.25GiB`; what needs more than six digits in its unit is in bytes."""
+    name = unit_of(size)
+    text = f"{size / UNITS[name]:.6g}"
+    return f"{text}{name}" if abs(float(text) * UNITS[name] - size) < 0.5 else f"{size:.0f}B"
+
+
+def floored(size: float) -> float:
+    """The largest figure of three digits up to `size`, as it is read again from its text."""
+    return _read(math.floor(size / grain(size) * (1 + 1e-12)) * grain(size))
+
+
+def ceiled(size: float) -> float:
+    """The smallest figure of three digits from `size` on, as it is read again from its text."""
+    return _read(math.ceil(size / grain(size) * (1 - 1e-12)) * grain(size))
+
+
+def _read(size: float) -> float:
+    unit = UNITS[unit_of(size)]
+    return float(f"{size / unit:.6g}") * unit
+
+
+def least_figure(low: float, high: float, enough: Callable[[float], Plan | None]) -> tuple[float, Plan | None]:
+    """The least figure of three digits that is enough.
+
+    Args:
+        low: Bytes that are not enough.
+        high: Bytes that are.
+        enough: A plan with so many bytes; None: there is none.
+
+    Returns:
+        The bytes with a plan; None where only `high`, rounded up, was found to be enough.
+    """
+    plan: Plan | None = None
+    step = grain(high)
+
+    def many(number: int) -> Plan | None:
+        return enough(_read(number * step))
+
+    while True:
+        number, found = least(math.floor(low / step), math.ceil(high / step), many)
+        low, high, plan = (number - 1) * step, _read(number * step), found or plan
+        if grain(high) >= step:
+            return high, plan
+        step = grain(high)

@@ -1,0 +1,179 @@
+"""Ways out by dropping hints, of the flags or of the marks in the model's code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from assigner import formatting as fmt
+from assigner.solver.why.case import Case, Change, together
+from assigner.solver.why.choices import chosen
+from assigner.solver.why.family import Family, least_set
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from assigner.profile import Partition
+    from assigner.solver.why.case import WayOut
+    from assigner.solver.why.enquiry import Enquiry
+
+MOST = 2
+"""Rows for hints, of the many that may do."""
+
+MOST_TRIED = 24
+"""Hints that are tried one by one; where there are more, all are dropped and then taken back as far as that goes."""
+
+MOST_NAMED = 6
+"""Hints that are listed in one sentence."""
+
+
+class Hints(Family):
+    """Pins, together, apart, order, only, and partitions that must or must not run twice."""
+
+    title = "dropping a hint"
+
+    def opened(self, case: Case) -> Case | None:
+        """No hints."""
+        found = hints(case)
+        return together(found).apply(case) if found else None
+
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[WayOut]:
+        """Single hints; a least set of them only where no single one does it."""
+        found = hints(case)
+        if len(found) <= MOST_TRIED:
+            singles = [way for hint in found if (way := enquiry.way_out(case, hint)) is not None]
+            if singles:
+                yield from sorted(singles, key=lambda way: way.step_s)[:MOST]
+                return
+        if not found or (plan := enquiry.plan(together(found).apply(case))) is None:
+            return
+        needed = least_set(found, lambda some: enquiry.plan(together(some).apply(case)) is not None)
+        change = together(needed)
+        if len(needed) > MOST_NAMED:
+            what = f"{len(needed)} of {len(found)} hints dropped"
+            change = Change(what, f"drop {named([title(hint) for hint in needed])}", change.apply)
+        yield from filter(None, [enquiry.way_out(case, change, plan if len(needed) == len(found) else None)])
+
+
+class MostWorkers(Family):
+    """More workers than were allowed."""
+
+    title = "a larger --max-workers"
+
+    def opened(self, case: Case) -> Case | None:
+        """All of them."""
+        most = case.options.max_workers
+        return None if most is None or most >= len(case.workers) else case.with_options(max_workers=None)
+
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[WayOut]:
+        """The least number that has a plan."""
+        opened = self.opened(case)
+        plan = None if opened is None else enquiry.plan(opened)
+        if plan is None:
+            return
+        most = case.options.max_workers
+        assert most is not None
+        for number in range(most + 1, len(plan.workers) + 1):
+            change = chosen(f"{number} workers instead of {most}", f"--max-workers {number}", max_workers=number)
+            found = enquiry.way_out(case, change, plan if number == len(plan.workers) else None)
+            if found is not None:
+                yield found
+                return
+
+
+def hints(case: Case) -> list[Change]:
+    """Every hint, as the change of dropping it."""
+    return [*_flags(case), *_marks(case)]
+
+
+def limits(case: Case) -> list[Change]:
+    """The largest number of workers, if there is one, as the change of dropping it."""
+    most = case.options.max_workers
+    if most is None:
+        return []
+    return [_dropped("any number of workers", f"--max-workers {most}", partial(Case.with_options, max_workers=None))]
+
+
+def named(titles: Sequence[str]) -> str:
+    """Hints in a list, cut off where it grows long."""
+    if len(titles) == 1:
+        return titles[0]
+    *first, last = [*titles[:MOST_NAMED], f"{len(titles) - MOST_NAMED} more"] if len(titles) > MOST_NAMED else titles
+    return f"{', '.join(first)} and {last}"
+
+
+def title(hint: Change) -> str:
+    """The hint itself, of the change that drops it."""
+    return hint.how.removeprefix("drop ")
+
+
+def _flags(case: Case) -> Iterator[Change]:
+    options = case.options
+    for pattern, pin in options.pins.items():
+        yield _dropped(f"{pattern} not pinned to {pin}", f"--pin {pattern}={pin}", partial(_unpinned, pattern))
+    for group in options.together:
+        names = ",".join(group)
+        yield _dropped(f"{names} on any workers", f"--together {names}", partial(_ungrouped, "together", group))
+    for group in options.apart:
+        names = ",".join(group)
+        yield _dropped(f"{names} on one worker or more", f"--apart {names}", partial(_ungrouped, "apart", group))
+    if options.order:
+        order = ",".join(options.order)
+        yield _dropped("workers in any order", f"--order {order}", partial(Case.with_options, order=()))
+    if options.only:
+        only = ",".join(options.only)
+        yield _dropped("any workers used", f"--only {only}", partial(Case.with_options, only=()))
+    for pattern, rule in options.rematerialise.items():
+        yield _dropped(f"{pattern} rematerialised as it suits", f"--{rule}-remat {pattern}", partial(_unruled, pattern))
+
+
+def _dropped(what: str, flag: str, apply: Callable[[Case], Case]) -> Change:
+    return Change(what, f"drop {flag}", apply)
+
+
+def _unpinned(pattern: str, case: Case) -> Case:
+    return case.with_options(pins={name: pin for name, pin in case.options.pins.items() if name != pattern})
+
+
+def _unruled(pattern: str, case: Case) -> Case:
+    rules = {name: rule for name, rule in case.options.rematerialise.items() if name != pattern}
+    return case.with_options(rematerialise=rules)
+
+
+def _ungrouped(field: str, group: tuple[str, ...], case: Case) -> Case:
+    return case.with_options(**{field: tuple(each for each in getattr(case.options, field) if each != group)})
+
+
+def _marks(case: Case) -> Iterator[Change]:
+    """The hints that stand in the model's code, and so in the profile."""
+    for field, what in (("pin", "not pinned to {}"), ("rematerialise", "rematerialised as it suits")):
+        for partition in case.profile.partitions:
+            value = getattr(partition, field)
+            if value is not None:
+                yield _unmarked(field, value, [partition], what.format(value))
+    for field, what in (("colocate", "on any workers"), ("apart", "on one worker or more")):
+        labels = dict.fromkeys(getattr(each, field) for each in case.profile.partitions)
+        for label in labels:
+            held = [each for each in case.profile.partitions if getattr(each, field) == label]
+            if label is not None and len(held) > 1:
+                yield _unmarked(field, label, held, what)
+
+
+def _unmarked(field: str, value: str, held: list[Partition], what: str) -> Change:
+    names = {each.name for each in held}
+    nothing: dict[str, Any] = {field: None}
+
+    def apply(case: Case) -> Case:
+        return case.with_profile(
+            partitions=tuple(
+                replace(each, **nothing) if each.name in names else each for each in case.profile.partitions
+            )
+        )
+
+    whose = fmt.ranges([each.name for each in held])
+    return Change(f"{whose} {what}", f'drop {field}="{value}" where {whose} {_is_marked(held)}', apply)
+
+
+def _is_marked(held: list[Partition]) -> str:
+    return "is marked" if len(held) == 1 else "are marked"

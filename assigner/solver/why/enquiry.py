@@ -1,0 +1,103 @@
+"""Is there a plan? Asked of the search itself, again and again, within one budget of time."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from assigner.errors import UsageError
+from assigner.simulate import predict
+from assigner.solver.search import Search
+from assigner.solver.why.case import WayOut
+
+if TYPE_CHECKING:
+    from assigner.plan import Plan
+    from assigner.solver.why.case import Case, Change
+
+QUESTION_S = 5.0
+"""Seconds that one question may take at most."""
+
+
+class Enquiry:
+    """Asks for plans until its time is over; then the answer is that none was found.
+
+    Args:
+        seconds: For all questions together.
+
+    Attributes:
+        undecided: Some question since this was last set to False had no answer in its time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end = self._until = time.monotonic() + seconds
+        self.undecided = False
+
+    @property
+    def over(self) -> bool:
+        """True once all time is spent."""
+        return time.monotonic() >= self._end
+
+    def share(self, parts: int) -> None:
+        """Give the questions that follow one of `parts` shares of what is left: twice an equal one, for most need less.
+
+        Args:
+            parts: The shares still to be given, with this one.
+        """
+        now = time.monotonic()
+        self._until = now + max(0.0, self._end - now) * min(1.0, 2 / parts)
+        self.undecided = False
+
+    def plan(self, case: Case) -> Plan | None:
+        """The first plan that is found; None: there is none, or none was found in the time."""
+        return self._ask(case, first_plan=True)
+
+    def fastest(self, case: Case) -> Plan | None:
+        """The plan with the least step time that is found; None: none was found."""
+        return self._ask(case.with_options(max_step_s=None), first_plan=False)
+
+    def _ask(self, case: Case, *, first_plan: bool) -> Plan | None:
+        try:
+            return self._search(case, first_plan=first_plan)
+        except UsageError:  # with one hint less, or a smaller batch, others may no longer make sense
+            return None
+        except KeyboardInterrupt:  # that there is no plan is known, and so are the ways out so far
+            self._end = self._until = -math.inf
+            self.undecided = True
+            return None
+
+    def _search(self, case: Case, *, first_plan: bool) -> Plan | None:
+        """A plan by its step time, whatever the objective: that decides whether there is one."""
+        profile, options = case.resolved
+        limit = options.max_step_s or math.inf
+        for last in (not first_plan, True):
+            left_s = min(QUESTION_S, self._until - time.monotonic())
+            if left_s <= 0:
+                break
+            search = Search(profile, replace(options, objective="step", max_step_s=None, time_limit=left_s))
+            search.contest.cutoff = limit
+            search.run(first_plan=not last)
+            best = search.contest.best
+            if best is not None and best.value <= limit:
+                return best.plan
+            if search.decided and (best is None or search.bound >= limit):
+                return None
+            if last or best is None:
+                break
+        self.undecided = True
+        return None
+
+    def way_out(self, case: Case, change: Change, plan: Plan | None = None) -> WayOut | None:
+        """The change, if there is a plan with it.
+
+        Args:
+            case: Before the change.
+            change: To be tried.
+            plan: A plan of the changed case, where one is known already.
+        """
+        changed = change.apply(case)
+        plan = plan or self.plan(changed)
+        if plan is None:
+            return None
+        return WayOut(change, plan, predict(plan, changed.resolved[0], changed.cost).step_s)

@@ -1,0 +1,151 @@
+"""Ways out by what is there: links between workers, one more worker."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from assigner.cost import message_s
+from assigner.profile import Link, LinkPoint
+from assigner.schedule import build_program
+from assigner.solver.why.case import Change, short, together
+from assigner.solver.why.family import Family, least_set
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from assigner.plan import Plan
+    from assigner.profile import Profile, Worker
+    from assigner.solver.why.case import Case, WayOut
+    from assigner.solver.why.enquiry import Enquiry
+
+MOST_TRIED = 16
+"""Pairs of workers that are tried one by one."""
+
+Pair = tuple[str, str]
+
+
+class Links(Family):
+    """Links that were not measured."""
+
+    title = "links between more workers"
+
+    def opened(self, case: Case) -> Case | None:
+        """Links between all."""
+        missing = _missing(case.profile)
+        return _linked(case, missing) if missing else None
+
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[WayOut]:
+        """The missing links between two workers; a least set of pairs where that is not enough."""
+        missing = _missing(case.profile)
+        plan = enquiry.plan(_linked(case, missing)) if missing else None
+        if plan is None:
+            return
+        if len(missing) <= MOST_TRIED:
+            singles = [way for pair in missing if (way := enquiry.way_out(case, _change(case, [pair]))) is not None]
+            if singles:
+                yield min(singles, key=lambda way: way.step_s)
+                return
+        used = _used(case.profile, plan)
+        needed = least_set(
+            [pair for pair in missing if frozenset(pair) in used],
+            lambda pairs: enquiry.plan(_linked(case, pairs)) is not None,
+        )
+        yield from filter(None, [enquiry.way_out(case, _change(case, needed))])
+
+
+class OneMore(Family):
+    """One more worker of a kind that is there."""
+
+    title = "one more worker"
+
+    def opened(self, case: Case) -> Case | None:
+        """One more of each kind."""
+        return together(self._copies(case)).apply(case) if not case.options.order else None
+
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[WayOut]:
+        """Of one kind; of a least set of kinds where that is not enough."""
+        if case.options.order:  # a worker that it does not name would not be used
+            return
+        copies = self._copies(case)
+        singles = [way for copy in copies if (way := enquiry.way_out(case, copy)) is not None]
+        if singles:
+            yield min(singles, key=lambda way: way.step_s)
+        elif len(copies) > 1 and enquiry.plan(together(copies).apply(case)) is not None:
+            needed = least_set(copies, lambda few: enquiry.plan(together(few).apply(case)) is not None)
+            yield from filter(None, [enquiry.way_out(case, together(needed))])
+
+    @staticmethod
+    def _copies(case: Case) -> list[Change]:
+        """One for each kind of worker: of the largest of that kind."""
+        largest: dict[tuple[str, int], Worker] = {}
+        for worker in sorted(case.workers, key=lambda each: -each.capacity_bytes):
+            largest.setdefault((worker.kind, worker.threads), worker)
+        return [
+            Change(
+                f"one more worker of kind {worker.kind}", f"add a worker like {short(worker.name)}",
+                partial(_with_copy, worker.name),
+            )
+            for worker in largest.values()
+        ]  # fmt: skip
+
+
+def _missing(profile: Profile) -> list[Pair]:
+    """Pairs of workers that cannot talk both ways."""
+    there = {(link.source, link.target) for link in profile.links}
+    pairs = itertools.combinations((worker.name for worker in profile.workers), 2)
+    return [(u, v) for u, v in pairs if not {(u, v), (v, u)} <= there]
+
+
+def _linked(case: Case, pairs: Iterable[Pair]) -> Case:
+    """The case with links between the pairs: as slow as the slowest that is known, for theirs is not."""
+    links = case.profile.links
+    there = {(link.source, link.target) for link in links}
+    like = _slowest(links)
+    more = [
+        replace(like, source=source, target=target)
+        for u, v in pairs for source, target in ((u, v), (v, u)) if (source, target) not in there
+    ]  # fmt: skip
+    return case.with_profile(links=(*links, *more))
+
+
+def _slowest(links: Sequence[Link]) -> Link:
+    """The link that takes longest for a large message; without any, one that takes no time."""
+    if not links:
+        return Link("", "", (LinkPoint(1, 0.0),))
+    size = max(link.points[-1].bytes for link in links)
+    return max(links, key=lambda link: message_s(link.points, size))
+
+
+def _change(case: Case, pairs: Sequence[Pair]) -> Change:
+    names = ", ".join(f"{short(u)} - {short(v)}" for u, v in pairs)
+    like = "taken to be as slow as the slowest" if case.profile.links else "taken to need no time"
+    return Change(f"links {names}, {like}", f"profile the links {names}", lambda other: _linked(other, pairs))
+
+
+def _used(profile: Profile, plan: Plan) -> set[frozenset[str]]:
+    """The pairs of workers that talk in a plan."""
+    program = build_program(plan, profile.edges, profile.ties)
+    return {frozenset((route.source, route.target)) for route in program.routes}
+
+
+def _with_copy(name: str, case: Case) -> Case:
+    """The case with a copy of a worker: same kind, same memory, the same links to all others.
+
+    Between the two it has the links of the worker to another of its kind; where there is none, its slowest.
+    """
+    profile = case.profile
+    worker = next(each for each in case.workers if each.name == name)  # with the reserve asked for
+    rank = max(each.rank for each in profile.workers) + 1
+    copy = f"worker:{rank}/{name.partition('/')[2]}"
+    alike = [each.name for each in profile.workers if each.kind == worker.kind and each.name != name]
+    leaving = [link for link in profile.links if link.source == name]
+    coming = [link for link in profile.links if link.target == name]
+    links = [replace(link, source=copy) for link in leaving] + [replace(link, target=copy) for link in coming]
+    if leaving and coming:
+        there = [link for link in leaving if link.target in alike] or [_slowest(leaving)]
+        back = [link for link in coming if link.source in alike] or [_slowest(coming)]
+        links += [replace(there[0], target=copy), replace(back[0], source=copy)]
+    return case.with_profile(workers=(*profile.workers, replace(worker, name=copy)), links=(*profile.links, *links))
