@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from assigner.solver.rungs import Rung
     from assigner.solver.tally import Tally
 
+CLIMBED, SEEN = "dynamic program", "enumeration"
+"""How a bound was proven: by the ladder, or by simulating every pipeline below it."""
+
 FIRST_WIDTH, PROOF_WIDTH, ALL_WIDTH = 300, 6_000, 10_000
 """Labels kept at a position: for good plans, for a bound, and to find every plan below the target."""
 
@@ -81,6 +84,11 @@ class LadderSetting(Setting):
             return SteadyTally(self.micro_batches)
         return LatencyTally() if self._objective == "latency" else StepTally(self.micro_batches)
 
+    def raise_bound(self, bound: float, proof: str | None = None) -> None:
+        """Take a bound; of a graph with branches, not the ladder's, which knows the intervals of one order only."""
+        if not (self.problem.branched and proof in (CLIMBED, SEEN)):
+            super().raise_bound(bound, proof)
+
     def price(self) -> None:
         """The perfect split of all work: no plan of any schedule is faster."""
         rungs = Rungs(self.instance, deep=True, relaxed=True) if self._coarse else self._rungs
@@ -113,7 +121,7 @@ class LadderSetting(Setting):
         climb = self._ladder.climb(cutoff=target, width=self._room(width), most=MOST_SIMULATED)
         least = climb.pipelines[0][0] if climb.pipelines else math.inf
         self._few = climb.complete and not self._coarse
-        self.raise_bound(min(least, climb.lost, target), "dynamic program")
+        self.raise_bound(min(least, climb.lost, target), CLIMBED)
         found = (rungs for _, rungs in climb.pipelines[:simulated])
         if self._coarse:
             fitting = (self._ladder_rungs([(r.column.first, r.column.group) for r in rungs]) for rungs in found)
@@ -133,13 +141,13 @@ class LadderSetting(Setting):
             if self.contest.left_s <= 0:
                 open_ = min(open_, price)
                 break
-            self.raise_bound(min(price, open_, self.contest.target), "enumeration")
+            self.raise_bound(min(price, open_, self.contest.target), SEEN)
             if self.decided:
                 return
             self._simulate(rungs, price)
             if self._objective == "step" and not self._all_depths(rungs):
                 open_ = min(open_, price)
-        self.raise_bound(min(open_, self.contest.target), "enumeration")
+        self.raise_bound(min(open_, self.contest.target), SEEN)
 
     def _room(self, width: int) -> int:
         """Labels to keep at a position."""

@@ -11,6 +11,7 @@ from assigner.solver.contest import Contest
 from assigner.solver.gpipe import GPipeSetting
 from assigner.solver.problem import Problem
 from assigner.solver.setting import Setting
+from assigner.solver.steady import SteadySetting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,7 +41,9 @@ def _settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
         if schedule == "gpipe" and options.objective == "step":
             found += [GPipeSetting(contest, count) for count in counts]
         else:
-            found += [LadderSetting(contest, schedule, count) for count in counts]
+            steady = options.objective == "throughput" and contest.problem.branched
+            kind = SteadySetting if steady else LadderSetting
+            found += [kind(contest, schedule, count) for count in counts]
     return found
 
 

@@ -49,10 +49,24 @@ def test_one_f_one_b_with_every_warm_up_depth(seed):
     check(draw(seed), SolveOptions(schedule="1f1b", gap=0), schedules=("1f1b",))
 
 
+def check_graph(profile, options, **how):
+    """Of graphs with branches the search knows more stages than the intervals tried here, and may prove less."""
+    best = best_plan(profile, **how)
+    if best is None:
+        return
+    plan = solve(profile, options).plan
+    scale = plan.micro_batches if options.objective == "throughput" else 1
+    assert scale * plan.solver.objective_s <= best[0] * (1 + EXACT)
+    assert plan.solver.bound_s <= plan.solver.objective_s
+    if plan.solver.status == "optimal":
+        assert plan.solver.bound_s == pytest.approx(plan.solver.objective_s, rel=EXACT)
+    assert not overfull(predict(plan, profile))
+
+
 @pytest.mark.parametrize("seed", range(100, 112))
-def test_one_f_one_b_on_graphs_keeps_its_bound(seed):
-    """Skips and branches in the order of the graph: the same."""
-    check(draw(seed, graph=True), SolveOptions(schedule="1f1b", gap=0), schedules=("1f1b",))
+def test_one_f_one_b_on_graphs(seed):
+    """Skips and branches: nothing that exhaustive search finds in the order of the graph is faster."""
+    check_graph(draw(seed, graph=True), SolveOptions(schedule="1f1b", gap=0), schedules=("1f1b",))
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
@@ -68,7 +82,7 @@ def test_throughput_and_latency(seed, objective):
 def test_throughput_and_latency_of_graphs(seed, objective):
     """Of graphs too."""
     options = SolveOptions(schedule="1f1b", objective=objective, gap=0)
-    check(draw(seed, graph=True), options, schedules=("1f1b",), objective=objective)
+    check_graph(draw(seed, graph=True), options, schedules=("1f1b",), objective=objective)
 
 
 def priced(profile, seed: int):

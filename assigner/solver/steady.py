@@ -1,0 +1,88 @@
+"""Throughput of graphs with branches: convex stages beyond the intervals of one order, by the max-load solver."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from assigner.cost import CostModel
+from assigner.errors import FormatError
+from assigner.objective import steady_s
+from assigner.plan import Plan
+from assigner.simulate import overfull, predict
+from assigner.solver.climbing import LadderSetting
+from assigner.solver.load import InFlight, LoadOptions, solve_load
+from assigner.solver.load.from_profile import load_problem, plan_stages
+
+if TYPE_CHECKING:
+    from assigner.solver.load import LoadAnswer
+
+
+class SteadySetting(LadderSetting):
+    """Throughput under one schedule with M micro-batches, on a graph with branches.
+
+    The ladder knows the intervals of one order only, so what it proves is no bound here: the max-load solver's is.
+    """
+
+    def prepare(self) -> None:
+        """Offer the ladder's plans and the max-load solver's, and take the latter's bound."""
+        super().prepare()
+        if self.decided or not self._plain:
+            return
+        answer = self._balance()
+        if answer.infeasible:
+            self._take_bound(self.contest.target)
+            return
+        if answer.stages:
+            self._offer(answer)
+        self._take_bound(answer.bound * self.micro_batches)
+
+    @property
+    def _plain(self) -> bool:
+        """True if no hint is set that the max-load solver does not know."""
+        options = self.problem.options
+        return not (options.apart or options.order or self.problem.most_workers < len(self.problem.workers))
+
+    def _balance(self) -> LoadAnswer:
+        options, rules = self.problem.options, dict(zip(self.problem.order, self.problem.remat_rules, strict=True))
+        profile = replace(
+            self.problem.profile,
+            partitions=tuple(replace(each, rematerialise=rules[each.name]) for each in self.problem.profile.partitions),
+        )
+        workers = self.problem.profile.worker
+        self._load = load_problem(
+            CostModel(profile), micro_batch=self.size, groups=self.instance.groups,
+            in_flight=InFlight(self.micro_batches, from_end=self.schedule == "1f1b"),
+            allowed=lambda name, worker: self.problem.allowed(name, workers[worker]),
+        )  # fmt: skip
+        return solve_load(
+            self._load,
+            LoadOptions(
+                solver=options.solver, seed=options.seed, time_limit=max(0.1, self.contest.share_s), gap=options.gap
+            ),
+        )
+
+    def _offer(self, answer: LoadAnswer) -> None:
+        problem = self.problem
+        plan = Plan(
+            workload=problem.workload, objective="throughput", schedule=self.schedule,
+            micro_batches=self.micro_batches, micro_batch_size=self.size,
+            stages=plan_stages(problem.profile, self._load, answer, self.instance.groups),
+        )  # fmt: skip
+        try:
+            fits = not overfull(predict(plan, problem.profile, problem.cost))
+        except FormatError:  # a tie needs a link that is missing: the steady state does not know of ties
+            return
+        if fits:
+            self.offer(self.micro_batches * steady_s(plan, problem.cost), lambda: plan)
+
+    def _take_bound(self, bound: float) -> None:
+        """A bound of the max-load solver's problem, which is ours only where memory is alike on all workers."""
+        if self._alike():
+            self.raise_bound(bound, "dynamic program over downsets")
+
+    def _alike(self) -> bool:
+        return all(
+            len({(price.activation_bytes, price.workspace_bytes) for price in prices if price is not None}) < 2
+            for prices in zip(*self.instance.prices, strict=True)
+        )
