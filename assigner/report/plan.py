@@ -196,6 +196,10 @@ def gain(plan: Plan) -> Line:
         return Line(f"best baseline: {best[0]}, {fmt.seconds(best[1])} a step")
     if abs(factor - 1) < 5e-3:
         return Line(f"as fast as the best baseline ({best[0]})", "strong")
+    if factor < 1:
+        gap = fmt.percent(1 - factor)
+        text = f"{best[0]} is faster by {gap}: it gives a worker several stages, and this plan does not"
+        return Line(f"{text}; --schedule interleaved looks for such plans", "warning")
     return Line(f"{fmt.ratio(factor)} as fast as the best baseline ({best[0]})", "strong")
 
 

@@ -99,5 +99,5 @@ class Setting(ABC):
     def prove(self) -> None:
         """Find the best plan or prove that none is better, until the time is over."""
 
-    def adopt(self) -> None:
+    def adopt(self) -> None:  # noqa: B027 - most settings have no use for others' plans
         """Start from the best plan of other settings, if this one can run it better; by itself a setting cannot."""

@@ -131,7 +131,7 @@ class StepTally:
         """See `Tally`."""
         return np.maximum(marks.price, marks.pend) + update
 
-    def least(self, marks: Marks, rest_s: Floats, rest_forward_s: Floats, level: Floats) -> Floats:
+    def least(self, marks: Marks, rest_s: Floats, rest_forward_s: Floats, level: Floats) -> Floats:  # noqa: ARG002
         """See `Tally`."""
         return np.maximum(np.maximum(marks.price, marks.pend) + rest_s, self.micro_batches * level)
 
