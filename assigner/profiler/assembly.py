@@ -94,9 +94,17 @@ def assemble(
         optimizer = reports[0].optimizer_bytes.get(piece.kind, 0)
         parts.append(
             Partition(
-                piece.name, piece.kind, parameters, gradients, optimizer, buffers,
-                piece.mark.pin, piece.mark.colocate, piece.mark.apart, piece.mark.rematerialise,
-            )  # fmt: skip
+                piece.name,
+                piece.kind,
+                parameters,
+                gradients,
+                optimizer,
+                buffers,
+                piece.mark.pin,
+                piece.mark.colocate,
+                piece.mark.apart,
+                piece.mark.rematerialise,
+            )
         )
     measurements = tuple(each for report in reports for each in report.measurements)
     links = tuple(_link(names, sweep) for report in reports for sweep in report.sweeps)

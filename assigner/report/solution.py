@@ -104,6 +104,8 @@ def progress_text(progress: Progress, *, elapsed_s: float, time_limit: float) ->
 
 def _choices_text(progress: Progress, *, elapsed_s: float, time_limit: float) -> str:
     """The line of a search for the cheapest plan."""
-    best = f"best {1000 * progress.incumbent_s:.4g} per 1000 samples" if progress.incumbent_s is not None else "no plan yet"
+    money = None if progress.incumbent_s is None else 1000 * progress.incumbent_s
+    best = "no plan yet" if money is None else f"best {money:.4g} per 1000 samples"
     choices = f"{progress.done} of {fmt.plural(progress.total, 'choice')} of workers solved"
-    return " · ".join((best, f"bound {1000 * progress.bound_s:.4g}", choices, f"{elapsed_s:.0f} s of {time_limit:.0f} s"))
+    spent = f"{elapsed_s:.0f} s of {time_limit:.0f} s"
+    return " · ".join((best, f"bound {1000 * progress.bound_s:.4g}", choices, spent))

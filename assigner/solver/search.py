@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assigner.cost import CostModel
+from assigner.errors import UsageError
 from assigner.solver.answer import Progress
 from assigner.solver.climbing import LadderSetting
 from assigner.solver.contest import Contest
+from assigner.solver.free import settings as free_settings
 from assigner.solver.gpipe import GPipeSetting
 from assigner.solver.problem import Problem
 from assigner.solver.setting import Setting
@@ -33,18 +35,30 @@ PHASES = (
 def _settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
     """Every setting that the options leave to choose from."""
     options = contest.options
+    if options.objective == "step":
+        return _step_settings(contest, counts)
+    if options.schedule == "interleaved":
+        raise UsageError(
+            f"schedule interleaved is solved for objective step only, not for {options.objective}",
+            hint="--schedule auto, gpipe or 1f1b",
+        )
     schedules: tuple[Schedule, ...] = ("gpipe", "1f1b") if options.schedule == "auto" else (options.schedule,)
-    found: list[Setting] = []
     if options.objective == "throughput":  # of plans as good, one with many micro-batches has the shorter step
         schedules, counts = schedules[::-1], counts[::-1]
-    for schedule in schedules:
-        if schedule == "gpipe" and options.objective == "step":
-            found += [GPipeSetting(contest, count) for count in counts]
-        else:
-            steady = options.objective == "throughput" and contest.problem.branched
-            kind = SteadySetting if steady else LadderSetting
-            found += [kind(contest, schedule, count) for count in counts]
-    return found
+    kind = SteadySetting if options.objective == "throughput" and contest.problem.branched else LadderSetting
+    return [kind(contest, schedule, count) for schedule in schedules for count in counts]
+
+
+def _step_settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
+    """GPipe by intervals of the order unless the graph's branches allow for more, 1F1B, and several stages a worker."""
+    wanted = contest.options.schedule
+    free = free_settings(contest, counts)
+    found: list[Setting] = []
+    if wanted in ("auto", "gpipe") and not any(setting.schedule == "gpipe" for setting in free):
+        found += [GPipeSetting(contest, count) for count in counts]
+    if wanted in ("auto", "1f1b"):
+        found += [LadderSetting(contest, "1f1b", count) for count in counts]
+    return [*found, *free]
 
 
 class Search:

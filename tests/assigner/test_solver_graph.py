@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from brute_force import best_plan, random_instance
 from builders import make_profile
+from every_placement import best_of_all
 
 from assigner.errors import InfeasibleError
 from assigner.simulate import predict
@@ -18,7 +19,7 @@ def test_bound_and_gap_are_honest(seed):
         seed, partitions=3 + seed % 3, workers=2 + seed % 3, graph=True, busy=seed % 2 == 0, tight=seed % 5 == 0,
         missing=0.3 if seed % 7 == 0 else 0.0, late_updates=seed % 3 == 0, pins=seed % 4 == 0,
     )  # fmt: skip
-    best = best_plan(profile)
+    best = best_of_all(profile, schedule="gpipe")
     if best is None:
         with pytest.raises(InfeasibleError):
             solve(profile, SolveOptions(schedule="gpipe", gap=0))

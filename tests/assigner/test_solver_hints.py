@@ -66,9 +66,24 @@ def test_each_hint_binds_and_the_rest_is_optimal(seed, name):
     assert plan.solver.bound_s == pytest.approx(best[0], rel=EXACT)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "auto"])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("graph", [False, True])
+def test_every_way_of_searching_heeds_every_hint(graph, name, schedule):
+    """Chains and graphs, whichever schedule: the plan keeps to the hint."""
+    hints, keeps = CASES[name]
+    profile = random_instance(3, partitions=4, workers=3, busy=True, graph=graph)
+    try:
+        plan = solve(profile, SolveOptions(schedule=schedule, gap=0, **hints)).plan
+    except InfeasibleError:
+        assert best_plan(profile, keeps=keeps, rules=hints.get("rematerialise", {})) is None
+        return
+    assert keeps(plan)
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_hints_bind_under_every_schedule(schedule):
-    """The ladder of 1F1B heeds what the ILP of GPipe heeds."""
+def test_hints_bind_together(schedule):
+    """The ladder of 1F1B heeds what the ILP of GPipe heeds, all at once."""
     hints = {"apart": (("p0", "p1"),), "max_workers": 2, "order": ("worker:1", "worker:0", "worker:2")}
     plan = solve(PROFILE, SolveOptions(schedule=schedule, gap=0, **hints)).plan
     assert apart(plan, "p0", "p1")

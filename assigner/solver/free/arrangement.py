@@ -1,0 +1,96 @@
+"""A placement without any shape: stages in a topological order, each on some worker, with what they rematerialise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from assigner.plan import Plan, Schedule, Stage
+from assigner.solver.free.room import Masks, Room
+from assigner.solver.free.sweep import row_step_s
+from assigner.solver.free.table import Table, bits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Stages = tuple[tuple[int, int], ...]
+"""(worker, mask of positions) of each stage, in a topological order."""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Stages, priced.
+
+    Args:
+        table: The prices.
+        stages: The stages.
+        again: Of each stage the mask of what it rematerialises.
+        step_s: The step time, in seconds.
+    """
+
+    table: Table
+    stages: Stages
+    again: Masks
+    step_s: float
+
+    def plan(self, schedule: Schedule) -> Plan:
+        """The plan, without a prediction."""
+        problem, order = self.table.problem, self.table.problem.options.order
+        names = [self.table.names[worker] for worker, _ in self.stages]
+        rows = list(zip(names, [mask for _, mask in self.stages], self.again, strict=True))
+        if order:
+            rows.sort(key=lambda row: order.index(row[0]))  # every value goes along that order: still topological
+        return Plan(
+            workload=problem.workload,
+            schedule=schedule,
+            micro_batches=self.table.micro_batches,
+            micro_batch_size=self.table.size,
+            stages=tuple(
+                Stage(
+                    name,
+                    tuple(problem.order[i] for i in bits(mask)),
+                    tuple(problem.order[i] for i in bits(again)),
+                    threads=problem.profile.worker[name].threads,
+                )
+                for name, mask, again in rows
+            ),
+        )
+
+
+def held_stages(stages: Stages) -> dict[int, list[int]]:
+    """Of each worker the numbers of its stages."""
+    held: dict[int, list[int]] = {}
+    for n, (worker, _) in enumerate(stages):
+        held.setdefault(worker, []).append(n)
+    return held
+
+
+def joined(stages: Stages, chosen: Sequence[Masks]) -> Masks:
+    """What each stage rematerialises, from what the stages of each worker do, in the order of `held_stages`."""
+    again = [0] * len(stages)
+    for numbers, masks in zip(held_stages(stages).values(), chosen, strict=True):
+        for n, mask in zip(numbers, masks, strict=True):
+            again[n] = mask
+    return tuple(again)
+
+
+def again_s(room: Room, stages: Stages, again: Masks) -> tuple[float, ...]:
+    """Seconds that each stage's backward takes longer."""
+    return tuple(room.again_s(worker, list(bits(mask))) for (worker, _), mask in zip(stages, again, strict=True))
+
+
+def priced(room: Room, stages: Stages) -> Arrangement | None:
+    """Some stages with the rematerialisation of least added time; None: they do not fit, or a link is missing.
+
+    With one stage a worker no other choice is faster; with several another one may be (room.py).
+    """
+    chosen = []
+    for worker, numbers in held_stages(stages).items():
+        cheapest = room.cheapest(worker, tuple(stages[n][1] for n in numbers))
+        if cheapest is None:
+            return None
+        chosen.append(cheapest)
+    again = joined(stages, chosen)
+    rows: Sequence[tuple[int, Sequence[int]]] = [(worker, tuple(bits(mask))) for worker, mask in stages]
+    step = row_step_s(room.table, rows, again_s(room, stages, again))
+    return None if step is None else Arrangement(room.table, stages, again, step)

@@ -1,0 +1,201 @@
+"""Bounds of all rows that put partitions on given workers, some of them not placed yet.
+
+For a sink t (a partition that nobody reads) the last forward of t is over no sooner than, for each worker w with the
+positions A that t depends on,
+
+    FT = (earliest start among A) + M sum f(A) + (least way from A to t)
+
+and no backward that comes from t starts before that. With G the positions on w that t's gradient reaches,
+
+    step >= FT + (least way from t to G) + M sum b(G) + (least way from G to the end of an update)
+
+Ways are longest paths of one micro-batch. The same holds with one position, or one message, in place of A or G; and
+M sum (f + b) + u of one worker is a bound by itself. What is not placed counts with its least price, its messages not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from assigner.solver.free.table import bits
+
+if TYPE_CHECKING:
+    from assigner.solver.free.room import Room
+
+NEVER = -math.inf
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is known about the turn from forward to backward at one sink.
+
+    Args:
+        tail: Per position, seconds from the end of its last forward to that of the sink; -inf: no way to it.
+        back_s: Seconds that the step takes from there on, at least.
+    """
+
+    tail: Sequence[float]
+    back_s: float
+
+
+class _Least(NamedTuple):
+    """The least that is known of a placement, by position: worker, earliest start, seconds; by worker: the rest."""
+
+    where: Sequence[int]
+    masks: Sequence[int]
+    head: Sequence[float]
+    forward: Sequence[float]
+    backward: Sequence[float]
+    update: Sequence[float]
+    again: Sequence[float]
+
+
+class Bounds:
+    """Bounds of one table.
+
+    Args:
+        room: Prices and memory.
+    """
+
+    def __init__(self, room: Room) -> None:
+        self.room, self.table = room, room.table
+        table = self.table
+        self.n, self.more = len(table.problem.order), table.micro_batches - 1
+        prices = [[table.prices[w][i] for w in homes] for i, homes in enumerate(table.homes)]
+        self._forward = [min((p.forward_s for p in row if p), default=math.inf) for row in prices]
+        self._backward = [min((p.backward_s for p in row if p), default=math.inf) for row in prices]
+        self._weight, self._share, self._weights = self._perfect_split()
+        self._into: list[list[tuple[int, int, bool]]] = [[] for _ in range(self.n)]
+        self._from: list[list[tuple[int, int, bool]]] = [[] for _ in range(self.n)]
+        for maker, value, reader, gradient in table.edges:
+            self._into[reader].append((maker, value, gradient))
+            self._from[maker].append((reader, value, gradient))
+        self._sinks = [i for i in range(self.n) if not table.behind[i]]
+        self._before = self._reaching(gradient=False)
+        self._graded = self._reaching(gradient=True)
+
+    def _perfect_split(self) -> tuple[list[float], list[float], float]:
+        """Weight of each worker (its speed), least weighted work of each position, and the weights that a plan can use.
+
+        Loads of at most L give L sum(w) >= sum of w[k] load[k] >= sum over positions of min over k of w[k] work[i, k].
+        """
+        table = self.table
+        work = [
+            [table.micro_batches * (p.forward_s + p.backward_s) + p.update_s if p else math.inf for p in row]
+            for row in table.prices
+        ]
+        totals = [sum(seconds for seconds in row if seconds < math.inf) for row in work]
+        weight = [1 / total if total else 0.0 for total in totals]
+        share = [min((weight[w] * work[w][i] for w in homes), default=math.inf) for i, homes in enumerate(table.homes)]
+        return weight, share, sum(sorted(weight)[-table.problem.most_workers :])
+
+    def _reaching(self, *, gradient: bool) -> list[int]:
+        """Per position: all positions that lead to it, itself too."""
+        found = [1 << i for i in range(self.n)]
+        for i in range(self.n):
+            for maker, _, graded in self._into[i]:
+                if graded or not gradient:
+                    found[i] |= found[maker]
+        return found
+
+    def least(self, where: Sequence[int], masks: Sequence[int]) -> tuple[float, list[Turn]]:
+        """The bound, in seconds, and its turns.
+
+        Args:
+            where: Worker of each position, -1: not placed. Whatever a placed position reads is placed.
+            masks: Positions of each worker.
+        """
+        table, times = self.table, self.table.micro_batches
+        forward, backward = list(self._forward), list(self._backward)
+        update = [0.0] * len(masks)
+        again = [0.0] * len(masks)
+        bound, total = 0.0, 0.0
+        head = [0.0] * self.n
+        for i, w in enumerate(where):
+            if w >= 0:
+                price = table.prices[w][i]
+                assert price is not None
+                forward[i], backward[i] = price.forward_s, price.backward_s
+                update[w] += price.update_s
+            else:
+                total += self._share[i]
+            head[i] = max(
+                (head[j] + forward[j] + self._wire_s(where, value, j, i) for j, value, _ in self._into[i]), default=0.0
+            )
+        for w, mask in enumerate(masks):
+            if mask:
+                again[w] = self.room.least_s(w, mask)
+                load = times * (sum(forward[i] + backward[i] for i in bits(mask)) + again[w]) + update[w]
+                total += self._weight[w] * load
+                bound = max(bound, load + min(head[i] for i in bits(mask)))
+        bound = max(bound, total / self._weights if self._weights else 0.0)
+        at = _Least(where, masks, head, forward, backward, update, again)
+        turns = []
+        for sink in self._sinks:
+            tail = self._tails(sink, where, forward)
+            there, back = self._there_s(sink, at, tail), self._back_s(sink, at)
+            turns.append(Turn(tail, back))
+            bound = max(bound, there + back)
+        return bound, turns
+
+    def _wire_s(self, where: Sequence[int], value: int, source: int, target: int) -> float:
+        u, v = where[source], where[target]
+        return self.table.wires[value][u][v].seconds if u >= 0 and v >= 0 and u != v else 0.0
+
+    def _tails(self, sink: int, where: Sequence[int], forward: Sequence[float]) -> list[float]:
+        tail = [NEVER] * self.n
+        tail[sink] = 0.0
+        for i in range(sink - 1, -1, -1):
+            if self._before[sink] >> i & 1:
+                tail[i] = max(
+                    self._wire_s(where, value, i, j) + forward[j] + tail[j] for j, value, _ in self._from[i]
+                )  # fmt: skip
+        return tail
+
+    def _there_s(self, sink: int, at: _Least, tail: Sequence[float]) -> float:
+        """Seconds until the sink's last forward is over."""
+        times, found = self.table.micro_batches, 0.0
+        head, forward = at.head, at.forward
+        for i in bits(self._before[sink]):
+            found = max(found, head[i] + times * forward[i] + tail[i])
+            for j, value, _ in self._into[i]:
+                wire = self._wire_s(at.where, value, j, i)
+                if wire:
+                    found = max(found, head[j] + forward[j] + times * wire + forward[i] + tail[i])
+        for mask in at.masks:
+            part = list(bits(mask & self._before[sink]))
+            if len(part) > 1:
+                work = times * sum(forward[i] for i in part)
+                found = max(found, min(head[i] for i in part) + work + min(tail[i] for i in part))
+        return found
+
+    def _back_s(self, sink: int, at: _Least) -> float:
+        """Seconds from the sink's last forward to the end of the step."""
+        times, graded, backward, where = self.table.micro_batches, self._graded[sink], at.backward, at.where
+        head, tail = [0.0] * self.n, [0.0] * self.n
+        for i in range(sink - 1, -1, -1):
+            if graded >> i & 1:
+                head[i] = max(
+                    head[j] + backward[j] + self._wire_s(at.where, value, j, i)
+                    for j, value, gradient in self._from[i]
+                    if gradient and graded >> j & 1
+                )
+        found = 0.0
+        for i in bits(graded):
+            tail[i] = at.update[where[i]] if where[i] >= 0 else 0.0
+            for j, value, gradient in self._into[i]:
+                if gradient:
+                    wire = self._wire_s(at.where, value, i, j)
+                    tail[i] = max(tail[i], wire + backward[j] + tail[j])
+                    if wire:
+                        found = max(found, head[i] + backward[i] + times * wire + backward[j] + tail[j])
+            found = max(found, head[i] + times * backward[i] + tail[i])
+        for w, mask in enumerate(at.masks):
+            part = list(bits(mask & graded))
+            if part:
+                work = times * (sum(backward[i] for i in part) + (at.again[w] if mask & graded == mask else 0.0))
+                found = max(found, min(head[i] for i in part) + work + min(tail[i] for i in part))
+        return found

@@ -1,0 +1,190 @@
+"""Settings whose stages have any shape: several stages a worker, or one convex set of a branched graph.
+
+What is proven: of a small instance the optimum over every placement, every order of stages and every choice of
+rematerialisation, by exhaustive search, unless it runs out of nodes or time. Of a larger one plans come from local
+search, and the bound, from a relaxation (relaxation.py), holds for every placement of the setting.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from assigner.solver.free.bounds import Bounds
+from assigner.solver.free.exhaustive import Exhaustive
+from assigner.solver.free.relaxation import LoadModel
+from assigner.solver.free.room import Room
+from assigner.solver.free.starts import starts
+from assigner.solver.free.table import Table
+from assigner.solver.free.wander import Wander
+from assigner.solver.setting import Setting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from assigner.plan import Schedule
+    from assigner.solver.contest import Contest
+    from assigner.solver.free.arrangement import Arrangement
+    from assigner.solver.problem import Problem
+
+SMALL = 1 << 20
+"""Exhaustive search is made if there are no more ways to put partitions on workers: 10 on 4, 12 on 3, 20 on 2."""
+
+CONVEX = 1 << 48
+"""The same with one stage a worker, where most choices soon end: 24 on 4, 16 on 8."""
+
+CERTAIN = 1 << 16
+"""Up to here the search ends in a second or two: 8 on 4, 10 on 3, 16 on 2."""
+
+NODES = 150_000
+"""So many nodes of the exhaustive search are looked at: some 20 seconds. Counted, not timed: the same answer."""
+
+VARIABLES = 6_000
+"""With more binaries than this the load model is not built."""
+
+TELL_S = 0.2
+"""Seconds between two reports of progress."""
+
+STARTS = 2
+"""The local search starts from so many of the best placements at hand."""
+
+
+class FreeSetting(Setting):
+    """The breadth-first schedule with M micro-batches, any number of stages a worker.
+
+    Attributes:
+        room: Prices and memory.
+        ways: How many ways there are to put the partitions on workers.
+        small: Few enough for exhaustive search.
+        certain: So few that it is sure to end.
+    """
+
+    schedule: Schedule = "interleaved"
+    one_stage = False
+    most_ways = SMALL
+
+    def __init__(self, contest: Contest, micro_batches: int) -> None:
+        super().__init__(contest, micro_batches)
+        self.room = Room(Table(self.problem, micro_batches))
+        self._starts: list[Arrangement] = []
+        self.ways = math.prod(max(1, len(homes)) for homes in self.room.table.homes)
+        self.small, self.certain = self.ways <= self.most_ways, self.ways <= CERTAIN
+
+    def _take(self, found: Arrangement) -> float:
+        self.offer(found.step_s, lambda: found.plan(self.schedule))
+        return self.contest.target
+
+    def price(self) -> None:
+        """Bound by the longest path and the perfect split."""
+        table = self.room.table
+        bound, _ = Bounds(self.room).least([-1] * len(self.problem.order), [0] * len(table.names))
+        self.bound = bound
+        self.decided = math.isinf(bound)
+
+    def prepare(self) -> None:
+        """Offer good placements at once."""
+        contest, table = self.contest, self.room.table
+        if self.bound >= contest.target:
+            self.decided = True
+            return
+        if self.certain and contest.best is not None:
+            return
+        wander = self._wander()
+        found = {
+            each.stages: each for each in map(wander.start, starts(contest, table, loops=not self.one_stage)) if each
+        }
+        for first in sorted(found.values(), key=lambda each: each.step_s)[:STARTS]:
+            self._take(first)
+            self._starts.append(first)
+
+    def relax(self) -> None:
+        """Bound a larger instance by the load model's relaxation."""
+        contest = self.contest
+        model = None if self.certain else self._model()
+        if model is not None:
+            outcome = contest.backend.relax(model.problem, time_limit=contest.left_s)
+            if outcome.finished:
+                self.raise_bound(outcome.bound * model.unit, "relaxation")
+
+    def prove(self) -> None:
+        """Local search, unless the instance is tiny; then look at every placement, or raise the bound by the ILP."""
+        contest = self.contest
+        for first in [] if self.certain else self._starts:
+            if contest.left_s > 0:
+                self._take(self._wander().run(first))
+        if self.small and contest.left_s > 0:
+            self._look_at_all()
+        model = None if self.decided or contest.left_s <= 0 else self._model()
+        if model is not None:
+            outcome = contest.backend.search(
+                model.problem, gap=contest.options.gap, cutoff=contest.target / model.unit, time_limit=contest.share_s
+            )
+            self.raise_bound(outcome.bound * model.unit, "ILP")
+
+    def _over(self) -> Callable[[], bool]:
+        """Asked now and then, tells of progress, and says whether this setting's share of the time is over."""
+        contest, told = self.contest, self.contest.elapsed_s
+        until = told + contest.share_s
+
+        def over() -> bool:
+            nonlocal told
+            now = contest.elapsed_s
+            if now - told > TELL_S and contest.backend.watch is not None:
+                told = now
+                contest.backend.watch()
+            return now > until
+
+        return over
+
+    def _wander(self) -> Wander:
+        return Wander(self.room, one_stage=self.one_stage, seed=self.contest.options.seed, stop=self._over())
+
+    def _look_at_all(self) -> None:
+        contest = self.contest
+        search = Exhaustive(
+            self.room, one_stage=self.one_stage, limit=contest.target, take=self._take, nodes=NODES, stop=self._over()
+        )
+        search.run()
+        self.raise_bound(min(search.floor, contest.target), "exhaustive search")
+
+    def _model(self) -> LoadModel | None:
+        table = self.room.table
+        if len(table.problem.order) * len(set(table.group)) > VARIABLES:
+            return None
+        return LoadModel(self.room, one_stage=self.one_stage, unit=self.contest.unit)
+
+
+class ConvexSetting(FreeSetting):
+    """GPipe with M micro-batches, one stage a worker, of a graph whose stages need not follow one order."""
+
+    schedule: Schedule = "gpipe"
+    one_stage = True
+    most_ways = CONVEX
+
+
+def settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
+    """The settings of this package that a search for the least step time needs.
+
+    Schedule "gpipe": for a branched graph one for each count, in place of the pipeline solver's, whose bound holds for
+    intervals of one order alone; for a small graph with skips, too, since exhaustive search proves what the ILP leaves
+    open; none for a chain. Schedule "interleaved": one for each count. Schedule "auto": those of "gpipe", and those of
+    "interleaved" where exhaustive search is sure to end.
+
+    Args:
+        contest: What they share.
+        counts: The numbers of micro-batches.
+    """
+    schedule, found = contest.options.schedule, list[Setting]()
+    if schedule in ("auto", "gpipe") and not contest.problem.exact:
+        convex = [ConvexSetting(contest, count) for count in counts]
+        if contest.problem.branched or _pipelines(contest.problem) <= SMALL:
+            found += convex
+    free = [FreeSetting(contest, count) for count in counts] if schedule in ("auto", "interleaved") else []
+    found += [each for each in free if schedule == "interleaved" or each.certain]
+    return found
+
+
+def _pipelines(problem: Problem) -> int:
+    """How many ways there are to cut one order into stages and put them on workers."""
+    n, workers = len(problem.order), len(problem.workers)
+    return sum(math.comb(n - 1, k - 1) * math.perm(workers, k) for k in range(1, problem.most_workers + 1))

@@ -1,0 +1,132 @@
+"""Where the search for placements of any shape starts: pipelines along several orders of the graph, and loops.
+
+A branched graph has many topological orders, and stages that are intervals of one are not intervals of another:
+
+    a -> b1 -> b2 -> d        by layers    a b1 c1 b2 c2 d    a stage holds pieces of both branches
+    a -> c1 -> c2 -> d        by branches  a b1 b2 c1 c2 d    each branch can have workers of its own
+
+So the beam of the pipeline solver runs over each of a few orders.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from assigner.solver.beam import Beam
+from assigner.solver.contest import Contest
+from assigner.solver.gpipe import GPipeSetting
+from assigner.solver.instance import Instance
+from assigner.solver.placement import Placement
+from assigner.solver.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from assigner.plan import Plan
+    from assigner.solver.free.arrangement import Stages
+    from assigner.solver.free.table import Table
+
+COLUMNS = 30_000
+"""With more segments than this the beam takes too long to be only a start of a search."""
+
+PIPELINES = 3
+"""So many of the beam's plans for each order."""
+
+
+def starts(contest: Contest, table: Table, *, loops: bool) -> Iterator[Stages]:
+    """Placements worth a look, some of which may not fit.
+
+    Args:
+        contest: Its best plan so far is one.
+        table: The prices.
+        loops: Whether workers may have several stages.
+    """
+    if contest.best is not None:
+        yield of_plan(table.problem, contest.best.plan)
+    n = len(table.problem.order)
+    if n * (n + 1) // 2 * len(set(table.group)) <= COLUMNS:
+        for order in orders(table):
+            yield from _pipelines(table, order)
+    else:
+        yield from _coarse(contest, table)
+    for times in (1, 2, 3) if loops else (1,):
+        yield _loop(table, times)
+
+
+def of_plan(problem: Problem, plan: Plan) -> Stages:
+    """A plan's stages as (worker, mask of positions)."""
+    number = {worker.name: n for n, worker in enumerate(problem.workers)}
+    return tuple(
+        (number[stage.worker], sum(1 << problem.position[name] for name in stage.partitions)) for stage in plan.stages
+    )
+
+
+def orders(table: Table) -> list[tuple[int, ...]]:
+    """A few topological orders: the profile's, and branch by branch in two ways; those that differ."""
+    n = len(table.problem.order)
+    found = [tuple(range(n))]
+    for backwards in (False, True):
+        order = _by_branches(table, backwards=backwards)
+        if order not in found:
+            found.append(order)
+    return found
+
+
+def _by_branches(table: Table, *, backwards: bool) -> tuple[int, ...]:
+    """The order that follows a branch as far as it can before it takes the next (depth first)."""
+    waits = [before.bit_count() for before in table.before]
+    ready = [i for i, count in enumerate(waits) if not count]
+    ready.sort(reverse=not backwards)
+    order = []
+    while ready:
+        i = ready.pop()
+        order.append(i)
+        freed = []
+        for j in range(i + 1, len(waits)):
+            if table.behind[i] >> j & 1:
+                waits[j] -= 1
+                if not waits[j]:
+                    freed.append(j)
+        ready.extend(freed if backwards else reversed(freed))
+    return tuple(order)
+
+
+def _pipelines(table: Table, order: Sequence[int]) -> Iterator[Stages]:
+    """The beam's pipelines whose stages are intervals of an order."""
+    problem = table.problem
+    partitions = tuple(problem.profile.partition[problem.order[i]] for i in order)
+    ordered = Problem(replace(problem.profile, partitions=partitions), problem.options, problem.cost)
+    instance = Instance(ordered, table.micro_batches)
+    for columns in Beam(instance).run(most=PIPELINES):
+        yield of_plan(problem, Placement.of(instance, columns).plan())
+
+
+def _coarse(contest: Contest, table: Table) -> Iterator[Stages]:
+    """What the pipeline solver starts from where there are too many segments for the beam."""
+    problem = table.problem
+    options = replace(problem.options, time_limit=max(contest.share_s / 4, 0.1))
+    apart = Contest(Problem(problem.profile, options, problem.cost), contest.backend.watch or (lambda: None))
+    setting = GPipeSetting(apart, table.micro_batches)
+    apart.settings = [setting]
+    setting.price()
+    if not setting.decided:
+        setting.prepare()
+    if setting.best is not None:
+        yield of_plan(table.problem, setting.best.plan)
+
+
+def _loop(table: Table, times: int) -> Stages:
+    """The partitions in their order, in pieces of about equal work, dealt to all workers `times` times."""
+    workers = [w for w, row in enumerate(table.prices) if any(row)]
+    workers = workers[: table.problem.most_workers]
+    pieces = min(len(workers) * times, len(table.problem.order))
+    work = [
+        min((p.forward_s + p.backward_s for w in homes if (p := table.prices[w][i])), default=0.0)
+        for i, homes in enumerate(table.homes)
+    ]
+    total, reached, masks = sum(work) or 1.0, 0.0, [0] * pieces
+    for i, seconds in enumerate(work):
+        masks[min(pieces - 1, int((reached + seconds / 2) / total * pieces))] |= 1 << i
+        reached += seconds
+    return tuple((workers[n % len(workers)], mask) for n, mask in enumerate(filter(None, masks)))

@@ -1,0 +1,359 @@
+"""Placements of any shape: priced as the simulator does, searched whole where that is promised, bounded honestly."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from brute_force import random_instance
+from builders import make_profile
+from every_placement import best_of_all
+
+from assigner.cost import CostModel
+from assigner.graph import topological_order
+from assigner.simulate import overfull, predict, step_s, worker_memory
+from assigner.solver.contest import Contest
+from assigner.solver.free import setting as free
+from assigner.solver.free.arrangement import Arrangement, again_s, held_stages, joined, priced
+from assigner.solver.free.bounds import Bounds
+from assigner.solver.free.convex import ConvexBounds
+from assigner.solver.free.exhaustive import Exhaustive
+from assigner.solver.free.order import stages_in_order
+from assigner.solver.free.room import Room
+from assigner.solver.free.setting import ConvexSetting, FreeSetting, settings
+from assigner.solver.free.starts import orders, starts
+from assigner.solver.free.sweep import row_step_s
+from assigner.solver.free.table import Table, bits
+from assigner.solver.free.wander import Wander
+from assigner.solver.hints import resolve
+from assigner.solver.options import SolveOptions
+from assigner.solver.problem import Problem
+
+KINDS = {"gpipe": ConvexSetting, "interleaved": FreeSetting}
+
+
+def contest_of(profile, **options):
+    resolved = resolve(profile, SolveOptions(**{"gap": 0.0, **options}))
+    return Contest(Problem(*resolved, CostModel(resolved[0])), lambda: None)
+
+
+def searched(profile, schedule, **options):
+    """The contest after one kind of setting went through its phases."""
+    contest = contest_of(profile, schedule=schedule, **options)
+    contest.settings = [KINDS[schedule](contest, m) for m in contest.options.counts(contest.problem.cost)]
+    for phase in ("price", "prepare", "relax", "prove"):
+        for each in contest.settings:
+            if not each.decided:
+                getattr(each, phase)()
+    return contest
+
+
+def room_of(profile, micro_batches=2, **options):
+    return Room(Table(contest_of(profile, micro_batches=micro_batches, **options).problem, micro_batches))
+
+
+def drawn(seed, partitions=4, workers=3):
+    """An instance of many kinds."""
+    rng = random.Random(seed)
+    return random_instance(
+        seed, partitions=partitions, workers=workers, busy=rng.random() < 0.5, graph=rng.random() < 0.6,
+        tight=rng.random() < 0.5, missing=rng.choice([0.0, 0.2]), pins=rng.random() < 0.3, alike=rng.random() < 0.3,
+        late_updates=rng.random() < 0.2, batch=rng.choice([2, 4]),
+    )  # fmt: skip
+
+
+def random_stages(problem, rng):
+    names = list(problem.order)
+    rng.shuffle(names)
+    edges = [(edge.source, edge.target) for edge in problem.profile.edges]
+    order = [problem.position[name] for name in topological_order(names, edges)]
+    cuts = [0, *(i for i in range(1, len(order)) if rng.random() < 0.6), len(order)]
+    workers = len(problem.profile.workers)
+    return tuple((rng.randrange(workers), sum(1 << i for i in order[a:b])) for a, b in itertools.pairwise(cuts))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_row_takes_what_the_simulator_says(seed):
+    """Any stages in topological order: to the last bit the simulator's step time, and they fit its memory."""
+    rng = random.Random(seed)
+    profile = random_instance(
+        seed, partitions=6, workers=3, busy=seed % 2 == 0, graph=seed % 3 > 0, tight=seed % 5 == 0
+    )
+    room = room_of(profile, rng.choice([1, 2, 4]))
+    found = priced(room, random_stages(room.table.problem, rng))
+    if found is not None:
+        cost = room.table.problem.cost
+        plan = found.plan("interleaved")
+        assert step_s(plan, cost) == found.step_s
+        for worker in plan.workers:
+            assert worker_memory(cost, plan, worker).total <= profile.worker[worker].capacity_bytes * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rematerialisation_of_several_stages_is_joint(seed):
+    """Of all subsets that fit a worker's memory none is faster than the best choice, nor cheaper than the cheapest."""
+    profile = random_instance(seed, partitions=5, workers=2, tight=True, graph=True)
+    room = room_of(profile, 4)
+    stages, cost = random_stages(room.table.problem, random.Random(seed)), room.table.problem.cost
+    plan = Arrangement(room.table, stages, (0,) * len(stages), 0.0).plan("interleaved")
+    steps = []
+    for number in range(1 << 5):
+        names = {name for k, name in enumerate(profile.order) if number >> k & 1}
+        again = tuple(
+            replace(s, rematerialise=tuple(name for name in s.partitions if name in names)) for s in plan.stages
+        )
+        other = replace(plan, stages=again)
+        if not overfull(predict(other, profile, cost)):
+            steps.append((step_s(other, cost), sum(len(each.rematerialise) for each in again)))
+    held = held_stages(stages)
+    choices = [room.choices(worker, tuple(stages[n][1] for n in numbers)) for worker, numbers in held.items()]
+    found = []
+    for chosen in itertools.product(*choices):
+        again = joined(stages, chosen)
+        rows = [(worker, tuple(bits(mask))) for worker, mask in stages]
+        found.append(row_step_s(room.table, rows, again_s(room, stages, again)))
+    assert min(found, default=math.inf) == pytest.approx(min(steps, default=(math.inf,))[0], rel=1e-12)
+    cheapest = priced(room, stages)
+    assert (cheapest is None) == (not steps)
+    assert cheapest is None or cheapest.step_s >= min(found)
+
+
+@pytest.mark.parametrize("schedule", KINDS)
+@pytest.mark.parametrize("seed", range(24))
+def test_the_search_of_a_small_instance_finds_the_best_of_all(seed, schedule):
+    """The plan's step time equals the best of every placement, order and rematerialisation; and that is proven."""
+    profile = drawn(seed)
+    contest = searched(profile, schedule)
+    assert all(each.decided for each in contest.settings)
+    bound = min(each.bound for each in contest.settings)
+    best = best_of_all(profile, schedule=schedule, below=contest.best_value * (1 + 1e-6))
+    if best is None:
+        assert contest.best is None
+        assert bound == math.inf
+        return
+    assert contest.best_value == pytest.approx(best[0], rel=1e-12)
+    assert bound == pytest.approx(best[0], rel=1e-6)
+    assert predict(contest.best.plan, profile).step_s == contest.best_value
+    assert not overfull(predict(contest.best.plan, profile))
+    assert contest.best.plan.schedule == schedule
+
+
+@pytest.mark.parametrize("schedule", KINDS)
+@pytest.mark.parametrize("seed", range(20))
+def test_bounds_hold(seed, schedule):
+    """Neither the first bound, nor the load model's relaxation, nor its ILP is above the optimum."""
+    profile = drawn(seed, partitions=5)
+    contest = searched(profile, schedule, micro_batches=2)
+    optimum = contest.best_value
+    fresh = contest_of(profile, micro_batches=2)
+    each = KINDS[schedule](fresh, 2)
+    each.price()
+    assert each.bound <= optimum * (1 + 1e-9)
+    if each.decided:
+        return
+    for kind in ("relax", "search"):
+        model = each._model()
+        limits = {} if kind == "relax" else {"gap": 0.0, "cutoff": math.inf}
+        outcome = getattr(fresh.backend, kind)(model.problem, time_limit=20, **limits)
+        assert outcome.finished
+        assert outcome.bound * model.unit <= optimum * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_bounds_of_part_of_a_placement_hold(seed):
+    """What the search believes of a prefix of a placement is never above the time of the whole."""
+    profile = random_instance(seed, partitions=6, workers=3, busy=seed % 2 == 0, graph=True, late_updates=seed % 3 == 0)
+    room = room_of(profile, 4)
+    rng = random.Random(seed)
+    for _ in range(10):
+        stages = random_stages(room.table.problem, rng)
+        found = priced(room, stages)
+        where = {i: worker for worker, mask in stages for i in bits(mask)}
+        for placed in range(7):
+            known = [where[i] if i < placed else -1 for i in range(6)]
+            masks = [sum(1 << i for i in range(placed) if where[i] == w) for w in range(3)]
+            bound, _ = Bounds(room).least(known, masks)
+            assert bound <= found.step_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_bounds_of_convex_stages_hold(seed):
+    """With one stage a worker, what the sharper bound says of a prefix is never above the time of the whole."""
+    profile = random_instance(seed, partitions=6, workers=3, busy=seed % 2 == 0, graph=True, tight=seed % 3 == 0)
+    room = room_of(profile, 4)
+    rng, before, checked = random.Random(seed), room.table.before, 0
+    for _ in range(60):
+        where = [rng.randrange(3) for _ in range(6)]
+        whole = stages_in_order(before, [sum(1 << i for i in range(6) if where[i] == w) for w in range(3)])
+        found = None if whole is None else priced(room, whole)
+        if found is None:
+            continue
+        checked += 1
+        for placed in range(7):
+            known = [w if i < placed else -1 for i, w in enumerate(where)]
+            stages = stages_in_order(before, [sum(1 << i for i in range(placed) if where[i] == w) for w in range(3)])
+            assert ConvexBounds(room).least(known, stages) <= found.step_s * (1 + 1e-12)
+    assert checked
+
+
+def test_a_search_that_runs_out_of_nodes_claims_no_more_than_it_knows():
+    """Its floor is below the optimum, and it is the same every time."""
+    profile = random_instance(3, partitions=6, workers=3, graph=True)
+    best = searched(profile, "interleaved", micro_batches=2).best_value
+    floors = []
+    for nodes in (30, 30, 200):
+        room = room_of(profile)
+        search = Exhaustive(
+            room, one_stage=False, limit=math.inf, take=lambda found: found.step_s, nodes=nodes, stop=lambda: False
+        )
+        assert not search.run()
+        floors.append(search.floor)
+    assert floors[0] == floors[1]
+    assert max(floors) <= best
+
+
+def test_no_nodes_left_leaves_the_setting_undecided(monkeypatch):
+    """The bound stays honest, the plans at hand are kept."""
+    profile = random_instance(5, partitions=6, workers=3)
+    best = searched(profile, "interleaved", micro_batches=2).best_value
+    monkeypatch.setattr(free, "NODES", 20)
+    contest = searched(profile, "interleaved", micro_batches=2)
+    assert not contest.settings[0].decided
+    assert contest.settings[0].bound <= best <= contest.best_value
+
+
+def test_hints_are_heeded():
+    """Largest number of workers, partitions apart and together, an order of workers."""
+    profile = random_instance(11, partitions=5, workers=3, graph=True)
+    free_best = searched(profile, "interleaved").best_value
+    one = searched(profile, "interleaved", max_workers=1)
+    assert len(one.best.plan.workers) == 1
+    apart = searched(profile, "interleaved", apart=(("p0", "p1", "p2"),))
+    assert len({apart.best.plan.placement[name] for name in ("p0", "p1", "p2")}) == 3
+    together = searched(profile, "interleaved", together=(("p0", "p4"),))
+    assert together.best.plan.placement["p0"] == together.best.plan.placement["p4"]
+    ordered = searched(profile, "interleaved", order=("worker:2", "worker:0"))
+    ranks = [{"worker:2/cpu": 0, "worker:0/cpu": 1}[stage.worker] for stage in ordered.best.plan.stages]
+    assert ranks == sorted(ranks)
+    assert predict(ordered.best.plan, profile).step_s == ordered.best_value
+    assert free_best <= min(each.best_value for each in (one, apart, together, ordered))
+
+
+def test_looping_a_chain_over_two_workers_beats_one_stage_each():
+    """With few micro-batches a worker that holds the first and the third quarter waits less."""
+    profile = make_profile(work=[4e-3] * 8, slowness=[1.0, 1.0], batch=2, latency=1e-6, bandwidth=1e12)
+    one = searched(profile, "gpipe").best_value
+    loops = searched(profile, "interleaved")
+    assert loops.best_value < 0.9 * one
+    assert len(loops.best.plan.stages) > 2
+
+
+def towers(each=5, workers=4):
+    """Two branches of equal work and their join."""
+    n = 2 * each + 1
+    edges = [(i, i + 1) for i in (*range(each - 1), *range(each, 2 * each - 1))]
+    edges += [(each - 1, n - 1), (2 * each - 1, n - 1)]
+    return make_profile(work=[2e-3] * (n - 1) + [1e-4], slowness=[1.0] * workers, edges=edges, batch=4)
+
+
+def test_branches_on_different_workers_run_at_the_same_time():
+    """The order of the file alternates between two branches; the best stages are not intervals of it."""
+    profile = towers(each=2, workers=3)
+    names = ["p0", "p2", "p1", "p3", "p4"]
+    profile = replace(profile, partitions=tuple(profile.partition[name] for name in names))
+    contest = searched(profile, "gpipe", micro_batches=1)
+    assert [sorted(stage.partitions) for stage in contest.best.plan.stages][:2] == [["p0", "p1"], ["p2", "p3"]]
+    assert contest.settings[0].decided
+
+
+def test_which_settings_there_are():
+    """One stage a worker only where the pipeline solver's proof does not hold; interleaved by request or if small."""
+    chain, graph = random_instance(1, partitions=5, workers=3), towers(each=6)
+    large = make_profile(work=[1e-3] * 12, slowness=[1.0] * 4)
+    counts = (1, 2)
+
+    def found(profile, schedule):
+        return [
+            (each.schedule, each.micro_batches) for each in settings(contest_of(profile, schedule=schedule), counts)
+        ]
+
+    both = [("interleaved", 1), ("interleaved", 2)]
+    assert found(chain, "gpipe") == []
+    assert found(graph, "gpipe") == [("gpipe", 1), ("gpipe", 2)]
+    assert found(chain, "1f1b") == []
+    assert found(chain, "auto") == found(chain, "interleaved") == found(large, "interleaved") == both
+    assert found(large, "auto") == []
+
+
+def test_starts_follow_several_orders():
+    """Branch by branch as well as the profile's own order; each is topological and whole."""
+    table = room_of(towers(each=3)).table
+    found = orders(table)
+    assert found[0] == tuple(range(7))
+    assert (3, 4, 5, 0, 1, 2, 6) in found
+    for order in found:
+        assert sorted(order) == list(range(7))
+        assert all(order.index(maker) < order.index(reader) for maker, _, reader, _ in table.edges)
+
+
+@pytest.mark.parametrize("one_stage", [True, False])
+def test_local_search_only_gets_better_and_repeats_itself(one_stage, monkeypatch):
+    """From a plain loop to a better plan that the simulator prices alike; the same seed ends at the same one."""
+    monkeypatch.setattr("assigner.solver.free.wander.TRIES", 400)
+    contest = contest_of(towers(each=4, workers=3), micro_batches=4)
+    ends = []
+    for _ in range(2):
+        room = Room(Table(contest.problem, 4))
+        wander = Wander(room, one_stage=one_stage, seed=0, stop=lambda: False)
+        first = next(found for stages in starts(contest, room.table, loops=False) if (found := wander.start(stages)))
+        ends.append(wander.run(first))
+        assert ends[-1].step_s <= first.step_s
+    assert ends[0].stages == ends[1].stages
+    plan = ends[0].plan("gpipe" if one_stage else "interleaved")
+    assert step_s(plan, contest.problem.cost) == ends[0].step_s
+    if one_stage:
+        assert len(plan.stages) == len(plan.workers)
+
+
+def test_stages_that_wait_for_each_other_have_no_order():
+    """0 -> 1 -> 2 with the ends on one worker is a circle of stages; a fork is not."""
+    assert stages_in_order((0, 0b1, 0b10), (0b101, 0b010)) is None
+    assert stages_in_order((0, 0b1, 0b1), (0b110, 0b001)) == ((1, 0b001), (0, 0b110))
+
+
+@pytest.mark.parametrize("schedule", KINDS)
+def test_larger_instances_have_good_plans_and_honest_bounds(schedule, monkeypatch):
+    """Beyond exhaustive search: the plan is no worse than the pipelines it started from, the bound is below it."""
+    monkeypatch.setattr("assigner.solver.free.wander.TRIES", 300)
+    monkeypatch.setattr(free, "NODES", 300)
+    contest = searched(towers(each=7), schedule, micro_batches=4, gap=0.01)
+    (each,) = contest.settings
+    assert not each.certain
+    assert 0 < each.bound <= contest.best_value
+    assert predict(contest.best.plan, contest.problem.profile).step_s == contest.best_value
+    room = Room(Table(contest.problem, 4))
+    firsts = [priced(room, stages) for stages in starts(contest_of(towers(each=7)), room.table, loops=False)]
+    assert contest.best_value <= min(first.step_s for first in firsts if first is not None)
+    assert searched(towers(each=7), schedule, micro_batches=4, gap=0.01).best.plan == contest.best.plan
+
+
+def test_a_search_tells_of_its_progress(monkeypatch):
+    """The watch is called while a setting searches, and may interrupt it."""
+    monkeypatch.setattr(free, "TELL_S", 0.0)
+    calls = []
+
+    def watch():
+        calls.append(1)
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+
+    resolved = resolve(random_instance(3, partitions=7, workers=4, graph=True), SolveOptions(gap=0.0, micro_batches=2))
+    contest = Contest(Problem(*resolved, CostModel(resolved[0])), watch)
+    contest.settings = [FreeSetting(contest, 2)]
+    contest.settings[0].price()
+    with pytest.raises(KeyboardInterrupt):
+        contest.settings[0].prove()
+    assert not contest.settings[0].decided
