@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from assigner.plan import Plan
 
+
 @dataclass(frozen=True)
 class Progress:
     """Where a search stands.

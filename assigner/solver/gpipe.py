@@ -7,12 +7,15 @@ is a lower bound, and the simulator prices what the ILP finds.
 from __future__ import annotations
 
 import math
+import time
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assigner.errors import AssignerError
 from assigner.solver.beam import Beam
 from assigner.solver.contest import PROVEN
 from assigner.solver.formula import turn_steps_s
+from assigner.solver.hierarchy import Hierarchy
 from assigner.solver.improve import improve
 from assigner.solver.instance import Instance
 from assigner.solver.merged import MergedInstance
@@ -33,6 +36,10 @@ MERGE_GAP = 1e-3
 """With a smaller gap than this, merging workers of one kind rarely proves anything: it is left out."""
 
 
+MOST_COLUMNS = 40_000
+"""With more segments than this there is no ILP: the hierarchy finds the plan and bounds it."""
+
+
 class GPipeSetting(Setting):
     """GPipe, one stage a worker, with M micro-batches.
 
@@ -50,6 +57,18 @@ class GPipeSetting(Setting):
         self.columns: list[Column] | None = None
         self.floor = math.inf
         self._placement: Placement | None = None
+        self._hierarchy = Hierarchy(self.instance, take=self._take, target=lambda: contest.target, watch=self._tell)
+
+    @cached_property
+    def _small(self) -> bool:
+        """Whether the ILP can carry it."""
+        n = len(self.problem.order)
+        return n * (n + 1) // 2 * len(self.instance.groups) <= MOST_COLUMNS
+
+    @cached_property
+    def _coarse(self) -> bool:
+        """Whether the hierarchy goes first: with hardly any gap allowed it rarely proves anything."""
+        return self.contest.options.gap >= MERGE_GAP or not self._small
 
     def _take(self, placement: Placement) -> None:
         if placement.step_s < self.best_value:
@@ -58,8 +77,11 @@ class GPipeSetting(Setting):
 
     def price(self) -> None:
         """Price the columns; the sums alone give a first bound, inf where no chain of stages fits."""
-        bounds = chain_bounds(self.instance)
-        self.bound = min((bound for column, bound in bounds.items() if column.first == 0), default=math.inf)
+        if self._coarse:
+            self.bound = self._hierarchy.bound
+        else:
+            bounds = chain_bounds(self.instance)
+            self.bound = min((bound for column, bound in bounds.items() if column.first == 0), default=math.inf)
         self.decided = math.isinf(self.bound)
 
     def prepare(self) -> None:
@@ -67,12 +89,27 @@ class GPipeSetting(Setting):
         if self.bound >= self.contest.target:
             self.decided = True
             return
+        if self._coarse:
+            if math.isinf(self.contest.best_value) and not self._hierarchy.start(self.contest.until):
+                self.raise_bound(math.inf)
+            if self.problem.exact or not self._small or self.decided:
+                return
+        self._beam()
+
+    def _beam(self) -> None:
         for columns in Beam(self.instance).run():
             self._take(Placement.of(self.instance, columns))
         if self._placement is not None:
             self._take(improve(self._placement, until=self.contest.until))
 
     def relax(self) -> None:
+        """Bound the setting: by the hierarchy, or by the relaxation of the ILP."""
+        if self._coarse:
+            self._descend(self.contest.share_s)
+        else:
+            self._narrow()
+
+    def _narrow(self) -> None:
         """Bound the setting by the relaxation, and drop columns by their reduced costs."""
         if self.contest.options.gap >= MERGE_GAP:
             merged = MergedInstance(self.problem, self.micro_batches, self.instance)
@@ -84,6 +121,20 @@ class GPipeSetting(Setting):
         self.columns, self.floor = kept, floor
         if outcome.finished:
             self.raise_bound(min(outcome.bound, floor), "relaxation")
+
+    def _tell(self) -> None:
+        """While the hierarchy searches: its bound counts, and the user hears of it."""
+        self.raise_bound(self._hierarchy.bound)
+        if self.contest.backend.watch is not None:
+            self.contest.backend.watch()
+
+    def _descend(self, seconds: float) -> None:
+        """Search the hierarchy for a while."""
+        try:
+            self._hierarchy.search(time.monotonic() + seconds)
+        finally:  # also when interrupted
+            self.raise_bound(self._hierarchy.bound)
+            self.contest.proofs.add("dynamic program")
 
     def _relaxed(self, instance: Instance, target: float) -> tuple[list[Column], float, Outcome]:
         """Solve the relaxation, in seconds.
@@ -129,9 +180,18 @@ class GPipeSetting(Setting):
         """Find a better plan with the ILP, or prove that there is none.
 
         Of a chain the ILP's value is the step time, but for turns before the last stage; then, and for graphs, the
-        pipeline found is priced, cut off and the ILP solved again.
+        pipeline found is priced, cut off and the ILP solved again. Where the ILP would be too large, the hierarchy
+        goes on.
         """
-        assert self.columns is not None
+        if not self._small:
+            self._descend(self.contest.left_s)
+            return
+        if self._coarse and self.contest.left_s > 0:
+            if self.problem.exact:
+                self._beam()
+            self._narrow()
+        if self.decided or self.columns is None:
+            return
         contest = self.contest
         model = SegmentModel(self.instance, self.columns, unit=contest.unit)
         cuts = 0

@@ -7,20 +7,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from assigner.profile import Worker
+    from assigner.cost import PartitionCost
     from assigner.solver.problem import Problem
 
 
 def group_workers(problem: Problem, micro_batch: int) -> tuple[tuple[str, ...], ...]:
-    """The profile's workers in groups of like ones, in the order of their first members.
+    """The workers that may be used in groups of like ones, in the order of their first members.
 
     Two are alike if they have the same capacity and prices at this micro-batch size, the same pins allow them, and
     swapping them leaves every link as it was. Swaps compose, so it is enough to compare with one of each group.
     """
     groups: list[list[str]] = []
     signatures: list[Hashable] = []
-    for worker in problem.profile.workers:
-        signature = _signature(problem, worker, micro_batch)
+    prices: dict[str, tuple[PartitionCost | None, ...]] = {}
+    for worker in problem.workers:
+        twin = problem.twins[worker.name]
+        if twin not in prices:
+            prices[twin] = worker_prices(problem, twin, micro_batch)
+        order = problem.options.order
+        turn = order.index(worker.name) if worker.name in order else None
+        signature = (worker.capacity_bytes, turn, prices[twin])
         for n, group in enumerate(groups):
             if signatures[n] == signature and _swap(problem, group[0], worker.name):
                 group.append(worker.name)
@@ -31,28 +37,24 @@ def group_workers(problem: Problem, micro_batch: int) -> tuple[tuple[str, ...], 
     return tuple(tuple(group) for group in groups)
 
 
-def _signature(problem: Problem, worker: Worker, micro_batch: int) -> Hashable:
-    cost, name = problem.cost, worker.name
-    prices = tuple(
-        cost.partition(partition, name, micro_batch) if cost.obstacle(partition, name, micro_batch) is None else None
-        for partition in problem.order
+def worker_prices(problem: Problem, worker: str, micro_batch: int) -> tuple[PartitionCost | None, ...]:
+    """What each partition costs on a worker; None: it may not, or cannot, be placed there."""
+    cost, device = problem.cost, problem.profile.worker[worker]
+    return tuple(
+        cost.partition(name, worker, micro_batch)
+        if problem.allowed(name, device) and cost.obstacle(name, worker, micro_batch) is None
+        else None
+        for name in problem.order
     )
-    turn = problem.options.order.index(name) if name in problem.options.order else None
-    allowed = tuple(problem.allowed(partition, worker) for partition in problem.order)
-    return worker.capacity_bytes, prices, allowed, turn
 
 
 def _swap(problem: Problem, first: str, second: str) -> bool:
     """True if swapping two workers leaves all links as they are."""
-
-    def way(source: str, target: str) -> Hashable:
-        link = problem.cost.link(source, target)
-        return None if link is None else (_sweep(link.points), link.sender_busy, link.receiver_busy)
-
-    def _sweep(points: Sequence[object]) -> Hashable:
-        return tuple((point.bytes, point.seconds) for point in points)  # type: ignore[attr-defined]
-
-    others = [worker.name for worker in problem.profile.workers if worker.name not in (first, second)]
-    return way(first, second) == way(second, first) and all(
-        way(first, other) == way(second, other) and way(other, first) == way(other, second) for other in others
+    way = problem.ways
+    one, other = way[first], way[second]
+    others: Sequence[str] = [name for name in way if name not in (first, second)]
+    return (
+        one[second] == other[first]
+        and all(one[name] == other[name] for name in others)
+        and all(way[name][first] == way[name][second] for name in others)
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from assigner.solver.groups import group_workers
+from assigner.solver.groups import group_workers, worker_prices
 from assigner.solver.problem import Problem
 from assigner.solver.segments import SegmentSizes, group_columns
 
@@ -62,17 +62,9 @@ class Instance:
     @cached_property
     def prices(self) -> tuple[tuple[PartitionCost | None, ...], ...]:
         """Per group and position: what the partition costs there; None: it may not, or cannot, be placed there."""
-        problem, cost = self.problem, self.problem.cost
-        workers = [problem.profile.worker[group[0]] for group in self.groups]
-        return tuple(
-            tuple(
-                cost.partition(name, worker.name, self.size)
-                if problem.allowed(name, worker) and cost.obstacle(name, worker.name, self.size) is None
-                else None
-                for name in problem.order
-            )
-            for worker in workers
-        )
+        twins = [self.problem.twins[group[0]] for group in self.groups]
+        rows = {twin: worker_prices(self.problem, twin, self.size) for twin in dict.fromkeys(twins)}
+        return tuple(rows[twin] for twin in twins)
 
     @cached_property
     def columns(self) -> dict[tuple[int, int, int], Column]:
@@ -99,6 +91,15 @@ class Instance:
                         if hop is not None:
                             found[i, left, right] = hop
         return found
+
+    def hop(self, i: int, left: int, right: int) -> Hop | None:
+        """One boundary between workers of two groups; None: they cannot be neighbours. Priced when it is asked for."""
+        if "hops" in self.__dict__:
+            return self.hops.get((i, left, right))
+        lefts, rights = self.groups[left], self.groups[right]
+        if (left == right and len(lefts) == 1) or not self.problem.follows(lefts[0], rights[-1]):
+            return None
+        return self._hop(i, lefts[0], rights[-1])
 
     def _hop(self, i: int, left: str, right: str) -> Hop | None:
         cost, there, back = self.problem.cost, [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]

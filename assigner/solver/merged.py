@@ -95,6 +95,10 @@ class MergedInstance(Instance):
             )
         return found
 
+    def hop(self, i: int, left: int, right: int) -> Hop | None:
+        """One boundary; None: it cannot be."""
+        return self.hops.get((i, left, right))
+
 
 def _cheapest(prices: Sequence[PartitionCost | None]) -> PartitionCost | None:
     found = [price for price in prices if price is not None]

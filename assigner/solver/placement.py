@@ -58,7 +58,7 @@ class Placement:
 
 def hops_of(instance: Instance, columns: Sequence[Column]) -> tuple[Hop, ...] | None:
     """The boundaries between the columns; None: one of them cannot be."""
-    found = [instance.hops.get((right.first, left.group, right.group)) for left, right in itertools.pairwise(columns)]
+    found = [instance.hop(right.first, left.group, right.group) for left, right in itertools.pairwise(columns)]
     whole = tuple(hop for hop in found if hop is not None)
     return whole if len(whole) == len(found) else None
 

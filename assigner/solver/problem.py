@@ -75,11 +75,46 @@ class Problem:
         found = (self.profile.partition[name].pin, self.options.pins.get(name))
         return tuple(dict.fromkeys(pin for pin in found if pin is not None))
 
+    @cached_property
+    def workers(self) -> tuple[Worker, ...]:
+        """The workers that may be used."""
+        only, order = self.options.only, self.options.order
+        return tuple(
+            worker
+            for worker in self.profile.workers
+            if (not only or worker.name in only) and (not order or worker.name in order)
+        )
+
     def allowed(self, name: str, worker: Worker) -> bool:
-        """True if neither a pin nor a fixed order of workers forbids the partition on the worker."""
-        if self.options.order and worker.name not in self.options.order:
-            return False
+        """True if no pin forbids the partition on the worker."""
         return all(self.profile.matches(pin, worker) for pin in self.pins(name))
+
+    @cached_property
+    def twins(self) -> dict[str, str]:
+        """For each worker, the first one with the same measurements that the same partitions may be on."""
+        first: dict[object, str] = {}
+        twins = {}
+        for worker in self.profile.workers:
+            points = [self.cost.measurements(name, worker.name) for name in self.order]
+            measured = tuple(id(found) if found else None for found in points)
+            allowed = tuple(self.allowed(name, worker) for name in self.order)
+            twins[worker.name] = first.setdefault((measured, allowed), worker.name)
+        return twins
+
+    @cached_property
+    def ways(self) -> dict[str, dict[str, int]]:
+        """For each ordered pair of workers a number; pairs whose links are alike have the same one."""
+        numbers: dict[object, int] = {}
+
+        def number(source: str, target: str) -> int:
+            link = self.cost.link(source, target)
+            if link is None:
+                return -1
+            sweep = tuple((point.bytes, point.seconds) for point in link.points)
+            return numbers.setdefault((sweep, link.sender_busy, link.receiver_busy), len(numbers))
+
+        names = [worker.name for worker in self.workers]
+        return {source: {target: number(source, target) for target in names} for source in names}
 
     @cached_property
     def may_cut(self) -> tuple[bool, ...]:
@@ -118,7 +153,7 @@ class Problem:
     @property
     def most_workers(self) -> int:
         """No plan has more workers than this."""
-        return min(self.options.max_workers or len(self.order), len(self.order), len(self.profile.workers))
+        return min(self.options.max_workers or len(self.order), len(self.order), len(self.workers))
 
     def follows(self, left: str, right: str) -> bool:
         """True if a stage on worker `right` may come behind one on `left`."""
@@ -144,6 +179,11 @@ class Problem:
         """
         whole = all(hop and any(gradient for _, gradient in hop) for hop in self.hops[1:])
         return self.profile.is_chain and whole
+
+    @cached_property
+    def branched(self) -> bool:
+        """True if some partition does not read from the one before: then intervals are not all the convex stages."""
+        return not all(self.hops[1:])
 
     @cached_property
     def spine(self) -> Spine:

@@ -51,9 +51,9 @@ class SegmentSizes:
             graded = max((problem.position[edge.target] for edge in edges if edge.gradient), default=-1)
             bytes_ = cost.output_bytes(output, self._size)
             self._leaving[problem.position[output.partition]].append((bytes_, last, graded))
-        self.grown = cache(lambda first: tuple(self._grow(first)))
+        self.grown = cache(lambda first: tuple(self.grown_from(first)))
 
-    def _grow(self, first: int) -> Iterator[tuple[float, float, float]]:
+    def grown_from(self, first: int) -> Iterator[tuple[float, float, float]]:
         """(state, values read, messages) in bytes of the segments first .. first, first .. first + 1, and so on."""
         problem, cost = self._problem, self._problem.cost
         state, read = 0.0, 0.0

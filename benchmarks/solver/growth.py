@@ -1,101 +1,87 @@
-"""How the solver's time grows with partitions and workers, on seeded synthetic clusters of three kinds.
+"""How the solver's time, memory and gap grow with partitions and workers, on the synthetic clusters of clusters.py.
 
-    python benchmarks/solver/growth.py [--sizes 12x4 24x8 48x8] [--time-limit 60] [--gap 0.01] [--solver highs|cbc]
+    python benchmarks/solver/growth.py [--only 48x16 ...] [--links kinds distinct hosts] [--hosts 4] [--seed 0]
+                                       [--memory loose] [--work unlike] [--busy 0.4] [--gap 0.01] [--solver cbc]
 
-Each row is one process, started anew: its time is the whole of `python`, imports and writing included.
+Each row is one process of its own, on one core, started anew: its time is the whole of `python`, imports and baselines
+included. Each size has a time limit and a gap at which the search may stop, and a goal: a row that misses it says so.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import random
 import resource
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 
-from assigner.profile import Edge, Link, LinkPoint, Measurement, Partition, Profile, Worker, WorkloadReference
+from clusters import cluster
 
-KINDS = {"fast": (1.0, 24e9), "middle": (1.8, 16e9), "slow": (3.5, 8e9)}
-"""Slowness against the first, and memory in bytes."""
+
+@dataclass(frozen=True)
+class Size:
+    """A size with its goal.
+
+    Args:
+        partitions: Of the chain.
+        workers: Of the cluster.
+        hosts: On which they are.
+        gap: The search stops at this share; None of the goal's gaps is smaller.
+        goal_gap: The plan is to be proven within this share of the best; None: any bound will do.
+        goal_s: Seconds of the whole process.
+    """
+
+    partitions: int
+    workers: int
+    hosts: int
+    gap: float
+    goal_gap: float | None
+    goal_s: float
+
+    @property
+    def name(self) -> str:
+        """As in the table."""
+        return f"{self.partitions}x{self.workers}"
+
+
+SIZES = (
+    Size(12, 4, 2, 0.01, 0.01, 10), Size(24, 8, 4, 0.01, 0.01, 10), Size(48, 8, 4, 0.01, 0.01, 30),
+    Size(48, 16, 4, 0.01, 0.02, 30), Size(96, 32, 8, 0.01, 0.05, 60), Size(1000, 64, 8, 0.02, None, 60),
+)  # fmt: skip
+
+SEARCH = 0.85
+"""Share of a goal's seconds that the search may take; the rest is for start, baselines and writing."""
 
 HEADER = (
-    "size", "links", "micro-batches", "stages", "remat", "step ms", "bound ms", "gap %", "status", "proven by",
-    "search s", "MiB", "best baseline / plan", "process s",
+    "size", "hosts", "links", "micro-batches", "stages", "remat", "step ms", "bound ms", "gap %", "proven by",
+    "best baseline / plan", "search s", "MiB", "process s", "goal",
 )  # fmt: skip
 
 
-def cluster(partitions: int, workers: int, *, links: str, seed: int = 0, batch: int = 32, busy: float = 0.0) -> Profile:
-    """A transformer-like chain on workers of three kinds, two to a host, with memory that binds.
-
-    Args:
-        partitions: A first and a last one unlike the blocks between them.
-        workers: Their kinds take turns.
-        links: "kinds": alike between the same kinds; "distinct": every directed pair has its own.
-        seed: Of all draws.
-        batch: Samples in a step.
-        busy: Share of a message's time that keeps its receiver busy, and half of it its sender.
-    """
-    rng = random.Random(seed)  # noqa: S311 - a benchmark, not a secret
-    names = ["embed", *(f"block.{i}" for i in range(partitions - 2)), "head"]
-    work = [0.4, *(rng.uniform(0.8, 1.25) for _ in names[2:]), 1.7]
-    kinds = [list(KINDS)[w % 3] for w in range(workers)]
-    total = sum(KINDS[kind][1] for kind in kinds)
-    activation = 1.15 * total / partitions / batch  # without remat a little more than all workers hold
-    parameters = 0.1 * total / partitions / 4
-    sweeps = {
-        (a, b): (rng.uniform(5e-5, 3e-4), rng.choice([2.5e8, 1e9, 3e9])) for a in KINDS for b in KINDS
-    }  # fmt: skip
-
-    def link(u: int, v: int) -> Link:
-        latency, bandwidth = sweeps[kinds[u], kinds[v]]
-        if links == "distinct":
-            latency, bandwidth = latency * rng.uniform(0.7, 1.4), bandwidth * rng.uniform(0.7, 1.4)
-        points = tuple(LinkPoint(size, latency + size / bandwidth) for size in (1e3, 1e5, 1e7))
-        return Link(names_of[u], names_of[v], points, "gloo", busy / 2, busy)
-
-    names_of = [f"worker:{w}/cpu" for w in range(workers)]
-    return Profile(
-        workload=WorkloadReference("synthetic", "", f"sha256:{seed}", batch, "float32", "AdamW"),
-        workers=tuple(
-            Worker(names_of[w], kinds[w], f"host{w // 2}", "cpu", KINDS[kinds[w]][1]) for w in range(workers)
-        ),
-        links=tuple(link(u, v) for u in range(workers) for v in range(workers) if u != v),
-        partitions=tuple(Partition(name, name, parameters, parameters, 2 * parameters) for name in names),
-        edges=tuple(Edge(a, b, 2.5e5) for a, b in itertools.pairwise(names)),
-        measurements=tuple(
-            Measurement(
-                name, names_of[first], size,
-                1e-3 * work[i] * slow * (size + 0.4), 2e-3 * work[i] * slow * (size + 0.4), 1e-3 * slow,
-                activation * size * (0.8 + 0.4 * (i % 2)), 1e7,
-            )
-            for i, name in enumerate(names)
-            for kind, (slow, _) in KINDS.items() if kind in kinds
-            for first in [kinds.index(kind)]
-            for size in (1, 8)
-        ),
-    )  # fmt: skip
-
-
-def solve_one(case: argparse.Namespace) -> None:
-    """Solve one case in this process and print its row."""
+def solve_one(case: argparse.Namespace, size: Size) -> None:
+    """Solve one case in this process and print its row, all but the last two cells."""
     from assigner.solver import SolveOptions, solve
 
-    partitions, workers = map(int, case.one.split("x"))
-    profile = cluster(partitions, workers, links=case.links, seed=case.seed, busy=case.busy)
-    options = SolveOptions(gap=case.gap, time_limit=case.time_limit, solver=case.solver)
+    (links,) = case.links
+    profile = cluster(
+        size.partitions, size.workers, links=links, hosts=case.hosts or size.hosts, memory=case.memory,
+        work=case.work, seed=case.seed, busy=case.busy,
+    )  # fmt: skip
+    options = SolveOptions(
+        schedule=case.schedule, gap=size.gap if case.gap is None else case.gap, solver=case.solver,
+        time_limit=case.time_limit or SEARCH * size.goal_s,
+    )  # fmt: skip
     solution = solve(profile, options)
     report = solution.plan.solver
     assert report is not None
     best = min(baseline.step_s for baseline in solution.plan.baselines if baseline.step_s is not None)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     again = sum(len(stage.rematerialise) for stage in solution.plan.stages)
     cells = [
-        case.one, case.links, solution.plan.micro_batches, len(solution.plan.stages), again,
-        f"{1e3 * report.objective_s:.1f}", f"{1e3 * report.bound_s:.1f}", f"{100 * report.gap:.2f}", report.status,
-        ", ".join(report.options["proven_by"]), f"{report.seconds:.1f}", f"{memory:.0f}",
-        f"{best / report.objective_s:.2f}",
+        size.name, case.hosts or size.hosts, links, solution.plan.micro_batches, len(solution.plan.stages), again,
+        f"{1e3 * report.objective_s:.1f}", f"{1e3 * report.bound_s:.1f}", f"{100 * report.gap:.2f}",
+        ", ".join(report.options["proven_by"]), f"{best / report.objective_s:.2f}", f"{report.seconds:.1f}",
+        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f}",
     ]  # fmt: skip
     print(f"| {' | '.join(map(str, cells))} |", end="")
     if case.verbose:
@@ -104,33 +90,43 @@ def solve_one(case: argparse.Namespace) -> None:
             print(candidate)
 
 
+def _goal(size: Size, row: str, seconds: float) -> str:
+    gap = float(row.split("|")[HEADER.index("gap %") + 1])
+    wanted = f"{100 * size.goal_gap:.0f} %" if size.goal_gap is not None else "a bound"
+    met = seconds <= size.goal_s and (size.goal_gap is None or gap <= 100 * size.goal_gap + 0.005)
+    return f"{'met' if met else 'MISSED'}: {wanted} in {size.goal_s:.0f} s"
+
+
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", nargs="+", default=["12x4", "24x4", "24x8", "48x8"])
-    parser.add_argument("--kinds-of-links", nargs="+", default=["kinds", "distinct"])
-    parser.add_argument("--gap", type=float, default=0.01)
-    parser.add_argument("--time-limit", type=float, default=60)
-    parser.add_argument("--solver", default="highs")
+    sizes = {size.name: size for size in SIZES}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=sizes, default=list(sizes))
+    parser.add_argument("--links", nargs="+", choices=["kinds", "distinct", "hosts"],
+                        default=["kinds", "distinct", "hosts"])  # fmt: skip
+    parser.add_argument("--hosts", type=int)
+    parser.add_argument("--memory", default="tight", choices=["tight", "loose"])
+    parser.add_argument("--work", default="like", choices=["like", "unlike"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--busy", type=float, default=0.0)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--links", default="kinds", help=argparse.SUPPRESS)
-    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--gap", type=float)
+    parser.add_argument("--time-limit", type=float)
+    parser.add_argument("--solver", default="highs", choices=["highs", "cbc"])
+    parser.add_argument("--schedule", default="gpipe", choices=["auto", "gpipe", "1f1b"])
+    parser.add_argument("--verbose", action="store_true", help="the candidates too")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     case = parser.parse_args()
     if case.one:
-        solve_one(case)
+        solve_one(case, sizes[case.only[0]])
         return
-    print(f"| {' | '.join(HEADER)} |\n|{' --- |' * len(HEADER)}")
-    for size in case.sizes:
-        for links in case.kinds_of_links:
-            given = ["--gap", case.gap, "--time-limit", case.time_limit, "--solver", case.solver, "--seed", case.seed]
-            given += ["--busy", case.busy, "--one", size, "--links", links]
+    print(f"| {' | '.join(HEADER)} |\n|{' --- |' * len(HEADER)}", flush=True)
+    for name in case.only:
+        for links in case.links:
+            given = [*sys.argv[1:], "--only", name, "--links", links, "--one"]
             start = time.monotonic()
-            row = subprocess.run(
-                [sys.executable, __file__, *map(str, given)], check=True, capture_output=True, text=True
-            )
-            print(f"{row.stdout} {time.monotonic() - start:.1f} |", flush=True)
+            row = subprocess.run([sys.executable, __file__, *given], check=True, stdout=subprocess.PIPE, text=True)
+            seconds = time.monotonic() - start
+            print(f"{row.stdout} {seconds:.1f} | {_goal(sizes[name], row.stdout, seconds)} |", flush=True)
 
 
 if __name__ == "__main__":

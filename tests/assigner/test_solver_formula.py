@@ -85,7 +85,7 @@ def late_turn():
 def test_a_turn_before_the_last_stage_is_priced(solver):
     """Where the step turns from forward to backward at a middle stage, the plan is still optimal and proven so."""
     profile = late_turn()
-    plan = solve(profile, SolveOptions(gap=0, solver=solver)).plan
+    plan = solve(profile, SolveOptions(schedule="gpipe", gap=0, solver=solver)).plan
     best = best_plan(profile)
     assert best is not None
     assert plan.predicted.step_s == pytest.approx(best[0], rel=1e-9)

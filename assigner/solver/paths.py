@@ -1,0 +1,177 @@
+"""Paths through a fleet: pipelines of kinds of workers, with the least sum within two limits on the slowest servers.
+
+Where links inside a host are faster than between hosts, visits to hosts are part of the path (sweep.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from assigner.solver.sweep import Stages, Sweep
+from assigner.solver.table import Kind, SegmentTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from assigner.solver.fleet import Fleet
+    from assigner.solver.instance import Instance
+    from assigner.solver.links import LinkTable
+    from assigner.solver.sweep import Found, Step
+
+    Floats = NDArray[np.float64]
+
+VISIT_STATES = 20_000_000
+"""Visits to hosts are looked at if there are no more positions times states than this."""
+
+SETTLED = 400_000
+"""With no more partitions than this, over all segments whose remat is a bound, all are priced exactly at the start."""
+
+
+class Prices:
+    """A table of segments as a sweep sees it.
+
+    Args:
+        instance: What is to be placed.
+        kinds: Workers that count as alike.
+        longest: Partitions in the longest segment.
+        links: The least that messages keep a stage busy counts for it as a server.
+
+    Attributes:
+        table: The segments.
+        stages: Their seconds, as far as they lie on the spine; as servers with the least that messages keep them busy.
+        busy: That least (`LinkTable.busy`).
+    """
+
+    def __init__(self, instance: Instance, kinds: Sequence[Kind], longest: int, links: LinkTable) -> None:
+        table, spine = SegmentTable(instance, kinds, longest), instance.problem.spine
+        forward, backward = (
+            np.where(table.anywhere(on) | ~np.isfinite(seconds), seconds, 0.0)
+            for seconds, on in ((table.forward, spine.forward), (table.backward, spine.backward))
+        )
+        seconds = forward + backward
+        if instance.problem.exact:
+            seconds[:, 0] += table.update[:, 0]
+        self.busy = links.busy(kinds)
+        busy_f, busy_b = (_at_ends(*busy, longest) for busy in self.busy)
+        self.table, self.stages = table, Stages(seconds, forward + busy_f, backward + busy_b)
+        self._on = table.anywhere(spine.backward)
+
+    def settle(self, kind: int, first: int, length: int) -> None:
+        """Price one segment exactly."""
+        at = kind, first, length - 1
+        if not self.table.settled[at]:
+            more = -self.table.backward[at] + self.table.settle(kind, first, length)
+            if self._on[first, length - 1]:
+                self.stages.seconds[at] += more
+                self.stages.backward[at] += more
+
+
+def _at_ends(left: Floats, right: Floats, longest: int) -> Floats:
+    """What both boundaries of each segment add up to: [kind, first, length - 1]."""
+    n = left.shape[1] - 1
+    ends = np.minimum(np.arange(n)[:, None] + np.arange(1, longest + 1)[None, :], n)
+    both: Floats = left[:, :n, None] + right[:, ends]
+    return both
+
+
+class Paths:
+    """Paths through a fleet, with segments up to some length.
+
+    Args:
+        fleet: The relaxation.
+        limit: No slowest server forward is above, in seconds.
+
+    Attributes:
+        prices: Of the segments, by kind.
+        real: The same for each group of workers with the same prices; `row` has a group's number there.
+        exact: Whether all prices of segments within the limit are exact, and not bounds.
+    """
+
+    def __init__(self, fleet: Fleet, limit: float) -> None:
+        self.fleet, instance = fleet, fleet.instance
+        self.prices = Prices(instance, fleet.kinds, fleet.reach(limit), fleet.links)
+        self._sweep = _sweep(fleet)
+        table = self.prices.table
+        open_ = np.argwhere(~table.settled & np.less_equal(table.forward, limit))
+        self.exact = int(open_[:, 2].sum()) <= SETTLED
+        if self.exact:
+            for kind, first, length in open_:
+                self.prices.settle(int(kind), int(first), int(length) + 1)
+        firsts = sorted(set(table.like))
+        self.merged = len(firsts) > len(fleet.kinds)
+        self.row = [firsts.index(like) for like in table.like]
+        self.real = self.prices
+        if self.merged:
+            self.real = Prices(instance, [Kind((first,), 1) for first in firsts], table.longest, fleet.links)
+        else:
+            number = {group: n for n, kind in enumerate(fleet.kinds) for group in kind.groups}
+            self.row = [number[group] for group in range(len(instance.groups))]
+
+    @property
+    def largest(self) -> tuple[float, float]:
+        """The slowest that any stage or message is, forward and backward."""
+        hops = self._sweep.boundaries
+        forward = [self.prices.stages.forward, *(hop.forward for hop in hops)]
+        backward = [self.prices.stages.backward, *(hop.backward for hop in hops)]
+        found = [
+            max(float(np.max(each, initial=0.0, where=np.isfinite(each))) for each in way)
+            for way in (forward, backward)
+        ]
+        return found[0], found[1]
+
+    @property
+    def servers(self) -> tuple[Floats, Floats | None]:
+        """All values that a server forward, and backward, can have, sorted; None: not all are known yet."""
+        hops = self._sweep.boundaries
+        forward, backward = (
+            np.unique(np.concatenate([each[np.isfinite(each)] for each in (first, *more)]))
+            for first, *more in (
+                (self.prices.stages.forward, *(hop.forward for hop in hops)),
+                (self.prices.stages.backward, *(hop.backward for hop in hops)),
+            )
+        )
+        return forward, backward if self.exact else None
+
+    def least(self, limit_f: float, limit_b: float) -> Found | None:
+        """The path with the least sum of which no server is above its limit; None: there is none."""
+        return self._sweep.least(self.prices.stages, limit_f, limit_b)
+
+    def slowest(self, steps: tuple[Step, ...]) -> tuple[float, float]:
+        """The slowest stage forward and backward."""
+        at = tuple(np.array([(step.kind, step.first, step.length - 1) for step in steps]).T)
+        return float(self.prices.stages.forward[at].max()), float(self.prices.stages.backward[at].max())
+
+    def seconds(self, found: Found) -> float:
+        """The step time of a path."""
+        return found.seconds + self.fleet.more * sum(self.slowest(found.steps))
+
+
+def _largest(some: Sequence[Floats]) -> float:
+    return max(float(np.max(each, initial=0.0, where=np.isfinite(each))) for each in some)
+
+
+def _sweep(fleet: Fleet) -> Sweep:
+    """The sweep of a fleet, with visits to hosts where that tells more and is small enough."""
+    instance, kinds, links = fleet.instance, fleet.kinds, fleet.links
+    counts, most = [kind.count for kind in kinds], instance.problem.most_workers
+    every = links.between(kinds)
+    inside, between = (links.between(kinds, where=where) for where in (links.same_host, links.apart))
+    if not (links.same_host | links.apart).all() or not (between.total > inside.total).any():
+        return Sweep(counts, most=most, work=fleet.work, between=every)
+    worker = instance.problem.profile.worker
+    hosts: dict[str, list[int]] = {}
+    for number, kind in enumerate(kinds):
+        for group in kind.groups:
+            for name in instance.groups[group]:
+                hosts.setdefault(worker[name].host, [0] * len(kinds))[number] += 1
+    each_host = [tuple(used) for used in hosts.values()]
+    visits = Sweep(counts, most=most, work=fleet.work, between=between, inside=inside, hosts=each_host)
+    if visits.states * fleet.n <= VISIT_STATES:
+        return visits
+    some = np.isfinite(between.total[1:])
+    toll = float(np.min((between.total[1:] - every.total[1:])[some], initial=np.inf)) if some.any() else 0.0
+    return Sweep(counts, most=most, work=fleet.work, between=every, hosts=each_host, toll=max(0.0, toll))

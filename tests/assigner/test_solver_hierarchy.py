@@ -1,0 +1,261 @@
+"""The coarse levels of the search: their bounds hold, their plans can run, and each part is exact where it says so."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from brute_force import random_instance
+from builders import make_profile
+
+from assigner.cost import CostModel, message_s
+from assigner.errors import InfeasibleError
+from assigner.profile import LinkPoint
+from assigner.simulate import overfull, predict
+from assigner.solver import SolveOptions, gpipe, solve
+from assigner.solver import paths as paths_module
+from assigner.solver.cells import Cells
+from assigner.solver.fleet import Fleet
+from assigner.solver.hierarchy import Hierarchy
+from assigner.solver.instance import Instance
+from assigner.solver.line import Line
+from assigner.solver.links import messages_s
+from assigner.solver.paths import Paths
+from assigner.solver.placement import Placement
+from assigner.solver.problem import Problem
+from assigner.solver.sweep import Found, Step
+from assigner.solver.table import SegmentTable, kinds_of
+
+COUNT = 4
+
+
+def draw(seed: int, *, partitions: int = 6, workers: int = 4):
+    """A chain that differs with the seed in everything that the solver knows of chains."""
+    rng = random.Random(seed)
+    return random_instance(
+        seed, partitions=partitions, workers=workers, busy=rng.random() < 0.3, tight=rng.random() < 0.6,
+        missing=rng.choice([0, 0, 0.2]), pins=rng.random() < 0.3, late_updates=rng.random() < 0.3,
+        alike=rng.random() < 0.5,
+    )  # fmt: skip
+
+
+def descend(profile, *, gap: float = 1e-4, count: int = COUNT, **options):
+    """The hierarchy by itself: the best plan's value, the plan, and the bound."""
+    problem = Problem(profile, SolveOptions(schedule="gpipe", **options), CostModel(profile))
+    best = [math.inf, None]
+
+    def take(placement) -> None:
+        if placement.step_s < best[0]:
+            best[:] = placement.step_s, placement.plan()
+
+    search = Hierarchy(Instance(problem, count), take=take, target=lambda: best[0] * (1 - gap))
+    until = time.monotonic() + 60
+    if math.isfinite(search.bound) and search.start(until) and best[1] is not None:
+        search.search(until)
+    return best[0], best[1], search.bound
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_bound_is_below_the_optimum_and_the_plan_can_run(seed):
+    """The flat search, proven to a gap of zero, lies between the hierarchy's bound and its plan."""
+    profile = draw(seed)
+    value, plan, bound = descend(profile)
+    try:
+        optimum = solve(profile, SolveOptions(gap=0, schedule="gpipe", micro_batches=COUNT)).plan.solver.objective_s
+    except InfeasibleError:
+        assert plan is None
+        return
+    assert bound <= optimum * (1 + 1e-9)
+    if plan is not None:
+        prediction = predict(plan, profile)
+        assert prediction.step_s == pytest.approx(value, rel=1e-9)
+        assert value >= optimum * (1 - 1e-6)
+        assert not overfull(prediction)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_where_workers_of_a_kind_are_alike_it_is_exact(seed):
+    """Without busy shares and late updates a path of kinds is the plan: bound and plan meet."""
+    profile = random_instance(seed, partitions=7, workers=4, tight=seed % 2 == 0, alike=True)
+    value, _, bound = descend(profile, gap=1e-6)
+    optimum = solve(profile, SolveOptions(gap=0, schedule="gpipe", micro_batches=COUNT)).plan.solver.objective_s
+    assert value == pytest.approx(optimum, rel=1e-3)
+    assert bound == pytest.approx(optimum, rel=1e-3)
+
+
+def thin_between_hosts(profile, *, hosts: int, slow: float):
+    """The same workers spread over hosts, links between hosts slower."""
+    workers = tuple(replace(each, host=f"host{n % hosts}") for n, each in enumerate(profile.workers))
+    host = {each.name: each.host for each in workers}
+    links = tuple(
+        replace(link, points=(LinkPoint(1e6, 1e-4 if host[link.source] == host[link.target] else slow),))
+        for link in profile.links
+    )
+    return replace(profile, workers=workers, links=links)
+
+
+@pytest.mark.parametrize("visits", [True, False])
+@pytest.mark.parametrize("seed", range(10))
+def test_visits_to_hosts_keep_the_bound_below_the_optimum(seed, visits, monkeypatch):
+    """Thin links between hosts: the bound counts them, one by one or in all, and still no plan is below it."""
+    if not visits:
+        monkeypatch.setattr(paths_module, "VISIT_STATES", 0)
+    base = random_instance(seed, partitions=7, workers=4, tight=seed % 2 == 0, alike=True)
+    profile = thin_between_hosts(base, hosts=2, slow=5e-3)
+    value, plan, bound = descend(profile)
+    optimum = solve(profile, SolveOptions(gap=0, schedule="gpipe", micro_batches=COUNT)).plan.solver.objective_s
+    assert bound <= optimum * (1 + 1e-9)
+    assert bound >= optimum * 0.9
+    assert optimum * (1 - 1e-6) <= value <= optimum * 1.1
+    assert plan is not None
+
+
+@pytest.mark.parametrize("visits", [True, False])
+def test_hosts_that_are_thinly_linked_raise_the_bound(visits, monkeypatch):
+    """Two hosts with one worker of each kind: the same workers on one host are bounded lower."""
+    if not visits:
+        monkeypatch.setattr(paths_module, "VISIT_STATES", 0)
+    base = make_profile(work=[2e-3] * 8, slowness=[1.0, 1.0, 1.0, 1.0])
+    bounds = [descend(thin_between_hosts(base, hosts=hosts, slow=4e-3))[2] for hosts in (1, 2)]
+    assert bounds[1] > bounds[0] * 1.02
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_cuts_between_given_workers_are_the_best_there_are(seed):
+    """Of all cuts between three workers in a fixed order, the search over limits finds the fastest."""
+    profile = random_instance(seed, partitions=8, workers=3, tight=seed % 2 == 0, busy=seed % 3 == 0)
+    instance = Instance(Problem(profile, SolveOptions(schedule="gpipe"), CostModel(profile)), COUNT)
+    fleet = Fleet(instance)
+    paths = Paths(fleet, math.inf)
+    for groups in itertools.permutations(range(3)):
+        line, found = Line(paths, groups), []
+
+        def sweep(limit_f, limit_b, line=line, found=found):
+            cut = line.least(limit_f, limit_b)
+            if cut is not None:
+                found.append(line.seconds(cut))
+            return cut
+
+        cells = Cells(sweep, lambda found=found: min(found, default=math.inf), more=COUNT - 1, low=(0.0, 0.0),
+                      high=(1.0, 1.0))  # fmt: skip
+        cells.run(lambda: False)
+        every = []
+        for cuts in itertools.combinations(range(1, 8), 2):
+            spans = zip(groups, itertools.pairwise((0, *cuts, 8)), strict=True)
+            steps = [Step(a, b - a, paths.row[group]) for group, (a, b) in spans]
+            at = [(step.kind, step.first, step.length - 1) for step in steps]
+            total = sum(paths.real.stages.seconds[each] for each in at)
+            total += sum(
+                float(fleet.links.forward[fleet.links.type_of[i], left, right])
+                + float(fleet.links.backward[fleet.links.type_of[i], left, right])
+                for i, (left, right) in zip(cuts, itertools.pairwise(groups), strict=True)
+            )
+            every.append(line.seconds(Found(total, tuple(steps))))
+            columns = [
+                paths.real.table.column(step.first, step.first + step.length - 1, group)
+                for step, group in zip(steps, groups, strict=True)
+            ]
+            if None not in columns:
+                assert every[-1] <= Placement.of(instance, columns).step_s * (1 + 1e-9)
+        assert min(found, default=math.inf) == pytest.approx(min(every), rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_segments_priced_as_arrays_are_those_priced_one_by_one(seed):
+    """Settled entries equal the columns; those that are not lie below."""
+    profile = draw(seed)
+    instance = Instance(Problem(profile, SolveOptions(schedule="gpipe"), CostModel(profile)), COUNT)
+    kinds = kinds_of(instance)
+    table = SegmentTable(instance, kinds, len(profile.order))
+    for number, kind in enumerate(kinds):
+        for first, last in itertools.combinations_with_replacement(range(len(profile.order)), 2):
+            columns = [instance.columns.get((first, last, group)) for group in kind.groups]
+            assert [table.column(first, last, group) for group in kind.groups] == columns
+            there = [column for column in columns if column is not None]
+            least = [
+                min((getattr(column, name) for column in there), default=math.inf)
+                for name in ("forward_s", "backward_s", "update_s")
+            ]
+            at = number, first, last - first
+            if there:
+                assert table.forward[at] == pytest.approx(least[0])
+                assert table.update[at] == pytest.approx(least[2])
+            assert table.backward[at] <= least[1] * (1 + 1e-9)
+            assert table.settle(number, first, last - first + 1) == pytest.approx(least[1])
+
+
+def test_messages_priced_as_arrays_are_those_priced_one_by_one():
+    """Below, between and above the points of a sweep, with one point, and with a size of nothing."""
+    sizes = np.array([0.0, 1.0, 10.0, 55.0, 100.0, 1e3, 5e3, 1e4, 1e6])
+    for points in (
+        (LinkPoint(10, 1e-4), LinkPoint(100, 2e-4), LinkPoint(1e4, 9e-3)),
+        (LinkPoint(10, 3e-4), LinkPoint(100, 2e-4)),
+        (LinkPoint(100, 1e-4),),
+    ):
+        assert messages_s(points, sizes) == pytest.approx([message_s(points, size) for size in sizes], rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_too_large_for_the_ilp_the_hierarchy_answers_alone(seed, monkeypatch):
+    """A plan with an honest bound, the same again, and never proven where it is not."""
+    monkeypatch.setattr(gpipe, "MOST_COLUMNS", 0)
+    profile = draw(seed, partitions=7)
+    options = SolveOptions(gap=0.05, schedule="gpipe")
+    first, second = (solve(profile, options) for _ in range(2))
+    timeless = [replace(each.plan, solver=replace(each.plan.solver, seconds=0.0)) for each in (first, second)]
+    assert timeless[0] == timeless[1]
+    report = first.plan.solver
+    monkeypatch.undo()
+    optimum = solve(profile, SolveOptions(gap=0, schedule="gpipe")).plan.solver.objective_s
+    assert report.bound_s <= optimum * (1 + 1e-9) <= report.objective_s * (1 + 1e-6)
+    assert (report.status == "optimal") == (report.gap <= 0.05 + 1e-6)
+    assert "dynamic program" in report.options["proven_by"]
+
+
+def test_hints_hold_in_the_hierarchy(monkeypatch):
+    """Pins, the largest number of workers, partitions kept apart and remat by name bind there too."""
+    monkeypatch.setattr(gpipe, "MOST_COLUMNS", 0)
+    profile = make_profile(work=[2e-3] * 8, slowness=[1.0, 1.0, 1.5, 1.5])
+    names = profile.order
+    options = SolveOptions(
+        schedule="gpipe", max_workers=3, pins={names[0]: "worker:2"}, apart=((names[1], names[2]),),
+        rematerialise={names[7]: "always"},
+    )  # fmt: skip
+    plan = solve(profile, options).plan
+    assert len(plan.stages) <= 3
+    assert plan.placement[names[0]].startswith("worker:2")
+    assert plan.placement[names[1]] != plan.placement[names[2]]
+    assert any(names[7] in stage.rematerialise for stage in plan.stages)
+
+
+def test_many_kinds_are_taken_together(monkeypatch):
+    """With more kinds than a sweep can tell apart, the most alike are bounded as one, and the plan is still real."""
+    from assigner.solver import fleet
+
+    profile = make_profile(work=[2e-3] * 8, slowness=[1.0, 1.1, 2.0, 2.2])
+    optimum = solve(profile, SolveOptions(gap=0, schedule="gpipe", micro_batches=COUNT)).plan.solver.objective_s
+    monkeypatch.setattr(fleet, "MOST_STATES", 8 * 3 * 12)
+    value, plan, bound = descend(profile)
+    assert plan is not None
+    assert bound <= optimum <= value * (1 + 1e-9)
+    assert bound >= 0.8 * optimum
+    assert value <= 1.1 * optimum
+
+
+def test_stopped_early_it_has_a_plan_and_a_bound_that_holds():
+    """With no time to search after the first plan, the bound is what adding up gives."""
+    profile = make_profile(work=[2e-3] * 8, slowness=[1.0, 1.0, 1.5, 1.5])
+    problem = Problem(profile, SolveOptions(schedule="gpipe"), CostModel(profile))
+    found = []
+    search = Hierarchy(Instance(problem, COUNT), take=lambda each: found.append(each.step_s), target=lambda: min(found))
+    search.start(math.inf)
+    before = search.bound
+    search.search(-math.inf)
+    assert found
+    assert 0 < before <= search.bound <= min(found)
+    assert not search.done
