@@ -2,7 +2,7 @@
 
     python benchmarks/heterogeneous/run.py --lab ../shared/lab --cluster mixed3 --out /tmp/mixed3
 
-Profiles the workload on the cluster, solves, and trains under both plans, `--rounds` times in turn. Needs root, and a
+Profiles the workload on the cluster, solves, and trains under all plans, `--rounds` times in turn. Needs root, and a
 machine with nothing else running: the hosts' CPU shares must be theirs.
 """
 
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--lab", type=Path, default=ROOT.parent / "shared" / "lab")
     parser.add_argument("--cluster", default="mixed3")
     parser.add_argument("--workload", default="examples/gpt.py:workload(width=256,context=128)")
+    parser.add_argument("--schedules", nargs="+", default=["auto", "gpipe"], help="one solved plan for each")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
@@ -56,13 +57,15 @@ def main() -> None:
         on_lab(
             args, "-m", "assigner_cli", "profile", args.workload, "-o", str(profile), "--force", timeout=1200
         )  # fmt: skip
-    plans = {"solved": args.out / "solved.json", "equal": args.out / "equal.json"}
-    assigner("solve", str(profile), "-o", str(plans["solved"]), "--force")
-    assigner("solve", str(profile), "-o", str(plans["equal"]), "--baseline", "equal", "--force")
+    plans = {f"solved, {schedule}": args.out / f"{schedule}.json" for schedule in args.schedules}
+    for schedule, plan in zip(args.schedules, plans.values(), strict=True):
+        assigner("solve", str(profile), "-o", str(plan), "--schedule", schedule, "--force")
+    plans["equal split"] = args.out / "equal.json"
+    assigner("solve", str(profile), "-o", str(plans["equal split"]), "--baseline", "equal", "--force")
     times: dict[str, list[float]] = {name: [] for name in plans}
     for turn in range(args.rounds):
         for name, plan in plans.items():
-            result = args.out / f"{name}-{turn}.json"
+            result = args.out / f"{plan.stem}-{turn}.json"
             on_lab(
                 args, "examples/train.py", "--plan", str(plan), "--steps", str(args.steps), "--json", str(result),
                 timeout=1200,
@@ -73,7 +76,7 @@ def main() -> None:
 
 def show(plans: dict[str, Path], times: dict[str, list[float]]) -> None:
     """The table: predicted and measured, and the ratio between the plans."""
-    table = Table("plan", "stages", "M", "predicted s", "measured s (median)", "IQR s", "error %", "steps")
+    table = Table("plan", "schedule", "stages", "M", "predicted s", "measured s (median)", "IQR s", "error %", "steps")
     medians = {}
     for name, path in plans.items():
         plan = json.loads(path.read_text())
@@ -82,12 +85,14 @@ def show(plans: dict[str, Path], times: dict[str, list[float]]) -> None:
         predicted = plan["predicted"]["step_s"]
         stages = " ".join(f"{stage['worker'].split('/')[0]}:{len(stage['partitions'])}" for stage in plan["stages"])
         table.add_row(
-            name, stages, str(plan["micro_batches"]), f"{predicted:.3f}", f"{medians[name]:.3f}", f"{high - low:.3f}",
+            name, plan["schedule"], stages, str(plan["micro_batches"]), f"{predicted:.3f}", f"{medians[name]:.3f}", f"{high - low:.3f}",
             f"{100 * (predicted / medians[name] - 1):+.1f}", str(len(times[name])),
         )  # fmt: skip
     console = Console(width=140)
     console.print(table)
-    console.print(f"equal / solved: {medians['equal'] / medians['solved']:.2f}x measured")
+    for name, median in medians.items():
+        if name != "equal split":
+            console.print(f"equal split / {name}: {medians['equal split'] / median:.2f}x measured")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def stream(monkeypatch):
     terminal = Console(file=received, force_terminal=True, width=100, height=25, color_system=None, _environ={})
     monkeypatch.setattr(console, "stderr", lambda: terminal)
     monkeypatch.setattr(progress, "DELAY_S", 0.0)
-    monkeypatch.setattr(console, "settings", lambda: console.Settings())  # a command run before may have been quiet
+    monkeypatch.setattr(console, "settings", console.Settings)  # a command run before may have been quiet
     return received
 
 
