@@ -7,7 +7,6 @@ what they cost at least, and each is an ordinary search for the step time, cut o
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,8 +15,9 @@ from assigner.cost import CostModel
 from assigner.objective import HOUR_S
 from assigner.plan import Plan
 from assigner.solver.answer import Progress
+from assigner.solver.climbing import LadderSetting
 from assigner.solver.contest import PROVEN
-from assigner.solver.instance import Instance
+from assigner.solver.gpipe import GPipeSetting
 from assigner.solver.ladder import Ladder
 from assigner.solver.problem import Problem
 from assigner.solver.rungs import Rungs
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from assigner.solver.options import SolveOptions
 
 MOST_CHOICES = 4_096
-"""So many choices of workers are looked at; of more, those with the fewest workers."""
+"""So many choices of workers are looked at, those with the fewest workers; all others together have one bound."""
 
 
 @dataclass(frozen=True)
@@ -91,27 +91,34 @@ class Budget:
         self._progress = progress
         self.search = Search(profile, self._inner)  # its clock, and all workers at once
         self._within = options.max_step_s or math.inf
-        self._choices = list(self._all_choices())
+        self._choices: list[_Choice] = []
+        self._rest = _Choice((), 0.0, 0.0)  # all choices that are not in the list, as one
+        self._interrupted = False
+        self._ladders = [
+            Ladder(setting.instance, Rungs(setting.instance, deep=True), StepTally(setting.micro_batches))
+            for setting in self.search.settings
+            if isinstance(setting, GPipeSetting | LadderSetting)
+        ]
 
     def run(self) -> tuple[Offer, ...]:
         """The frontier, the cheapest plan first, as far as the time allowed; empty: no plan was found."""
-        contest = self.search.contest
         found: list[Offer] = []
         try:
-            for choice in sorted(self._choices, key=lambda each: (each.least, each.bound, each.workers)):
-                if contest.left_s <= 0:
+            self._list()
+            for choice in self._choices:
+                if self.search.contest.left_s <= 0 or self._interrupted:
                     break
                 cutoff = min(
                     (offer.step_s for offer in found if offer.money <= choice.least * (1 + PROVEN)), default=math.inf
                 )
                 if choice.bound < cutoff * (1 - PROVEN):
                     self._solve(choice, cutoff)
-                    if choice.best is not None:
-                        found.append(choice.best)
+                    found += [choice.best] if choice.best is not None else []
                 self._tell(found)
         except KeyboardInterrupt:
             if not found:
                 raise
+            self.search.contest.proofs.add("interrupted")
         return _frontier(found)
 
     def cheapest(self, frontier: Sequence[Offer]) -> Offer | None:
@@ -122,30 +129,44 @@ class Budget:
     def bound(self) -> float:
         """No plan within the step time asked for costs less per sample; inf: there is none."""
         return min(
-            (each.least for each in self._choices if each.bound <= self._within * (1 + PROVEN)), default=math.inf
+            (each.least for each in (*self._choices, self._rest) if each.bound <= self._within * (1 + PROVEN)),
+            default=math.inf,
         )
 
     @property
     def fastest_bound_s(self) -> float:
         """No plan with any choice of workers is faster, in seconds."""
-        return min((each.bound for each in self._choices), default=math.inf)
+        return min((each.bound for each in (*self._choices, self._rest)), default=math.inf)
 
     def _solve(self, choice: _Choice, cutoff: float) -> None:
+        """Find the choice's fastest plan; close to the step time asked for, without a gap."""
+        found = self._search(choice, cutoff, gap=self._inner.gap)
+        missed = found is not None and found.step_s > self._within * (1 + PROVEN) >= choice.bound
+        if missed and self.search.contest.left_s > 0:
+            found = self._search(choice, self._within * (1 + 2 * PROVEN), gap=0.0) or found
+        choice.best = found
+
+    def _search(self, choice: _Choice, cutoff: float, *, gap: float) -> Offer | None:
         contest = self.search.contest
-        options = replace(self._inner, time_limit=max(0.1, contest.left_s), only=choice.workers)
-        search = Search(self.problem.profile, options)
+        options = replace(self._inner, gap=gap, time_limit=max(0.1, contest.left_s), only=choice.workers)
+        search = Search(self.problem.profile, options, self._heard)
         search.contest.cutoff = cutoff
         search.run()
         contest.proofs |= search.contest.proofs
-        choice.bound = max(choice.bound, search.bound)
-        if search.contest.best is not None:
-            plan, step = search.contest.best.plan, search.contest.best.value
-            choice.best = Offer(plan, step, self._rate(plan.workers) * step)
+        choice.bound = max(choice.bound, min(search.bound, cutoff))
+        if "interrupted" in search.contest.proofs:
+            self._interrupted = True
+        best = search.contest.best
+        return None if best is None else Offer(best.plan, best.value, self._rate(best.plan.workers) * best.value)
+
+    def _heard(self, _: Progress) -> None:
+        """Pass on that a search inside is under way: whoever listens may want to stop it."""
+        self._tell([each.best for each in self._choices if each.best is not None])
 
     def _tell(self, found: Sequence[Offer]) -> None:
         if self._progress:
             best = min((o.money for o in found if o.step_s <= self._within * (1 + PROVEN)), default=None)
-            done = sum(each.best is not None for each in self._choices)
+            done = sum(each.best is not None for each in (*self._choices, self._rest))
             elapsed = self.search.contest.elapsed_s
             self._progress(Progress(elapsed, "workers", 1, best, self.bound, done, len(self._choices)))
 
@@ -153,31 +174,49 @@ class Budget:
         hourly = sum(self.problem.profile.worker[name].cost_per_hour or 0.0 for name in workers)
         return hourly / HOUR_S / self.problem.workload.batch_size
 
-    def _all_choices(self) -> Iterator[_Choice]:
-        groups = self._groups()
-        counts = itertools.product(*(range(len(group) + 1) for group in groups))
-        fitting = [count for count in counts if 0 < sum(count) <= self.problem.most_workers]
-        for count in sorted(fitting, key=lambda each: (sum(each), each))[:MOST_CHOICES]:
-            names = tuple(name for group, number in zip(groups, count, strict=True) for name in group[:number])
-            yield _Choice(names, self._rate(names), self._least_s(names))
+    def _list(self) -> None:
+        """Fill the list of choices, those with few workers first, as far as there is room; the rest stays as one."""
+        groups, contest = self._groups(), self.search.contest
+        half = contest.left_s / 2
+        rates = sorted(self._rate(group[:1]) for group in groups for _ in group)
+        choices = (
+            (number, count)
+            for number in range(1, self.problem.most_workers + 1)
+            for count in _counts([len(group) for group in groups], number)
+        )
+        self._rest.bound = math.inf
+        for number, count in choices:
+            if len(self._choices) >= MOST_CHOICES or contest.left_s < half:
+                self._rest = _Choice((), sum(rates[:number]), self._least_s(None))
+                break
+            names = tuple(name for group, taken in zip(groups, count, strict=True) for name in group[:taken])
+            self._choices.append(_Choice(names, self._rate(names), self._least_s(names)))
+        self._choices.sort(key=lambda each: (each.least, each.bound, each.workers))
 
     def _groups(self) -> list[list[str]]:
-        """Like workers at one price; like in the eyes of every micro-batch size that is measured alike."""
-        setting = self.search.settings[-1]
-        found: dict[tuple[int, float | None], list[str]] = {}
-        for number, group in enumerate(Instance(self.problem, setting.micro_batches).groups):
-            for name in group:
-                found.setdefault((number, self.problem.profile.worker[name].cost_per_hour), []).append(name)
+        """Workers that are alike at every micro-batch count, and cost the same."""
+        alike: dict[str, list[int]] = {worker.name: [] for worker in self.problem.workers}
+        for ladder in self._ladders:
+            for number, members in enumerate(ladder.groups):
+                for name in members:
+                    alike[name].append(number)
+        found: dict[tuple[object, ...], list[str]] = {}
+        for name, numbers in alike.items():
+            found.setdefault((*numbers, self.problem.profile.worker[name].cost_per_hour), []).append(name)
         return list(found.values())
 
-    def _least_s(self, workers: tuple[str, ...]) -> float:
-        """The perfect split of all work among these workers, at the best micro-batch count."""
-        problem = Problem(self.problem.profile, replace(self._inner, only=workers), self.problem.cost)
-        least = math.inf
-        for count in self._inner.counts(self.problem.cost):
-            instance = Instance(problem, count)
-            least = min(least, Ladder(instance, Rungs(instance, deep=True), StepTally(count)).least())
-        return least
+    def _least_s(self, workers: Sequence[str] | None) -> float:
+        """The perfect split of all work among these workers, at the best micro-batch count; None: among all."""
+        return min(ladder.least(workers) for ladder in self._ladders)
+
+
+def _counts(sizes: Sequence[int], number: int) -> Iterator[tuple[int, ...]]:
+    """Every way to take `number` from groups of these sizes."""
+    if not sizes:
+        yield from [()] if number == 0 else []
+        return
+    for taken in range(max(0, number - sum(sizes[1:])), min(sizes[0], number) + 1):
+        yield from ((taken, *rest) for rest in _counts(sizes[1:], number - taken))
 
 
 def _frontier(offers: Sequence[Offer]) -> tuple[Offer, ...]:

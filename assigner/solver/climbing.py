@@ -27,7 +27,7 @@ from assigner.solver.tally import LatencyTally, SteadyTally, StepTally
 from assigner.timing import step_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from assigner.plan import Objective, Schedule
     from assigner.solver.contest import Contest
@@ -43,6 +43,9 @@ FIRST_WIDTH, PROOF_WIDTH, ALL_WIDTH = 300, 6_000, 10_000
 MOST_SIMULATED = 400
 """So many pipelines are simulated for a proof."""
 
+TIE = 1e-12
+"""Plans that differ by less, as a share, are as good: rounding must not choose between them."""
+
 MOST_TRIED = 24
 """So many are simulated where there is no proof to be had from it."""
 
@@ -52,8 +55,11 @@ DEPTHS = 200
 LABELS = 40_000_000
 """So many labels a ladder may make in one climb: with many rungs it keeps fewer at a position."""
 
-FULL, COARSE = 8_000, 100_000
-"""With more rungs than the first, a ladder leaves memory out; with more than the second, there is none."""
+FULL = 8_000
+"""With more rungs than this, a ladder leaves memory out."""
+
+COARSE = 100_000
+"""With more rungs than this, there is no ladder: the perfect split of all work is the bound."""
 
 SIMULATED = 200_000
 """Local search ends after so many simulated actions: counted, not timed, so that the answer is the same every time."""
@@ -145,7 +151,8 @@ class LadderSetting(Setting):
             if self.decided:
                 return
             self._simulate(rungs, price)
-            if self._objective == "step" and not self._all_depths(rungs):
+            deeper = any(rung.promised > rung.deepest for rung in rungs)  # warm-ups that no rung stands for
+            if self._objective == "step" and (deeper or not self._all_depths(rungs)):
                 open_ = min(open_, price)
         self.raise_bound(min(open_, self.contest.target), SEEN)
 
@@ -196,7 +203,10 @@ class LadderSetting(Setting):
                 step = step_s(tried, self.problem.cost)
             except FormatError:  # two workers that must talk have no link, or a stage would wait for ever
                 continue
-            best = min(best, (self._value(tried, step), step, tried), key=lambda each: each[:2])
+            value = self._value(tried, step)
+            as_good = value < best[0] * (1 + TIE) or math.isinf(best[0])
+            if value < best[0] * (1 - TIE) or (as_good and step < best[1] * (1 - TIE)):
+                best = value, step, tried
         value, _, plan = best
         if plan is None:
             return math.inf
@@ -234,28 +244,25 @@ class LadderSetting(Setting):
         return ways[-1]
 
     def _depths(self, rungs: Sequence[Rung]) -> Iterator[tuple[int, ...]]:
-        """Warm-up depths to try: all, or, of too many, those of a few policies.
+        """Warm-up depths to try: the usual ones first, then all, or, of too many, those of a few policies.
 
         In a chain, a stage that warms up deeper than the one in front of it would wait for ever.
         """
-        ranges = [range(rung.least, rung.deepest + 1) for rung in rungs]
+        full = self._tally().flows
+        ranges = [
+            range(max(rung.least, self._rungs.usual(len(rungs) - n) if full else 0), rung.deepest + 1)
+            for n, rung in enumerate(rungs)
+        ]
+        if not all(ranges):
+            return
+        yield from _fitting(itertools.islice(self._policies(rungs), 1), ranges)
         if self._all_depths(rungs):
             yield from _falling(ranges, self.micro_batches) if self.problem.exact else itertools.product(*ranges)
             return
-        found = {
-            tuple(
-                itertools.accumulate(
-                    (max(r.start, min(d, r.stop - 1)) for d, r in zip(depths, ranges, strict=True)), min
-                )
-            ): None
-            for depths in self._policies(rungs)
-        }
-        for depths in found:
-            if all(depth in allowed for depth, allowed in zip(depths, ranges, strict=True)):
-                yield depths
+        yield from _fitting(self._policies(rungs), ranges)
 
     def _policies(self, rungs: Sequence[Rung]) -> Iterator[list[int]]:
-        """Depths worth a try: the least, what covers the round trip at the pace of the slowest stage, and more.
+        """Depths worth a try: the usual ones, what covers the round trip at the pace of the slowest stage, and more.
 
         The last stage's warm-up is left alone: deeper, it only puts the first backward off.
         """
@@ -345,3 +352,14 @@ def _falling(ranges: Sequence[range], most: int) -> Iterator[tuple[int, ...]]:
     for first in ranges[0]:
         if first <= most:
             yield from ((first, *rest) for rest in _falling(ranges[1:], first))
+
+
+def _fitting(policies: Iterable[Sequence[int]], ranges: Sequence[range]) -> Iterator[tuple[int, ...]]:
+    """Each policy's depths, held to the ranges and never growing; those that cannot be are left out."""
+    found: dict[tuple[int, ...], None] = {}
+    for depths in policies:
+        held = (max(allowed.start, min(depth, allowed.stop - 1)) for depth, allowed in zip(depths, ranges, strict=True))
+        found[tuple(itertools.accumulate(held, min))] = None
+    for depths in found:
+        if all(depth in allowed for depth, allowed in zip(depths, ranges, strict=True)):
+            yield depths

@@ -96,7 +96,7 @@ class Crew:
     def _kept(self, grown: Floats, used: NDArray[np.int16], groups: Ints) -> tuple[Ints, Ints]:
         """The most promising partial lines, the best first: few with the same last worker, none with the same crew."""
         kept: list[tuple[int, int]] = []
-        seen: set[bytes] = set()
+        seen: set[tuple[bytes, int]] = set()
         of_group: dict[int, int] = {}
         for flat in np.argsort(grown, axis=None, kind="stable"):
             row, column = divmod(int(flat), grown.shape[1])
@@ -104,7 +104,7 @@ class Crew:
                 break
             crew = used[row].copy()
             crew[groups[column]] += 1
-            key = crew.tobytes() + bytes([column])
+            key = crew.tobytes(), column
             if of_group.get(column, 0) < PER_GROUP and key not in seen:
                 seen.add(key)
                 of_group[column] = of_group.get(column, 0) + 1

@@ -61,8 +61,3 @@ def turn_steps_s(columns: Sequence[Column], hops: Sequence[Hop], micro_batches: 
             end = start + back + (micro_batches - 1) * worst + busy_b[s] + columns[s].update_s
             steps[turn] = max(steps[turn], end)
     return steps
-
-
-def chain_step_s(columns: Sequence[Column], hops: Sequence[Hop], micro_batches: int) -> float:
-    """The step time of a chain of stages, in seconds; arguments as `turn_steps_s`."""
-    return max(turn_steps_s(columns, hops, micro_batches))

@@ -159,13 +159,31 @@ class Ladder:
     def _options(self) -> _Options:
         return _Options(self._instance, self._rungs.all, adds_up=self._tally.adds_up)
 
-    def least(self) -> float:
-        """A price that no pipeline has less than, without looking at any: all work split perfectly; inf: impossible."""
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Worker names, like ones together."""
+        return self._instance.groups
+
+    def least(self, workers: Sequence[str] | None = None) -> float:
+        """A price that no pipeline has less than, without looking at any: all work split perfectly; inf: impossible.
+
+        Args:
+            workers: Those that may be used; None: all.
+        """
         n, none = self._n, np.zeros(1)
-        if not np.isfinite(self._rest.both[n]):
+        if not np.isfinite(self._rest.work[n]):
             return math.inf
-        sizes = np.sort(np.repeat(self._rest.weight, self._count))[::-1][: self._most]
-        level = np.array([self._rest.work[n] / sizes.sum()]) if self._rest.work[n] > 0 else none
+        weights = sorted(
+            (
+                float(weight)
+                for weight, members in zip(self._rest.weight, self.groups, strict=True)
+                for name in members
+                if workers is None or name in workers
+            ),
+            reverse=True,
+        )
+        room = sum(weights[: self._most])
+        level = np.array([self._rest.work[n] / room if room else math.inf]) if self._rest.work[n] > 0 else none
         marks = Marks(none, none, none)
         return float(self._tally.least(marks, self._rest.both[n:], self._rest.forward[n:], level)[0])
 
@@ -248,7 +266,8 @@ class Ladder:
         old = Marks(labels.price[:, None], labels.pend[:, None], labels.trip[:, None])
         marks = self._tally.grow(old, hop, front)
         need = labels.need[:, None]
-        price = np.where(front.promised >= need, marks.price, np.inf)  # else the stage behind would wait for ever
+        least = np.maximum(need, self._rungs.usual(stage) if self._tally.flows else 0)
+        price = np.where(front.promised >= least, marks.price, np.inf)  # else the stage behind would wait for ever
         many, count = len(which), len(labels.used)
         grown = _Labels(
             price.ravel(), marks.pend.ravel(), marks.trip.ravel(), np.tile(front.update, count),

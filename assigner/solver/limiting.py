@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def limiting(plan: Plan, prediction: Prediction, cost: CostModel) -> str:
-    """The sentence for a plan in which each worker holds one stage."""
+    """The sentence for a plan with its prediction."""
     worker = max(prediction.workers, key=lambda each: each.compute_s)
     step = prediction.step_s or 1.0
     link = max(prediction.transfers, key=lambda each: each.seconds, default=None)
@@ -24,8 +24,8 @@ def limiting(plan: Plan, prediction: Prediction, cost: CostModel) -> str:
             f" messages are on it for {100 * link.seconds / step:.0f} % of the step"
         )
     else:
-        stage = next(n for n, each in enumerate(plan.stages) if each.worker == worker.worker)
-        forward, backward = (stage_s(cost, plan, stage, kind) for kind in (Kind.FORWARD, Kind.BACKWARD))
+        held = [n for n, each in enumerate(plan.stages) if each.worker == worker.worker]
+        forward, backward = (sum(stage_s(cost, plan, n, kind) for n in held) for kind in (Kind.FORWARD, Kind.BACKWARD))
         longer, count = max(forward, backward), plan.micro_batches
         times = "its micro-batch" if count == 1 else f"each of {count} micro-batches"
         sentence = (

@@ -150,10 +150,6 @@ class Paths:
         return found.seconds + self.fleet.more * sum(self.slowest(found.steps))
 
 
-def _largest(some: Sequence[Floats]) -> float:
-    return max(float(np.max(each, initial=0.0, where=np.isfinite(each))) for each in some)
-
-
 def _sweep(fleet: Fleet) -> Sweep:
     """The sweep of a fleet, with visits to hosts where that tells more and is small enough."""
     instance, kinds, links = fleet.instance, fleet.kinds, fleet.links

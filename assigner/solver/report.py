@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from assigner.profile import Profile
     from assigner.solver.answer import Progress
     from assigner.solver.budget import Offer
+    from assigner.solver.contest import Contest
     from assigner.solver.options import SolveOptions
     from assigner.solver.setting import Setting
 
@@ -39,7 +40,7 @@ def answer(profile: Profile, options: SolveOptions, progress: Callable[[Progress
     search.run()
     if search.contest.best is None:
         raise _no_plan(search, profile, options)
-    return _solution(search, search.contest.best.plan, search.contest.best_value, search.bound)
+    return _solution(search, search.contest.best.plan, search.contest.best_value, search.bound, search.contest.options)
 
 
 def _cheapest(profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None) -> Solution:
@@ -49,12 +50,12 @@ def _cheapest(profile: Profile, options: SolveOptions, progress: Callable[[Progr
     if best is None:
         raise _no_offer(budget, frontier, profile, options)
     plan = replace(best.plan, objective="cost")
-    solution = _solution(budget.search, plan, best.money, min(budget.bound, best.money))
+    solution = _solution(budget.search, plan, best.money, min(budget.bound, best.money), budget.problem.options)
     points = tuple(FrontierPoint(each.money, each.step_s, each.plan.workers, each is best) for each in frontier)
     return replace(solution, candidates=(), frontier=points)
 
 
-def _solution(search: Search, plan: Plan, value: float, bound: float) -> Solution:
+def _solution(search: Search, plan: Plan, value: float, bound: float, options: SolveOptions) -> Solution:
     """The plan with its prediction, report and baselines.
 
     Args:
@@ -62,6 +63,7 @@ def _solution(search: Search, plan: Plan, value: float, bound: float) -> Solutio
         plan: The plan.
         value: What the search says of it.
         bound: No plan has a lower value.
+        options: What was asked for.
     """
     cost = search.problem.cost
     prediction = predict(plan, cost.profile, cost)
@@ -69,7 +71,7 @@ def _solution(search: Search, plan: Plan, value: float, bound: float) -> Solutio
     _check(plan, value / unit, objective_value(plan, plan.objective, cost, step_s=prediction.step_s))
     _check_memory(prediction)
     baselines = price_baselines(search.problem)
-    report = _report(search, value / unit, min(bound, value) / unit)
+    report = _report(search.contest, options, value / unit, min(bound, value) / unit)
     return Solution(
         plan=replace(plan, predicted=prediction, solver=report, baselines=baselines),
         candidates=tuple(_candidate(search, setting) for setting in search.settings),
@@ -97,19 +99,18 @@ def _check_memory(prediction: Prediction) -> None:
             )
 
 
-def _report(search: Search, value: float, bound: float) -> SolverReport:
+def _report(contest: Contest, options: SolveOptions, value: float, bound: float) -> SolverReport:
     """What is proven, in the unit of the plan's objective."""
-    contest = search.contest
     gap = (value - bound) / value if value else 0.0
     return SolverReport(
-        name={"highs": "HiGHS", "cbc": "CBC"}[contest.options.solver],
+        name={"highs": "HiGHS", "cbc": "CBC"}[options.solver],
         version=contest.backend.version(),
-        status="optimal" if gap <= contest.options.gap + PROVEN else "feasible",
+        status="optimal" if gap <= options.gap + PROVEN else "feasible",
         objective_s=value,
         bound_s=bound,
         gap=0.0 if gap <= PROVEN else gap,
         seconds=contest.elapsed_s,
-        options=contest.options.record() | {"proven_by": sorted(contest.proofs)},
+        options=options.record() | {"proven_by": sorted(contest.proofs)},
     )
 
 

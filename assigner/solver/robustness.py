@@ -127,6 +127,8 @@ def solve_robust(
     Raises:
         As `solve`.
     """
+    if options.objective == "cost":
+        raise UsageError("robust goes with objectives step, throughput and latency", hint="leave out one of the two")
     from assigner.solver.baselines import price_baselines  # it needs numpy, which only a search may load
 
     solution = solve(slow_end(profile), options, progress=progress)

@@ -170,7 +170,7 @@ class _Stage:
         twice = set(again)
         kept = self.read + sum(price.activation_bytes for i, price in enumerate(self.held) if i not in twice)
         room = self.room - max((self.held[i].activation_bytes for i in again), default=0.0)
-        return most if kept * most <= room else max(depth, min(most, int(room / kept)))
+        return most if not kept or kept * most <= room else max(depth, min(most, int(room / kept)))
 
     def column(self, first: int, group: int, again: tuple[int, ...]) -> Column:
         return Column(

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from assigner.cost import CostModel
 from assigner.errors import UsageError
 from assigner.solver.answer import Progress
+from assigner.solver.branched import BranchedSetting
 from assigner.solver.climbing import LadderSetting
 from assigner.solver.contest import Contest
 from assigner.solver.free import settings as free_settings
 from assigner.solver.gpipe import GPipeSetting
 from assigner.solver.problem import Problem
 from assigner.solver.setting import Setting
-from assigner.solver.steady import SteadySetting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ def _settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
     schedules: tuple[Schedule, ...] = ("gpipe", "1f1b") if options.schedule == "auto" else (options.schedule,)
     if options.objective == "throughput":  # of plans as good, one with many micro-batches has the shorter step
         schedules, counts = schedules[::-1], counts[::-1]
-    kind = SteadySetting if options.objective == "throughput" and contest.problem.branched else LadderSetting
+    kind = BranchedSetting if contest.problem.branched else LadderSetting
     return [kind(contest, schedule, count) for schedule in schedules for count in counts]
 
 
@@ -57,7 +57,8 @@ def _step_settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
     if wanted in ("auto", "gpipe") and not any(setting.schedule == "gpipe" for setting in free):
         found += [GPipeSetting(contest, count) for count in counts]
     if wanted in ("auto", "1f1b"):
-        found += [LadderSetting(contest, "1f1b", count) for count in counts]
+        kind = BranchedSetting if contest.problem.branched else LadderSetting
+        found += [kind(contest, "1f1b", count) for count in counts]
     return [*found, *free]
 
 

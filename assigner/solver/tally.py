@@ -59,9 +59,11 @@ class Tally(Protocol):
 
     Attributes:
         adds_up: Times of several stages are added: of a graph, only of stages that wait for each other.
+        flows: The pipeline must stay full: no stage may warm up with fewer micro-batches than its schedule has it.
     """
 
     adds_up: ClassVar[bool]
+    flows: ClassVar[bool]
 
     def last(self, stage: Front) -> Marks:
         """The marks of pipelines of one stage."""
@@ -100,6 +102,7 @@ class StepTally:
     """
 
     adds_up: ClassVar[bool] = True
+    flows: ClassVar[bool] = False
     micro_batches: int
 
     def last(self, stage: Front) -> Marks:
@@ -141,6 +144,7 @@ class SteadyTally:
     """M times the slowest worker or link of the steady state: exact for chains."""
 
     adds_up: ClassVar[bool] = False
+    flows: ClassVar[bool] = True
     micro_batches: int
 
     def last(self, stage: Front) -> Marks:
@@ -169,6 +173,7 @@ class LatencyTally:
     """One forward of one micro-batch: exact for chains."""
 
     adds_up: ClassVar[bool] = True
+    flows: ClassVar[bool] = False
 
     def last(self, stage: Front) -> Marks:
         """See `Tally`."""

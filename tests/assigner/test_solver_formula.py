@@ -12,7 +12,7 @@ from builders import make_profile
 from assigner.cost import CostModel
 from assigner.simulate import predict
 from assigner.solver import SolveOptions, solve
-from assigner.solver.formula import chain_step_s, turn_steps_s
+from assigner.solver.formula import turn_steps_s
 from assigner.solver.instance import Instance
 from assigner.solver.placement import Placement, hops_of, make_plan
 from assigner.solver.problem import Problem
@@ -42,7 +42,7 @@ def test_the_formula_equals_the_simulated_step_time(seed):
     """For any pipeline of a chain, with busy shares, unlike directions, late updates and M = 1, to 1e-9."""
     for instance, columns in random_pipelines(seed, 12):
         plan = make_plan(instance, columns)
-        told = chain_step_s(columns, hops_of(instance, columns), instance.micro_batches)
+        told = max(turn_steps_s(columns, hops_of(instance, columns), instance.micro_batches))
         assert told == pytest.approx(predict(plan, instance.problem.profile).step_s, rel=1e-9)
         assert Placement.of(instance, columns).step_s == told
 

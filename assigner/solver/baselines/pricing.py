@@ -41,8 +41,9 @@ class Pricing:
     @cached_property
     def workers(self) -> tuple[str, ...]:
         """The workers that may hold a stage, in the order asked for or that of their ranks."""
-        options, profile = self.problem.options, self.problem.profile
-        return options.order or tuple(w.name for w in sorted(profile.workers, key=lambda worker: worker.rank))
+        usable = {worker.name: worker for worker in self.problem.workers}
+        asked = tuple(name for name in self.problem.options.order if name in usable)
+        return asked or tuple(sorted(usable, key=lambda name: usable[name].rank))
 
     @cached_property
     def state_bytes(self) -> dict[str, float]:

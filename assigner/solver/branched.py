@@ -1,7 +1,12 @@
-"""Throughput of graphs with branches: convex stages beyond the intervals of one order, by the max-load solver."""
+"""Graphs with branches: convex stages beyond the intervals of one order, by the max-load solver.
+
+It finds and proves the best throughput. Of step time and latency it only tells whether anything fits at all: the
+ladder's intervals cannot prove that.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,24 +23,24 @@ if TYPE_CHECKING:
     from assigner.solver.load import LoadAnswer
 
 
-class SteadySetting(LadderSetting):
-    """Throughput under one schedule with M micro-batches, on a graph with branches.
-
-    The ladder knows the intervals of one order only, so what it proves is no bound here: the max-load solver's is.
-    """
+class BranchedSetting(LadderSetting):
+    """One schedule with M micro-batches, one stage a worker, on a graph with branches."""
 
     def prepare(self) -> None:
-        """Offer the ladder's plans and the max-load solver's, and take the latter's bound."""
+        """Offer the ladder's plans; for throughput the max-load solver's, too, and take its bound."""
         super().prepare()
         if self.decided or not self._plain:
             return
-        answer = self._balance()
-        if answer.infeasible:
-            self._take_bound(self.contest.target)
-            return
-        if answer.stages:
-            self._offer(answer)
-        self._take_bound(answer.bound * self.micro_batches)
+        if self._objective == "throughput":
+            answer = self._balance(InFlight(self.micro_batches, from_end=self.schedule == "1f1b"))
+            if answer.stages:
+                self._offer(answer)
+            self._take_bound(self.contest.target if answer.infeasible else answer.bound * self.micro_batches)
+        elif (
+            self.best is None
+            and self._balance(InFlight(1 if self.schedule == "1f1b" else self.micro_batches)).infeasible
+        ):
+            self._take_bound(math.inf)
 
     @property
     def _plain(self) -> bool:
@@ -43,7 +48,8 @@ class SteadySetting(LadderSetting):
         options = self.problem.options
         return not (options.apart or options.order or self.problem.most_workers < len(self.problem.workers))
 
-    def _balance(self) -> LoadAnswer:
+    def _balance(self, in_flight: InFlight) -> LoadAnswer:
+        """The max-load solver's answer with so many micro-batches in flight."""
         options, rules = self.problem.options, dict(zip(self.problem.order, self.problem.remat_rules, strict=True))
         profile = replace(
             self.problem.profile,
@@ -52,7 +58,7 @@ class SteadySetting(LadderSetting):
         workers = self.problem.profile.worker
         self._load = load_problem(
             CostModel(profile), micro_batch=self.size, groups=self.instance.groups,
-            in_flight=InFlight(self.micro_batches, from_end=self.schedule == "1f1b"),
+            in_flight=in_flight,
             allowed=lambda name, worker: self.problem.allowed(name, workers[worker]),
         )  # fmt: skip
         return solve_load(
