@@ -54,12 +54,19 @@ def explain(profile: Profile, options: SolveOptions, *, left_s: float) -> errors
     enquiry.share(8)
     message = obstacle(case, enquiry)
     found, untried = ways_out(case, enquiry)
-    told = tuple(errors.WayOut(way.change.what, way.change.how, way.step_s) for way in found[:MOST])
+    told = tuple(_told(way, options) for way in found[:MOST])
     if not told:
         hint = "a smaller model, or other workers: no other way out was found"
     else:
         hint = f"{told[0].how}: a step then takes {fmt.seconds(told[0].step_s)}"
     return errors.InfeasibleError(message, hint=hint, ways_out=told, untried=tuple(untried))
+
+
+def _told(way: WayOut, options: SolveOptions) -> errors.WayOut:
+    """A way out in words. The ways out are solved for the step time, so what it takes may be to ask for no more."""
+    if way.change.how:
+        return errors.WayOut(way.change.what, way.change.how, way.step_s)
+    return errors.WayOut(f"objective step instead of {options.objective}", "--objective step", way.step_s)
 
 
 def ways_out(case: Case, enquiry: Enquiry) -> tuple[list[WayOut], list[str]]:

@@ -171,8 +171,8 @@ def _binding(case: Case, enquiry: Enquiry) -> str:
     if len(single) > 1:
         return f"{_no_cut(case)} keeps to {_list(single)} at once; giving up one of them is enough"
     if single:
-        others = [name for name in there if name != single[0]]
-        rest = f"; {_list(others)} need not give way" if others else ""
+        more = [name for name in there if name != single[0]]
+        rest = f"; {_list(more)} need not give way" if more else ""
         return f"{_no_cut(case)} keeps to {single[0]}{rest}"
     if len(there) > 1:
         return f"{_no_cut(case)} keeps to {_list([*there])} at once; more than one of them must give way"
