@@ -216,7 +216,7 @@ def _solve(profile: "Profile", options: "SolveOptions", *, robust: bool) -> "tup
     from assigner.report.robustness import draws_text, robustness_report
     from assigner.report.solution import solution_report
     from assigner.solver import solve
-    from assigner.solver.robustness import solve_robust
+    from assigner.solver.robust.robustness import solve_robust
 
     from .progress import SolveProgress
 

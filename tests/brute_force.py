@@ -117,7 +117,7 @@ def _remats(
     if any(cost.obstacle(name, worker, size) is not None for worker, part in split for name in part):
         return
     choices: list[list[Stage]] = []
-    for n, (worker, part) in enumerate(split):
+    for worker, part in split:
         subsets: Sequence[tuple[str, ...]] = {"never": [()], "always": [part]}.get(remat) or [
             subset
             for k in range(len(part) + 1)

@@ -10,7 +10,7 @@ from assigner.document import encode
 from assigner.report.sheet import Column, Line, Report, Sheet
 
 if TYPE_CHECKING:
-    from assigner.solver.robustness import Robustness
+    from assigner.solver.robust.robustness import Robustness
 
 _STEADY, _MOSTLY = 0.9, 0.5
 """From these shares of draws near the best on, a plan is called steady, and mostly steady."""

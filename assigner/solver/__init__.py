@@ -1,7 +1,16 @@
 """Placement: which worker runs which partitions, with a proof of how good that is.
 
-    options ─┐
-    profile ─┴─ Problem ── Instance (one micro-batch count: segments, links) ── Beam ── relaxation ── ILP ── Solution
+    options ─ hints ─┐
+    profile ─────────┴─ Problem ─ Search ─┬─ a Setting for each schedule and micro-batch count ─┬─ report ─ Solution
+                                          └─ Contest: the clock, the solver, the best plan ─────┘
+
+    chain/      GPipe, one stage a worker: beam, local search, segment ILP
+    fleet/      the same at any size: branch and bound over the slowest servers, hosts, kinds of workers
+    ladder/     1F1B, throughput, latency: a dynamic program from the last stage to the first
+    free/       convex stages of branched graphs, several stages a worker: exhaustive search, local search, ILP bounds
+    load/       max load in the forms of published planners; throughput of branched graphs
+    budget.py   money against step time      why/       why nothing fits, and ways out
+    baselines/  simpler placements           robust/    what if the measurements were off
 
 The solvers (PuLP, HiGHS, CBC) and numpy are imported inside `solve`.
 """

@@ -15,14 +15,14 @@ from assigner.cost import CostModel
 from assigner.objective import HOUR_S
 from assigner.plan import Plan
 from assigner.solver.answer import Progress
-from assigner.solver.climbing import LadderSetting
+from assigner.solver.chain.gpipe import GPipeSetting
 from assigner.solver.contest import PROVEN
-from assigner.solver.gpipe import GPipeSetting
-from assigner.solver.ladder import Ladder
+from assigner.solver.ladder.climbing import LadderSetting
+from assigner.solver.ladder.ladder import Ladder
+from assigner.solver.ladder.rungs import Rungs
+from assigner.solver.ladder.tally import StepTally
 from assigner.solver.problem import Problem
-from assigner.solver.rungs import Rungs
 from assigner.solver.search import Search
-from assigner.solver.tally import StepTally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from assigner.cost import CostModel
 from assigner.errors import UsageError
 from assigner.solver.answer import Progress
-from assigner.solver.branched import BranchedSetting
-from assigner.solver.climbing import LadderSetting
+from assigner.solver.chain.gpipe import GPipeSetting
 from assigner.solver.contest import Contest
 from assigner.solver.free import settings as free_settings
-from assigner.solver.gpipe import GPipeSetting
+from assigner.solver.ladder.branched import BranchedSetting
+from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.problem import Problem
 from assigner.solver.setting import Setting
 

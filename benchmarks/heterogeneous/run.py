@@ -85,7 +85,8 @@ def show(plans: dict[str, Path], times: dict[str, list[float]]) -> None:
         predicted = plan["predicted"]["step_s"]
         stages = " ".join(f"{stage['worker'].split('/')[0]}:{len(stage['partitions'])}" for stage in plan["stages"])
         table.add_row(
-            name, plan["schedule"], stages, str(plan["micro_batches"]), f"{predicted:.3f}", f"{medians[name]:.3f}", f"{high - low:.3f}",
+            name, plan["schedule"], stages, str(plan["micro_batches"]),
+            f"{predicted:.3f}", f"{medians[name]:.3f}", f"{high - low:.3f}",
             f"{100 * (predicted / medians[name] - 1):+.1f}", str(len(times[name])),
         )  # fmt: skip
     console = Console(width=140)

@@ -21,7 +21,7 @@ from assigner.plan import Plan, Stage
 from assigner.profile import Link, LinkPoint, Profile, load_profile
 from assigner.simulate import overfull, predict
 from assigner.solver import SolveOptions, solve, solve_baseline
-from assigner.solver.spreads import resampled
+from assigner.solver.robust.spreads import resampled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

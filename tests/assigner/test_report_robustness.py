@@ -6,8 +6,8 @@ import pytest
 
 from assigner.report.robustness import draws_text, robustness_data, robustness_report
 from assigner.report.sheet import Line, Sheet, markdown
-from assigner.solver.robustness import Robustness
-from assigner.solver.spreads import Coverage
+from assigner.solver.robust.robustness import Robustness
+from assigner.solver.robust.spreads import Coverage
 
 FOUND = Robustness(
     objective="step", step_s=0.1, slow_end_s=0.11, steps_s=tuple(0.09 + 0.001 * n for n in range(21)),

@@ -42,7 +42,10 @@ def test_report_has_stages_candidates_and_the_limit(solution):
         (
             0.1,
             0.08,
-            "gpipe, 8 micro-batches · best 100 ms · bound 80.0 ms · gap 20.0 % · 1 of 4 candidates decided · 3 s of 60 s",
+            (
+                "gpipe, 8 micro-batches · best 100 ms · bound 80.0 ms · gap 20.0 %"
+                " · 1 of 4 candidates decided · 3 s of 60 s"
+            ),
         ),
         (0.1, float("inf"), "gpipe, 8 micro-batches · best 100 ms · 1 of 4 candidates decided · 3 s of 60 s"),
     ],

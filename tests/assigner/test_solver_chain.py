@@ -67,7 +67,9 @@ def test_six_partitions_on_three_workers(seed):
     profile = random_instance(seed, partitions=6, workers=3, tight=True, busy=True)
     best = best_plan(profile)
     assert best is not None
-    assert solve(profile, SolveOptions(schedule="gpipe", gap=0)).plan.solver.objective_s == pytest.approx(best[0], rel=EXACT)
+    assert solve(profile, SolveOptions(schedule="gpipe", gap=0)).plan.solver.objective_s == pytest.approx(
+        best[0], rel=EXACT
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))

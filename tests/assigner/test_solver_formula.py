@@ -12,9 +12,9 @@ from builders import make_profile
 from assigner.cost import CostModel
 from assigner.simulate import predict
 from assigner.solver import SolveOptions, solve
-from assigner.solver.formula import turn_steps_s
+from assigner.solver.chain.formula import turn_steps_s
+from assigner.solver.chain.placement import Placement, hops_of, make_plan
 from assigner.solver.instance import Instance
-from assigner.solver.placement import Placement, hops_of, make_plan
 from assigner.solver.problem import Problem
 
 
@@ -53,7 +53,7 @@ def test_the_ilps_objective_equals_the_formula(seed):
     import pulp
 
     from assigner.solver.backend import Backend
-    from assigner.solver.model import SegmentModel
+    from assigner.solver.chain.model import SegmentModel
 
     for instance, columns in random_pipelines(seed, 3):
         model = SegmentModel(instance, list(instance.columns.values()), unit=1e-3)

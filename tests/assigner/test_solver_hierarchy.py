@@ -17,19 +17,20 @@ from assigner.cost import CostModel, message_s
 from assigner.errors import InfeasibleError
 from assigner.profile import LinkPoint
 from assigner.simulate import overfull, predict
-from assigner.solver import SolveOptions, gpipe, solve
-from assigner.solver import paths as paths_module
-from assigner.solver.cells import Cells
-from assigner.solver.fleet import Fleet
-from assigner.solver.hierarchy import Hierarchy
+from assigner.solver import SolveOptions, solve
+from assigner.solver.chain import gpipe
+from assigner.solver.chain.placement import Placement
+from assigner.solver.fleet import paths as paths_module
+from assigner.solver.fleet.cells import Cells
+from assigner.solver.fleet.fleet import Fleet
+from assigner.solver.fleet.hierarchy import Hierarchy
+from assigner.solver.fleet.line import Line
+from assigner.solver.fleet.links import messages_s
+from assigner.solver.fleet.paths import Paths
+from assigner.solver.fleet.sweep import Found, Step
+from assigner.solver.fleet.table import SegmentTable, kinds_of
 from assigner.solver.instance import Instance
-from assigner.solver.line import Line
-from assigner.solver.links import messages_s
-from assigner.solver.paths import Paths
-from assigner.solver.placement import Placement
 from assigner.solver.problem import Problem
-from assigner.solver.sweep import Found, Step
-from assigner.solver.table import SegmentTable, kinds_of
 
 COUNT = 4
 
@@ -235,7 +236,7 @@ def test_hints_hold_in_the_hierarchy(monkeypatch):
 
 def test_many_kinds_are_taken_together(monkeypatch):
     """With more kinds than a sweep can tell apart, the most alike are bounded as one, and the plan is still real."""
-    from assigner.solver import fleet
+    from assigner.solver.fleet import fleet
 
     profile = make_profile(work=[2e-3] * 8, slowness=[1.0, 1.1, 2.0, 2.2])
     optimum = solve(profile, SolveOptions(gap=0, schedule="gpipe", micro_batches=COUNT)).plan.solver.objective_s

@@ -14,9 +14,9 @@ from spreading import spread_out
 from assigner.errors import FormatError, UsageError
 from assigner.simulate import predict
 from assigner.solver import SolveOptions, solve
-from assigner.solver.rivals import neighbours, resolver
-from assigner.solver.robustness import Robustness, assess
-from assigner.solver.spreads import QUARTILE, Coverage, slow_end
+from assigner.solver.robust.rivals import neighbours, resolver
+from assigner.solver.robust.robustness import Robustness, assess
+from assigner.solver.robust.spreads import QUARTILE, Coverage, slow_end
 
 if TYPE_CHECKING:
     from assigner.plan import Plan

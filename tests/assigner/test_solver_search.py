@@ -14,8 +14,8 @@ from assigner.errors import AssignerError, LimitError
 from assigner.simulate import predict
 from assigner.solver import SolveOptions, solve
 from assigner.solver.backend import Backend, Outcome
-from assigner.solver.beam import Beam
-from assigner.solver.gpipe import GPipeSetting
+from assigner.solver.chain.beam import Beam
+from assigner.solver.chain.gpipe import GPipeSetting
 
 UNPROVEN = random_instance(30, partitions=5, workers=3, late_updates=True)
 """The relaxation leaves a gap here, so that the ILP must close it."""

@@ -13,7 +13,7 @@ from spreading import spread_out
 
 from assigner.cost import CostModel
 from assigner.solver import SolveOptions, solve
-from assigner.solver.spreads import Coverage, resampled, slow_end
+from assigner.solver.robust.spreads import Coverage, resampled, slow_end
 
 if TYPE_CHECKING:
     from assigner.profile import Profile

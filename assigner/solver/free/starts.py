@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assigner.solver.beam import Beam
+from assigner.solver.chain.beam import Beam
+from assigner.solver.chain.gpipe import GPipeSetting
+from assigner.solver.chain.placement import Placement
 from assigner.solver.contest import Contest
-from assigner.solver.gpipe import GPipeSetting
 from assigner.solver.instance import Instance
-from assigner.solver.placement import Placement
 from assigner.solver.problem import Problem
 
 if TYPE_CHECKING:

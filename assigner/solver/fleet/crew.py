@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from assigner.solver.paths import Paths
-    from assigner.solver.sweep import Step
+    from assigner.solver.fleet.paths import Paths
+    from assigner.solver.fleet.sweep import Step
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]

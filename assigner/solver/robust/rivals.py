@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import InfeasibleError
-from assigner.solver.race import value_of
+from assigner.solver.robust.race import value_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -15,7 +15,7 @@ from assigner.errors import FormatError
 from assigner.objective import steady_s
 from assigner.plan import Plan
 from assigner.simulate import overfull, predict
-from assigner.solver.climbing import LadderSetting
+from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.load import InFlight, LoadOptions, solve_load
 from assigner.solver.load.from_profile import load_problem, plan_stages
 

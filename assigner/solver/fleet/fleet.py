@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.solver.links import LinkTable
-from assigner.solver.sweep import Work
-from assigner.solver.table import Kind, kinds_of
+from assigner.solver.fleet.links import LinkTable
+from assigner.solver.fleet.sweep import Work
+from assigner.solver.fleet.table import Kind, kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from assigner.solver.sweep import Found
+    from assigner.solver.fleet.sweep import Found
 
     Floats = NDArray[np.float64]
 

@@ -26,16 +26,16 @@ from assigner.solver import solve
 from assigner.solver.hints import resolve
 from assigner.solver.options import SolveOptions
 from assigner.solver.problem import Problem
-from assigner.solver.race import Race, step_s
-from assigner.solver.rivals import baselines, resolver
-from assigner.solver.spreads import Coverage, resampled, slow_end
+from assigner.solver.robust.race import Race, step_s
+from assigner.solver.robust.rivals import baselines, resolver
+from assigner.solver.robust.spreads import Coverage, resampled, slow_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.profile import Profile
     from assigner.solver.answer import Progress, Solution
-    from assigner.solver.rivals import Rival
+    from assigner.solver.robust.rivals import Rival
 
 DRAWS = 100
 WITHIN = 0.02

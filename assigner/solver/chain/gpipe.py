@@ -12,16 +12,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assigner.errors import AssignerError
-from assigner.solver.beam import Beam
+from assigner.solver.chain.beam import Beam
+from assigner.solver.chain.formula import turn_steps_s
+from assigner.solver.chain.improve import improve
+from assigner.solver.chain.merged import MergedInstance
+from assigner.solver.chain.model import SegmentModel
+from assigner.solver.chain.placement import Placement, hops_of
+from assigner.solver.chain.pruning import chain_bounds
 from assigner.solver.contest import PROVEN
-from assigner.solver.formula import turn_steps_s
-from assigner.solver.hierarchy import Hierarchy
-from assigner.solver.improve import improve
+from assigner.solver.fleet.hierarchy import Hierarchy
 from assigner.solver.instance import Instance
-from assigner.solver.merged import MergedInstance
-from assigner.solver.model import SegmentModel
-from assigner.solver.placement import Placement, hops_of
-from assigner.solver.pruning import chain_bounds
 from assigner.solver.setting import Setting
 
 if TYPE_CHECKING:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.solver.sweep import Stages, Sweep
-from assigner.solver.table import Kind, SegmentTable
+from assigner.solver.fleet.sweep import Stages, Sweep
+from assigner.solver.fleet.table import Kind, SegmentTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from assigner.solver.fleet import Fleet
+    from assigner.solver.fleet.fleet import Fleet
+    from assigner.solver.fleet.links import LinkTable
+    from assigner.solver.fleet.sweep import Found, Step
     from assigner.solver.instance import Instance
-    from assigner.solver.links import LinkTable
-    from assigner.solver.sweep import Found, Step
 
     Floats = NDArray[np.float64]
 

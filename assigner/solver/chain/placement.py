@@ -11,7 +11,7 @@ from assigner.errors import FormatError
 from assigner.plan import Plan, Stage
 from assigner.schedule import build_program
 from assigner.simulate import run_program
-from assigner.solver.formula import turn_steps_s
+from assigner.solver.chain.formula import turn_steps_s
 from assigner.solver.instance import Instance
 from assigner.solver.segments import Column
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from assigner.errors import AssignerError, FormatError
 from assigner.objective import latency_s, steady_s
 from assigner.plan import Plan, Stage
+from assigner.solver.chain.improve import moves
 from assigner.solver.contest import PROVEN
-from assigner.solver.improve import moves
 from assigner.solver.instance import Instance
-from assigner.solver.ladder import Ladder
-from assigner.solver.rungs import Rungs
+from assigner.solver.ladder.ladder import Ladder
+from assigner.solver.ladder.rungs import Rungs
+from assigner.solver.ladder.tally import LatencyTally, SteadyTally, StepTally
 from assigner.solver.setting import Setting
-from assigner.solver.tally import LatencyTally, SteadyTally, StepTally
 from assigner.timing import step_s
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from assigner.plan import Objective, Schedule
     from assigner.solver.contest import Contest
-    from assigner.solver.rungs import Rung
-    from assigner.solver.tally import Tally
+    from assigner.solver.ladder.rungs import Rung
+    from assigner.solver.ladder.tally import Tally
 
 CLIMBED, SEEN = "dynamic program", "enumeration"
 """How a bound was proven: by the ladder, or by simulating every pipeline below it."""

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.solver.rungs import Rung
-from assigner.solver.tally import Boundary, Front, Marks
+from assigner.solver.ladder.rungs import Rung
+from assigner.solver.ladder.tally import Boundary, Front, Marks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from assigner.solver.instance import Hop, Instance
-    from assigner.solver.rungs import Rungs
-    from assigner.solver.tally import Tally
+    from assigner.solver.ladder.rungs import Rungs
+    from assigner.solver.ladder.tally import Tally
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]

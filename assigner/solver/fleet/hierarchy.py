@@ -14,19 +14,19 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from assigner.solver.cells import Cells
-from assigner.solver.crew import Crew
-from assigner.solver.fleet import Fleet
-from assigner.solver.line import Line
-from assigner.solver.paths import Paths
-from assigner.solver.placement import Placement
+from assigner.solver.chain.placement import Placement
+from assigner.solver.fleet.cells import Cells
+from assigner.solver.fleet.crew import Crew
+from assigner.solver.fleet.fleet import Fleet
+from assigner.solver.fleet.line import Line
+from assigner.solver.fleet.paths import Paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from assigner.solver.fleet.sweep import Found
     from assigner.solver.instance import Instance
     from assigner.solver.segments import Column
-    from assigner.solver.sweep import Found
 
 START = 3.0
 """Segments up to so many times the slowest server of a perfect split are priced first."""

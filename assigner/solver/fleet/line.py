@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.solver.sweep import Found, Step
+from assigner.solver.fleet.sweep import Found, Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from assigner.solver.paths import Paths
+    from assigner.solver.fleet.paths import Paths
 
     Floats = NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from assigner.solver.placement import Placement
+from assigner.solver.chain.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

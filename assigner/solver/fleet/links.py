@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.cost import message_s
-from assigner.solver.sweep import Boundaries
+from assigner.solver.fleet.sweep import Boundaries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from assigner.profile import LinkPoint
+    from assigner.solver.fleet.table import Kind
     from assigner.solver.instance import Instance
-    from assigner.solver.table import Kind
 
     Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]

@@ -1,0 +1,1 @@
+"""How a plan holds up when its measurements were off."""
