@@ -61,9 +61,10 @@ def whole_plan(profile: Profile, options: SolveOptions) -> Plan | None:
         for schedule in schedules if options.schedule == "auto" else [options.schedule]:
             if (schedule == "interleaved") != twice:
                 continue
+            held = [replace(stage, in_flight=1) for stage in stages] if schedule == "1f1b" else stages
             plan = Plan(
                 workload=workload, schedule=schedule, micro_batches=count, micro_batch_size=batch // count,
-                stages=tuple(stages),
+                stages=tuple(held),
             )  # fmt: skip
             if _runs(plan, profile, cost):
                 return plan
@@ -79,15 +80,24 @@ def _reserved(profile: Profile, options: SolveOptions) -> Profile:
 
 
 def _splits(profile: Profile, options: SolveOptions) -> Iterator[list[tuple[str, tuple[str, ...]]]]:
-    """Every way to cut the order and to give each piece a worker that the hints allow."""
-    order, names = profile.order, [worker.name for worker in profile.workers]
-    for stages in range(1, len(order) + 1):
+    """Every way to cut an order of the graph and to give each piece a worker that the hints allow."""
+    names = [worker.name for worker in profile.workers]
+    for order, stages in itertools.product(_orders(profile), range(1, len(profile.order) + 1)):
         for cuts in itertools.combinations(range(1, len(order)), stages - 1):
             parts = [order[a:b] for a, b in itertools.pairwise((0, *cuts, len(order)))]
             for workers in itertools.product(names, repeat=stages):
                 split = list(zip(workers, parts, strict=True))
                 if all(a != b for a, b in itertools.pairwise(workers)) and keeps(profile, options, split):
                     yield split
+
+
+def _orders(profile: Profile) -> list[tuple[str, ...]]:
+    """Every order in which values come before those who read them."""
+    return [
+        order
+        for order in itertools.permutations(profile.order)
+        if all(order.index(edge.source) < order.index(edge.target) for edge in profile.edges)
+    ]
 
 
 def keeps(profile: Profile, options: SolveOptions, split: list[tuple[str, tuple[str, ...]]]) -> bool:

@@ -15,12 +15,23 @@ from assigner.errors import FormatError
 from assigner.objective import steady_s
 from assigner.plan import Plan
 from assigner.simulate import overfull, predict
+from assigner.solver.contest import Contest
+from assigner.solver.free import settings
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.load import InFlight, LoadOptions, solve_load
 from assigner.solver.load.from_profile import load_problem, plan_stages
+from assigner.solver.problem import Problem
 
 if TYPE_CHECKING:
     from assigner.solver.load import LoadAnswer
+
+
+FITS_S = 10.0
+"""Seconds for the question whether anything fits at all."""
+
+
+def _quiet() -> None:
+    """Nobody watches."""
 
 
 class BranchedSetting(LadderSetting):
@@ -29,18 +40,51 @@ class BranchedSetting(LadderSetting):
     def prepare(self) -> None:
         """Offer the ladder's plans; for throughput the max-load solver's, too, and take its bound."""
         super().prepare()
-        if self.decided or not self._plain:
-            return
-        if self._objective == "throughput":
-            answer = self._balance(InFlight(self.micro_batches, from_end=self.schedule == "1f1b"))
+        if not self.decided and self._plain and self._objective == "throughput":
+            answer = self._balance()
             if answer.stages:
                 self._offer(answer)
             self._take_bound(self.contest.target if answer.infeasible else answer.bound * self.micro_batches)
-        elif (
-            self.best is None
-            and self._balance(InFlight(1 if self.schedule == "1f1b" else self.micro_batches)).infeasible
-        ):
-            self._take_bound(math.inf)
+        if not self.decided and self.best is None and self._nothing_fits():
+            super().raise_bound(math.inf, "exhaustive search")
+
+    def _nothing_fits(self) -> bool:
+        """True if it is proven that no convex stages fit, with as few micro-batches in flight as there can be.
+
+        GPipe with one micro-batch holds what 1F1B with one in flight holds, so its exhaustive search tells.
+        """
+        options = self.problem.options
+        least = 1 if self.schedule == "1f1b" else self.micro_batches
+        asked = replace(
+            options, objective="step", schedule="gpipe", batch_size=least * self.size, micro_batches=least,
+            max_step_s=None, time_limit=max(0.1, min(FITS_S, self.contest.left_s)),
+        )  # fmt: skip
+        contest = Contest(Problem(self.problem.profile, asked, self.problem.cost), self.contest.backend.watch or _quiet)
+        contest.settings = settings(contest, (least,))
+        for setting in contest.settings:
+            for phase in (setting.price, setting.prepare, setting.relax, setting.prove):
+                if not setting.decided and contest.best is None and contest.left_s > 0:
+                    phase()
+        if contest.best is not None:
+            self._adapt(contest.best.plan, least)
+        return contest.best is None and all(setting.decided for setting in contest.settings)
+
+    def _adapt(self, plan: Plan, in_flight: int) -> None:
+        """Offer stages that fit with so few micro-batches in flight."""
+        problem = self.problem
+        adapted = replace(
+            plan, objective=self._objective, schedule=self.schedule, workload=problem.workload,
+            micro_batches=self.micro_batches, micro_batch_size=self.size,
+            stages=tuple(
+                replace(stage, in_flight=in_flight if self.schedule == "1f1b" else None) for stage in plan.stages
+            ),
+        )  # fmt: skip
+        try:
+            prediction = predict(adapted, problem.profile, problem.cost)
+        except FormatError:  # a gradient or a tie needs a link that is missing
+            return
+        if not overfull(prediction) and self._objective != "throughput":  # which needs the usual warm-up
+            self.offer(self._value(adapted, prediction.step_s), lambda: adapted)
 
     @property
     def _plain(self) -> bool:
@@ -48,8 +92,7 @@ class BranchedSetting(LadderSetting):
         options = self.problem.options
         return not (options.apart or options.order or self.problem.most_workers < len(self.problem.workers))
 
-    def _balance(self, in_flight: InFlight) -> LoadAnswer:
-        """The max-load solver's answer with so many micro-batches in flight."""
+    def _balance(self) -> LoadAnswer:
         options, rules = self.problem.options, dict(zip(self.problem.order, self.problem.remat_rules, strict=True))
         profile = replace(
             self.problem.profile,
@@ -58,7 +101,7 @@ class BranchedSetting(LadderSetting):
         workers = self.problem.profile.worker
         self._load = load_problem(
             CostModel(profile), micro_batch=self.size, groups=self.instance.groups,
-            in_flight=in_flight,
+            in_flight=InFlight(self.micro_batches, from_end=self.schedule == "1f1b"),
             allowed=lambda name, worker: self.problem.allowed(name, workers[worker]),
         )  # fmt: skip
         return solve_load(
