@@ -32,7 +32,7 @@ def load_configuration(ctx: typer.Context, value: Path | None) -> Path | None:
         for param in ctx.command.params
         if param.name and param.name not in _OWN
     }
-    defaults = {}
+    defaults: dict[str, Any] = {}
     for key, given in table.items():
         flag = key.replace("-", "_")
         name = next((name for name, flags in known.items() if flag in flags), None)
@@ -43,7 +43,13 @@ def load_configuration(ctx: typer.Context, value: Path | None) -> Path | None:
                 f"{where}: {key!r} is no setting of `assigner solve`",
                 hint=f"did you mean {close[0]}?" if close else f"settings: {', '.join(names)}",
             )
-        defaults[name] = _as_flag(given, where=f"{where}.{key}")
+        param = next(param for param in ctx.command.params if param.name == name)
+        flag_value = _as_flag(given, where=f"{where}.{key}")
+        many = isinstance(flag_value, list)
+        if getattr(param, "multiple", False):
+            defaults[name] = flag_value if many else [flag_value]
+        else:
+            defaults[name] = ",".join(flag_value) if many else flag_value
     ctx.default_map = {**defaults, **(ctx.default_map or {})}
     return value
 

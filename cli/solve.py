@@ -144,7 +144,7 @@ def solve_command(
             is_eager=True,
             envvar="ASSIGNER_CONFIG",
             show_envvar=False,
-            help="Take settings from its [solve] table.",
+            help="Take settings from its \\[solve] table.",
             rich_help_panel=HINTS,
         ),
     ] = None,

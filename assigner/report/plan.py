@@ -178,7 +178,7 @@ def baselines(plan: Plan) -> Report:
     rows = tuple(
         (
             each.name + (" (best of these)" if best and each.name == best[0] else ""),
-            "does not fit" if each.step_s is None else time.show(each.step_s),
+            "not possible" if each.step_s is None else time.show(each.step_s),
             fmt.ratio(fmt.against(each.step_s, step)),
         )
         for each in plan.baselines

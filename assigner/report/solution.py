@@ -24,9 +24,8 @@ def solution_report(solution: Solution) -> Report:
     plan = solution.plan
     lines = [Line(describe_solver(plan.solver))] if plan.solver else []
     lines += [Line(solution.limiting)] if solution.limiting else []
-    return (
-        *headline(plan), stages(plan), *candidates(solution), *frontier(solution), *baselines(plan), *lines,
-    )  # fmt: skip
+    simple = baselines(plan) if plan.objective == "step" else ()
+    return (*headline(plan), stages(plan), *candidates(solution), *frontier(solution), *simple, *lines)
 
 
 def candidates(solution: Solution) -> Report:

@@ -100,9 +100,14 @@ class Budget:
             if isinstance(setting, GPipeSetting | LadderSetting)
         ]
 
-    def run(self) -> tuple[Offer, ...]:
-        """The frontier, the cheapest plan first, as far as the time allowed; empty: no plan was found."""
-        found: list[Offer] = []
+    def run(self, simple: Sequence[tuple[Plan, float]] = ()) -> tuple[Offer, ...]:
+        """The frontier, the cheapest plan first, as far as the time allowed; empty: no plan was found.
+
+        Args:
+            simple: Plans to start with, and their step times: one stage a worker, GPipe.
+        """
+        known = simple if self._inner.schedule in ("auto", "gpipe") else ()
+        found = [Offer(plan, step, self._rate(plan.workers) * step) for plan, step in known]
         try:
             self._list()
             for choice in self._choices:

@@ -89,7 +89,14 @@ def _check_batch(profile: Profile, options: SolveOptions) -> None:
             hint=f"one of {', '.join(map(str, divisors(batch)))}",
         )
     if options.objective == "cost":
-        free = [worker.name for worker in profile.workers if worker.cost_per_hour is None]
+        only, order = tuple(_only(profile, options.only)), tuple(_workers(profile, options.order))
+        free = [
+            worker.name
+            for worker in profile.workers
+            if worker.cost_per_hour is None
+            and (not only or worker.name in only)
+            and (not order or worker.name in order)
+        ]
         if free:
             raise UsageError(
                 f"objective cost: the profile has no cost_per_hour for {free[0]}",

@@ -12,10 +12,11 @@ from assigner.objective import objective_value
 from assigner.plan import SolverReport
 from assigner.simulate import overfull, predict
 from assigner.solver.answer import Candidate, FrontierPoint, Solution
-from assigner.solver.baselines import price_baselines
+from assigner.solver.baselines import find_baselines
 from assigner.solver.budget import Budget
-from assigner.solver.contest import PROVEN
+from assigner.solver.contest import PROVEN, Proposal
 from assigner.solver.hints import resolve
+from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.limiting import limiting
 from assigner.solver.search import Search
 from assigner.solver.why import explain
@@ -23,9 +24,10 @@ from assigner.solver.why import explain
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from assigner.plan import Plan, Prediction
+    from assigner.plan import Plan, Prediction, Schedule
     from assigner.profile import Profile
     from assigner.solver.answer import Progress
+    from assigner.solver.baselines import Simple
     from assigner.solver.budget import Offer
     from assigner.solver.contest import Contest
     from assigner.solver.options import SolveOptions
@@ -38,43 +40,78 @@ def answer(profile: Profile, options: SolveOptions, progress: Callable[[Progress
         return _cheapest(profile, options, progress)
     search = Search(*resolve(profile, options), progress)
     search.run()
-    if search.contest.best is None:
+    simple = find_baselines(search.problem)
+    best, bound = search.contest.best, search.bound
+    if options.objective == "step":
+        better = _simpler(search, simple)
+        if better is not None:
+            best, bound = better, min(bound, _universal(search, better.plan))
+    if best is None:
         raise _no_plan(search, profile, options)
-    return _solution(search, search.contest.best.plan, search.contest.best_value, search.bound, search.contest.options)
+    return _solution(search, best, bound, options, simple)
+
+
+def _simpler(search: Search, simple: Sequence[Simple]) -> Proposal | None:
+    """A baseline that is faster than all that was found, under a schedule that was asked for.
+
+    It can be: several stages a worker are searched only where all can be tried, and a limit may come early.
+    """
+    schedule, found = search.contest.options.schedule, []
+    for each in simple:
+        if each.plan is not None and each.step_s < search.contest.best_value * (1 - PROVEN):
+            kind: Schedule = "gpipe" if len(each.plan.stages) == len(each.plan.workers) else "interleaved"
+            if schedule in ("auto", kind):
+                found.append(Proposal(replace(each.plan, schedule=kind), each.step_s))
+    return min(found, key=lambda proposal: proposal.value, default=None)
+
+
+def _universal(search: Search, plan: Plan) -> float:
+    """A bound for plans of this kind: with several stages a worker, the perfect split of all work."""
+    if plan.schedule != "interleaved" or any(each.schedule == "interleaved" for each in search.settings):
+        return math.inf
+    return min((each.split_s for each in search.settings if isinstance(each, LadderSetting)), default=0.0)
 
 
 def _cheapest(profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None) -> Solution:
     budget = Budget(*resolve(profile, options), progress)
-    frontier = budget.run()
+    simple = find_baselines(budget.problem)
+    frontier = budget.run(
+        [(each.plan, each.step_s) for each in simple if each.plan and len(each.plan.stages) == len(each.plan.workers)]
+    )
     best = budget.cheapest(frontier)
     if best is None:
         raise _no_offer(budget, frontier, profile, options)
-    plan = replace(best.plan, objective="cost")
-    solution = _solution(budget.search, plan, best.money, min(budget.bound, best.money), budget.problem.options)
+    proposal = Proposal(replace(best.plan, objective="cost"), best.money)
+    solution = _solution(budget.search, proposal, budget.bound, options, simple)
     points = tuple(FrontierPoint(each.money, each.step_s, each.plan.workers, each is best) for each in frontier)
     return replace(solution, candidates=(), frontier=points)
 
 
-def _solution(search: Search, plan: Plan, value: float, bound: float, options: SolveOptions) -> Solution:
+def _solution(
+    search: Search, best: Proposal, bound: float, options: SolveOptions, simple: Sequence[Simple]
+) -> Solution:
     """The plan with its prediction, report and baselines.
 
     Args:
         search: Where it was found.
-        plan: The plan.
-        value: What the search says of it.
+        best: The plan, and what the search says of it.
         bound: No plan has a lower value.
-        options: What was asked for.
+        options: What was asked for, in the user's own words.
+        simple: The baselines.
     """
-    cost = search.problem.cost
+    cost, plan, value = search.problem.cost, best.plan, best.value
     prediction = predict(plan, cost.profile, cost)
     unit = plan.micro_batches if plan.objective == "throughput" else 1  # the search compares whole batches
     _check(plan, value / unit, objective_value(plan, plan.objective, cost, step_s=prediction.step_s))
     _check_memory(prediction)
-    baselines = price_baselines(search.problem)
     report = _report(search.contest, options, value / unit, min(bound, value) / unit)
+    candidates = [_candidate(search, setting, best) for setting in search.settings]
+    if best is not search.contest.best and plan.objective == "step":
+        own = min(bound, value)
+        candidates.append(Candidate(plan.schedule, plan.micro_batches, plan.micro_batch_size, value, own, "chosen"))
     return Solution(
-        plan=replace(plan, predicted=prediction, solver=report, baselines=baselines),
-        candidates=tuple(_candidate(search, setting) for setting in search.settings),
+        plan=replace(plan, predicted=prediction, solver=report, baselines=tuple(each.row for each in simple)),
+        candidates=tuple(candidates),
         limiting=limiting(plan, prediction, cost),
     )
 
@@ -114,14 +151,16 @@ def _report(contest: Contest, options: SolveOptions, value: float, bound: float)
     )
 
 
-def _candidate(search: Search, setting: Setting) -> Candidate:
-    contest = search.contest
-    if contest.best is not None and setting.best is contest.best:
+def _candidate(search: Search, setting: Setting, best: Proposal) -> Candidate:
+    gap = search.contest.options.gap
+    if setting.best is best:
         status = "chosen"
     elif math.isinf(setting.bound):
         status = "infeasible: nothing fits"
-    elif setting.decided or setting.bound >= contest.best_value * (1 - contest.options.gap - PROVEN):
+    elif setting.bound >= best.value * (1 - PROVEN):
         status = "proven worse"
+    elif setting.decided or setting.bound >= best.value * (1 - gap - PROVEN):
+        status = f"gains {fmt.percent(max(0.0, 1 - setting.bound / best.value))} at most"
     else:
         status = "not decided"
     return Candidate(

@@ -85,6 +85,7 @@ def test_no_plan_before_the_limit_is_a_limit_error(monkeypatch):
     """Neither a plan nor a proof: exit code 4."""
     monkeypatch.setattr(Beam, "run", lambda *_: [])
     monkeypatch.setattr(GPipeSetting, "prove", lambda *_: None)
+    monkeypatch.setattr("assigner.solver.report.find_baselines", lambda _: ())
     with pytest.raises(LimitError) as caught:
         solve(UNPROVEN, SolveOptions(schedule="gpipe", gap=0))
     assert caught.value.exit_code == 4
@@ -185,3 +186,21 @@ def test_a_slow_link_is_named_as_what_limits():
     profile = make_profile(work=[1e-3] * 2, slowness=[1.0, 1.0], bandwidth=2e7, edge_bytes=1e5)
     pinned = tuple(replace(each, pin=f"worker:{n}") for n, each in enumerate(profile.partitions))
     assert solve(replace(profile, partitions=pinned)).limiting.startswith("the link from worker:")
+
+
+def test_a_baseline_that_is_faster_is_the_plan():
+    """With too little time to search, a simple placement is the answer, and its bound is honest."""
+    profile = random_chain(1, partitions=12, workers=4)
+    plan = solve(profile, SolveOptions(time_limit=1e-9)).plan
+    assert plan.predicted.step_s == pytest.approx(min(each.step_s for each in plan.baselines if each.step_s))
+    assert plan.solver.bound_s <= plan.predicted.step_s
+    assert plan.solver.status == "feasible"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_baseline_beats_the_plan(seed):
+    """A baseline with several stages a worker counts, too, where the search itself looks at one stage a worker only."""
+    solution = solve(random_chain(seed, partitions=14, workers=4, tight=True))
+    plan = solution.plan
+    assert plan.predicted.step_s <= min(each.step_s for each in plan.baselines if each.step_s) * (1 + 1e-9)
+    assert [each.status for each in solution.candidates].count("chosen") == 1

@@ -32,7 +32,7 @@ def test_plan_has_stages_totals_and_proof(assigner):
     out = assigner("show", "solved.json").stdout
     for text in ("p0-4 (5)", "worker:1/cpu", "bubble", "samples/s", "within 1.8 % of the best possible", "equal split"):
         assert text in out
-    assert "does not fit" in out
+    assert "not possible" in out
 
 
 def test_json_carries_the_numbers(assigner, solved):

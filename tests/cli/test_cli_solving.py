@@ -137,3 +137,18 @@ def test_json_has_only_the_plan(assigner):
     """With --json the plan is one object on stdout, whatever was asked for."""
     result = assigner("solve", "profile.json", "--json", "--objective", "throughput")
     assert json.loads(result.stdout)["objective"] == "throughput"
+
+
+def test_lists_and_texts_both_do_in_a_settings_file(assigner, folder):
+    """An order may be a list, a flag that repeats a single text."""
+    (folder / "settings.toml").write_text('[solve]\norder = ["worker:1", "worker:0"]\nnever-remat = "p0"\n')
+    plan, _ = solved(assigner, folder, "--config", "settings.toml")
+    assert plan.solver.options["order"] == ["worker:1", "worker:0"]
+    assert plan.solver.options["rematerialise"] == {"p0": "never"}
+
+
+def test_only_the_workers_in_use_need_a_price(assigner, folder):
+    """A worker that is left out may have no price."""
+    plan, _ = solved(assigner, folder, "--objective", "cost", "--only", "worker:0", "--price", "worker:0=1")
+    assert plan.workers == ("worker:0/cpu",)
+    assert plan.solver.options["objective"] == "cost"

@@ -13,9 +13,10 @@ may give a worker several stages, and can so be faster than every contiguous pla
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from assigner.plan import Baseline
+from assigner.plan import Baseline, Plan
 from assigner.simulate import priced
 from assigner.solver.baselines.greedy import earliest_finish
 from assigner.solver.baselines.pipedream import least_bottleneck
@@ -26,7 +27,6 @@ from assigner.solver.baselines.weighted import descent
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from assigner.plan import Plan
     from assigner.solver.baselines.candidate import Candidate
     from assigner.solver.problem import Problem
 
@@ -55,11 +55,35 @@ _MAKERS: Mapping[str, Callable[[Pricing], Iterable[Candidate]]] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Simple:
+    """A baseline as it was found.
+
+    Args:
+        title: Its name in full.
+        plan: Its plan at its best micro-batch count, without a prediction; None: it fits at none.
+        step_s: The plan's step time; inf without one.
+    """
+
+    title: str
+    plan: Plan | None
+    step_s: float
+
+    @property
+    def row(self) -> Baseline:
+        """As a plan's file has it."""
+        return Baseline(self.title, None if self.plan is None else self.step_s)
+
+
+def find_baselines(problem: Problem) -> tuple[Simple, ...]:
+    """All baselines in a fixed order."""
+    pricing = Pricing(problem)
+    return tuple(Simple(title, *pricing.best(_MAKERS[name](pricing))) for name, title in TITLES.items())
+
+
 def price_baselines(problem: Problem) -> tuple[Baseline, ...]:
     """The baselines in a fixed order, each at its own best micro-batch count."""
-    pricing = Pricing(problem)
-    found = ((title, *pricing.best(_MAKERS[name](pricing))) for name, title in TITLES.items())
-    return tuple(Baseline(title, None if plan is None else seconds) for title, plan, seconds in found)
+    return tuple(simple.row for simple in find_baselines(problem))
 
 
 def baseline_plan(problem: Problem, name: str) -> Plan | None:
