@@ -33,11 +33,12 @@ def test_a_sample_plan_is_priced_as_it_says(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", SAMPLES, ids=lambda folder: folder.name)
 def test_a_sample_plan_beats_its_baselines(folder: Path) -> None:
-    """No baseline is faster than the plan, and the bound is not above it."""
+    """No baseline with one stage a worker is faster than the plan, and the bound is not above it."""
     plan = load_plan(folder / "plan.json")
     assert plan.predicted is not None
     assert plan.solver is not None
-    steps = [each.step_s for each in plan.baselines if each.step_s is not None]
+    loose = ("greedy, earliest finish", "weighted heuristic")  # they may give a worker several stages
+    steps = [each.step_s for each in plan.baselines if each.step_s is not None and each.name not in loose]
     assert steps
     assert plan.predicted.step_s <= min(steps) * (1 + 1e-9)
     assert plan.solver.bound_s <= plan.predicted.step_s

@@ -16,7 +16,6 @@ from assigner.solver.baselines import find_baselines
 from assigner.solver.budget import Budget
 from assigner.solver.contest import PROVEN, Proposal
 from assigner.solver.hints import resolve
-from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.limiting import limiting
 from assigner.solver.search import Search
 from assigner.solver.why import explain
@@ -45,7 +44,7 @@ def answer(profile: Profile, options: SolveOptions, progress: Callable[[Progress
     if options.objective == "step":
         better = _simpler(search, simple)
         if better is not None:
-            best, bound = better, min(bound, _universal(search, better.plan))
+            best = better
     if best is None:
         raise _no_plan(search, profile, options)
     return _solution(search, best, bound, options, simple)
@@ -54,22 +53,15 @@ def answer(profile: Profile, options: SolveOptions, progress: Callable[[Progress
 def _simpler(search: Search, simple: Sequence[Simple]) -> Proposal | None:
     """A baseline that is faster than all that was found, under a schedule that was asked for.
 
-    It can be: several stages a worker are searched only where all can be tried, and a limit may come early.
+    It can be: local search over several stages a worker may miss it, and a limit may come early.
     """
     schedule, found = search.contest.options.schedule, []
     for each in simple:
         if each.plan is not None and each.step_s < search.contest.best_value * (1 - PROVEN):
             kind: Schedule = "gpipe" if len(each.plan.stages) == len(each.plan.workers) else "interleaved"
-            if schedule in ("auto", kind):
+            if schedule == kind or (schedule, kind) == ("auto", "gpipe"):
                 found.append(Proposal(replace(each.plan, schedule=kind), each.step_s))
     return min(found, key=lambda proposal: proposal.value, default=None)
-
-
-def _universal(search: Search, plan: Plan) -> float:
-    """A bound for plans of this kind: with several stages a worker, the perfect split of all work."""
-    if plan.schedule != "interleaved" or any(each.schedule == "interleaved" for each in search.settings):
-        return math.inf
-    return min((each.split_s for each in search.settings if isinstance(each, LadderSetting)), default=0.0)
 
 
 def _cheapest(profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None) -> Solution:

@@ -284,8 +284,8 @@ def test_which_settings_there_are():
     assert found(chain, "gpipe") == []
     assert found(graph, "gpipe") == [("gpipe", 1), ("gpipe", 2)]
     assert found(chain, "1f1b") == []
-    assert found(chain, "auto") == found(chain, "interleaved") == found(large, "interleaved") == both
-    assert found(large, "auto") == []
+    assert found(chain, "interleaved") == found(large, "interleaved") == both
+    assert found(chain, "auto") == found(large, "auto") == []
 
 
 def test_starts_follow_several_orders():

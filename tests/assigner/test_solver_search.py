@@ -188,19 +188,23 @@ def test_a_slow_link_is_named_as_what_limits():
     assert solve(replace(profile, partitions=pinned)).limiting.startswith("the link from worker:")
 
 
+LOOSE = ("greedy, earliest finish", "weighted heuristic")  # they may give a worker several stages
+
+
 def test_a_baseline_that_is_faster_is_the_plan():
     """With too little time to search, a simple placement is the answer, and its bound is honest."""
     profile = random_chain(1, partitions=12, workers=4)
     plan = solve(profile, SolveOptions(time_limit=1e-9)).plan
-    assert plan.predicted.step_s == pytest.approx(min(each.step_s for each in plan.baselines if each.step_s))
+    contiguous = [each.step_s for each in plan.baselines if each.step_s and each.name not in LOOSE]
+    assert plan.predicted.step_s == pytest.approx(min(contiguous))
     assert plan.solver.bound_s <= plan.predicted.step_s
     assert plan.solver.status == "feasible"
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_baseline_beats_the_plan(seed):
-    """A baseline with several stages a worker counts, too, where the search itself looks at one stage a worker only."""
-    solution = solve(random_chain(seed, partitions=14, workers=4, tight=True))
+    """Where several stages a worker were asked for, one that a baseline has is taken if it is the best."""
+    solution = solve(random_chain(seed, partitions=14, workers=4, tight=True), SolveOptions(schedule="interleaved"))
     plan = solution.plan
     assert plan.predicted.step_s <= min(each.step_s for each in plan.baselines if each.step_s) * (1 + 1e-9)
     assert [each.status for each in solution.candidates].count("chosen") == 1

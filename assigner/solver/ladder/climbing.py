@@ -161,11 +161,6 @@ class LadderSetting(Setting):
         return max(50, min(width, LABELS // max(1, len(self._rungs.all))))
 
     @property
-    def split_s(self) -> float:
-        """No plan of any schedule and placement has a lower value than the perfect split of all work; 0: not priced."""
-        return 0.0 if self._ladder is None else self._ladder.least()
-
-    @property
     def _coarse(self) -> bool:
         return self._rungs.count() > FULL
 

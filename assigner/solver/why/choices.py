@@ -41,6 +41,8 @@ class InFlight(Family):
         freed: list[dict[str, Any]] = []
         if options.schedule != "auto":
             freed.append({"schedule": "auto"})
+        elif options.objective == "step":
+            freed.append({"schedule": "interleaved"})  # several stages a worker are searched by request only
         if options.micro_batches is not None:
             freed.append({"micro_batches": None})
         for free in freed:
@@ -59,7 +61,8 @@ class InFlight(Family):
         what: list[str] = []
         how: list[str] = []
         changes: dict[str, Any] = {}
-        if options.schedule not in ("auto", plan.schedule):
+        covered = ("gpipe", "1f1b") if options.schedule == "auto" else (options.schedule,)
+        if plan.schedule not in covered:
             what.append(f"schedule {plan.schedule} instead of {options.schedule}")
             how.append(f"--schedule {plan.schedule}")
             changes["schedule"] = plan.schedule
