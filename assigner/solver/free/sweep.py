@@ -17,6 +17,10 @@ Row = Sequence[tuple[int, Sequence[int]]]
 """Stages in a topological order: each a worker and its positions, smallest first."""
 
 
+Sent = tuple[list[float], int, float]
+"""A value that is made: its arrivals by micro-batch, the worker that it goes to, seconds on the wire."""
+
+
 class Sweep:
     """The state of a step while its stages are timed.
 
@@ -53,29 +57,15 @@ class Sweep:
             busy += self.ways[n].there.receiver_s
         arrivals = [self.there[n] for n in receives]
         mine = self.links[worker]
-        out: list[tuple[list[float], int, float]] = []
+        out: list[Sent] = []
         for n in sends:
             way = self.ways[n]
             busy += way.there.sender_s
-            made: list[float] = []
+            made = [0.0] * self.table.micro_batches
             self.there[n] = made
             out.append((made, way.target, way.there.seconds))
-        free, end = self.free[worker], 0.0
-        for m in range(self.table.micro_batches):
-            start = free
-            for arrival in arrivals:
-                if arrival[m] > start:  # noqa: PLR1730 - the innermost loop
-                    start = arrival[m]
-            end = start + seconds
-            for made, target, wire_s in out:
-                begin = mine[target]
-                if end > begin:  # noqa: PLR1730
-                    begin = end
-                begin += wire_s
-                mine[target] = begin
-                made.append(begin)
-            free = end + busy
-        self.free[worker] = free
+        order = range(self.table.micro_batches)
+        end, self.free[worker] = _play(order, self.free[worker], seconds, busy, arrivals, out, mine)
         return end
 
     def finish(self, stages: Row, again_s: Sequence[float]) -> float:
@@ -101,21 +91,8 @@ class Sweep:
                 busy += wire.sender_s
                 sends.append((back[n], self.ways[n].source, wire.seconds))
             arrivals = [back[n] for n, _ in into[s]]
-            now, end = free[worker], 0.0
-            for m in range(self.table.micro_batches - 1, -1, -1):
-                start = now
-                for arrival in arrivals:
-                    if arrival[m] > start:  # noqa: PLR1730 - the innermost loop
-                        start = arrival[m]
-                end = start + seconds
-                for made, target, wire_s in sends:
-                    begin = mine[target]
-                    if end > begin:  # noqa: PLR1730
-                        begin = end
-                    begin += wire_s
-                    mine[target] = begin
-                    made[m] = begin
-                now = end + busy
+            order = range(self.table.micro_batches - 1, -1, -1)
+            end, now = _play(order, free[worker], seconds, busy, arrivals, sends, mine)
             if first[worker] == s:
                 now = self._send_ties(worker, mine, end, busy, ties)
             free[worker] = now
@@ -186,3 +163,39 @@ def row_step_s(table: Table, stages: Row, again_s: Sequence[float]) -> float | N
         got.update(receives)
         sweep.forward(worker, positions, receives, sends)
     return sweep.finish(stages, again_s)
+
+
+def _play(  # noqa: PLR0917 - called for every stage of every placement
+    order: range, free: float, seconds: float, busy: float, arrivals: Sequence[Sequence[float]],
+    sends: Sequence[Sent], links: list[float],
+) -> tuple[float, float]:  # fmt: skip
+    """Time one stage's forwards or backwards and the messages that they make.
+
+    Args:
+        order: The micro-batches, as they are run.
+        free: When the worker is free.
+        seconds: Of one micro-batch.
+        busy: Seconds that its messages keep the worker busy afterwards.
+        arrivals: When each input is there, by micro-batch.
+        sends: What is made; its arrivals are filled in.
+        links: When the link to each worker is free; brought up to date.
+
+    Returns:
+        The end of the last micro-batch, and when the worker is free.
+    """
+    end = 0.0
+    for m in order:
+        start = free
+        for arrival in arrivals:
+            if arrival[m] > start:  # noqa: PLR1730 - the innermost loop
+                start = arrival[m]
+        end = start + seconds
+        for made, target, wire_s in sends:
+            begin = links[target]
+            if end > begin:  # noqa: PLR1730
+                begin = end
+            begin += wire_s
+            links[target] = begin
+            made[m] = begin
+        free = end + busy
+    return end, free
