@@ -1,0 +1,185 @@
+"""The trace: what every worker of a run did, action by action, on one clock.
+
+It has the shape of a program (schedule.py), so that what was predicted and what happened compare action by action.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from assigner.document import Count, Range, check_unique, read, write
+from assigner.errors import FormatError
+from assigner.plan import Plan, Schedule, Stage
+from assigner.profile import WorkloadReference
+from assigner.schedule import Payload, Route
+
+MAJOR = 1
+
+WhatHappened = Literal["step", "forward", "backward", "send", "receive", "update"]
+Number = Annotated[int, Range(-1)]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedMessage:
+    """What a send or a receive moved, and the worker at the other end."""
+
+    payload: Literal["activation", "gradient", "tie"]
+    partition: str
+    output: int
+    peer: str
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class TracedAction:
+    """One thing that a worker did, in seconds from the trace's start.
+
+    Args:
+        step: The step's number in the trace, from 0.
+        kind: A program's action, or "step": the whole of one, from its start to its loss.
+        stage: The stage's position in the plan; -1 for a step, an update and the messages of ties.
+        micro_batch: -1 where there is none.
+        start_s: Of a compute action its start; of a send, when it was handed over; of a receive, when the worker
+            began to wait for it.
+        end_s: Of a compute action its end, a backward's recomputing included; of a send, when it had left; of a
+            receive, when it was there, or `start_s` where it had come before.
+        message: Of a send or a receive.
+        memory_bytes: What the worker held at its end above what it held before it built its partitions; None: not read.
+    """
+
+    step: Number
+    kind: WhatHappened
+    stage: Number
+    micro_batch: Number
+    start_s: float
+    end_s: float
+    message: TracedMessage | None = None
+    memory_bytes: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end_s - self.start_s
+
+    def route(self, worker: str) -> Route:
+        """The route of a send or a receive of `worker`."""
+        assert self.message is not None
+        ends = (worker, self.message.peer) if self.kind == "send" else (self.message.peer, worker)
+        return Route(Payload(self.message.payload), self.message.partition, self.message.output, *ends)
+
+
+@dataclass(frozen=True)
+class WorkerTrace:
+    """What one worker did.
+
+    Args:
+        worker: Its name.
+        actions: In the order in which they began.
+        peak_bytes: The most that it held above what it held before it built its partitions.
+        base_bytes: What it held before that.
+        clock_error_s: How far its clock may be off worker 0's: half of the fastest round trip.
+    """
+
+    worker: str
+    actions: tuple[TracedAction, ...]
+    peak_bytes: float
+    base_bytes: float
+    clock_error_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """A whole trace; construction checks that it is consistent in itself.
+
+    Args:
+        workload: What was trained.
+        stages: The plan's.
+        schedule: The plan's.
+        micro_batches: The plan's.
+        micro_batch_size: The plan's.
+        remat: What the run did with the plan's rematerialisation: "plan", "always" or "never".
+        steps: How many steps were traced.
+        workers: Those that hold a stage, in pipeline order.
+        environment: Of the run.
+
+    Raises:
+        FormatError: a worker stands twice, or an action ends before it starts or is of no traced step.
+    """
+
+    kind: Literal["trace"] = "trace"
+    format_version: str = f"{MAJOR}.0"
+    created_at: str = ""
+    tool_version: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+    workload: WorkloadReference
+    stages: tuple[Stage, ...]
+    schedule: Schedule
+    micro_batches: Count
+    micro_batch_size: Count
+    remat: Literal["plan", "always", "never"] = "plan"
+    steps: Count
+    workers: tuple[WorkerTrace, ...]
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @cached_property
+    def step_s(self) -> tuple[float, ...]:
+        """Seconds of each step: from its start on the first worker that began it to its end on the last."""
+        spans: dict[int, list[tuple[float, float]]] = {n: [] for n in range(self.steps)}
+        for worker in self.workers:
+            for action in worker.actions:
+                if action.kind == "step":
+                    spans[action.step].append((action.start_s, action.end_s))
+        return tuple(max(end for _, end in span) - min(start for start, _ in span) for span in spans.values())
+
+
+def _check(trace: Trace) -> None:
+    check_unique([worker.worker for worker in trace.workers], "workers[{}].worker")
+    for n, worker in enumerate(trace.workers):
+        whole = set()
+        for k, action in enumerate(worker.actions):
+            where = f"workers[{n}].actions[{k}]"
+            if action.end_s < action.start_s:
+                raise FormatError(f"{where}: it ends at {action.end_s:g} s, before its start at {action.start_s:g} s")
+            if not 0 <= action.step < trace.steps:
+                raise FormatError(f"{where}.step: {action.step} is none of the {trace.steps} traced steps")
+            if (action.message is not None) != (action.kind in ("send", "receive")):
+                raise FormatError(f"{where}.message: a send or a receive has one, nothing else does")
+            if action.kind == "step":
+                whole.add(action.step)
+        if len(whole) < trace.steps:
+            raise FormatError(f"workers[{n}].actions: {len(whole)} of {trace.steps} steps have their whole time")
+
+
+def check_same_plan(trace: Trace, plan: Plan) -> None:
+    """Raise FormatError unless a trace is of this plan."""
+    for name in ("workload", "stages", "schedule", "micro_batches", "micro_batch_size"):
+        mine, its = getattr(plan, name), getattr(trace, name)
+        if mine != its:
+            raise FormatError(
+                f"the trace is of another plan: its {name} differ from the plan's",
+                hint="give the plan that the traced run was started with",
+            )
+
+
+def load_trace(path: Path | str) -> Trace:
+    """Read and check a trace file.
+
+    Raises:
+        UsageError: the file cannot be read.
+        FormatError: it is not a sound trace; the message names file, place, value and what is allowed.
+    """
+    return read(Path(path), Trace, name="trace", major=MAJOR)
+
+
+def save_trace(trace: Trace, path: Path | str, *, force: bool = False) -> None:
+    """Write a trace; an existing file is replaced only with `force`.
+
+    Raises:
+        UsageError: the file exists, or its folder does not.
+    """
+    write(Path(path), trace, force=force)
