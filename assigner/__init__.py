@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from assigner.runtime.pipeline import Pipeline
     from assigner.simulate import predict
     from assigner.solver import SolveOptions, solve, solve_baseline
+    from assigner.trace import Trace, load_trace
     from assigner.workload import Workload, load_workload
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ _HOMES = {
     "assigner.runtime.pipeline": ("Pipeline",),
     "assigner.simulate": ("predict",),
     "assigner.solver": ("SolveOptions", "solve", "solve_baseline"),
+    "assigner.trace": ("Trace", "load_trace"),
     "assigner.workload": ("Workload", "load_workload"),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -47,7 +49,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [  # noqa: RUF022 - as grouped above
     "AssignerError", "FormatError", "InfeasibleError", "LimitError", "MarkingError", "MeasurementError", "UsageError",
     "WorkerError", "partition", "Plan", "load_plan", "save_plan", "Profile", "load_profile", "save_profile", "Pipeline",
-    "predict", "SolveOptions", "solve", "solve_baseline", "Workload", "load_workload",
+    "predict", "SolveOptions", "solve", "solve_baseline", "Trace", "load_trace", "Workload", "load_workload",
 ]  # fmt: skip
 
 

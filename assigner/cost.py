@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
@@ -35,13 +35,17 @@ class Kind:
 
 @dataclass(frozen=True)
 class PartitionCost:
-    """One partition on one worker at one micro-batch size: seconds and bytes."""
+    """One partition on one worker at one micro-batch size: seconds and bytes.
+
+    `recompute_s` is what rematerialising adds to forward and backward together.
+    """
 
     forward_s: float
     backward_s: float
     update_s: float
     activation_bytes: float
     workspace_bytes: float
+    recompute_s: float
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,7 @@ class CostModel:
             update_s=line(low.update_s, high.update_s),
             activation_bytes=line(low.activation_bytes, high.activation_bytes),
             workspace_bytes=line(low.workspace_bytes, high.workspace_bytes),
+            recompute_s=line(_recompute_s(low), _recompute_s(high)),
         )
 
     def is_plausible(self, micro_batch: int) -> bool:
@@ -246,7 +251,7 @@ class CostModel:
     def memory(
         self, worker: str, stages: Sequence[tuple[Sequence[str], Iterable[str], int]], micro_batch: int
     ) -> Memory:
-        """What a worker holds at its peak, in bytes.
+        """What a worker holds at its peak, in bytes; its workspace includes what the allocator takes beside tensors.
 
         Args:
             worker: The worker's name.
@@ -273,11 +278,18 @@ class CostModel:
                 size = self.output_bytes(output, micro_batch)
                 messages += size * (1 + any(edge.gradient for edge in leaving))
         state = self.state(held)
-        return Memory(
+        tensors = Memory(
             parameters=state.parameters, gradients=state.gradients, optimizer=state.optimizer, buffers=state.buffers,
             activations=activations, workspace=max((each.workspace_bytes for each in cost.values()), default=0),
             messages=messages,
         )  # fmt: skip
+        beyond = self.profile.worker[worker].allocator_share * tensors.total
+        return replace(tensors, workspace=tensors.workspace + beyond)
+
+
+def _recompute_s(point: Measurement) -> float:
+    """A recompute costs a forward unless it was measured."""
+    return point.forward_s if point.recompute_s is None else point.recompute_s
 
 
 def message_s(points: Sequence[LinkPoint], size: float) -> float:

@@ -209,7 +209,8 @@ class DeferredModel:
             device: Where the tensors go; they are made on the CPU, so that every device starts from the same values.
 
         Returns:
-            name -> tensor; parameters are `nn.Parameter` and keep `requires_grad`.
+            name -> tensor; parameters are `nn.Parameter` and keep `requires_grad`. A tensor that was there before the
+            builder ran is copied: it is the user's own.
         """
         known = self.tensors()
         wanted = {name: known[name] for name in names}
@@ -219,7 +220,7 @@ class DeferredModel:
         for tensor in wanted.values():
             if id(tensor) not in made:
                 view = _View.of(tensor)
-                value = memory[view.storage].look(view) if _is_meta(tensor) else tensor.detach()
+                value = memory[view.storage].look(view) if _is_meta(tensor) else tensor.detach().clone()
                 value = value.to(device)
                 is_parameter = isinstance(tensor, nn.Parameter)
                 made[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value

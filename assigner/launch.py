@@ -8,9 +8,11 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from assigner.departure import leaving_together
 from assigner.errors import FormatError, UsageError, WorkerError
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str
 
     Raises:
         RankFailedError: a rank failed; the first one is named. Its own words are on stderr already.
+        KeyboardInterrupt: Ctrl-C; the ranks have ended.
     """
     for name in ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -64,7 +67,12 @@ def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str
     kept = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
-        elastic_launch(config, command[0])(*command[1:])
+        with leaving_together(nodes=layout.nodes, node=layout.node, address=layout.address, port=layout.port):
+            elastic_launch(config, command[0])(*command[1:])
+    except SignalException as error:
+        if error.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from error
+        raise SystemExit(128 + error.sigval) from error  # as a shell says of a killed process
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         how = (

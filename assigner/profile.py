@@ -29,7 +29,19 @@ class WorkloadReference:
 
 @dataclass(frozen=True)
 class Worker:
-    """One process with one device. Workers of one `kind` and thread count share measurements."""
+    """One process with one device. Workers of one `kind` and thread count share measurements.
+
+    Args:
+        name: `worker:RANK/DEVICE`.
+        kind: The device's model.
+        host: Where it is.
+        device: `cpu` or `cuda:N`.
+        memory_bytes: What is free for training after start-up.
+        threads: Compute threads.
+        reserve_bytes: What plans leave alone.
+        cost_per_hour: Its price, in any currency.
+        allocator_share: What its allocator takes beyond the bytes of the tensors in it, as a share of them.
+    """
 
     name: str
     kind: str
@@ -39,11 +51,17 @@ class Worker:
     threads: Count = 1
     reserve_bytes: float = 0
     cost_per_hour: float | None = None
+    allocator_share: float = 0.0
 
     @property
     def capacity_bytes(self) -> float:
         """What a plan may use of the worker's memory, in bytes."""
         return max(0, self.memory_bytes - self.reserve_bytes)
+
+    @property
+    def tensor_bytes(self) -> float:
+        """How many bytes of tensors fit into that."""
+        return self.capacity_bytes / (1 + self.allocator_share)
 
     @property
     def rank(self) -> int:
@@ -53,7 +71,14 @@ class Worker:
 
 @dataclass(frozen=True)
 class LinkPoint:
-    """The one-way time of one message of one size."""
+    """The one-way time of one message of one size.
+
+    Args:
+        bytes: Of the message.
+        seconds: The median.
+        samples: How many messages were timed; 0: none on this link, the median of links of its class.
+        spread: IQR / median; of a link that was not measured, over those links.
+    """
 
     bytes: float
     seconds: float
@@ -125,7 +150,11 @@ class Tie:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One partition on one worker at one micro-batch size; times are medians, in seconds."""
+    """One partition on one worker at one micro-batch size; times are medians, in seconds.
+
+    `spread` is that of forward or backward, whichever is wider; `update_spread` that of the update. `recompute_s` is
+    how much longer forward and backward take together where the partition rematerialises; None: a forward.
+    """
 
     partition: str
     worker: str
@@ -138,6 +167,8 @@ class Measurement:
     samples: int = 1
     spread: float = 0.0
     infeasible: str | None = None
+    update_spread: float = 0.0
+    recompute_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from assigner.cost import CostModel
 from assigner.errors import FormatError
 from assigner.plan import Prediction, TransferPrediction, WorkerPrediction
 from assigner.schedule import Action, Kind, Program, Route, build_program, warm_up
-from assigner.timing import Prices, Queue, Timed, route_bytes, run_queues, stage_s, step_s, stopped
+from assigner.timing import Compute, Job, Prices, Queue, Timed, route_bytes, run_queues, stage_s, step_s, stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,19 +24,27 @@ if TYPE_CHECKING:
     from assigner.profile import Profile
 
 __all__ = [
-    "Event", "Timeline", "check_fit", "overfull", "predict", "priced", "route_bytes", "run_program", "stage_s",
-    "step_s", "worker_memory",
+    "Event", "Timeline", "check_fit", "overfull", "predict", "priced", "route_bytes", "run_program",
+    "simulated", "stage_s", "step_s", "summary", "worker_memory",
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One action as it was timed, in seconds from the step's start; of a send, the time on the wire."""
+class Event(NamedTuple):
+    """One action as it was timed, in seconds from the step's start.
+
+    Args:
+        worker: Who did it.
+        action: What it was.
+        start_s: Its start; of a send, on the wire.
+        end_s: Its end; of a send, on the wire.
+        busy_s: How long its messages keep the worker from its next action.
+    """
 
     worker: str
     action: Action
     start_s: float
     end_s: float
+    busy_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -84,17 +92,8 @@ def run_program(program: Program, cost: CostModel) -> Timeline:
         FormatError: the profile cannot price an action, a link is missing, or the program waits for itself.
     """
     prices = Prices(program.plan, cost, program.routes)
-    seconds: dict[tuple[Kind, int, str], float] = {}
-    groups, queues = [_grouped(actions) for actions in program.actions.values()], []
-    for worker, mine in zip(program.actions, groups, strict=True):
-        queue = []
-        for action, receives, sends in mine:
-            key = (action.kind, action.stage, worker)
-            if key not in seconds:
-                seconds[key] = prices.seconds(*key)
-            job = prices.job(seconds[key], receives, [send.route for send in sends if send.route])
-            queue.append((job, action.micro_batch))
-        queues.append(queue)
+    groups = [_grouped(actions) for actions in program.actions.values()]
+    queues = [_queue(prices, worker, mine) for worker, mine in zip(program.actions, groups, strict=True)]
     log: list[Timed] = []
     done, last = run_queues(queues, log)
     for worker, mine, count in zip(program.actions, groups, done, strict=True):
@@ -103,14 +102,28 @@ def run_program(program: Program, cost: CostModel) -> Timeline:
     return Timeline(program, tuple(_events(log, groups, queues, list(program.actions))), last)
 
 
+def _queue(prices: Prices, worker: str, groups: Iterable[_Group]) -> Queue:
+    """One worker's jobs; micro-batches of one stage share theirs, unless their messages differ."""
+    queue: Queue = []
+    made: dict[Compute, tuple[list[Route], list[Route], Job]] = {}
+    for action, receives, sends in groups:
+        what = action.kind, action.stage, worker
+        leaving = [send.route for send in sends if send.route]
+        known = made.get(what)
+        if known is None or known[0] != receives or known[1] != leaving:
+            known = made[what] = receives, leaving, prices.job(what, receives, leaving)
+        queue.append((known[2], action.micro_batch))
+    return queue
+
+
 def _events(
     log: Iterable[Timed], groups: Sequence[Sequence[_Group]], queues: Sequence[Queue], workers: Sequence[str]
 ) -> Iterator[Event]:
     for timed in log:
         worker, (action, _, sends) = workers[timed.worker], groups[timed.worker][timed.job]
-        yield Event(worker, action, timed.start_s, timed.end_s)
-        wires = queues[timed.worker][timed.job][0].sends
-        for send, begin, (_, _, seconds, _) in zip(sends, timed.begins_s, wires, strict=True):
+        job = queues[timed.worker][timed.job][0]
+        yield Event(worker, action, timed.start_s, timed.end_s, job.busy_s)
+        for send, begin, (_, _, seconds, _) in zip(sends, timed.begins_s, job.sends, strict=True):
             yield Event(worker, send, begin, begin + seconds)
 
 
@@ -145,13 +158,27 @@ def predict(plan: Plan, profile: Profile, cost: CostModel | None = None) -> Pred
         FormatError: plan and profile do not fit together.
     """
     cost = cost or CostModel(profile)
-    check_fit(plan, profile)
-    program = build_program(plan, profile.edges, profile.ties)
-    timeline = run_program(program, cost)
-    step = timeline.step_s
+    return summary(simulated(plan, cost), cost)
+
+
+def simulated(plan: Plan, cost: CostModel) -> Timeline:
+    """The timeline of a plan's program; errors as `predict`."""
+    check_fit(plan, cost.profile)
+    return run_program(build_program(plan, cost.profile.edges, cost.profile.ties), cost)
+
+
+def summary(timeline: Timeline, cost: CostModel) -> Prediction:
+    """Times, transfers and memory of a timed program, added up.
+
+    Args:
+        timeline: What `run_program` gave.
+        cost: The prices that it was timed with.
+    """
+    plan, step = timeline.program.plan, timeline.step_s
     compute: dict[str, list[tuple[float, float]]] = defaultdict(list)
     moving: dict[str, list[tuple[float, float]]] = defaultdict(list)
     carried: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    size = {route: route_bytes(cost, route, plan.micro_batch_size) for route in timeline.program.routes}
     for event in timeline.events:
         span, route = (event.start_s, event.end_s), event.action.route
         if route is None:
@@ -160,7 +187,7 @@ def predict(plan: Plan, profile: Profile, cost: CostModel | None = None) -> Pred
         moving[route.source].append(span)
         moving[route.target].append(span)
         total = carried[route.source, route.target]
-        total[0] += route_bytes(cost, route, plan.micro_batch_size)
+        total[0] += size[route]
         total[1] += event.end_s - event.start_s
     workers = []
     for worker in plan.workers:
@@ -170,7 +197,7 @@ def predict(plan: Plan, profile: Profile, cost: CostModel | None = None) -> Pred
         workers.append(
             WorkerPrediction(
                 worker, computing, transfer, step - computing - transfer, memory, memory.total,
-                profile.worker[worker].capacity_bytes,
+                cost.profile.worker[worker].capacity_bytes,
             )
         )  # fmt: skip
     idle = 1 - sum(each.compute_s for each in workers) / (len(workers) * step) if step else 0.0

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assigner.cost import CostModel, Output
@@ -61,6 +62,29 @@ class Job(NamedTuple):
     sends: tuple[tuple[Arrivals, int, float, int], ...]
 
 
+Compute = tuple[Kind, int, str]
+"""A compute action whatever its micro-batch: what it does, its stage (-1: an update), its worker."""
+
+
+@dataclass(frozen=True)
+class Instead:
+    """Figures that take the place of the profile's, all in seconds; what is not named stays as the profile says.
+
+    Args:
+        seconds: Of compute actions; a backward's recomputing included.
+        flights: Of one message of a route; its busy shares follow it.
+        busy: How long a worker is kept busy after an action, whatever its messages' shares.
+        leads: When a worker's first action can start.
+    """
+
+    seconds: Mapping[Compute, float] = field(default_factory=dict)
+    flights: Mapping[Route, float] = field(default_factory=dict)
+    busy: Mapping[Compute, float] = field(default_factory=dict)
+    leads: Mapping[str, float] = field(default_factory=dict)
+
+
+AS_PROFILED = Instead()
+
 Queue = list[tuple[Job, int]]
 """One worker's jobs in order, each with its micro-batch."""
 
@@ -82,7 +106,7 @@ def route_bytes(cost: CostModel, route: Route, micro_batch: int) -> float:
     return cost.output_bytes(Output(route.partition, route.output), micro_batch)
 
 
-def _wire(cost: CostModel, route: Route, micro_batch: int) -> _Wire:
+def _wire(cost: CostModel, route: Route, micro_batch: int, flights: Mapping[Route, float]) -> _Wire:
     size = route_bytes(cost, route, micro_batch)
     seconds = cost.transfer_s(route.source, route.target, size)
     if math.isinf(seconds):
@@ -90,7 +114,11 @@ def _wire(cost: CostModel, route: Route, micro_batch: int) -> _Wire:
             f"the plan needs a link from {route.source} to {route.target}, and the profile has none",
             hint="measure that pair, or place the partitions so that the two need not talk",
         )
-    return _Wire(seconds, *cost.busy_s(route.source, route.target, size))
+    busy = cost.busy_s(route.source, route.target, size)
+    if route in flights:
+        share = flights[route] / seconds if seconds else 0.0
+        return _Wire(flights[route], busy[0] * share, busy[1] * share)
+    return _Wire(seconds, *busy)
 
 
 def stage_s(cost: CostModel, plan: Plan, stage: int, kind: Kind) -> float:
@@ -100,7 +128,7 @@ def stage_s(cost: CostModel, plan: Plan, stage: int, kind: Kind) -> float:
     if kind is Kind.FORWARD:
         return sum(price.forward_s for price in prices.values())
     return sum(price.backward_s for price in prices.values()) + sum(
-        prices[name].forward_s for name in held.rematerialise
+        prices[name].recompute_s for name in held.rematerialise
     )
 
 
@@ -117,23 +145,29 @@ class Prices:
         plan: What is priced.
         cost: The prices.
         routes: All routes of the plan.
+        instead: What takes the place of the profile's figures.
     """
 
-    def __init__(self, plan: Plan, cost: CostModel, routes: Sequence[Route]) -> None:
-        self._plan, self._cost = plan, cost
+    def __init__(self, plan: Plan, cost: CostModel, routes: Sequence[Route], *, instead: Instead = AS_PROFILED) -> None:
+        self._plan, self._cost, self._instead = plan, cost, instead
         self._number = {worker: n for n, worker in enumerate(plan.workers)}
-        self._wires = {route: _wire(cost, route, plan.micro_batch_size) for route in routes}
+        self._seconds: dict[Compute, float] = dict(instead.seconds)
+        self._wires = {route: _wire(cost, route, plan.micro_batch_size, instead.flights) for route in routes}
         self._arrivals = {
             route: _Once([-1.0]) if route.payload is Payload.TIE else [-1.0] * plan.micro_batches for route in routes
         }
 
-    def seconds(self, kind: Kind, stage: int, worker: str) -> float:
+    def seconds(self, timed: Compute) -> float:
         """How long a compute action takes."""
-        if kind is Kind.UPDATE:
-            return update_s(self._cost, self._plan, worker)
-        return stage_s(self._cost, self._plan, stage, kind)
+        if timed not in self._seconds:
+            kind, stage, worker = timed
+            if kind is Kind.UPDATE:
+                self._seconds[timed] = update_s(self._cost, self._plan, worker)
+            else:
+                self._seconds[timed] = stage_s(self._cost, self._plan, stage, kind)
+        return self._seconds[timed]
 
-    def job(self, seconds: float, receives: Sequence[Route], sends: Sequence[Route]) -> Job:
+    def job(self, timed: Compute, receives: Sequence[Route], sends: Sequence[Route]) -> Job:
         """A compute action with its messages."""
         busy = 0.0
         for route in receives:
@@ -143,21 +177,25 @@ class Prices:
             wire, source, target = self._wires[route], self._number[route.source], self._number[route.target]
             busy += wire.sender_s
             made.append((self._arrivals[route], source * len(self._number) + target, wire.seconds, target))
-        return Job(seconds, tuple([self._arrivals[route] for route in receives]), busy, tuple(made))
+        busy = self._instead.busy.get(timed, busy)
+        return Job(self.seconds(timed), tuple([self._arrivals[route] for route in receives]), busy, tuple(made))
 
 
-def run_queues(queues: Sequence[Queue], log: list[Timed] | None = None) -> tuple[list[int], float]:
+def run_queues(
+    queues: Sequence[Queue], log: list[Timed] | None = None, *, leads: Sequence[float] = ()
+) -> tuple[list[int], float]:
     """Time all jobs in one pass.
 
     Args:
         queues: By worker. Their jobs' arrivals are filled in.
         log: Takes each job in the order of timing.
+        leads: By worker, when its first job can start; empty: at once.
 
     Returns:
         How many jobs of each worker were run (all, unless the program waits for itself), and the end of the last.
     """
     count, last = len(queues), 0.0
-    done, free_s, link_free_s = [0] * count, [0.0] * count, [0.0] * (count * count)
+    done, free_s, link_free_s = [0] * count, list(leads) or [0.0] * count, [0.0] * (count * count)
     ready = deque(range(count))
     while ready:
         worker = ready.popleft()
@@ -193,13 +231,13 @@ def run_queues(queues: Sequence[Queue], log: list[Timed] | None = None) -> tuple
     return done, last
 
 
-def _plan_queues(plan: Plan, cost: CostModel) -> list[Queue]:
+def _plan_queues(plan: Plan, cost: CostModel, instead: Instead) -> list[Queue]:
     """The jobs of a plan's program without its actions: one job for all micro-batches of a stage."""
     wiring = wire(plan, cost.profile.edges, cost.profile.ties)
-    prices, order = Prices(plan, cost, wiring.routes), SCHEDULES[plan.schedule]
+    prices, order = Prices(plan, cost, wiring.routes, instead=instead), SCHEDULES[plan.schedule]
     jobs: dict[tuple[Kind, int], Job] = {}
     for n, stage in enumerate(plan.stages):
-        forward, backward = (prices.seconds(kind, n, stage.worker) for kind in (Kind.FORWARD, Kind.BACKWARD))
+        forward, backward = ((kind, n, stage.worker) for kind in (Kind.FORWARD, Kind.BACKWARD))
         jobs[Kind.FORWARD, n] = prices.job(forward, wiring.incoming.get(n, ()), wiring.outgoing.get(n, ()))
         jobs[Kind.BACKWARD, n] = prices.job(backward, wiring.back_in.get(n, ()), wiring.back_out.get(n, ()))
     queues = []
@@ -210,21 +248,26 @@ def _plan_queues(plan: Plan, cost: CostModel) -> list[Queue]:
         if ties:
             kind, last, m = steps[-1]
             before, behind = wiring.back_in.get(last, ()), wiring.back_out.get(last, ())
-            queue[-1] = prices.job(jobs[kind, last].seconds, before, [*behind, *ties]), m
+            queue[-1] = prices.job((kind, last, worker), before, [*behind, *ties]), m
         ties = [route for route in wiring.ties if route.target == worker]
-        queue.append((prices.job(prices.seconds(Kind.UPDATE, -1, worker), ties, ()), -1))
+        queue.append((prices.job((Kind.UPDATE, -1, worker), ties, ()), -1))
         queues.append(queue)
     return queues
 
 
-def step_s(plan: Plan, cost: CostModel) -> float:
+def step_s(plan: Plan, cost: CostModel, *, instead: Instead = AS_PROFILED) -> float:
     """The step time alone, in seconds: `run_program(...).step_s` to the last bit, without building a program.
+
+    Args:
+        plan: What is priced.
+        cost: The prices.
+        instead: What takes the place of the profile's figures: "what if this worker were as fast as it was measured".
 
     Raises:
         FormatError: as `build_program` and `run_program`.
     """
-    queues = _plan_queues(plan, cost)
-    done, last = run_queues(queues)
+    queues = _plan_queues(plan, cost, instead)
+    done, last = run_queues(queues, leads=[instead.leads.get(worker, 0.0) for worker in plan.workers])
     for worker, queue, count in zip(plan.workers, queues, done, strict=True):
         if count < len(queue):
             kind, stage, _ = [*SCHEDULES[plan.schedule](plan, worker), (Kind.UPDATE, -1, -1)][count]

@@ -44,10 +44,12 @@ class TracedAction:
         micro_batch: -1 where there is none.
         start_s: Of a compute action its start; of a send, when it was handed over; of a receive, when the worker
             began to wait for it.
-        end_s: Of a compute action its end, a backward's recomputing included; of a send, when it had left; of a
-            receive, when it was there, or `start_s` where it had come before.
+        end_s: Of a compute action its end, a backward's recomputing included; of a send, when it had left, but not
+            before the worker's earlier sends; of a receive, when it was there, or some microseconds after `start_s`
+            where it had come before. On CUDA compute ends when the device is done, which can be after its step.
         message: Of a send or a receive.
-        memory_bytes: What the worker held at its end above what it held before it built its partitions; None: not read.
+        memory_bytes: What the worker held at its end above what it held before it built its partitions; None: not read,
+            as after actions that end within 10 ms of the last reading.
     """
 
     step: Number
@@ -80,7 +82,8 @@ class WorkerTrace:
         actions: In the order in which they began.
         peak_bytes: The most that it held above what it held before it built its partitions.
         base_bytes: What it held before that.
-        clock_error_s: How far its clock may be off worker 0's: half of the fastest round trip.
+        clock_error_s: How far its times may be off the clock of rank 0: half of the fastest round trip to it, and
+            more where two comparisons differ.
     """
 
     worker: str
@@ -106,7 +109,9 @@ class Trace:
         environment: Of the run.
 
     Raises:
-        FormatError: a worker stands twice, or an action ends before it starts or is of no traced step.
+        FormatError: a worker stands twice or holds no stage, one that holds a stage is missing, an action ends before
+            it starts or names a step, stage, micro-batch or peer that is none of the trace's, or a worker has not
+            just one whole time for every step.
     """
 
     kind: Literal["trace"] = "trace"
@@ -138,21 +143,38 @@ class Trace:
 
 
 def _check(trace: Trace) -> None:
-    check_unique([worker.worker for worker in trace.workers], "workers[{}].worker")
+    names = [worker.worker for worker in trace.workers]
+    check_unique(names, "workers[{}].worker")
+    holders = {stage.worker for stage in trace.stages}
+    if missing := holders.difference(names):
+        raise FormatError(f"workers: {min(missing)!r} holds a stage and is not there")
     for n, worker in enumerate(trace.workers):
-        whole = set()
+        if worker.worker not in holders:
+            raise FormatError(f"workers[{n}].worker: {worker.worker!r} holds none of the stages")
         for k, action in enumerate(worker.actions):
-            where = f"workers[{n}].actions[{k}]"
-            if action.end_s < action.start_s:
-                raise FormatError(f"{where}: it ends at {action.end_s:g} s, before its start at {action.start_s:g} s")
-            if not 0 <= action.step < trace.steps:
-                raise FormatError(f"{where}.step: {action.step} is none of the {trace.steps} traced steps")
-            if (action.message is not None) != (action.kind in ("send", "receive")):
-                raise FormatError(f"{where}.message: a send or a receive has one, nothing else does")
-            if action.kind == "step":
-                whole.add(action.step)
-        if len(whole) < trace.steps:
-            raise FormatError(f"workers[{n}].actions: {len(whole)} of {trace.steps} steps have their whole time")
+            _check_action(trace, action, holders - {worker.worker}, f"workers[{n}].actions[{k}]")
+        whole = [action.step for action in worker.actions if action.kind == "step"]
+        if sorted(whole) != list(range(trace.steps)):
+            raise FormatError(
+                f'workers[{n}].actions: {len(whole)} actions of kind "step", of {len(set(whole))} steps;'
+                f" expected one for each of the {trace.steps} traced steps"
+            )
+
+
+def _check_action(trace: Trace, action: TracedAction, peers: set[str], where: str) -> None:
+    if action.end_s < action.start_s:
+        raise FormatError(f"{where}: it ends at {action.end_s:g} s, before its start at {action.start_s:g} s")
+    for name, number, count in (
+        ("step", action.step, trace.steps),
+        ("stage", action.stage, len(trace.stages)),
+        ("micro_batch", action.micro_batch, trace.micro_batches),
+    ):
+        if number >= count or (name == "step" and number < 0):
+            raise FormatError(f"{where}.{name}: {number} is not allowed; the trace has {count}, counted from 0")
+    if (action.message is not None) != (action.kind in ("send", "receive")):
+        raise FormatError(f"{where}.message: a send or a receive has one, nothing else does")
+    if action.message is not None and action.message.peer not in peers:
+        raise FormatError(f"{where}.message.peer: {action.message.peer!r} is no other worker of the trace")
 
 
 def check_same_plan(trace: Trace, plan: Plan) -> None:

@@ -36,6 +36,8 @@ class Workload:
         marks: Name patterns of the partitions (`blocks.*`), where the code marks none itself.
         seed: Of the initial weights and of every random choice in training.
         reduction: What `loss` does over the rows: "mean" or "sum".
+        autocast: "bfloat16" or "float16": forward and loss run under `torch.autocast` with this type; None: they do
+            not. float16 needs a gradient scaler, and there is none here: small gradients vanish.
     """
 
     model: Callable[[], nn.Module]
@@ -47,12 +49,17 @@ class Workload:
     marks: tuple[str, ...] = ()
     seed: int = 0
     reduction: str = "mean"
+    autocast: str | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise UsageError(f"Workload.batch_size: {self.batch_size} is not allowed; expected 1 or more")
         if self.reduction not in ("mean", "sum"):
             raise UsageError(f"Workload.reduction: {self.reduction!r} is not allowed; expected 'mean' or 'sum'")
+        if self.autocast not in (None, "bfloat16", "float16"):
+            raise UsageError(
+                f"Workload.autocast: {self.autocast!r} is not allowed; expected None, 'bfloat16' or 'float16'"
+            )
         if isinstance(self.marks, str):
             raise UsageError(f"Workload.marks: {self.marks!r} is text", hint=f"write ({self.marks!r},)")
 

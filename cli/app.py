@@ -8,6 +8,7 @@ from . import console
 from .compare import compare_command
 from .doctor import doctor_command
 from .group import Commands
+from .lab import lab_command
 from .profile import profile_command
 from .run import run_command
 from .schema import schema_command
@@ -58,6 +59,8 @@ app.command(
     epilog=_examples(
         "assigner profile examples/gpt.py:workload -o profile.json --workers 2",
         "torchrun --nnodes 3 ... -m assigner_cli profile model.py:workload -o profile.json --mark 'blocks.*'",
+        "assigner profile model.py:workload -o profile.json --workers 2 --only 'blocks.*' --only links",
+        "assigner profile --merge here.json --merge there.json -o all.json",
     ),
 )(profile_command)
 app.command(
@@ -73,6 +76,16 @@ app.command(
     rich_help_panel=PLAN,
     epilog=_examples("assigner run plan.json -- examples/train.py --steps 50"),
 )(run_command)
+app.command(
+    "lab",
+    rich_help_panel=PLAN,
+    epilog=_examples(
+        "assigner lab examples/clusters/mixed3.toml -- assigner profile examples/gpt.py:workload -o profile.json",
+        "assigner lab examples/clusters/mixed3.toml -- assigner run plan.json -- examples/train.py",
+        "assigner lab --from profile.json -o cluster.toml",
+        "assigner lab --check",
+    ),
+)(lab_command)
 app.command("show", rich_help_panel=LOOK, epilog=_examples("assigner show profile.json", "assigner show plan.json"))(
     show_command
 )
@@ -84,7 +97,10 @@ app.command(
 app.command(
     "simulate",
     rich_help_panel=LOOK,
-    epilog=_examples("assigner simulate plan.json --profile profile.json"),
+    epilog=_examples(
+        "assigner simulate plan.json --profile profile.json",
+        "assigner simulate plan.json --profile profile.json --against trace.json --calibrate corrected.json",
+    ),
 )(simulate_command)
 app.command("schema", rich_help_panel=MACHINE, epilog=_examples("assigner schema plan > plan.schema.json"))(
     schema_command

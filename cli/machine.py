@@ -35,7 +35,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def examine() -> list[Finding]:
     """Everything that `doctor` reports, in its order."""
-    return [_python(), *_packages(), _cbc(), _cores(), _memory(), *_accelerators()]
+    return [_python(), *_packages(), _cbc(), _cores(), _memory(), *_accelerators(), _lab()]
 
 
 def _python() -> Finding:
@@ -116,6 +116,20 @@ def _memory() -> Finding:
     if limit is not None and (total is None or limit < total):
         text += f", limited to {fmt.size(limit)} by a control group"
     return Finding("memory", "ok", text, value={"total_bytes": total, "limit_bytes": limit})
+
+
+def _lab() -> Finding:
+    """What `assigner lab` needs and nothing else does."""
+    from assigner.lab import lacks
+
+    found = lacks()
+    value = [lack.feature for lack in found]
+    if not found:
+        return Finding("lab", "ok", "makes clusters of unlike hosts", value=value)
+    if all(lack.feature == "latency" for lack in found):
+        return Finding("lab", "ok", "makes clusters of unlike hosts, without latency_ms", value=value)
+    detail = f"assigner lab lacks {'; '.join(lack.what for lack in found)}"
+    return Finding("lab", "note", detail, "; ".join(dict.fromkeys(lack.remedy for lack in found)), value)
 
 
 def _ask_torch() -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
-"""Measurements under way: what is being measured, the share done, and the time left."""
+"""Measurements under way: the worker that will take longest, what it measures, the share done and the time left."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Self
 
 from . import console
@@ -9,29 +10,40 @@ from . import console
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from assigner.profiler.forecast import Standing
+
+_DRAW_S = 0.25
+
 
 class MeasuringProgress:
     """A bar on stderr while the context is open; silent where stderr is no terminal, or when quiet.
+
+    It is drawn between measurements alone: a thread that draws would take time from what is being measured.
 
     Args:
         wanted: False on the ranks that do not report.
     """
 
     def __init__(self, *, wanted: bool) -> None:
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         terminal = console.stderr()
-        self._shown = wanted and terminal.is_terminal and not console.settings().quiet
+        self._shown = wanted and terminal.is_terminal and not terminal.is_dumb_terminal
+        self._shown = self._shown and not console.settings().quiet
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
-            console=terminal, transient=True,
+            BarColumn(bar_width=20), TaskProgressColumn(), TextColumn("{task.fields[left]}"),
+            TextColumn("{task.description}"), console=terminal, transient=True, auto_refresh=False,
         )  # fmt: skip
-        self._task = self._bar.add_task("profile", total=1.0)
+        self._task = self._bar.add_task("", total=1.0, left="")
+        self._drawn = 0.0
 
-    def update(self, what: str, share: float) -> None:
-        """Take note of what is measured now, and of the share that is done, 0 to 1."""
-        if self._shown:
-            self._bar.update(self._task, description=what, completed=share)
+    def update(self, standing: Standing) -> None:
+        """Take note of where the run stands."""
+        if self._shown and time.monotonic() - self._drawn > _DRAW_S:
+            self._drawn = time.monotonic()
+            what = f"{standing.worker}: {standing.what}"
+            self._bar.update(self._task, description=what, completed=standing.share, left=left_text(standing.left_s))
+            self._bar.refresh()
 
     def __enter__(self) -> Self:
         if self._shown:
@@ -43,3 +55,13 @@ class MeasuringProgress:
     ) -> None:
         if self._shown:
             self._bar.stop()
+
+
+def left_text(seconds: float | None) -> str:
+    """Time left, no finer than it is known: `12 s left`, `3 min left`, `1 h 20 min left`; nothing where it is not."""
+    if seconds is None:
+        return ""
+    if seconds < 90:
+        return f"{seconds:.0f} s left"
+    minutes = round(seconds / 60)
+    return f"{minutes} min left" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min left"

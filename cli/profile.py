@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -11,18 +11,28 @@ from assigner.document import refuse_existing
 from assigner.errors import MeasurementError, UsageError
 
 from . import console
+from .group import INTERRUPTED
 from .options import Force
 
 if TYPE_CHECKING:
-    from assigner.profiler import ProfileOptions
+    from collections.abc import Iterable
+
+    from assigner.profile import Profile
+    from assigner.profiler import Output, ProfileOptions
+
+Links = Literal["auto", "all", "sampled"]
 
 _WORKLOAD, _RANKS, _MEASURING = "The workload", "Ranks on this host", "Measuring"
+_BEFORE = "What was measured before"
 
 
 def profile_command(
     workload: Annotated[
-        str, typer.Argument(metavar="WORKLOAD", help="FILE.py:FUNCTION, or FILE.py:FUNCTION(width=512).")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="WORKLOAD", help="FILE.py:FUNCTION, or FILE.py:FUNCTION(width=512).", show_default=False
+        ),
+    ] = None,
     *,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="PROFILE", help="The profile file to write.", show_default=False)
@@ -49,10 +59,50 @@ def profile_command(
     isolated: Annotated[
         bool, typer.Option("--isolated", help="One worker at a time, not all at once.", rich_help_panel=_MEASURING)
     ] = False,
+    links: Annotated[
+        Links,
+        typer.Option(help="Links to measure; auto: all of up to 16 workers.", rich_help_panel=_MEASURING),
+    ] = "auto",
+    devices: Annotated[
+        str,
+        typer.Option(
+            metavar="D,D", help="Device of each local rank: 'cpu,cuda:0'. Default: GPUs.", rich_help_panel=_RANKS
+        ),
+    ] = "",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an interrupted run.", rich_help_panel=_BEFORE)
+    ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHAT",
+            help="Measure this again and update PROFILE: 'blocks.*', worker:1, worker:0-worker:1, compute, links."
+            " Repeatable.",
+            rich_help_panel=_BEFORE,
+        ),
+    ] = None,
+    merge: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="OTHER",
+            help="Add this profile's workers. Repeatable. Two and no WORKLOAD: nothing is measured.",
+            rich_help_panel=_BEFORE,
+        ),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Measure partitions, memory and links."""
-    from assigner.profiler import ProfileOptions
+    if only and merge:
+        raise UsageError("--only and --merge: one at a time", hint="merge first, then measure again in the new file")
+    if workload is None:
+        if resume or only or not merge or len(merge) < 2:
+            raise UsageError(
+                "no WORKLOAD: name what to measure, or two profiles to put together",
+                hint="examples/gpt.py:workload -o profile.json, or --merge one.json --merge two.json -o all.json",
+            )
+        _merge_files(merge, output, force=force)
+        return
+    from assigner.profiler import Output, ProfileOptions
 
     options = ProfileOptions(
         micro_batches=_sizes(micro_batches),
@@ -60,14 +110,44 @@ def profile_command(
         max_message=max_message,
         reserve=reserve,
         isolated=isolated,
+        links=links,
+        devices=tuple(word.strip() for word in devices.split(",") if word.strip()),
     )
-    if "RANK" in os.environ:
-        _measure_as_rank(workload, output, options, threads=threads, force=force)
+    is_rank = "RANK" in os.environ
+    if not only and os.environ.get("RANK", "0") == "0":
+        refuse_existing(output, force=force)
+    files = Output(
+        output,
+        force=force,
+        resume=resume,
+        only=tuple(only or ()),
+        others=() if is_rank and os.environ["RANK"] != "0" else _load(merge or ()),
+        notice=console.notice,
+    )
+    if is_rank:
+        _measure_as_rank(workload, options, files, threads=threads)
         return
-    refuse_existing(output, force=force)
-    _check_workload(workload, options)
-    _start_ranks(workers, threads)
+    _check_before(workload, options, files, workers=workers)
+    _start_ranks(workers, threads, output)
     console.notice(f"profile written to {output}\nnext: assigner solve {output} -o plan.json")
+
+
+def _load(paths: "Iterable[Path]") -> "tuple[tuple[str, Profile], ...]":
+    from assigner.profile import load_profile
+
+    return tuple((str(path), load_profile(path)) for path in paths)
+
+
+def _merge_files(paths: "Iterable[Path]", output: Path, *, force: bool) -> None:
+    """Put finished profiles together."""
+    from assigner.merging import merged
+    from assigner.profile import save_profile
+
+    refuse_existing(output, force=force)
+    profile = merged(_load(paths))
+    save_profile(profile, output, force=force)
+    _warn(profile, output)
+    console.notice(f"profile written to {output}: {len(profile.workers)} workers")
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -77,48 +157,77 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise UsageError(f"--micro-batches {text!r}: expected whole numbers", hint="--micro-batches 4,8") from error
 
 
-def _check_workload(entry: str, options: "ProfileOptions") -> None:
-    """Find the partitions once before any rank starts: what is wrong with a workload is said once, and soon."""
+def _check_before(entry: str, options: "ProfileOptions", files: "Output", *, workers: int) -> None:
+    """Look at the workload and the files once before any rank starts: what is wrong is said once, and soon."""
     from assigner.marking import partition_graph
+    from assigner.merging import check_same_workload
+    from assigner.profile import load_profile
+    from assigner.profiler.assembly import workload_reference
+    from assigner.selection import Selection
     from assigner.workload import load_workload
 
+    others = [*files.others, *([(str(files.path), load_profile(files.path))] if files.only else [])]
     workload = load_workload(entry)
     graph = partition_graph(workload, options.marks)
+    Selection(files.only).check([piece.name for piece in graph.pieces], workers)
+    for name, profile in others:
+        check_same_workload(workload_reference(workload, graph, entry), profile.workload, names=(entry, name))
     kinds = len({piece.kind for piece in graph.pieces})
     console.notice(f"{entry}: {len(graph.pieces)} partitions of {kinds} kinds, {len(graph.edges)} edges")
 
 
-def _start_ranks(workers: int, threads: int) -> None:
+def _start_ranks(workers: int, threads: int, output: Path) -> None:
     from assigner.launch import Layout, RankFailedError, launch
 
     command = [sys.executable, "-m", "assigner_cli", *sys.argv[1:]]
     try:
         launch(command, Layout(ranks=workers), {"OMP_NUM_THREADS": str(threads)})
+    except KeyboardInterrupt:
+        console.notice(_kept(output, workers) or "nothing was measured yet")
+        raise
     except RankFailedError as error:
         if error.exit_code != RankFailedError.exit_code:
             raise  # the rank has said what was wrong with its use
-        raise MeasurementError(f"a measurement was lost: {error.message}", hint=error.hint) from error
+        hint = _kept(output, workers) or error.hint
+        raise MeasurementError(f"a measurement was lost: {error.message}", hint=hint) from error
 
 
-def _measure_as_rank(entry: str, output: Path, options: "ProfileOptions", *, threads: int, force: bool) -> None:
+def _kept(output: Path, workers: int) -> str | None:
+    """What to do with the journals of a run that has ended early; None: there are none."""
+    from assigner.profiler.journal import journal_path
+
+    kept = any(journal_path(output, rank).exists() for rank in range(workers))
+    return "what was measured is kept: --resume goes on from there" if kept else None
+
+
+def _measure_as_rank(entry: str, options: "ProfileOptions", files: "Output", *, threads: int) -> None:
     """One rank of a run that is going on; rank 0 writes the file."""
     import torch
 
-    from assigner.profile import save_profile
     from assigner.profiler import profile_workload
+    from assigner.profiler.agreement import RefusedError
     from assigner.workload import load_workload
 
     from .measuring import MeasuringProgress
 
     torch.set_num_threads(threads)
-    first = os.environ["RANK"] == "0"
-    if first:
-        refuse_existing(output, force=force)
-    with MeasuringProgress(wanted=first) as progress:
-        profile = profile_workload(load_workload(entry), entry, options, progress=progress.update)
-    if profile is None:
-        return
-    save_profile(profile, output, force=force)
-    if profile.warnings:
-        more = f" and {len(profile.warnings) - 1} more like it" if len(profile.warnings) > 1 else ""
-        console.notice(f"warning: {profile.warnings[0]}{more}; assigner show {output} lists them")
+    try:
+        with MeasuringProgress(wanted=os.environ["RANK"] == "0") as progress:
+            profile = profile_workload(load_workload(entry), entry, options, output=files, progress=progress.update)
+    except KeyboardInterrupt as error:
+        raise typer.Exit(INTERRUPTED) from error  # whoever started the ranks says so, once
+    except RefusedError as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            raise
+        raise typer.Exit(error.exit_code) from error  # one rank of each host says why
+    if profile is not None:
+        _warn(profile, files.path)
+
+
+def _warn(profile: "Profile", output: Path) -> None:
+    """The first warnings of a new profile; all are in the file."""
+    shown = profile.warnings[:3]
+    for text in shown:
+        console.notice(f"warning: {text}")
+    if len(profile.warnings) > len(shown):
+        console.notice(f"{len(profile.warnings) - len(shown)} more warnings: assigner show {output}")

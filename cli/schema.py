@@ -1,4 +1,4 @@
-"""`assigner schema`: the JSON Schemas of the two file formats."""
+"""`assigner schema`: the JSON Schemas of the file formats."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,22 +6,26 @@ import typer
 
 from . import console
 
+Kind = Literal["profile", "plan", "trace"]
+
 
 def schema_command(
-    kind: Annotated[
-        Literal["profile", "plan"], typer.Argument(metavar="KIND", help="profile or plan.", show_default=False)
-    ],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="profile, plan or trace.", show_default=False)],
 ) -> None:
     """Print the JSON Schema of a file format."""
     console.show_json(json_schema(kind))
 
 
-def json_schema(kind: Literal["profile", "plan"]) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of profile or plan files, with the head that every file has."""
-    from assigner import plan, profile
+def json_schema(kind: Kind) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of one kind of file, with the head that every file has."""
+    from assigner import plan, profile, trace
     from assigner.document import schema
 
-    document, major = (profile.Profile, profile.MAJOR) if kind == "profile" else (plan.Plan, plan.MAJOR)
+    document, major = {
+        "profile": (profile.Profile, profile.MAJOR),
+        "plan": (plan.Plan, plan.MAJOR),
+        "trace": (trace.Trace, trace.MAJOR),
+    }[kind]
     rules = schema(document)
     head = {"kind": {"const": kind}, "format_version": {"type": "string", "pattern": rf"^{major}\.[0-9]+$"}}
     return {

@@ -7,6 +7,7 @@ torchrun --nproc-per-node 2 examples/train.py --plan plan.json --steps 50
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -35,6 +36,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--save", metavar="DIR", help="write a checkpoint at the end")
     parser.add_argument("--resume", metavar="DIR", help="start from a checkpoint, of this or another plan")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write losses and step times (replaces it)")
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="write what every rank did in the last 20 steps")
     options = parser.parse_args(arguments)
     if options.steps < 1 or (options.batch_size is not None and options.batch_size < 1):
         parser.error("--steps and --batch-size are 1 or more")
@@ -42,6 +44,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("no plan: give --plan PLAN, or start with assigner run PLAN -- SCRIPT")
     if options.save and Path(options.save).exists():
         parser.error(f"--save: {options.save} exists")
+    if options.trace and options.trace.exists():
+        parser.error(f"--trace: {options.trace} exists")
     return options
 
 
@@ -50,18 +54,21 @@ def train(options: argparse.Namespace) -> None:
     plan = assigner.load_plan(Path(options.plan))
     workload = assigner.load_workload(options.workload or plan.workload.entry)
     rows = options.batch_size or plan.workload.batch_size
+    if options.trace and rows != plan.workload.batch_size:
+        raise assigner.UsageError(f"--trace: of the plan's {plan.workload.batch_size} rows a step, not {rows}")
     losses: list[float] = []
     seconds: list[float] = []
     with assigner.Pipeline(workload, plan, remat=REMAT[options.remat]) as pipeline:
         if options.resume:
             pipeline.load(options.resume)
         progress = Progress(options.steps, rows, silent=pipeline.rank != 0)
-        for _ in range(options.steps):
-            batch = workload.make_batch(rows, seed=workload.seed + 1 + pipeline.steps)
-            start = time.perf_counter()
-            losses.append(pipeline.step(batch))
-            seconds.append(time.perf_counter() - start)
-            progress.show(losses, seconds)
+        with pipeline.trace(options.trace) if options.trace else contextlib.nullcontext():
+            for _ in range(options.steps):
+                batch = workload.make_batch(rows, seed=workload.seed + 1 + pipeline.steps)
+                start = time.perf_counter()
+                losses.append(pipeline.step(batch))
+                seconds.append(time.perf_counter() - start)
+                progress.show(losses, seconds)
         if options.save:
             pipeline.save(options.save)
         if pipeline.rank == 0:
@@ -112,6 +119,8 @@ def report(
     )
     if options.save:
         print(f"checkpoint: {options.save}", flush=True)
+    if options.trace:
+        print(f"trace: {options.trace}", flush=True)
     if options.json:
         numbers = {"losses": losses, "step_s": seconds, "median_step_s": step_s, "predicted_step_s": predicted_s}
         options.json.write_text(json.dumps({"plan": options.plan, "remat": options.remat, **numbers}, indent=1) + "\n")

@@ -22,6 +22,7 @@ TINY = {
     "resnet": "width=4,blocks_per_group=1,size=16,batch_size=16",
     "unet": "width=4,depth=2,size=16,batch_size=8",
     "two_tower": "width=16,query_blocks=2,item_layers=2,length=8,features=8,batch_size=8",
+    "clicks": "items=50,width=8,layers=2,length=4,batch_size=8",
 }
 
 

@@ -178,17 +178,11 @@ def wait_for_rank(launcher: int, rank: int) -> int:
 @pytest.mark.lab
 def test_unlike_hosts_get_unlike_stages(root: Path, lab: Path, tmp_path: Path) -> None:
     """On hosts of 4 : 2 : 1 in speed the profile tells them apart, and the plan gives the fast one more."""
-    cluster = lab.parent / "mixed3.toml"
-    torchrun = [
-        str(Path(sys.executable).parent / "torchrun"), "--nnodes", "{nnodes}", "--node-rank", "{node_rank}",
-        "--nproc-per-node", "{nproc}", "--master-addr", "{master_addr}", "--master-port", "{master_port}",
-    ]  # fmt: skip
-    start = [sys.executable, str(lab), "run", str(cluster), "--timeout", "280", "--", "env", "ASSIGNER_HOST={host}"]
+    start = [*ASSIGNER, "lab", str(lab / "mixed3.toml"), "--timeout", "280", "--"]
     workload = "examples/gpt.py:workload(width=128,blocks=4,context=64)"
     profile, plan, result = (tmp_path / name for name in ("profile.json", "plan.json", "result.json"))
     call(
-        root, *start, *torchrun, "-m", "assigner_cli", "profile", workload,
-        "-o", str(profile), "--micro-batches", "2,4",
+        root, *start, "assigner", "profile", workload, "-o", str(profile), "--micro-batches", "2,4",
         timeout=300,
     )  # fmt: skip
     found = load_profile(profile)
@@ -202,7 +196,7 @@ def test_unlike_hosts_get_unlike_stages(root: Path, lab: Path, tmp_path: Path) -
     assert stages["worker:0/cpu"] > stages.get("worker:2/cpu", 0)
     assert predict(load_plan(plan), found).step_s == pytest.approx(load_plan(plan).predicted.step_s)
     call(
-        root, *start, *torchrun, "examples/train.py", "--plan", str(plan), "--steps", "3", "--json", str(result),
+        root, *start, "assigner", "run", str(plan), "--", "examples/train.py", "--steps", "3", "--json", str(result),
         timeout=300,
     )  # fmt: skip
     assert len(json.loads(result.read_text())["losses"]) == 3

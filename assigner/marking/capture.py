@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assigner.errors import MarkingError
+from assigner.marking.casting import casting, casting_within
 from assigner.marking.regions import without_regions
 from assigner.usercode import user_line
 from assigner.workload import call_arguments
@@ -145,8 +146,11 @@ def fill(template: Any, tensors: Sequence[Any], sizes: Sequence[Any] = ()) -> An
     return pytree.tree_map(lambda leaf: filled[leaf.kind][leaf.index] if isinstance(leaf, Slot) else leaf, template)
 
 
-def _opaque(name: str, forward: Any, calls: list[OpaqueCall]) -> Any:
-    """A forward that calls the operator; its fake implementation runs `forward` and notes what it gave."""
+def _opaque(name: str, forward: Any, calls: list[OpaqueCall], autocast: str | None) -> Any:
+    """A forward that calls the operator; its fake implementation runs `forward` and notes what it gave.
+
+    Autocast is off inside an operator's implementation: it is entered again for the forward.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         arguments, tensors, sizes = _split((args, kwargs))
@@ -155,7 +159,7 @@ def _opaque(name: str, forward: Any, calls: list[OpaqueCall]) -> Any:
 
         def run(fakes: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
             inner_args, inner_kwargs = fill(arguments, fakes, numbers)
-            with torch.no_grad(), _Writes() as writes:
+            with torch.no_grad(), casting_within(autocast), _Writes() as writes:
                 results, made, strange = _split(forward(*inner_args, **inner_kwargs))
             if strange:
                 raise MarkingError(
@@ -195,13 +199,13 @@ def opaque_modules(model: nn.Module, marked: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _replaced(model: nn.Module, names: Sequence[str], calls: list[OpaqueCall]) -> Iterator[None]:
+def _replaced(model: nn.Module, names: Sequence[str], calls: list[OpaqueCall], autocast: str | None) -> Iterator[None]:
     """Opaque calls while the block runs: of the forward together with its hooks, which the module keeps."""
     modules = {model.get_submodule(name): name for name in reversed(names)}
     _session.forwards.clear()
     try:
         for module, name in modules.items():
-            module.__dict__["_call_impl"] = _opaque(name, module._call_impl, calls)
+            module.__dict__["_call_impl"] = _opaque(name, module._call_impl, calls, autocast)
         yield
     finally:
         for module in modules:
@@ -236,13 +240,14 @@ def _fake_tensors(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
             tensors[name] = tensor
 
 
-def capture(model: nn.Module, marked: Sequence[str], inputs: Any) -> Capture:
+def capture(model: nn.Module, marked: Sequence[str], inputs: Any, *, autocast: str | None = None) -> Capture:
     """Capture one forward, in the mode that the model was built in, with any number of rows.
 
     Args:
         model: On the meta device; left as it was.
         marked: Names of the partitions' modules.
         inputs: Example inputs of two rows or more, as a batch has them; only shapes and types count.
+        autocast: The type that autocast computes in; it decides the types of the values.
 
     Raises:
         MarkingError: the forward cannot be traced; the message has the line.
@@ -250,11 +255,11 @@ def capture(model: nn.Module, marked: Sequence[str], inputs: Any) -> Capture:
     names = opaque_modules(model, marked)
     with _silence():
         try:
-            return _export(model, names, inputs, others=Dim.AUTO)
+            return _export(model, names, inputs, others=Dim.AUTO, autocast=autocast)
         except MarkingError:
             raise
         except Exception:  # noqa: BLE001 - torch.export raises many kinds; the second try's own error is reported
-            return _export_or_explain(model, names, inputs)
+            return _export_or_explain(model, names, inputs, autocast)
 
 
 @contextlib.contextmanager
@@ -269,10 +274,10 @@ def _silence() -> Iterator[None]:
         logging.disable(before)
 
 
-def _export_or_explain(model: nn.Module, names: Sequence[str], inputs: Any) -> Capture:
+def _export_or_explain(model: nn.Module, names: Sequence[str], inputs: Any, autocast: str | None) -> Capture:
     """Second try: only the rows may vary. Its error is the one that the user sees."""
     try:
-        return _export(model, names, inputs, others=Dim.STATIC)
+        return _export(model, names, inputs, others=Dim.STATIC, autocast=autocast)
     except MarkingError:
         raise
     except Exception as error:
@@ -286,7 +291,7 @@ def _export_or_explain(model: nn.Module, names: Sequence[str], inputs: Any) -> C
         ) from error
 
 
-def _export(model: nn.Module, names: Sequence[str], inputs: Any, *, others: Any) -> Capture:
+def _export(model: nn.Module, names: Sequence[str], inputs: Any, *, others: Any, autocast: str | None) -> Capture:
     calls: list[OpaqueCall] = []
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     real = call_arguments(inputs)
@@ -299,7 +304,8 @@ def _export(model: nn.Module, names: Sequence[str], inputs: Any, *, others: Any)
             first = Dim.DYNAMIC if leaf.size(0) == rows else others
             later = [others if leaf.size(n) > 1 else Dim.STATIC for n in range(1, leaf.dim())]
             shapes[fake] = dict(enumerate([first, *later]))
-    with _fake_tensors(model, mode), _replaced(model, names, calls), mode:
+    replaced = _replaced(model, names, calls, autocast)
+    with _fake_tensors(model, mode), replaced, mode, casting(autocast, "cpu"):
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
     return Capture(without_regions(program.graph_module), program, calls, leaves)

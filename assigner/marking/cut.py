@@ -41,7 +41,8 @@ def partition_graph(workload: Workload, marks: Sequence[str] = ()) -> PartitionG
     deferred = DeferredModel(workload.model, seed=workload.seed)
     marked = find_marks(deferred.model, (*workload.marks, *marks))
     inputs, _ = workload.make_batch(_ROWS, workload.seed)
-    return Cutter(deferred, marked, capture(deferred.model, list(marked), inputs)).cut()
+    captured = capture(deferred.model, list(marked), inputs, autocast=workload.autocast)
+    return Cutter(deferred, marked, captured, workload.autocast).cut()
 
 
 class Symbols:
@@ -101,8 +102,10 @@ class Symbols:
 class Cutter:
     """Cuts one capture into pieces."""
 
-    def __init__(self, deferred: DeferredModel, marked: Mapping[str, Mark], captured: Capture) -> None:
-        self.deferred, self.marked, self.captured = deferred, marked, captured
+    def __init__(
+        self, deferred: DeferredModel, marked: Mapping[str, Mark], captured: Capture, autocast: str | None
+    ) -> None:
+        self.deferred, self.marked, self.captured, self.autocast = deferred, marked, captured, autocast
         self.symbols = Symbols(captured)
         self.ownership = Ownership(captured, list(marked), lambda node: value_bytes(node, self.symbols.number))
         self.names = [marked[name].name or name for name in self.ownership.order]

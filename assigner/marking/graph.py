@@ -78,6 +78,7 @@ class Piece:
         parameters: Names of the parameters that it holds.
         buffers: Names of its buffers.
         kind: Equal for partitions of the same structure, shapes and gradients.
+        autocast: The type that autocast computes in; None: no autocast.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Piece:
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
     kind: str
+    autocast: str | None = None
 
     @property
     def state(self) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ class PieceBuilder:
         if self.place == self.cutter.last:
             made = [self.copy(node) for node in self.cutter.outputs if isinstance(node, fx.Node)]
         else:
-            made = [self.copies[node] for node, value in self.cutter.crossing.items() if value.partition == name]
+            made = [self._leaving(node) for node, value in self.cutter.crossing.items() if value.partition == name]
         self.graph.output(tuple(made))
         self._order_placeholders()
         self.graph.lint()
@@ -72,7 +72,15 @@ class PieceBuilder:
         return Piece(
             name, self.cutter.marked[self.ownership.order[self.place]], self.graph, tuple(self.reads),
             tuple(size for size, _ in self.sizes.values()), self.constants, parameters, buffers, kind,
+            self.cutter.autocast,
         )  # fmt: skip
+
+    def _leaving(self, node: fx.Node) -> fx.Node:
+        """The copy of a value that others read, in the captured type: autocast has other rules on other devices."""
+        made: fx.Node = self.copies[node]
+        if self.cutter.autocast is None or not node.meta["val"].is_floating_point():
+            return made
+        return self.graph.call_function(torch.ops.aten.to.dtype, (made, node.meta["val"].dtype))
 
     def _order_placeholders(self) -> None:
         """Reads first, then sizes, as `Piece` promises; they were made as the nodes needed them."""
@@ -250,4 +258,5 @@ def _structure(builder: PieceBuilder, parameters: Sequence[str], buffers: Sequen
         (str(tensors[name].dtype), tuple(tensors[name].shape), tensors[name].requires_grad)
         for name in (*parameters, *buffers)
     ]
-    return hashlib.sha256(repr((rows, state)).encode()).hexdigest()[:12]
+    autocast = () if builder.cutter.autocast is None else (builder.cutter.autocast,)
+    return hashlib.sha256(repr((rows, state, *autocast)).encode()).hexdigest()[:12]

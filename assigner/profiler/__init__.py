@@ -6,6 +6,6 @@ own backend, so that a plan's prices are those of the program that will run.
 
 from __future__ import annotations
 
-from assigner.profiler.session import ProfileOptions, profile_workload
+from assigner.profiler.session import Output, ProfileOptions, profile_workload
 
-__all__ = ["ProfileOptions", "profile_workload"]
+__all__ = ["Output", "ProfileOptions", "profile_workload"]

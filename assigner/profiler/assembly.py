@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections import Counter
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assigner import __version__
+from assigner.caution import cautioned
+from assigner.merging import updated
 from assigner.profile import (
     Link,
     LinkPoint,
@@ -22,18 +23,14 @@ from assigner.profile import (
     WorkloadReference,
 )
 from assigner.profiler.compute import state_bytes
-from assigner.profiler.host import HostFacts
-from assigner.profiler.links import LinkSweep, SweepPoint
-from assigner.profiler.sampling import Sample
+from assigner.profiler.host import HostFacts, allocator_share
+from assigner.profiler.links import LinkSweep, with_unmeasured
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.marking import PartitionGraph
+    from assigner.marking import PartitionGraph, Piece
     from assigner.workload import Workload
-
-_WIDE_SPREAD = 0.10
-_TELLING_S = 1e-3  # the spread of a shorter message is the clock's and the scheduler's
 
 
 @dataclass(frozen=True)
@@ -45,85 +42,87 @@ class RankReport:
         measurements: Its partitions, one of each kind.
         optimizer_bytes: Optimizer state by kind of partition.
         sweeps: The links that start at it.
+        notes: What a reader of the profile should know.
     """
 
     facts: HostFacts
     measurements: tuple[Measurement, ...]
     optimizer_bytes: dict[str, int]
     sweeps: tuple[LinkSweep, ...]
-
-    @classmethod
-    def from_json(cls, found: dict[str, Any]) -> RankReport:
-        """A report as it came over the store."""
-        return cls(
-            HostFacts(**found["facts"]),
-            tuple(Measurement(**each) for each in found["measurements"]),
-            found["optimizer_bytes"],
-            tuple(_sweep(each) for each in found["sweeps"]),
-        )
-
-
-def _sweep(found: dict[str, Any]) -> LinkSweep:
-    points = tuple(SweepPoint(each["size"], Sample(**each["sample"])) for each in found["points"])
-    return LinkSweep(found["source"], found["target"], points, found["sender_busy"], found["receiver_busy"])
+    notes: tuple[str, ...] = ()
 
 
 def assemble(
-    workload: Workload,
-    graph: PartitionGraph,
-    reports: Sequence[RankReport],
-    *,
-    entry: str,
-    sizes: Sequence[int],
-    reserve: float,
+    workload: Workload, graph: PartitionGraph, reports: Sequence[RankReport], *, entry: str, reserve: float
 ) -> Profile:
     """One profile from all ranks' reports, in the order of the ranks."""
-    names = [f"worker:{rank}/{report.facts.device}" for rank, report in enumerate(reports)]
-    hosts = _host_names([report.facts for report in reports])
-    workers = tuple(
-        Worker(
-            name, report.facts.kind, host, report.facts.device, report.facts.memory_bytes, report.facts.threads,
-            int(reserve * report.facts.memory_bytes),
-        )
-        for name, host, report in zip(names, hosts, reports, strict=True)
-    )  # fmt: skip
     tensors = graph.deferred.tensors()
-    parts = []
-    for piece in graph.pieces:
-        parameters, gradients, buffers = state_bytes(piece, tensors)
-        optimizer = reports[0].optimizer_bytes.get(piece.kind, 0)
-        parts.append(
-            Partition(
-                piece.name,
-                piece.kind,
-                parameters,
-                gradients,
-                optimizer,
-                buffers,
-                piece.mark.pin,
-                piece.mark.colocate,
-                piece.mark.apart,
-                piece.mark.rematerialise,
-            )
-        )
-    measurements = tuple(each for report in reports for each in report.measurements)
-    links = tuple(_link(names, sweep) for report in reports for sweep in report.sweeps)
-    return Profile(
-        created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    sweeps = [sweep for report in reports for sweep in report.sweeps]
+    profile = Profile(
+        created_at=_now(),
         tool_version=__version__,
-        environment=_environment(),
-        workload=WorkloadReference(
-            workload.name or entry.rpartition(".py:")[0].rpartition("/")[2], entry, graph.fingerprint,
-            workload.batch_size, _dtype(tensors), _optimizer_name(workload),
-        ),
-        workers=workers,
-        links=links,
-        partitions=tuple(parts),
+        environment=_environment(workload, [report.facts for report in reports]),
+        workload=workload_reference(workload, graph, entry),
+        workers=_workers(reports, reserve),
+        links=_links(reports, with_unmeasured(sweeps, [report.facts for report in reports])),
+        partitions=tuple(_partition(piece, tensors, reports) for piece in graph.pieces),
         edges=graph.edges,
         ties=graph.ties,
-        measurements=measurements,
-        warnings=_warnings(measurements, links, sizes),
+        measurements=tuple(each for report in reports for each in report.measurements),
+    )
+    return cautioned(profile, [note for report in reports for note in report.notes])
+
+
+def workload_reference(workload: Workload, graph: PartitionGraph, entry: str) -> WorkloadReference:
+    """What a profile says of its workload."""
+    name = workload.name or entry.rpartition(".py:")[0].rpartition("/")[2]
+    dtype, optimizer = _dtype(graph.deferred.tensors()), optimizer_name(workload)
+    return WorkloadReference(name, entry, graph.fingerprint, workload.batch_size, dtype, optimizer)
+
+
+def renew(old: Profile, reports: Sequence[RankReport]) -> Profile:
+    """An earlier profile of the same workers with what was measured again in place of what it had."""
+    sweeps = [sweep for report in reports for sweep in report.sweeps]
+    return updated(
+        old,
+        measurements=[each for report in reports for each in report.measurements],
+        links=_links(reports, sweeps),
+        notes=[note for report in reports for note in report.notes],
+        created_at=_now(),
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _workers(reports: Sequence[RankReport], reserve: float) -> tuple[Worker, ...]:
+    hosts = _host_names([report.facts for report in reports])
+    return tuple(
+        Worker(
+            name, report.facts.kind, host, report.facts.device, report.facts.memory_bytes, report.facts.threads,
+            int(reserve * report.facts.memory_bytes), allocator_share=allocator_share(report.facts.device),
+        )
+        for name, host, report in zip(_names(reports), hosts, reports, strict=True)
     )  # fmt: skip
+
+
+def _names(reports: Sequence[RankReport]) -> list[str]:
+    return [f"worker:{rank}/{report.facts.device}" for rank, report in enumerate(reports)]
+
+
+def _partition(piece: Piece, tensors: dict[str, torch.Tensor], reports: Sequence[RankReport]) -> Partition:
+    parameters, gradients, buffers = state_bytes(piece, tensors)
+    known = (report.optimizer_bytes[piece.kind] for report in reports if piece.kind in report.optimizer_bytes)
+    return Partition(
+        piece.name, piece.kind, parameters, gradients, next(known, 0), buffers,
+        piece.mark.pin, piece.mark.colocate, piece.mark.apart, piece.mark.rematerialise,
+    )  # fmt: skip
+
+
+def _links(reports: Sequence[RankReport], sweeps: Sequence[LinkSweep]) -> tuple[Link, ...]:
+    names = _names(reports)
+    return tuple(_link(names, sweep) for sweep in sweeps)
 
 
 def _host_names(facts: Sequence[HostFacts]) -> list[str]:
@@ -141,12 +140,13 @@ def _link(names: Sequence[str], sweep: LinkSweep) -> Link:
     return Link(names[sweep.source], names[sweep.target], points, "gloo", sweep.sender_busy, sweep.receiver_busy)
 
 
-def _environment() -> dict[str, Any]:
+def _environment(workload: Workload, facts: Sequence[HostFacts]) -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": platform.platform(),
-        "interface": os.environ.get("GLOO_SOCKET_IFNAME", ""),
+        "interface": ", ".join(sorted({each.interface for each in facts})),
+        "autocast": workload.autocast or "",
     }
 
 
@@ -158,24 +158,6 @@ def _dtype(tensors: dict[str, torch.Tensor]) -> str:
     return count.most_common(1)[0][0] if count else "float32"
 
 
-def _optimizer_name(workload: Workload) -> str:
+def optimizer_name(workload: Workload) -> str:
+    """The class of the workload's optimizer."""
     return type(workload.optimizer([torch.nn.Parameter(torch.zeros(1))])).__name__
-
-
-def _warnings(measurements: Sequence[Measurement], links: Sequence[Link], sizes: Sequence[int]) -> tuple[str, ...]:
-    """What a reader of the profile should know before trusting it; the widest spread first."""
-    wide = [
-        (each.spread, f"{each.partition} on {each.worker} at micro-batch {each.micro_batch}")
-        for each in measurements
-        if each.spread > _WIDE_SPREAD
-    ]
-    wide += [
-        (point.spread, f"link {link.source} -> {link.target} at {point.bytes:,.0f} bytes")
-        for link in links
-        for point in link.points
-        if point.spread > _WIDE_SPREAD and point.seconds > _TELLING_S
-    ]
-    found = [f"{what}: spread {spread:.0%}" for spread, what in sorted(wide, reverse=True)]
-    if len(sizes) == 1:
-        found.insert(0, f"one micro-batch size was measured ({sizes[0]}): plans cannot use another")
-    return tuple(found)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import socket
+import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
+
+from assigner.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.workload import Workload
 
 _CGROUP = "sys/fs/cgroup"
 _UNLIMITED = 1 << 60  # cgroup v1 writes a number of this size where there is no limit
+_SIOCGIFADDR = 0x8915
+_HEAP_SHARE = 0.18
 
 
 @dataclass(frozen=True)
@@ -25,6 +38,7 @@ class HostFacts:
         kind: The device's model, with the CPU share where a cgroup limits it.
         memory_bytes: What is free for this rank.
         threads: Compute threads.
+        interface: The network interface that messages leave by; empty: not known.
     """
 
     host: str
@@ -33,6 +47,7 @@ class HostFacts:
     kind: str
     memory_bytes: int
     threads: int
+    interface: str = ""
 
 
 def host_facts(device: torch.device) -> HostFacts:
@@ -40,20 +55,98 @@ def host_facts(device: torch.device) -> HostFacts:
 
     A host's free memory is shared out evenly among the ranks that run on it.
     """
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if device.type == "cuda":
-        kind = torch.cuda.get_device_name(device)
-        memory = torch.cuda.mem_get_info(device)[0]
-    else:
-        kind, memory = _cpu_kind(), _free_memory() // ranks_here
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_kind()
     return HostFacts(
         host=os.environ.get("ASSIGNER_HOST") or socket.gethostname(),
         node=int(os.environ.get("GROUP_RANK", "0")),
         device=str(device),
         kind=kind,
-        memory_bytes=memory,
+        memory_bytes=free_bytes(device),
         threads=torch.get_num_threads(),
+        interface=_interface(),
     )
+
+
+def allocator_share(device: str) -> float:
+    """What a device's allocator takes beyond the tensors in it, as a share of them.
+
+    A CPU's is the C library's heap, whose holes are not known before training: the share is what was seen of glibc
+    2.36 in training runs (benchmarks/prediction); `assigner simulate --calibrate` puts right what it was too little.
+    A GPU's capacity and what tensors take there are figures of one allocator.
+    """
+    return _HEAP_SHARE if device == "cpu" else 0.0
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that this rank can still take on its device: on a GPU all that is free, on a CPU its share of the host."""
+    if device.type == "cuda":
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + idle
+    return _free_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def rank_device(devices: Sequence[str] = ()) -> torch.device:
+    """The device of this rank.
+
+    Args:
+        devices: The devices of this host's ranks, in their order; empty: a GPU of its own where the host has one for
+            this rank, else the CPU.
+
+    Raises:
+        UsageError: there are more or fewer devices than ranks, or this host has no such device.
+    """
+    local, ranks_here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not devices:
+        return torch.device("cuda", local) if local < gpus else torch.device("cpu")
+    if len(devices) != ranks_here:
+        raise UsageError(
+            f"--devices names {len(devices)} devices, and this host has {ranks_here} ranks", hint="name one for each"
+        )
+    try:
+        device = torch.device(devices[local])
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and (device.index or 0) >= gpus):
+        raise UsageError(
+            f"--devices: {devices[local]!r} is no device of this host, which has the CPU and {gpus} CUDA devices",
+            hint="write cpu or cuda:N",
+        )
+    return device
+
+
+def start_up(workload: Workload, device: torch.device) -> None:
+    """Load what any training loads before its first step, so that it is not counted as free memory.
+
+    A forward, a backward and an update of one number: kernels, autograd's threads and the optimizer's modules.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    number = nn.Parameter(torch.ones(1, 1, device=device))
+    torch.mm(number, number).sum().backward()  # type: ignore[no-untyped-call]
+    workload.optimizer([number]).step()
+
+
+def _interface() -> str:
+    """The interface that gloo takes: the one it was told, or the one with the address of the host's name."""
+    told = os.environ.get("GLOO_SOCKET_IFNAME")
+    if told:
+        return told
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # an interface without an address
+                continue
+            if socket.inet_ntoa(found[20:24]) == address:
+                return name
+    return ""
 
 
 def _cgroup_folders(controller: str) -> list[Path]:

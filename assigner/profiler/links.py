@@ -1,41 +1,66 @@
-"""Links between workers: one-way times over message sizes, and what a transfer costs the ends' computing.
+"""Links between workers: one-way times over message sizes, and what a message costs the ends' computing.
 
-Pairs are measured in tournament rounds, so that each worker is in one pair at a time. The receiver notes when a
-message has arrived, and the two ends' clocks are compared by the fastest of many small round trips.
-
-Round-robin rounds: the circle method (T. P. Kirkman, 1847). Clock offset: F. Cristian, Probabilistic clock
-synchronization, Distributed Computing 3, 1989.
+A round has each worker in one pair at most, so that pairs do not disturb each other; where neighbours were found to
+share a wire, a small fleet's pairs are measured one at a time. The receiver notes when a message has arrived, and the
+two ends' clocks are compared.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Literal
 
-import torch
 import torch.distributed as dist
 
+from assigner.cost import message_s
+from assigner.profile import LinkPoint
+from assigner.profiler.busy import answer_busy_share, send_busy_share
+from assigner.profiler.contention import find_shared_wires
+from assigner.profiler.lane import Lane
+from assigner.profiler.pairs import ALL_UP_TO, Classes, rounds_of, sampled_pairs, tournament
 from assigner.profiler.sampling import Sample, summarise
+from assigner.runtime.clock import answer_clock, compare_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from assigner.profiler.host import HostFacts
+    from assigner.profiler.pairs import Pair
 
 SMALLEST = 1024
+LARGEST = 1 << 28
 _GROWTH = 4
-_LONGEST_S = 2.0  # sizes stop growing where one message takes longer
+_LONGEST_S = 2.0  # sizes stop growing where one message would take about as long
 _BUDGET_S = 0.4  # per size and direction, past the fewest samples
 _FEWEST, _MOST = 3, 30
-_STREAM_S = 0.4
-_CLOCK_ROUNDS = 100
 _SHORTEST_S = 1e-6  # below what clocks can tell apart
-_TAG_DATA, _TAG_BACK, _TAG_MORE = 1, 2, 3
+_MEMORY_SHARE = 8  # a message takes no more than this part of the smallest worker's memory, at each end
+_ALONE_UP_TO = 8  # workers; more pairs than they have take too long one at a time
+
+
+@dataclass(frozen=True)
+class LinkOptions:
+    """What is measured of the links.
+
+    Args:
+        largest: The largest message, in bytes.
+        typical: The message at which the busy shares are measured, in bytes: one that training sends.
+        pairs: "all", "sampled", or "auto": all in a fleet of up to 16 workers.
+        timeout_s: A wait for another rank that takes longer ends the run.
+    """
+
+    largest: int
+    typical: int
+    pairs: Literal["auto", "all", "sampled"] = "auto"
+    timeout_s: float = 600.0
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """The one-way time of one message size."""
+    """The one-way time of one message size; a sample of count 0 stands for links that were measured."""
 
     size: int
     sample: Sample
@@ -43,7 +68,7 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class LinkSweep:
-    """What was measured of one directed link."""
+    """What is known of one directed link."""
 
     source: int
     target: int
@@ -52,172 +77,135 @@ class LinkSweep:
     receiver_busy: float
 
 
-def tournament(workers: int) -> list[list[tuple[int, int]]]:
-    """Rounds of pairs in which every two of `workers` meet once, and nobody is in two pairs of a round."""
-    seats: list[int | None] = [*range(workers)] + ([None] if workers % 2 else [])
-    rounds = []
-    for _ in range(len(seats) - 1):
-        half = len(seats) // 2
-        pairs = [
-            (min(a, b), max(a, b))
-            for a, b in zip(seats[:half], reversed(seats[half:]), strict=True)
-            if a is not None and b is not None
-        ]
-        rounds.append(sorted(pairs))
-        seats = [seats[0], seats[-1], *seats[1:-1]]
-    return rounds
-
-
 def message_sizes(largest: int) -> list[int]:
-    """1 KiB, 4 KiB, ... up to the first size that is not below `largest`."""
+    """1 KiB, 4 KiB, ... up to the first size that is not below `largest`; 256 MiB at most."""
     sizes = [SMALLEST]
-    while sizes[-1] < largest:
+    while sizes[-1] < min(largest, LARGEST):
         sizes.append(sizes[-1] * _GROWTH)
     return sizes
 
 
 def measure_links(
-    rank: int, workers: int, largest: int, progress: Callable[[int, int], None] | None = None
-) -> list[LinkSweep]:
-    """Measure every directed link that starts at this rank. Every rank calls this at the same time.
+    fleet: Sequence[HostFacts],
+    options: LinkOptions,
+    device: Any,
+    *,
+    wanted: Callable[[int, int], bool],
+    done: Callable[[LinkSweep], None],
+    progress: Callable[[int, int], None],
+) -> list[str]:
+    """Measure the wanted links that start at this rank. Every rank calls this at the same time.
 
     Args:
-        rank: This rank.
-        workers: How many ranks there are.
-        largest: The largest message of interest, in bytes.
-        progress: Called with (rounds done, rounds) .
+        fleet: All workers, by rank.
+        options: What to measure.
+        device: Where this worker's tensors are.
+        wanted: Whether the link from a source to a target is to be measured; the same on every rank.
+        done: Called with each link as soon as it was measured from here.
+        progress: Called before each round with (rounds done, rounds).
 
     Returns:
-        The links whose source is this rank.
+        What a reader of the profile should know of all links.
     """
-    found: list[LinkSweep] = []
-    rounds = tournament(workers)
-    for n, pairs in enumerate(rounds):
+    rank, workers = dist.get_rank(), dist.get_world_size()
+    fitting = min(each.memory_bytes for each in fleet) // _MEMORY_SHARE
+    largest = min(options.largest, fitting)
+    options = replace(options, largest=largest, typical=max(1, min(options.typical, largest)))
+    with Lane(rank, workers, device=device, timeout_s=options.timeout_s) as lane:
+        wires = find_shared_wires(lane, fitting)
+        rounds = planned_rounds(fleet, options.pairs, alone=bool(wires))
+        rounds = [pairs for pairs in rounds if any(wanted(low, high) or wanted(high, low) for low, high in pairs)]
+        for n, pairs in enumerate(rounds):
+            progress(n, len(rounds))
+            dist.barrier()
+            for source, target in (way for pair in pairs for way in (pair, pair[::-1])):
+                if rank in (source, target) and wanted(source, target):
+                    for sweep in _measure_pair(lane, source, target, options):
+                        done(sweep)
         dist.barrier()
-        for low, high in pairs:
-            if rank in (low, high):
-                for source, target in ((low, high), (high, low)):
-                    sweep = _measure_pair(rank, source, target, message_sizes(largest))
-                    if sweep is not None:
-                        found.append(sweep)
-        if progress is not None:
-            progress(n + 1, len(rounds))
-    dist.barrier()
-    return found
+    return [wire.describe() for wire in wires]
 
 
-def _measure_pair(rank: int, source: int, target: int, sizes: Sequence[int]) -> LinkSweep | None:
-    """One directed link; the source gets the result, the target plays along."""
-    if rank == source:
-        offset = _clock_offset(target)
-        points = _sweep(target, sizes, offset)
-        size, seconds = points[-1].size, points[-1].sample.median
-        count = max(_FEWEST, min(_MOST * 10, int(_STREAM_S / seconds)))
-        dist.send(torch.tensor([size, count], dtype=torch.int64), target, tag=_TAG_MORE)
-        sender_busy = _busy_share(size, count, lambda buffer: dist.isend(buffer, target, tag=_TAG_DATA))
-        receiver_busy = torch.zeros(1, dtype=torch.float64)
-        dist.recv(receiver_busy, target, tag=_TAG_BACK)
-        return LinkSweep(source, target, tuple(points), sender_busy, float(receiver_busy))
-    _answer_clock(source)
-    _answer_sweep(source)
-    stream = torch.zeros(2, dtype=torch.int64)
-    dist.recv(stream, source, tag=_TAG_MORE)
-    size, count = (int(each) for each in stream)
-    busy = _busy_share(size, count, lambda buffer: dist.irecv(buffer, source, tag=_TAG_DATA))
-    dist.send(torch.tensor([busy], dtype=torch.float64), source, tag=_TAG_BACK)
-    return None
+def planned_rounds(fleet: Sequence[HostFacts], pairs: str, *, alone: bool) -> list[list[Pair]]:
+    """Which pairs are measured, round by round.
 
-
-def _clock_offset(peer: int) -> float:
-    """How far the peer's clock is ahead of this one, in seconds.
-
-    Of a round trip sent at a and back at b, the peer's answer was given at about (a + b) / 2; the fastest says best.
+    Args:
+        fleet: The workers, by rank.
+        pairs: "all", "sampled" or "auto".
+        alone: One pair at a time, where the fleet is small enough for that.
     """
-    answer = torch.zeros(1, dtype=torch.float64)
-    found = []
-    for _ in range(_CLOCK_ROUNDS):
-        begin = time.perf_counter()
-        dist.send(answer, peer, tag=_TAG_MORE)
-        dist.recv(answer, peer, tag=_TAG_BACK)
-        end = time.perf_counter()
-        found.append((end - begin, float(answer) - (begin + end) / 2))
-    return min(found)[1]
+    workers = len(fleet)
+    is_sampled = pairs == "sampled" or (pairs == "auto" and workers > ALL_UP_TO)
+    rounds = rounds_of(sampled_pairs(fleet)) if is_sampled else tournament(workers)
+    if alone and workers <= _ALONE_UP_TO:
+        return [[pair] for each in rounds for pair in each]
+    return rounds
 
 
-def _answer_clock(peer: int) -> None:
-    """The peer's side of `_clock_offset`."""
-    question = torch.zeros(1, dtype=torch.float64)
-    for _ in range(_CLOCK_ROUNDS):
-        dist.recv(question, peer, tag=_TAG_MORE)
-        dist.send(torch.tensor([time.perf_counter()], dtype=torch.float64), peer, tag=_TAG_BACK)
+def with_unmeasured(sweeps: Sequence[LinkSweep], fleet: Sequence[HostFacts]) -> list[LinkSweep]:
+    """The measured links, and for every other pair that has measured ones of its class those links' median.
+
+    A point that was not measured has a sample of count 0, whose spread is that over the measured links.
+    """
+    classes = Classes(fleet)
+    alike: dict[Any, list[LinkSweep]] = {}
+    for sweep in sweeps:
+        alike.setdefault(classes.of(sweep.source, sweep.target), []).append(sweep)
+    typical = {name: _median_sweep(some) for name, some in alike.items()}
+    known = {(sweep.source, sweep.target) for sweep in sweeps}
+    ranks = range(len(fleet))
+    missing = [(a, b) for a in ranks for b in ranks if a != b and (a, b) not in known and classes.of(a, b) in typical]
+    return [*sweeps, *(replace(typical[classes.of(a, b)], source=a, target=b) for a, b in missing)]
 
 
-def _sweep(target: int, sizes: Sequence[int], offset: float) -> list[SweepPoint]:
+def _median_sweep(sweeps: Sequence[LinkSweep]) -> LinkSweep:
+    """The medians of some links, at the sizes that all of them have."""
+    times = [{point.size: point.sample.median for point in sweep.points} for sweep in sweeps]
+    sizes = sorted(set(times[0]).intersection(*times))
+    points = [SweepPoint(size, replace(summarise([each[size] for each in times]), count=0)) for size in sizes]
+    sender, receiver = (median(getattr(each, f"{end}_busy") for each in sweeps) for end in ("sender", "receiver"))
+    return replace(sweeps[0], points=tuple(points), sender_busy=sender, receiver_busy=receiver)
+
+
+def _measure_pair(lane: Lane, source: int, target: int, options: LinkOptions) -> list[LinkSweep]:
+    """One directed link; the source gets the result, the target plays along."""
+    if lane.rank == target:
+        answer_clock(source)
+        _answer_sweep(lane, source)
+        answer_busy_share(lane, source)
+        return []
+    offset = compare_clock(target).ahead_s  # its small messages are the connection's first ones
+    points = _sweep(lane, target, message_sizes(options.largest), offset)
+    size = min(options.typical, points[-1].size)
+    seconds = message_s([LinkPoint(point.size, point.sample.median) for point in points], size)
+    sender_busy, receiver_busy = send_busy_share(lane, target, size, seconds)
+    return [LinkSweep(source, target, tuple(points), sender_busy, receiver_busy)]
+
+
+def _sweep(lane: Lane, target: int, sizes: Sequence[int], offset: float) -> list[SweepPoint]:
     """Source's side: announce each message's size (0 ends the sweep), send it, learn when it arrived."""
-    answer = torch.zeros(1, dtype=torch.float64)
     points: list[SweepPoint] = []
     for size in sizes:
-        buffer = torch.zeros(size, dtype=torch.uint8)
+        buffer = lane.buffer(size)
         times: list[float] = []
         begun = time.perf_counter()
         while len(times) < _FEWEST or (time.perf_counter() - begun < _BUDGET_S and len(times) < _MOST):
-            dist.send(torch.tensor([size], dtype=torch.int64), target, tag=_TAG_MORE)
-            dist.recv(answer, target, tag=_TAG_BACK)  # the receiver has its buffer ready
+            lane.tell(target, size)
+            lane.ask(target)  # the receiver has its buffer ready
             begin = time.perf_counter()
-            dist.send(buffer, target, tag=_TAG_DATA)
-            dist.recv(answer, target, tag=_TAG_BACK)
-            times.append(max(_SHORTEST_S, float(answer) - offset - begin))
+            lane.send(target, buffer)
+            times.append(max(_SHORTEST_S, lane.ask(target) - offset - begin))
         points.append(SweepPoint(size, summarise(times)))
-        if points[-1].sample.median > _LONGEST_S:
+        if points[-1].sample.median * _GROWTH > _LONGEST_S:
             break
-    dist.send(torch.tensor([0], dtype=torch.int64), target, tag=_TAG_MORE)
+    lane.tell(target, 0)
     return points
 
 
-def _answer_sweep(source: int) -> None:
+def _answer_sweep(lane: Lane, source: int) -> None:
     """Target's side of a sweep: say when the buffer is ready, and when the message has arrived."""
-    size = torch.zeros(1, dtype=torch.int64)
-    while True:
-        dist.recv(size, source, tag=_TAG_MORE)
-        if not int(size):
-            return
-        work = dist.irecv(torch.empty(int(size), dtype=torch.uint8), source, tag=_TAG_DATA)
-        dist.send(torch.zeros(1, dtype=torch.float64), source, tag=_TAG_BACK)
-        assert work is not None
-        work.wait()
-        dist.send(torch.tensor([time.perf_counter()], dtype=torch.float64), source, tag=_TAG_BACK)
-
-
-def _busy_share(size: int, count: int, start: Callable[[torch.Tensor], dist.Work | None]) -> float:
-    """How much slower this end computes while messages stream: 0 (not at all) to 1 (computing stops).
-
-    Both ends run a compute loop first alone, then while a thread moves `count` messages of `size` bytes.
-    """
-    alone = _loop_rate(_until(time.perf_counter() + _STREAM_S / 2))
-    buffer = torch.zeros(size, dtype=torch.uint8)
-
-    def stream() -> None:
-        for _ in range(count):
-            work = start(buffer)
-            assert work is not None
-            work.wait()
-
-    thread = threading.Thread(target=stream, name="assigner-stream")
-    thread.start()
-    beside = _loop_rate(lambda: not thread.is_alive())
-    thread.join()
-    return min(1.0, max(0.0, 1 - beside / alone))
-
-
-def _until(deadline: float) -> Callable[[], bool]:
-    return lambda: time.perf_counter() > deadline
-
-
-def _loop_rate(done: Callable[[], bool]) -> float:
-    """Runs per second of a small piece of work until `done`."""
-    left = torch.ones(128, 128)
-    runs, begin = 0, time.perf_counter()
-    while not runs or not done():
-        torch.mm(left, left)
-        runs += 1
-    return runs / (time.perf_counter() - begin)
+    while size := int(lane.ask(source)):
+        lane.post(source, size)
+        lane.tell(source, 0.0)
+        lane.receive(source)
+        lane.tell(source, time.perf_counter())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +15,10 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
+from assigner.runtime.memory import MemoryGauge
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -47,6 +52,41 @@ def saved_bytes(forward: Callable[[], Iterable[torch.Tensor]], known: Iterable[t
     for tensor in (*known, *outputs):
         saved.pop(_key(tensor), None)
     return sum(saved.values())
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """Bytes that tensors hold on a GPU; 0 on a CPU, which does not count them."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def return_free_pages() -> None:
+    """Let the C library give back what it has kept of freed memory; other ones than glibc do so by themselves."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+@dataclass
+class Growth:
+    """How much a process has grown at its peak, in bytes; 0 where the system does not tell."""
+
+    bytes: int = 0
+
+
+@contextlib.contextmanager
+def growth(device: torch.device) -> Iterator[Growth]:
+    """How far what this process holds on a device rises in the block: on a CPU pages, with the heap's holes in them."""
+    return_free_pages()  # they would be used again, unseen
+    gauge, grown = MemoryGauge(device), Growth()
+    gauge.reset_peak()
+    base = gauge.held()
+    try:
+        yield grown
+        peak = gauge.peak()
+        if base is not None and peak is not None:
+            grown.bytes = max(0, peak - base)
+    finally:
+        gauge.close()
 
 
 def peak_bytes(run: Callable[[], Any], device: torch.device) -> int:

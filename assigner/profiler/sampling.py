@@ -59,6 +59,7 @@ class _Subject:
         samples: The samples so far, each with one mean per part.
         pending: The runs of the sample that is being taken.
         spent_s: Time spent on samples.
+        run_s: Of one run, when it was warmed up.
     """
 
     run: Callable[[], tuple[float, ...]]
@@ -66,14 +67,15 @@ class _Subject:
     samples: list[tuple[float, ...]] = field(default_factory=list)
     pending: list[tuple[float, ...]] = field(default_factory=list)
     spent_s: float = 0.0
+    run_s: float = 0.0
 
     def warm_up(self) -> None:
         begin, count = time.perf_counter(), 0
         while count < WARM_UP_RUNS or time.perf_counter() - begin < WARM_UP_S:
             self.run()
             count += 1
-        each_s = (time.perf_counter() - begin) / count
-        self.runs_in_sample = max(1, math.ceil(SAMPLE_S / each_s))
+        self.run_s = (time.perf_counter() - begin) / count
+        self.runs_in_sample = max(1, math.ceil(SAMPLE_S / self.run_s))
 
     def take_run(self) -> None:
         begin = time.perf_counter()
@@ -84,6 +86,14 @@ class _Subject:
         self.samples.append(tuple(statistics.fmean(part) for part in zip(*self.pending, strict=True)))
         self.pending.clear()
 
+    def left_s(self) -> float:
+        """About how long it will still take: up to the fewest samples, then half of what the limit leaves."""
+        if len(self.samples) < MINIMUM_SAMPLES:
+            each_s = self.spent_s / len(self.samples) if self.samples else max(SAMPLE_S, self.run_s)
+            most_s = max(LIMIT_S - self.spent_s, each_s * max(0, 3 - len(self.samples)))
+            return min(most_s, each_s * (MINIMUM_SAMPLES - len(self.samples)))
+        return max(0.0, LIMIT_S - self.spent_s) / 2
+
     def is_steady(self) -> bool:
         if self.spent_s >= LIMIT_S and len(self.samples) >= 3:
             return True
@@ -93,7 +103,7 @@ class _Subject:
 
 
 def measure_interleaved(
-    runs: Sequence[Callable[[], tuple[float, ...]]], on_round: Callable[[int, int], None] | None = None
+    runs: Sequence[Callable[[], tuple[float, ...]]], on_round: Callable[[float], None] | None = None
 ) -> list[tuple[Sample, ...]]:
     """Measure several things in turn, so that they share the machine's drift and evict each other's caches.
 
@@ -102,14 +112,23 @@ def measure_interleaved(
 
     Args:
         runs: Each call measures once and returns its parts, in seconds.
-        on_round: Called with (steady ones, all) after each round.
+        on_round: Called after each round with the share that is done, by time.
 
     Returns:
         For each thing, one sample per part.
     """
+    begin = time.perf_counter()
     subjects = [_Subject(run) for run in runs]
-    for subject in subjects:
+
+    def tell(left_s: float) -> None:
+        if on_round is not None:
+            elapsed = time.perf_counter() - begin
+            on_round(elapsed / (elapsed + left_s))
+
+    for n, subject in enumerate(subjects, 1):
         subject.warm_up()
+        warm = sum(each.left_s() for each in subjects[:n])
+        tell(warm + (len(subjects) - n) * (warm / n + (time.perf_counter() - begin) / n))
     waiting = list(subjects)
     while waiting:
         for turn in range(max(subject.runs_in_sample for subject in waiting)):
@@ -119,6 +138,5 @@ def measure_interleaved(
         for subject in waiting:
             subject.close_sample()
         waiting = [subject for subject in waiting if not subject.is_steady()]
-        if on_round is not None:
-            on_round(len(subjects) - len(waiting), len(subjects))
+        tell(sum(subject.left_s() for subject in waiting))
     return [tuple(summarise(part) for part in zip(*subject.samples, strict=True)) for subject in subjects]

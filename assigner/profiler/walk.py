@@ -6,17 +6,22 @@ is measured, and only its inputs are kept.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 
 from assigner.marking import PartitionGraph, Piece, Value
+from assigner.marking.casting import casting
+from assigner.profiler.memory import peak_bytes
 from assigner.runtime.microbatch import MicroBatch, split_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from assigner.workload import Workload
 
@@ -35,13 +40,17 @@ class KindInputs:
     reads: tuple[torch.Tensor, ...]
     sizes: tuple[Any, ...]
 
+    def copied(self) -> KindInputs:
+        """The same with the values in memory of their own: what comes later may write to them in place."""
+        return replace(self, reads=tuple(value.clone() for value in self.reads))
 
-def representatives(graph: PartitionGraph) -> dict[str, str]:
-    """For each kind the first partition of it."""
-    found: dict[str, str] = {}
+
+def representatives(graph: PartitionGraph) -> dict[str, list[str]]:
+    """The first partition of each kind, which stands for it, with all partitions of that kind."""
+    found: dict[str, list[str]] = {}
     for piece in graph.pieces:
-        found.setdefault(piece.kind, piece.name)
-    return found
+        found.setdefault(piece.kind, []).append(piece.name)
+    return {names[0]: names for names in found.values()}
 
 
 def chunks(graph: PartitionGraph, names: Sequence[str], budget_bytes: float) -> Iterator[list[str]]:
@@ -61,50 +70,110 @@ def chunks(graph: PartitionGraph, names: Sequence[str], budget_bytes: float) -> 
 
 
 def collect_inputs(
-    workload: Workload, graph: PartitionGraph, rows: int, device: torch.device, budget_bytes: float
-) -> dict[str, KindInputs]:
-    """Run the model's forward once on one micro-batch, and keep what the representatives read.
+    workload: Workload,
+    graph: PartitionGraph,
+    sizes: Sequence[int],
+    device: torch.device,
+    *,
+    budget_bytes: float,
+    wanted: Collection[str],
+    on_partition: Callable[[str, float], None] = lambda _name, _share: None,
+    inputs_bytes: float = math.inf,
+    room: Callable[[], float] = lambda: math.inf,
+) -> dict[int, dict[str, KindInputs]]:
+    """Run the model's forward once on a micro-batch of each size, and keep what some partitions read.
+
+    A part of the model is built once for all sizes: its initial values cost the draws of the whole model. Where a
+    larger micro-batch would not fit into the memory, a partition's outputs are those of the smallest one, repeated;
+    where even its inputs would be too many, it is left out from there on.
 
     Args:
         workload: Its batch maker gives the inputs.
         graph: Its partitions.
-        rows: Rows of the micro-batch.
+        sizes: Rows of the micro-batches.
         device: Where the partitions run.
         budget_bytes: How much of the model may be there at once.
+        wanted: Names of the partitions whose inputs are kept; the walk ends behind the last of them.
+        on_partition: Called before each partition with its name and the share of the walk that is done.
+        inputs_bytes: How much of inputs may be kept; those of the smallest size always are.
+        room: Bytes that are free on the device now.
 
     Returns:
-        By partition name, for one partition of each kind.
+        By micro-batch size, then by partition name; without those that were left out.
     """
-    (cut,) = split_batch(workload.make_batch(rows, workload.seed), rows, reduction=workload.reduction)
-    wanted = set(representatives(graph).values())
-    readers = Counter(value for piece in graph.pieces for value in piece.reads)
-    values: dict[Value, torch.Tensor] = {}
-    found: dict[str, KindInputs] = {}
-    for chunk in chunks(graph, [piece.name for piece in graph.pieces], budget_bytes):
+    passes = {rows: _Pass(workload, graph, rows, device) for rows in sizes}
+    names = [piece.name for piece in graph.pieces]
+    names = names[: 1 + max((n for n, name in enumerate(names) if name in wanted), default=-1)]
+    found: dict[int, dict[str, KindInputs]] = {rows: {} for rows in sizes}
+    smallest, peaks, kept = min(passes, default=1), dict[str, int](), 0
+    for chunk in chunks(graph, names, budget_bytes):
         modules = graph.build(chunk, device)
         for name in chunk:
+            on_partition(name, names.index(name) / len(names))
             piece = graph.piece[name]
-            reads = tuple(_read(value, cut, values, device) for value in piece.reads)
-            sizes = tuple(size.evaluate(cut.inputs) for size in piece.sizes)
-            if name in wanted:
-                found[name] = KindInputs(cut, tuple(value.clone() for value in reads), sizes)
-            if piece is not graph.last:
-                with torch.no_grad():
-                    outputs = modules[name](*reads, *sizes)
-                values.update({Value(name, n): output for n, output in enumerate(outputs)})
-            _drop_read(piece, readers, values)
+            for rows, each in sorted(passes.items()):
+                inputs = each.inputs(piece)
+                if name in wanted:
+                    size = sum(read.nbytes for read in inputs.reads)
+                    if rows > smallest and kept + size > inputs_bytes:
+                        del passes[rows]
+                        continue
+                    kept += size
+                    found[rows][name] = inputs.copied()
+                if name == names[-1]:
+                    continue
+                if rows == smallest and len(passes) > 1 and piece.kind not in peaks:
+                    peaks[piece.kind] = peak_bytes(partial(each.run, piece, modules[name], inputs), device)
+                elif rows == smallest or peaks[piece.kind] * rows / smallest <= room():
+                    each.run(piece, modules[name], inputs)
+                else:
+                    each.imitate(piece, passes[smallest], graph)
     return found
 
 
-def _read(value: Value, cut: MicroBatch, values: dict[Value, torch.Tensor], device: torch.device) -> torch.Tensor:
-    if value.partition:
-        return values[value]
-    made: torch.Tensor = cut.inputs[value.index]
-    return made.to(device)
+class _Pass:
+    """One forward of the model on one micro-batch, partition by partition."""
+
+    def __init__(self, workload: Workload, graph: PartitionGraph, rows: int, device: torch.device) -> None:
+        (self.cut,) = split_batch(workload.make_batch(rows, workload.seed), rows, reduction=workload.reduction)
+        self.device = device
+        self.readers = Counter(value for piece in graph.pieces for value in piece.reads)
+        self.values: dict[Value, torch.Tensor] = {}
+
+    def inputs(self, piece: Piece) -> KindInputs:
+        """What the next partition reads."""
+        reads = tuple(self._read(value) for value in piece.reads)
+        return KindInputs(self.cut, reads, tuple(size.evaluate(self.cut.inputs) for size in piece.sizes))
+
+    def run(self, piece: Piece, module: fx.GraphModule, inputs: KindInputs) -> None:
+        """Run it, keep what it makes, and drop what nobody reads any more."""
+        with torch.no_grad(), casting(piece.autocast, self.device.type):
+            outputs = module(*inputs.reads, *inputs.sizes)
+        self._keep(piece, {Value(piece.name, n): output for n, output in enumerate(outputs)})
+
+    def imitate(self, piece: Piece, other: _Pass, graph: PartitionGraph) -> None:
+        """As `run`, with what the partition made of another micro-batch, repeated to this one's shapes."""
+        made = {value: tensor for value, tensor in other.values.items() if value.partition == piece.name}
+        shapes = {value: graph.values[value].sizes(self.cut.inputs) for value in made}
+        self._keep(piece, {value: _repeated(tensor, shapes[value]) for value, tensor in made.items()})
+
+    def _keep(self, piece: Piece, made: Mapping[Value, torch.Tensor]) -> None:
+        self.values.update(made)
+        for value in piece.reads:
+            self.readers[value] -= 1
+            if not self.readers[value]:
+                self.values.pop(value, None)
+
+    def _read(self, value: Value) -> torch.Tensor:
+        if value.partition:
+            return self.values[value]
+        made: torch.Tensor = self.cut.inputs[value.index]
+        return made.to(self.device)
 
 
-def _drop_read(piece: Piece, readers: Counter[Value], values: dict[Value, torch.Tensor]) -> None:
-    for value in piece.reads:
-        readers[value] -= 1
-        if not readers[value]:
-            values.pop(value, None)
+def _repeated(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A tensor's values over and over, up to a shape of as many dimensions."""
+    for dim, size in enumerate(shape):
+        if size != tensor.size(dim):
+            tensor = tensor.index_select(dim, torch.arange(size, device=tensor.device) % tensor.size(dim))
+    return tensor

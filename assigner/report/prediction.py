@@ -11,18 +11,24 @@ from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.simulate import overfull
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.occupancy import Occupancy
     from assigner.plan import Plan, Prediction
 
 
-def prediction_report(plan: Plan, now: Prediction) -> Report:
+def prediction_report(plan: Plan, now: Prediction, memory: Sequence[Occupancy] | None = None) -> Report:
     """What `assigner simulate` prints.
 
     Args:
         plan: The plan as it was read, with the prediction that it stores, if any.
         now: What the simulator says of it.
+        memory: Over time, where that was asked for.
     """
     head = Line(f"plan for {plan.workload.name} · {describe_split(plan)} · {plan.schedule}", "strong")
-    return (head, Line(f"predicted: {describe_prediction(now)}"), *_against(plan, now), _workers(plan, now), _fit(now))
+    held = () if memory is None else (_over_time(now, memory),)
+    said = Line(f"predicted: {describe_prediction(now)}")
+    return (head, said, *_against(plan, now), _workers(plan, now), *held, _fit(now))
 
 
 def _against(plan: Plan, now: Prediction) -> Report:
@@ -72,6 +78,25 @@ def _workers(plan: Plan, now: Prediction) -> Sheet:
     return Sheet("workers (+/-: against the plan's own prediction)" if stored else "workers", columns, tuple(rows))
 
 
+def _over_time(now: Prediction, memory: Sequence[Occupancy]) -> Sheet:
+    """When each worker holds the most, and of what."""
+    time, size = fmt.time_unit(now.step_s), fmt.byte_unit(*(each.peak_bytes for each in now.workers))
+    rows = tuple(
+        (
+            each.worker, size.show(each.state.total), size.show(each.highest.activations),
+            size.show(each.highest.workspace), size.show(each.highest.messages), size.show(each.peak.total),
+            time.show(each.highest.at_s), size.show(allowed.peak_bytes),
+        )
+        for each, allowed in zip(memory, now.workers, strict=True)
+    )  # fmt: skip
+    columns = (
+        Column("worker", "name"), Column(f"always {size.name}", rank=1), Column("activations", rank=2),
+        Column("workspace", rank=4), Column("messages", rank=3), Column("most at one time"), Column(f"at {time.name}"),
+        Column("allowed for", rank=1),
+    )  # fmt: skip
+    return Sheet("memory over time: when a worker holds the most", columns, rows)
+
+
 def _change(value: float, old: float | None) -> str:
     """The relative change in percent: from nothing to something has none."""
     factor = fmt.against(value, old)
@@ -87,9 +112,10 @@ def _fit(now: Prediction) -> Line:
     return Line(f"does not fit: {worst.worker} needs {need} and has {has}", "warning")
 
 
-def prediction_data(plan: Plan, now: Prediction) -> dict[str, Any]:
-    """The same for `--json`."""
+def prediction_data(plan: Plan, now: Prediction, memory: Sequence[Occupancy] | None = None) -> dict[str, Any]:
+    """The same for `--json`; memory over time as the moments at which it changes."""
     stored = plan.predicted
+    held = {} if memory is None else {"memory_over_time": [_moments(each) for each in memory]}
     return {
         "kind": "prediction",
         "predicted": encode(now),
@@ -97,4 +123,15 @@ def prediction_data(plan: Plan, now: Prediction) -> dict[str, Any]:
         "step_change": (fmt.against(now.step_s, stored.step_s) or 1.0) - 1 if stored else None,
         "fits": not overfull(now),
         "overfull": [each.worker for each in overfull(now)],
+        **held,
+    }
+
+
+def _moments(memory: Occupancy) -> dict[str, Any]:
+    return {
+        "worker": memory.worker,
+        "state": encode(memory.state),
+        "peak_bytes": memory.peak.total,
+        "peak_at_s": memory.highest.at_s,
+        "moments": [each._asdict() for each in memory.held],
     }

@@ -6,7 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,9 @@ from assigner.runtime.microbatch import MicroBatch
 from assigner.runtime.partition import PartitionRunner, Place
 from assigner.runtime.transport import Message, Transport
 from assigner.schedule import Action, Kind, Payload, Program, Route
+
+if TYPE_CHECKING:
+    from assigner.runtime.recorder import Recorder, Span
 
 _COMPUTE = (Kind.FORWARD, Kind.BACKWARD)
 _AHEAD = 2  # the receives of so many forwards and backwards to come are posted
@@ -58,6 +61,7 @@ class Executor:
 
     Attributes:
         at: What is being done; for errors.
+        recorder: Notes what is done, while a trace is made.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Executor:
         self.device, self.seed = device, seed
         self.local_readers = Counter(value for runner in runners.values() for value in runner.piece.reads)
         self.at = "the start"
+        self.recorder: Recorder | None = None
         self.step: _Step | None = None
 
     def run(self, program: Program, worker: str, micro_batches: Sequence[MicroBatch], number: int) -> float:
@@ -126,12 +131,22 @@ class Executor:
             assert self.transport is not None
             self.at = f"the exchange of shared parameter {self.graph.ties[action.route.output].parameter!r}"
             message, mine = Message(action.route, -1), gradient_of[action.route.output]
+            span = None if self.recorder is None else self.recorder.begin(action)
             if action.kind is Kind.SEND:
-                self.transport.send(message, mine)
+                self.transport.send(message, mine, span)
             else:
                 self.transport.post(message, tuple(mine.shape), mine.dtype)
-                found[action.route.output].append((action.route.source, self.transport.receive(message)))
+                found[action.route.output].append((action.route.source, self.transport.receive(message, span)))
         return {number: sorted(gradients, key=lambda pair: pair[0]) for number, gradients in found.items()}
+
+    def update(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """The program's last action."""
+        self.at = "the optimizer's update"
+        span = None if self.recorder is None else self.recorder.begin(Action(Kind.UPDATE, -1, -1))
+        if optimizer is not None:
+            optimizer.step()
+        if self.recorder is not None and span is not None:
+            self.recorder.end(span)
 
     def forget(self) -> None:
         """Drop what an unfinished step holds."""
@@ -153,6 +168,7 @@ class Executor:
 
     def _act(self, program: Program, action: Action) -> None:
         held = () if action.stage < 0 else program.plan.stages[action.stage].partitions
+        span = None if self.recorder is None else self.recorder.begin(action)
         if action.kind is Kind.FORWARD:
             self._stepped.outbox.clear()
             for name in held:
@@ -162,9 +178,11 @@ class Executor:
             for name in reversed(held):
                 self._backward(self.runners[name], action.micro_batch)
         elif action.kind is Kind.SEND:
-            self._send(action)
+            self._send(action, span)
         else:
-            self._receive(action)
+            self._receive(action, span)
+        if self.recorder is not None and span is not None and action.kind in _COMPUTE:
+            self.recorder.end(span)
 
     @property
     def _stepped(self) -> _Step:
@@ -231,7 +249,7 @@ class Executor:
             total = total + part
         return total
 
-    def _send(self, action: Action) -> None:
+    def _send(self, action: Action, span: Span | None) -> None:
         assert action.route is not None
         assert self.transport is not None
         route, micro_batch = action.route, action.micro_batch
@@ -243,7 +261,7 @@ class Executor:
         else:
             tensor = self._stepped.outbox[value, micro_batch]
             self._check_shape(value, micro_batch, tensor)
-        self.transport.send(Message(route, micro_batch), tensor)
+        self.transport.send(Message(route, micro_batch), tensor, span)
 
     def _check_shape(self, value: Value, micro_batch: int, tensor: torch.Tensor) -> None:
         """The receiver works the shape out by itself: a value of another shape must not leave."""
@@ -263,12 +281,12 @@ class Executor:
         inputs = self._stepped.micro_batches[action.micro_batch].inputs
         self.transport.post(Message(route, action.micro_batch), shape.sizes(inputs), shape.dtype)
 
-    def _receive(self, action: Action) -> None:
+    def _receive(self, action: Action, span: Span | None) -> None:
         assert action.route is not None
         assert self.transport is not None
         route, micro_batch = action.route, action.micro_batch
         self.at = f"the receive of {_what(route)} from {route.source}, micro-batch {micro_batch}"
-        tensor = self.transport.receive(Message(route, micro_batch))
+        tensor = self.transport.receive(Message(route, micro_batch), span)
         value = Value(route.partition, route.output)
         if route.payload is Payload.GRADIENT:
             self._stepped.gradients[value, micro_batch].append(tensor)

@@ -17,6 +17,7 @@ from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from assigner.marking import Piece
+from assigner.marking.casting import casting
 from assigner.runtime.randomness import partition_seed, seed_device
 
 
@@ -109,8 +110,9 @@ class PartitionRunner:
 
     def _run(self, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         seed_device(partition_seed(place.seed, place.step, self.piece.name, place.micro_batch), self.device)
-        outputs = self.module(*reads, *sizes)
-        return outputs if self.finish is None else self.finish(outputs, place.micro_batch)
+        with casting(self.piece.autocast, self.device.type):
+            outputs = self.module(*reads, *sizes)
+            return outputs if self.finish is None else self.finish(outputs, place.micro_batch)
 
     def _roots(self, outputs: Sequence[torch.Tensor]) -> list[GradientEdge | None]:
         """Where backward starts, without the outputs' own memory: that is free once they are sent."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from assigner.deferred import DeferredModel
+from assigner.document import refuse_existing
 from assigner.errors import FormatError, MarkingError, UsageError
 from assigner.location import Location
 from assigner.marking import PartitionGraph, partition_graph
@@ -22,11 +21,15 @@ from assigner.plan import Plan, load_plan
 from assigner.runtime.checkpoint import load_checkpoint, save_checkpoint
 from assigner.runtime.executor import Executor
 from assigner.runtime.failure import FailureWatch
+from assigner.runtime.memory import held_bytes
 from assigner.runtime.microbatch import row_count, split_batch
 from assigner.runtime.partition import PartitionRunner
+from assigner.runtime.process import join_run, set_threads, worker_device
 from assigner.runtime.randomness import kept_generators
+from assigner.runtime.tracing import TraceSettings, Tracing
 from assigner.runtime.transport import LostConnectionError, Transport
 from assigner.schedule import Program, build_program
+from assigner.trace import save_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +51,7 @@ class Pipeline:
         plan: A plan or the path of one.
         remat: None: as the plan says; True: rematerialise every partition; False: none.
         timeout_s: A wait for another rank that takes longer ends with an error.
+        graph: The model's partitions, where the caller has found them for another plan already: it takes seconds.
 
     Attributes:
         rank: This process's rank.
@@ -62,19 +66,26 @@ class Pipeline:
     """
 
     def __init__(
-        self, workload: Workload, plan: Plan | Path | str, *, remat: bool | None = None, timeout_s: float = 600.0
+        self,
+        workload: Workload,
+        plan: Plan | Path | str,
+        *,
+        remat: bool | None = None,
+        timeout_s: float = 600.0,
+        graph: PartitionGraph | None = None,
     ) -> None:
         self.workload = workload
         self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
-        self.graph = plan_graph(workload, self.plan)
-        self._owns_group = _join(self.plan, timeout_s)
+        self.graph = plan_graph(workload, self.plan, graph)
+        self._owns_group = join_run(self.plan, timeout_s)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         mine = [worker for worker in self.plan.workers if Location.parse(worker).rank == self.rank]
         self.worker = mine[0] if mine else None
-        self.device = _device(self.worker)
-        _set_threads(self.plan, self.worker)
+        self.device = worker_device(self.worker)
+        set_threads(self.plan, self.worker)
         stages = [stage for stage in self.plan.stages if stage.worker == self.worker]
         self.partitions = tuple(name for stage in stages for name in stage.partitions)
+        self._trace_settings = TraceSettings(self.plan, self.worker, remat, held_bytes(self.device) or 0)
         self._modules = self.graph.build(self.partitions, self.device)
         self._parameters, self._buffers = self._named_tensors()
         self.steps = self._batches = 0
@@ -146,6 +157,9 @@ class Pipeline:
         Raises:
             WorkerError: another rank failed; the message has its error.
         """
+        recorder = self._executor.recorder
+        if recorder is not None:
+            recorder.begin_step()
         with self._guarded("the start of a step"), kept_generators(self.device):
             program = self._program(row_count(batch))
             micro_batches = split_batch(batch, program.plan.micro_batch_size, reduction=self.workload.reduction)
@@ -157,7 +171,10 @@ class Pipeline:
             if update:
                 self._update(program)
             self._executor.at = "the end of the step"
-            return self._from_rank(Location.parse(self.plan.placement[self.graph.last.name]).rank, loss)
+            loss = self._from_rank(Location.parse(self.plan.placement[self.graph.last.name]).rank, loss)
+        if recorder is not None:
+            recorder.end_step(whole=update and row_count(batch) == self.plan.workload.batch_size)
+        return loss
 
     def update(self) -> None:
         """Apply the gradients that steps with `update=False` have added up."""
@@ -166,9 +183,7 @@ class Pipeline:
 
     def _update(self, program: Program) -> None:
         self._sum_ties(program)
-        self._executor.at = "the optimizer's update"
-        if self.optimizer is not None:
-            self.optimizer.step()
+        self._executor.update(self.optimizer)
         self.steps += 1
         self._updated = True
 
@@ -185,6 +200,63 @@ class Pipeline:
             for _, part in parts[1:]:
                 total = total + part
             ties[n].grad = total
+
+    @contextlib.contextmanager
+    def trace(self, path: Path | str, *, last: int = 20, force: bool = False) -> Iterator[None]:
+        """Write what every rank does in the steps of the block, action by action and on rank 0's clock.
+
+            with pipeline.trace("trace.json"):
+                for batch in batches:
+                    pipeline.step(batch)
+
+        Every rank enters the block, also one that holds no stage; rank 0 writes the file when all have left it. An
+        exception in the block leaves no file. Steps that are not one whole program of the plan are not kept: those
+        whose batch has another number of rows, and those with `update=False`.
+
+        Args:
+            path: The trace's file.
+            last: So many steps are kept, the last ones.
+            force: Replace an existing file.
+
+        Raises:
+            UsageError: rank 0 cannot write `path`, a trace is being made already, or the block made no whole step.
+            WorkerError: another rank failed; the message has its error.
+        """
+        if last < 1:
+            raise UsageError(f"last={last}: a trace has one step or more")
+        if self._executor.recorder is not None:
+            raise UsageError("a trace is being made already", hint="leave its block first")
+        self._check_trace_path(Path(path), force=force)
+        with self._guarded("the start of a trace"):
+            tracing = Tracing(self._trace_settings, self._transport, device=self.device, last=last)
+        self._executor.recorder = tracing.recorder
+        try:
+            yield
+        finally:
+            self._executor.recorder = None
+            tracing.stop()
+        if not tracing.recorder.steps:
+            raise UsageError(
+                f"{path}: no step to write: none had {self.plan.workload.batch_size} rows and an update",
+                hint="make steps of the plan's batch size in the block",
+            )
+        with self._guarded("the end of a trace"):
+            trace = tracing.collect()
+            if trace is not None:
+                save_trace(trace, path, force=force)
+
+    def _check_trace_path(self, path: Path, *, force: bool) -> None:
+        """Raise UsageError on every rank if rank 0 cannot write there."""
+        refusal = None
+        if self.rank == 0:
+            try:
+                refuse_existing(path, force=force)
+            except UsageError as error:
+                refusal = error
+        with self._guarded("the start of a trace"):
+            refused = self._from_rank(0, float(refusal is not None))
+        if refused:
+            raise refusal or UsageError(f"rank 0 cannot write a trace to {path}", hint="see what it says")
 
     def zero_grad(self) -> None:
         """Drop the gradients of this rank's parameters."""
@@ -308,12 +380,19 @@ class Pipeline:
             self._watch.close()
 
 
-def plan_graph(workload: Workload, plan: Plan) -> PartitionGraph:
+def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = None) -> PartitionGraph:
     """The partitions of a plan's model, found again from the workload.
+
+    Args:
+        workload: The model.
+        plan: Whose partitions.
+        known: The partitions as they were found before; they must be the plan's.
 
     Raises:
         FormatError: the plan is for another model.
     """
+    if known is not None and known.fingerprint == plan.workload.fingerprint:
+        return known
     names = {name for name, _ in DeferredModel(workload.model, seed=workload.seed).model.named_modules()}
     try:
         graph = partition_graph(workload, [name for name in plan.partitions if name in names])
@@ -327,51 +406,3 @@ def plan_graph(workload: Workload, plan: Plan) -> PartitionGraph:
         f"the plan is for workload {plan.workload.name!r}, and this model is another one: {detail}",
         hint="profile this workload and solve again",
     )
-
-
-def _join(plan: Plan, timeout_s: float) -> bool:
-    """Be part of the run's process group; True: this call made it.
-
-    A plan on one worker without a launcher runs in this process alone.
-    """
-    made = False
-    if not dist.is_initialized():
-        if "RANK" not in os.environ and plan.world_size == 1:
-            return False
-        if "RANK" not in os.environ:
-            raise UsageError(
-                f"the plan needs {plan.world_size} ranks, and this process was started alone",
-                hint="assigner run PLAN -- SCRIPT starts them on this host; torchrun on several",
-            )
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
-        made = True
-    if dist.get_world_size() < plan.world_size:
-        raise UsageError(
-            f"the plan needs {plan.world_size} ranks, and the run has {dist.get_world_size()}",
-            hint=f"start {plan.world_size} (torchrun --nproc-per-node, times --nnodes)",
-        )
-    return made
-
-
-def _set_threads(plan: Plan, worker: str | None) -> None:
-    """Compute with as many threads as the worker was measured with.
-
-    More threads than a CPU quota allows stop each other: a plan's prediction holds for its own number alone.
-    """
-    for stage in plan.stages:
-        if stage.worker == worker and stage.threads is not None:
-            torch.set_num_threads(stage.threads)
-
-
-def _device(worker: str | None) -> torch.device:
-    device = torch.device(Location.parse(worker).device if worker else "cpu")
-    if device.type == "cuda":
-        if (device.index or 0) >= torch.cuda.device_count():
-            raise UsageError(
-                f"the plan places {worker}, and this process sees {torch.cuda.device_count()} CUDA devices",
-                hint="run it on the hosts that were profiled, or profile these",
-            )
-        torch.cuda.set_device(device)
-    elif device.type != "cpu":
-        raise UsageError(f"{worker}: device {device.type!r} is not supported", hint="workers are cpu or cuda:N")
-    return device

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import queue
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,10 +20,13 @@ import torch
 import torch.distributed as dist
 
 from assigner.location import Location
+from assigner.runtime.clock import ClockComparison, answer_clock, compare_clock
 from assigner.schedule import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from assigner.runtime.recorder import Span
 
 T = TypeVar("T")
 
@@ -62,7 +66,7 @@ class Transport:
         self.device = device
         self.timeout = timedelta(seconds=timeout_s)
         self._posted: dict[Message, tuple[torch.Tensor, dist.Work]] = {}
-        self._sending: queue.SimpleQueue[tuple[str, torch.Tensor, dist.Work] | None] = queue.SimpleQueue()
+        self._sending: queue.SimpleQueue[tuple[str, torch.Tensor, dist.Work, Span | None] | None] = queue.SimpleQueue()
         self._unsent: deque[str] = deque()  # the targets of what has not left, oldest first
         self._idle = threading.Condition()
         self._broken: LostConnectionError | None = None
@@ -82,18 +86,20 @@ class Transport:
         assert work is not None
         self._posted[message] = buffer, work
 
-    def receive(self, message: Message) -> torch.Tensor:
-        """The tensor of a message that was posted, once it is there.
+    def receive(self, message: Message, span: Span | None = None) -> torch.Tensor:
+        """The tensor of a message that was posted, once it is there; `span` gets the time at which it was.
 
         Raises:
             LostConnectionError: the sender is gone, or did not send within the time-out.
         """
         buffer, work = self._posted.pop(message)
         self._checked(message.route.source, lambda: work.wait(self.timeout))
+        if span is not None:
+            span.done(buffer.nbytes)
         return buffer.to(self.device)
 
-    def send(self, message: Message, tensor: torch.Tensor) -> None:
-        """Send a tensor; returns at once.
+    def send(self, message: Message, tensor: torch.Tensor, span: Span | None = None) -> None:
+        """Send a tensor; returns at once. `span` gets the times at which it was handed over and had left.
 
         Raises:
             LostConnectionError: this or an earlier send found its receiver gone.
@@ -101,14 +107,16 @@ class Transport:
         if self._broken is not None:
             raise self._broken
         buffer = tensor.detach().to("cpu").contiguous()
-        self._start_send(message.route.target, buffer, _rank(message.route.target), self._tag(message))
+        if span is not None:
+            span.handed_over(buffer.nbytes)
+        self._start_send(message.route.target, buffer, _rank(message.route.target), self._tag(message), span)
 
-    def _start_send(self, name: str, buffer: torch.Tensor, target: int, tag: int) -> None:
+    def _start_send(self, name: str, buffer: torch.Tensor, target: int, tag: int, span: Span | None = None) -> None:
         work = self._checked(name, lambda: dist.isend(buffer, target, tag=tag))
         assert work is not None
         with self._idle:
             self._unsent.append(name)
-        self._sending.put((name, buffer, work))
+        self._sending.put((name, buffer, work, span))
 
     def flush(self) -> None:
         """Wait until everything sent has left.
@@ -137,11 +145,44 @@ class Transport:
                 if rank != root:
                     self._start_send(f"worker:{rank}", value, rank, tag=0)
             return value
-        name = f"worker:{root}"
-        work = self._checked(name, lambda: dist.irecv(value, root, tag=0))
+        return self._take(value, root)
+
+    def _take(self, buffer: torch.Tensor, source: int) -> torch.Tensor:
+        """What rank `source` sends outside of the program."""
+        name = f"worker:{source}"
+        work = self._checked(name, lambda: dist.irecv(buffer, source, tag=0))
         assert work is not None
         self._checked(name, lambda: work.wait(self.timeout))
-        return value
+        return buffer
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Every rank's bytes, on rank 0 and in the ranks' order; the others get none. `data` is not empty.
+
+        Raises:
+            LostConnectionError: a rank is gone.
+        """
+        if dist.get_rank():
+            for part in (torch.tensor(len(data)), torch.frombuffer(bytearray(data), dtype=torch.uint8)):
+                self._start_send("worker:0", part, 0, tag=0)
+            self.flush()
+            return []
+        found = [data]
+        for rank in range(1, dist.get_world_size()):
+            size = int(self._take(torch.tensor(0), rank))
+            found.append(self._take(torch.empty(size, dtype=torch.uint8), rank).numpy().tobytes())
+        return found
+
+    def compare_clocks(self) -> ClockComparison:
+        """Rank 0's clock against this rank's; all ranks call this between two steps.
+
+        Raises:
+            LostConnectionError: a rank is gone.
+        """
+        if dist.get_rank():
+            return self._checked("worker:0", lambda: compare_clock(0))
+        for rank in range(1, dist.get_world_size()):
+            self._checked(f"worker:{rank}", functools.partial(answer_clock, rank))
+        return ClockComparison(time.perf_counter())
 
     def meet(self) -> None:
         """Wait until every rank is here.
@@ -158,12 +199,14 @@ class Transport:
 
     def _finish_sends(self) -> None:
         while (item := self._sending.get()) is not None:
-            target, buffer, work = item
+            target, buffer, work, span = item
             try:
                 work.wait(self.timeout)
             except RuntimeError as error:
                 self._broken = self._broken or LostConnectionError(target, error)
-            del item, buffer, work  # the message's memory is free now
+            if span is not None:
+                span.done()
+            del item, buffer, work, span  # the message's memory is free now
             with self._idle:
                 self._unsent.popleft()
                 self._idle.notify_all()

@@ -26,7 +26,7 @@ def group_workers(problem: Problem, micro_batch: int) -> tuple[tuple[str, ...], 
             prices[twin] = worker_prices(problem, twin, micro_batch)
         order = problem.options.order
         turn = order.index(worker.name) if worker.name in order else None
-        signature = (worker.capacity_bytes, turn, prices[twin])
+        signature = (worker.tensor_bytes, turn, prices[twin])
         for n, group in enumerate(groups):
             if signatures[n] == signature and _swap(problem, group[0], worker.name):
                 group.append(worker.name)

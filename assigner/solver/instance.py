@@ -75,7 +75,7 @@ class Instance:
             for group, members in enumerate(self.groups)
             for column in group_columns(
                 self.problem, group, self.prices[group], sizes, micro_batches=self.micro_batches,
-                capacity=self.problem.profile.worker[members[0]].capacity_bytes,
+                capacity=self.problem.profile.worker[members[0]].tensor_bytes,
             )
         }  # fmt: skip
 

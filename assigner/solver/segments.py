@@ -108,12 +108,12 @@ def group_columns(
                 break
             if problem.may_cut[last + 1]:
                 again = least_remat(
-                    [each.activation_bytes for each in held], [each.forward_s for each in held],
+                    [each.activation_bytes for each in held], [each.recompute_s for each in held],
                     in_flight=micro_batches, room=capacity - fixed - messages,
                     rules=problem.remat_rules[first : last + 1],
                 )  # fmt: skip
                 if again is not None:
-                    repeated = sum(held[i].forward_s for i in again)
+                    repeated = sum(held[i].recompute_s for i in again)
                     yield Column(
                         first, last, group, forward, backward + repeated, update, tuple(first + i for i in again)
                     )

@@ -1,6 +1,6 @@
 """Solved plan against equal split on the lab's unlike hosts: predicted and measured step times, in turn.
 
-    python benchmarks/heterogeneous/run.py --lab ../shared/lab --cluster mixed3 --out /tmp/mixed3
+    python benchmarks/heterogeneous/run.py --cluster mixed3 --out /tmp/mixed3
 
 Profiles the workload on the cluster, solves, and trains under all plans, `--rounds` times in turn. Needs root, and a
 machine with nothing else running: the hosts' CPU shares must be theirs.
@@ -24,13 +24,7 @@ BIN = Path(sys.executable).parent
 
 def on_lab(args: argparse.Namespace, *command: str, timeout: int) -> None:
     """One command on every host of the cluster, as ranks of one run."""
-    cluster = args.lab / f"{args.cluster}.toml"
-    torchrun = [
-        str(BIN / "torchrun"), "--nnodes", "{nnodes}", "--node-rank", "{node_rank}", "--nproc-per-node", "{nproc}",
-        "--master-addr", "{master_addr}", "--master-port", "{master_port}",
-    ]  # fmt: skip
-    lab = [sys.executable, str(args.lab / "lab.py"), "run", str(cluster), "--timeout", str(timeout), "--"]
-    subprocess.run([*lab, "env", "ASSIGNER_HOST={host}", *torchrun, *command], check=True, cwd=ROOT)
+    assigner("lab", str(args.clusters / f"{args.cluster}.toml"), "--timeout", str(timeout), "--", *command)
 
 
 def assigner(*arguments: str) -> None:
@@ -41,7 +35,7 @@ def assigner(*arguments: str) -> None:
 def main() -> None:
     """Profile, solve, train in turn, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lab", type=Path, default=ROOT.parent / "shared" / "lab")
+    parser.add_argument("--clusters", type=Path, default=ROOT / "examples" / "clusters", help="folder of cluster files")
     parser.add_argument("--cluster", default="mixed3")
     parser.add_argument("--workload", default="examples/gpt.py:workload(width=256,context=128)")
     parser.add_argument("--schedules", nargs="+", default=["auto", "gpipe"], help="one solved plan for each")
@@ -50,13 +44,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--keep-profile", action="store_true", help="use the profile that is in --out already")
     args = parser.parse_args()
-    args.lab, args.out = args.lab.resolve(), args.out.resolve()
+    args.clusters, args.out = args.clusters.resolve(), args.out.resolve()
     args.out.mkdir(parents=True, exist_ok=True)
     profile = args.out / "profile.json"
     if not args.keep_profile:
-        on_lab(
-            args, "-m", "assigner_cli", "profile", args.workload, "-o", str(profile), "--force", timeout=1200
-        )  # fmt: skip
+        on_lab(args, "assigner", "profile", args.workload, "-o", str(profile), "--force", timeout=1200)
     plans = {f"solved, {schedule}": args.out / f"{schedule}.json" for schedule in args.schedules}
     for schedule, plan in zip(args.schedules, plans.values(), strict=True):
         assigner("solve", str(profile), "-o", str(plan), "--schedule", schedule, "--force")
@@ -67,8 +59,8 @@ def main() -> None:
         for name, plan in plans.items():
             result = args.out / f"{plan.stem}-{turn}.json"
             on_lab(
-                args, "examples/train.py", "--plan", str(plan), "--steps", str(args.steps), "--json", str(result),
-                timeout=1200,
+                args, "assigner", "run", str(plan), "--", "examples/train.py", "--steps", str(args.steps),
+                "--json", str(result), timeout=1200,
             )  # fmt: skip
             times[name] += json.loads(result.read_text())["step_s"][2:]  # the first steps warm up
     show(plans, times)

@@ -12,7 +12,7 @@ from assigner.marking import PartitionGraph, partition_graph
 from assigner.profiler.compute import PartitionBench, UpdateBench, state_bytes
 from assigner.profiler.host import host_facts
 from assigner.profiler.memory import peak_bytes, saved_bytes
-from assigner.profiler.session import largest_message
+from assigner.profiler.rank import largest_message
 from assigner.profiler.walk import chunks, collect_inputs, representatives
 from assigner.runtime.partition import PartitionRunner
 from assigner.workload import Workload
@@ -39,7 +39,7 @@ def graph() -> PartitionGraph:
 
 
 def make_bench(graph: PartitionGraph, name: str) -> PartitionBench:
-    given = collect_inputs(make_workload(), graph, ROWS, CPU, 1e9)[name]
+    given = collect_inputs(make_workload(), graph, [ROWS], CPU, budget_bytes=1e9, wanted=[name])[ROWS][name]
     module = graph.build([name])[name]
     runner = PartitionRunner(graph.piece[name], module, CPU, False, graph.output_gradients(graph.piece[name]))
     needs = [bool(value.partition) for value in graph.piece[name].reads]
@@ -48,7 +48,7 @@ def make_bench(graph: PartitionGraph, name: str) -> PartitionBench:
 
 def test_one_of_each_kind_is_measured(graph: PartitionGraph) -> None:
     """The first needs no gradient of its input and the last has the loss; those between are alike."""
-    assert list(representatives(graph).values()) == ["0", "1", "3"]
+    assert representatives(graph) == {"0": ["0"], "1": ["1", "2"], "3": ["3"]}
 
 
 def test_inputs_are_those_of_the_models_own_forward(graph: PartitionGraph) -> None:
@@ -58,9 +58,25 @@ def test_inputs_are_those_of_the_models_own_forward(graph: PartitionGraph) -> No
     model = workload.model()
     batch, _ = workload.make_batch(ROWS, workload.seed)
     for budget in (1.0, 1e9):
-        found = collect_inputs(workload, graph, ROWS, CPU, budget)
-        assert sorted(found) == ["0", "1", "3"]
-        torch.testing.assert_close(found["3"].reads[0], model[2](model[1](model[0](batch))), rtol=0, atol=0)
+        found = collect_inputs(workload, graph, [2, ROWS], CPU, budget_bytes=budget, wanted=["0", "3"])
+        assert [sorted(each) for each in found.values()] == [["0", "3"]] * 2
+        torch.testing.assert_close(found[ROWS]["3"].reads[0], model[2](model[1](model[0](batch))), rtol=0, atol=0)
+        assert found[2]["3"].reads[0].shape == (2, WIDTH)
+
+
+def test_the_walk_ends_behind_the_last_that_is_wanted(graph: PartitionGraph) -> None:
+    """What comes later in the model is neither built nor run."""
+    walked: list[str] = []
+    collect_inputs(
+        make_workload(),
+        graph,
+        [ROWS],
+        CPU,
+        budget_bytes=1e9,
+        wanted=["1"],
+        on_partition=lambda name, _: walked.append(name),
+    )
+    assert walked == ["0", "1"]
 
 
 def test_chunks_fit_their_budget(graph: PartitionGraph) -> None:

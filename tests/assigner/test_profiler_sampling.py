@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from assigner.profiler import sampling
-from assigner.profiler.links import message_sizes, tournament
 from assigner.profiler.sampling import measure_interleaved, summarise
 from assigner.profiler.session import ProfileOptions, default_micro_batches
 
@@ -76,21 +75,6 @@ def test_unsteady_runs_end_by_time(clock: Clock) -> None:
     ((said,),) = measure_interleaved([run])
     assert said.spread > 0.5
     assert 7 <= said.count <= 12
-
-
-def test_pairs_of_a_round_are_disjoint_and_all_meet() -> None:
-    """A tournament of n workers has every pair once, and nobody twice in a round."""
-    for workers in range(2, 9):
-        rounds = tournament(workers)
-        pairs = [pair for each in rounds for pair in each]
-        assert sorted(pairs) == [(a, b) for a in range(workers) for b in range(a + 1, workers)]
-        assert all(len({name for pair in each for name in pair}) == 2 * len(each) for each in rounds)
-
-
-def test_sweeps_reach_the_largest_message() -> None:
-    """Sizes grow by four from 1 KiB until they cover what a plan could send."""
-    assert message_sizes(1) == [1024]
-    assert message_sizes(5000) == [1024, 4096, 16384]
 
 
 @pytest.mark.parametrize(

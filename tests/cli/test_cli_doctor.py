@@ -47,6 +47,21 @@ def test_accelerator_that_torch_does_not_see(no_torch_process, monkeypatch):
     assert "CUDA" in finding.remedy
 
 
+def test_the_lab_is_worth_a_note_where_it_cannot_work(no_torch_process, monkeypatch):
+    """Nothing else needs it, so its lack is no reason to call a machine not ready."""
+    from assigner import lab
+    from assigner.lab import Lack
+
+    found = {}
+    for feature in ("latency", "all"):
+        lack = Lack("a thing", "get it", feature)
+        monkeypatch.setattr(lab, "lacks", lambda lack=lack: (lack,))
+        found[feature] = next(each for each in machine.examine() if each.what == "lab")
+    assert (found["latency"].state, found["latency"].remedy) == ("ok", "")
+    assert (found["all"].state, found["all"].remedy) == ("note", "get it")
+    assert "a thing" in found["all"].detail
+
+
 def test_control_group_limits_are_read(tmp_path, monkeypatch):
     """The tightest limit on the way up from the process's own group counts."""
     inner = tmp_path / "job" / "task"

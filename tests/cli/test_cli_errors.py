@@ -47,7 +47,7 @@ CASES = [
     (5, "simulate solved.json --profile solved.json", "expected 'profile'"),
     (5, "simulate strange.json --profile profile.json", "nobody"),
     (2, "schema", "KIND"),
-    (2, "schema trace", "'trace'"),
+    (2, "schema weather", "'weather'"),
     (2, "doctor now", "now"),
     (2, "solve", "PROFILE"),
     (2, "solve profile.json", "output"),

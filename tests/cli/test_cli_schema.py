@@ -4,6 +4,12 @@ import re
 
 import pytest
 
+from assigner.agreement.rehearsal import rehearsed
+from assigner.cost import CostModel
+from assigner.document import encode
+from assigner.schedule import build_program
+from assigner.simulate import run_program
+
 KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": int | float}
 
 
@@ -44,6 +50,15 @@ def test_files_obey_their_schema(assigner, folder, kind, file):
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert {"kind", "format_version", "workload"} <= set(schema["required"])
     assert violations(schema, json.loads((folder / file).read_text())) == []
+
+
+def test_a_trace_obeys_its_schema(assigner, profile, equal):
+    """A trace as it is written, messages and missing memory included, is what `schema trace` says."""
+    program = build_program(equal, profile.edges)
+    trace = rehearsed(run_program(program, CostModel(profile)), CostModel(profile))
+    schema = json.loads(assigner("schema", "trace").stdout)
+    assert violations(schema, encode(trace)) == []
+    assert violations(schema, {**encode(trace), "steps": 0})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from example_plans import ROOT, make_plan, tiny, torchrun
 
-from assigner.plan import save_plan
+from assigner.plan import load_plan, save_plan
+from assigner.trace import check_same_plan, load_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,9 +60,14 @@ def test_a_run_goes_on_under_another_plan(script: ModuleType, tmp_path: Path) ->
     one, two = plan_file(tmp_path, workload, (0, 5)), plan_file(tmp_path, workload, (1, 2), (0, 3))
     first, second, whole = (tmp_path / f"{name}.json" for name in ("first", "second", "whole"))
     saved = tmp_path / "saved"
-    done = torchrun(2, SCRIPT, "--plan", two, "--steps", 2, "--save", saved, "--json", first)
-    assert done.stdout.endswith(f"checkpoint: {saved}\n")
+    done = torchrun(
+        2, SCRIPT, "--plan", two, "--steps", 2, "--save", saved, "--json", first, "--trace", tmp_path / "trace.json"
+    )
+    assert done.stdout.endswith(f"checkpoint: {saved}\ntrace: {tmp_path / 'trace.json'}\n")
     assert done.stdout.count("in 2 steps") == 1
+    trace = load_trace(tmp_path / "trace.json")
+    check_same_plan(trace, load_plan(two))
+    assert trace.steps == 2
     assert script.main(["--plan", str(one), "--steps", "2", "--resume", str(saved), "--json", str(second)]) == 0
     assert script.main(["--plan", str(one), "--steps", "4", "--remat", "never", "--json", str(whole)]) == 0
     parts = numbers(first)["losses"] + numbers(second)["losses"]
@@ -78,6 +84,13 @@ def test_a_plan_for_another_model_is_refused(
     assert [line.split(":")[0] for line in shown] == ["error", "hint"]
 
 
+def test_a_trace_is_of_the_plans_batch(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With another batch size a trace is refused before any training, with exit code 2."""
+    plan = plan_file(tmp_path, tiny("gpt"), (0, 5))
+    assert script.main(["--plan", str(plan), "--batch-size", "3", "--trace", str(tmp_path / "trace.json")]) == 2
+    assert "--trace" in capsys.readouterr().err
+
+
 def test_a_missing_plan_is_a_usage_error(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,9 +102,12 @@ def test_a_missing_plan_is_a_usage_error(
 def test_bad_options_are_refused_before_anything_is_loaded(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No plan, no steps, or a checkpoint folder that exists: exit code 2."""
+    """No plan, no steps, or a checkpoint folder or a trace that exists: exit code 2."""
     monkeypatch.delenv("ASSIGNER_PLAN", raising=False)
-    for arguments in ([], ["--plan", "p", "--steps", "0"], ["--plan", "p", "--save", str(tmp_path)]):
+    for arguments in (
+        [], ["--plan", "p", "--steps", "0"], ["--plan", "p", "--save", str(tmp_path)],
+        ["--plan", "p", "--trace", str(tmp_path)],
+    ):  # fmt: skip
         with pytest.raises(SystemExit) as stopped:
             script.main(arguments)
         assert stopped.value.code == 2

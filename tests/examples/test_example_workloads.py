@@ -89,6 +89,16 @@ def test_the_towers_meet_only_in_the_score() -> None:
     assert graph.piece["item.1"].kind == graph.piece["item.2"].kind
 
 
+def test_the_embedding_is_most_of_the_memory_and_its_rows_do_not_travel() -> None:
+    """A table of items beside a deep MLP: the first partition holds the bytes, its message is one row a sample."""
+    graph = cut("clicks")
+    assert [piece.name for piece in graph.pieces] == ["history", *(f"layers.{n}" for n in range(12)), "head"]
+    tensors = graph.deferred.tensors()
+    held = {piece.name: sum(tensors[name].nbytes for name in piece.parameters) for piece in graph.pieces}
+    assert held["history"] == 50_000 * 128 * 4 > 3 * sum(held.values()) / 4
+    assert {edge.bytes_per_sample for edge in graph.edges} == {128 * 4}
+
+
 @pytest.mark.parametrize("example", TINY)
 def test_a_batch_depends_on_the_generator_alone(example: str) -> None:
     """One seed, one batch, in any process and after any draw; another seed, another batch."""
@@ -109,6 +119,7 @@ def test_a_batch_depends_on_the_generator_alone(example: str) -> None:
         ("resnet", "width=8,blocks_per_group=1,size=16,learning_rate=1e-2", 0.75),
         ("unet", "width=4,depth=2,size=16,learning_rate=1e-2", 0.6),
         ("two_tower", "width=32,query_blocks=1,item_layers=2,length=8,features=16,learning_rate=3e-3", 0.75),
+        ("clicks", "items=100,width=32,layers=2,length=4,batch_size=64,learning_rate=1e-2", 0.8),
     ],
 )
 def test_the_loss_falls_in_30_steps(example: str, arguments: str, fall: float) -> None:
@@ -141,6 +152,7 @@ CASES = {
     "resnet, its micro-batches": Case("resnet", ((1, 2), (0, 3)), piece=4),
     "unet, three ranks": Case("unet", ((2, 2), (0, 2), (1, 2))),
     "two-tower, a rank each": Case("two_tower", ((1, 3), (0, 3))),
+    "clicks, the embedding alone": Case("clicks", ((1, 1), (0, 3))),
 }
 
 

@@ -51,7 +51,7 @@ def least_step_s(pricing: Pricing, candidate: Candidate) -> float:
         load.update_s += stage.update_s
         load.state_bytes += stage.state_bytes
         load.behind_s = stage.behind_s
-    if any(load.state_bytes > problem.profile.worker[worker].capacity_bytes for worker, load in workers.items()):
+    if any(load.state_bytes > problem.profile.worker[worker].tensor_bytes for worker, load in workers.items()):
         return math.inf
     return max(count * load.once_s + load.behind_s + max(load.before_s, load.update_s) for load in workers.values())
 
@@ -63,7 +63,7 @@ def _load(pricing: Pricing, worker: str, names: Sequence[str], count: int) -> _L
         if price is None:
             return None
         again = pricing.again(name, everything=problem.options.remat == "always")
-        load.once_s += price.forward_s * (1 + again) + price.backward_s
+        load.once_s += price.forward_s + again * price.recompute_s + price.backward_s
         load.update_s += price.update_s
         load.state_bytes += pricing.state_bytes[name]
     return load

@@ -76,7 +76,7 @@ class _Placing:
         self.workers = pricing.quickest(count)
         self.devices = [self.problem.profile.worker[worker] for worker in self.workers]
         self.prices = np.array([_row(pricing.prices_on(worker, count), again=again) for worker in self.workers])
-        self.capacity = np.array([device.capacity_bytes for device in self.devices])
+        self.capacity = np.array([device.tensor_bytes for device in self.devices])
         zero = np.zeros(len(self.workers))
         self.start, self.each, self.last, self.done = zero.copy(), zero.copy(), zero.copy(), zero.copy()
         self.held, self.redone, self.workspace, self.leaving = zero.copy(), zero.copy(), zero.copy(), zero.copy()
@@ -210,6 +210,10 @@ def _row(prices: Sequence[PartitionCost | None], *, again: bool) -> list[tuple[f
     return [
         (float("inf"), 0.0, 0.0)
         if price is None
-        else (price.forward_s * (1 + again) + price.backward_s, price.activation_bytes, price.workspace_bytes)
+        else (
+            price.forward_s + again * price.recompute_s + price.backward_s,
+            price.activation_bytes,
+            price.workspace_bytes,
+        )
         for price in prices
     ]

@@ -57,7 +57,7 @@ class Pricing:
 
     def alike(self, worker: str) -> tuple[str, float]:
         """What two workers have in common that have the same prices and capacity."""
-        return self.problem.cost.first_alike[worker], self.problem.profile.worker[worker].capacity_bytes
+        return self.problem.cost.first_alike[worker], self.problem.profile.worker[worker].tensor_bytes
 
     def prices_on(self, worker: str, count: int) -> tuple[PartitionCost | None, ...]:
         """Price of each position on a worker at a micro-batch count; None: it cannot be priced there."""

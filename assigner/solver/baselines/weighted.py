@@ -122,7 +122,7 @@ def _matter(pricing: Pricing, workers: Sequence[str], units: Sequence[Sequence[s
     seconds = np.where(np.isfinite(seconds), seconds, typical[:, None])
     whole = np.maximum(seconds.sum(axis=0), 1e-30)
     devices = [problem.profile.worker[worker] for worker in workers]
-    capacity = np.array([max(1.0, device.capacity_bytes) for device in devices])
+    capacity = np.array([max(1.0, device.tensor_bytes) for device in devices])
     size = np.array([_bytes(pricing, unit, row, count) for unit, row in zip(units, held, strict=True)])
     unit_of = {name: n for n, unit in enumerate(units) for name in unit}
     edges = [edge for edge in problem.profile.edges if unit_of[edge.source] != unit_of[edge.target]]

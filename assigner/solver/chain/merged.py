@@ -38,7 +38,7 @@ class MergedInstance(Instance):
         found: dict[tuple[str, int, float], list[int]] = {}
         for number, group in enumerate(self.real.groups):
             worker = self.problem.profile.worker[group[0]]
-            found.setdefault((worker.kind, worker.threads, worker.capacity_bytes), []).append(number)
+            found.setdefault((worker.kind, worker.threads, worker.tensor_bytes), []).append(number)
         return tuple(map(tuple, found.values()))
 
     @property
@@ -110,6 +110,7 @@ def _cheapest(prices: Sequence[PartitionCost | None]) -> PartitionCost | None:
         min(price.update_s for price in found),
         0.0,
         0.0,
+        min(price.recompute_s for price in found),
     )
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 PRICES = 24
 """So many prices of a byte are tried; with no more ratios of time to size the bound is the best of its kind."""
 
+_FIELDS = ("forward_s", "backward_s", "update_s", "activation_bytes", "workspace_bytes", "recompute_s")
 _ROUNDING = 1e-9
 """Share of a worker's memory that sums taken in another order may differ by: bounds grant it."""
 
@@ -56,7 +57,7 @@ def kinds_of(instance: Instance) -> tuple[Kind, ...]:
     found: dict[tuple[str, int, float], list[int]] = {}
     for number, group in enumerate(instance.groups):
         first = worker[group[0]]
-        found.setdefault((first.kind, first.threads, first.capacity_bytes), []).append(number)
+        found.setdefault((first.kind, first.threads, first.tensor_bytes), []).append(number)
     return tuple(
         Kind(tuple(numbers), sum(len(instance.groups[number]) for number in numbers)) for numbers in found.values()
     )
@@ -156,19 +157,18 @@ class SegmentTable:
         )  # fmt: skip
 
     def _capacity(self, group: int) -> float:
-        return self.instance.problem.profile.worker[self.instance.groups[group][0]].capacity_bytes
+        return self.instance.problem.profile.worker[self.instance.groups[group][0]].tensor_bytes
 
     def _group(self, prices: Sequence[PartitionCost | None], capacity: float) -> tuple[Floats, Floats, Floats, Flags]:
         """Prices of each segment on the workers of one group."""
         none = np.array([price is None for price in prices], dtype=float)
-        f, b, u, a, w = (
-            np.array([0.0 if price is None else getattr(price, name) for price in prices])
-            for name in ("forward_s", "backward_s", "update_s", "activation_bytes", "workspace_bytes")
+        f, b, u, a, w, r = (
+            np.array([0.0 if price is None else getattr(price, name) for price in prices]) for name in _FIELDS
         )
         state, read, messages = self._bytes
         fixed = state + self.instance.micro_batches * read + self._running_max(w) + messages
         room = capacity * (1 + _ROUNDING) - fixed
-        again, settled = self._again(f, a, room)
+        again, settled = self._again(r, a, room)
         missing = (self._window(none) > 0) | ~np.isfinite(again)
         forward = np.where(missing, np.inf, self._window(f))
         backward = np.where(missing, np.inf, self._window(b) + np.where(missing, 0.0, again))
@@ -215,7 +215,7 @@ class SegmentTable:
         if room < 0:
             return None
         again = least_remat(
-            [price.activation_bytes for price in held if price], [price.forward_s for price in held if price],
+            [price.activation_bytes for price in held if price], [price.recompute_s for price in held if price],
             in_flight=self.instance.micro_batches, room=room, rules=problem.remat_rules[first : last + 1],
         )  # fmt: skip
         if again is None:
@@ -223,7 +223,7 @@ class SegmentTable:
         forward, backward, update = (
             sum(getattr(price, name) for price in held) for name in ("forward_s", "backward_s", "update_s")
         )
-        repeated = sum(price.forward_s for i in again if (price := held[i]))
+        repeated = sum(price.recompute_s for i in again if (price := held[i]))
         return Column(first, last, group, forward, backward + repeated, update, tuple(first + i for i in again))
 
     def _exact_bytes(self, first: int, last: int) -> tuple[float, float, float]:

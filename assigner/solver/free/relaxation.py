@@ -137,7 +137,7 @@ class LoadModel:
         for _, value, reader, _ in table.edges:
             read[reader] += table.bytes[value] / readers[value]
         for k, members in enumerate(self._members):
-            capacity = problem.workers[members[0]].capacity_bytes
+            capacity = problem.workers[members[0]].tensor_bytes
             used: Terms = {}
             for i in range(self._n):
                 if (i, k) in self._x:
@@ -167,7 +167,7 @@ class LoadModel:
                 price = self._price(i, k)
                 found[self._x[i, k]] += many * (forward * price.forward_s + backward * price.backward_s)
                 if backward and (i, k) in self._r:
-                    found[self._r[i, k]] += many * price.forward_s
+                    found[self._r[i, k]] += many * price.recompute_s
         return found
 
     def _reaching(self, sink: int, *, gradient: bool) -> int:

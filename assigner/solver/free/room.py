@@ -40,7 +40,7 @@ class Room:
 
     def __init__(self, table: Table) -> None:
         self.table, self._problem = table, table.problem
-        self._capacity = [worker.capacity_bytes for worker in table.problem.workers]
+        self._capacity = [worker.tensor_bytes for worker in table.problem.workers]
         self._values: dict[int, tuple[int, int, int]] = {}
         for maker, value, reader, gradient in table.edges:
             _, readers, graded = self._values.get(value, (maker, 0, 0))
@@ -75,7 +75,7 @@ class Room:
     def _least(self, worker: int, mask: int, room: float) -> tuple[int, ...] | None:
         """The positions to rematerialise with the least added time; None: nothing fits into `room` bytes."""
         positions = list(bits(mask))
-        activations, forwards = self.table.activations[worker], self.table.forward_s[worker]
+        activations, forwards = self.table.activations[worker], self.table.recompute_s[worker]
         found = least_remat(
             [activations[i] for i in positions], [forwards[i] for i in positions],
             in_flight=self.table.micro_batches, room=room, rules=[self._problem.remat_rules[i] for i in positions],
@@ -90,7 +90,7 @@ class Room:
 
     def again_s(self, worker: int, positions: Sequence[int]) -> float:
         """Seconds that a backward takes longer with these positions rematerialised."""
-        row = self.table.forward_s[worker]
+        row = self.table.recompute_s[worker]
         return sum([row[i] for i in positions])
 
     def _left(self, worker: int, stages: Masks) -> float:

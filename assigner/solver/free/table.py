@@ -106,6 +106,11 @@ class Table:
         return self._all("forward_s")
 
     @cached_property
+    def recompute_s(self) -> tuple[tuple[float, ...], ...]:
+        """The same of what rematerialising adds."""
+        return self._all("recompute_s")
+
+    @cached_property
     def backward_s(self) -> tuple[tuple[float, ...], ...]:
         """The same of one backward, without recomputing."""
         return self._all("backward_s")

@@ -357,7 +357,7 @@ class _Rest:
         for k, i in itertools.product(range(groups), range(n)):
             price = instance.prices[k][i]
             if price is not None:
-                again = price.forward_s if instance.problem.remat_rules[i] == "always" else 0.0
+                again = price.recompute_s if instance.problem.remat_rules[i] == "always" else 0.0
                 both[k, i] = price.forward_s + price.backward_s + again
                 ways[0, k, i] = price.forward_s * spine.forward[i]
                 ways[1, k, i] = (price.backward_s + again) * spine.backward[i]

@@ -80,7 +80,7 @@ class Rungs:
         if len(held) < len(prices) or torn or not (problem.may_cut[first] and problem.may_cut[last + 1]):
             return None
         state, read, messages = self._sizes.grown(first)[last - first]
-        capacity = problem.profile.worker[self._instance.groups[group][0]].capacity_bytes
+        capacity = problem.profile.worker[self._instance.groups[group][0]].tensor_bytes
         room = capacity - state - messages - max(price.workspace_bytes for price in held)
         stage = _Stage(held, problem.remat_rules[first : last + 1], room, read)
         found = None
@@ -98,7 +98,7 @@ class Rungs:
         instance, problem = self._instance, self._instance.problem
         alike: dict[tuple[int, float], tuple[Rung, ...]] = {}
         for group, members in enumerate(instance.groups):
-            capacity = problem.profile.worker[members[0]].capacity_bytes
+            capacity = problem.profile.worker[members[0]].tensor_bytes
             key = id(instance.prices[group]), capacity  # groups that differ by their links alone share their prices
             if key not in alike:
                 starts = (first for first in range(len(problem.order)) if problem.may_cut[first])
@@ -161,7 +161,7 @@ class _Stage:
     def again(self, depth: int) -> tuple[int, ...] | None:
         """What to run twice with `depth` micro-batches in flight; None: that many do not fit."""
         return least_remat(
-            [price.activation_bytes for price in self.held], [price.forward_s for price in self.held],
+            [price.activation_bytes for price in self.held], [price.recompute_s for price in self.held],
             in_flight=depth, room=self.room - depth * self.read, rules=self.rules,  # type: ignore[arg-type]
         )  # fmt: skip
 
@@ -175,6 +175,6 @@ class _Stage:
     def column(self, first: int, group: int, again: tuple[int, ...]) -> Column:
         return Column(
             first, first + len(self.held) - 1, group, sum(price.forward_s for price in self.held),
-            sum(price.backward_s for price in self.held) + sum(self.held[i].forward_s for i in again),
+            sum(price.backward_s for price in self.held) + sum(self.held[i].recompute_s for i in again),
             sum(price.update_s for price in self.held), tuple(first + i for i in again),
         )  # fmt: skip

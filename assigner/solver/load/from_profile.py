@@ -71,7 +71,7 @@ def load_problem(
         outputs=_outputs(cost, micro_batch, groups, number),
         order=tuple((number[edge.source], number[edge.target]) for edge in profile.edges),
         devices=tuple(
-            DeviceClass(", ".join(group), len(group), profile.worker[group[0]].capacity_bytes) for group in groups
+            DeviceClass(", ".join(group), len(group), profile.worker[group[0]].tensor_bytes) for group in groups
         ),
         transfer=_transfer(cost, groups),
         in_flight=in_flight,
@@ -109,7 +109,8 @@ def _node(partition: Partition, prices: Sequence[PartitionCost | None], remat: R
 
     def seconds(again: int) -> tuple[float, ...]:
         return tuple(
-            math.inf if price is None else (1 + again) * price.forward_s + price.backward_s for price in prices
+            math.inf if price is None else price.forward_s + price.backward_s + again * price.recompute_s
+            for price in prices
         )
 
     known = [price for price in prices if price is not None]

@@ -111,6 +111,7 @@ def _measurement(measured: Measurement, z: float) -> Measurement:
         forward_s=measured.forward_s * factor,
         backward_s=measured.backward_s * factor,
         update_s=measured.update_s * factor,
+        recompute_s=None if measured.recompute_s is None else measured.recompute_s * factor,
     )
 
 

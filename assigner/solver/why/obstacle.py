@@ -94,7 +94,7 @@ class Sums:
         twice = [name for name in names if rules[name] != "never"]
         kept = count if self._all_in_flight else 1
         memory = problem.cost.memory(worker.name, [(names, twice, kept)], problem.workload.batch_size // count)
-        return memory.total - memory.messages
+        return memory.total - memory.messages * (1 + worker.allocator_share)
 
     def too_large(self) -> str | None:
         """The piece that is larger than any worker it may be on, worst first."""
@@ -123,7 +123,7 @@ class Sums:
     def too_much(self) -> str | None:
         """More to be held by all workers together than they hold."""
         problem, cost = self._problem, self._problem.cost
-        sizes = sorted((worker.capacity_bytes for worker in problem.workers), reverse=True)[: problem.most_workers]
+        sizes = sorted((worker.tensor_bytes for worker in problem.workers), reverse=True)[: problem.most_workers]
         state = cost.state(problem.order).total
         if state > sum(sizes):
             what, need = "the model's parameters, gradients and optimizer state need", state

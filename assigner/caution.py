@@ -1,0 +1,119 @@
+"""What a reader of a profile should know before trusting it, worked out from the profile itself."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from assigner import formatting as fmt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from assigner.profile import Profile
+
+WIDE_SPREAD = 0.10
+"""A figure whose spread (IQR / median) is above this gets a warning."""
+
+
+def cautions(profile: Profile) -> tuple[str, ...]:
+    """Warnings that follow from a profile's figures: what plans cannot do first, then spreads, the widest first."""
+    return (*_limits(profile), *_spreads(profile))
+
+
+def cautioned(profile: Profile, others: Iterable[str] = ()) -> Profile:
+    """The profile with the warnings that its figures give, and `others`; the spreads come last."""
+    return replace(profile, warnings=(*_limits(profile), *dict.fromkeys(others), *_spreads(profile)))
+
+
+def other_warnings(profile: Profile) -> tuple[str, ...]:
+    """The warnings of a profile that its figures do not give: they were seen while it was measured."""
+    known = set(cautions(profile))
+    return tuple(text for text in profile.warnings if text not in known)
+
+
+def _limits(profile: Profile) -> Iterator[str]:
+    yield from (*_one_size(profile), *_apart(profile), *_unmeasured(profile))
+
+
+def _spreads(profile: Profile) -> Iterator[str]:
+    for _, text in sorted([*_wide_measurements(profile), *_wide_links(profile)], reverse=True):
+        yield text
+
+
+def _one_size(profile: Profile) -> Iterator[str]:
+    sizes = {each.micro_batch for each in profile.measurements}
+    if len(sizes) == 1:
+        yield f"one micro-batch size was measured ({sizes.pop()}): plans cannot use another"
+
+
+def _apart(profile: Profile) -> Iterator[str]:
+    """Groups of workers with no link between them, as two profiles that were put together have."""
+    groups = _linked_groups(profile)
+    if len(groups) == 1 or not profile.links:  # with no links at all no plan has two workers, and `show` says so
+        return
+    shown = [_ranks(group) for group in groups[:4]] + ([f"{len(groups) - 4} more groups"] if len(groups) > 4 else [])
+    yield (
+        f"no links between {' and '.join(shown)}: no plan can use both; to measure them, start on all ranks, in this"
+        f" order: torchrun ... -m assigner_cli profile {profile.workload.entry!r} -o PROFILE --only links"
+    )
+
+
+def _unmeasured(profile: Profile) -> Iterator[str]:
+    amount = sum(not link.points[0].samples for link in profile.links)
+    if amount:
+        yield (
+            f"{amount} of {len(profile.links)} links were not measured (points with 0 samples): each has the median of"
+            " links of its class; --links all measures them"
+        )
+
+
+def _linked_groups(profile: Profile) -> list[list[int]]:
+    """Ranks that links connect, in either direction, over any number of steps."""
+    group = {name: {name} for name in profile.worker}
+    for link in profile.links:
+        if group[link.source] is not group[link.target]:
+            joined = group[link.source] | group[link.target]
+            group.update(dict.fromkeys(joined, joined))
+    return [
+        sorted(profile.worker[name].rank for name in each)
+        for each in {id(each): each for each in group.values()}.values()
+    ]
+
+
+def _ranks(ranks: list[int]) -> str:
+    """`worker:0` or `worker:0-7` where they follow each other, else each."""
+    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"worker:{ranks[0]} to worker:{ranks[-1]}"
+    return ", ".join(f"worker:{rank}" for rank in ranks)
+
+
+def _wide_measurements(profile: Profile) -> Iterator[tuple[float, str]]:
+    """One line for each partition on each worker, with its sizes."""
+    wide: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for each in profile.measurements:
+        found = wide[each.partition, each.worker]
+        if each.spread > WIDE_SPREAD:
+            found[f"at micro-batch {each.micro_batch}"] = each.spread
+        if each.update_spread > WIDE_SPREAD:
+            found["of the update"] = max(each.update_spread, found.get("of the update", 0.0))
+    for (partition, worker), spreads in wide.items():
+        if spreads:
+            yield max(spreads.values()), f"{partition} on {worker}: spread {_listed(spreads)}"
+
+
+def _wide_links(profile: Profile) -> Iterator[tuple[float, str]]:
+    """One line for each link, with its message sizes."""
+    for link in profile.links:
+        spreads = {
+            f"at {fmt.size(point.bytes)}": point.spread
+            for point in link.points
+            if point.spread > WIDE_SPREAD and point.samples
+        }
+        if spreads:
+            yield max(spreads.values()), f"link {link.source} -> {link.target}: spread {_listed(spreads)}"
+
+
+def _listed(spreads: dict[str, float]) -> str:
+    return ", ".join(f"{100 * spread:.0f} % {where}" for where, spread in spreads.items())

@@ -1,0 +1,26 @@
+"""The lab: a small cluster of hosts that are not alike, made on one Linux machine.
+
+In a program: `run_on_hosts(load_cluster("mixed3.toml"), ["assigner", "profile", "model.py:workload", "-o", "p.json"])`.
+
+Modules:
+    cluster      the cluster file: hosts, shares, limits, wires
+    derive       a cluster file whose hosts behave like a profile's workers
+    command      the command as each host gets it
+    running      all hosts at once: output, time-out, the first failure
+    hosts        what exists while a lab is up, and what a killed one left behind
+    network, cgroups, mounts, machine, relay, interruption    what these are made of
+    missing      what this machine lacks, and how to get it
+    strain       what a cluster asks beyond what this machine has
+"""
+
+from __future__ import annotations
+
+from assigner.lab.cluster import Cluster, Host, RackLink, load_cluster, parse_cluster
+from assigner.lab.machine import Machine
+from assigner.lab.missing import Lack, lacks, require
+from assigner.lab.running import Limits, run_on_hosts
+
+__all__ = [
+    "Cluster", "Host", "Lack", "Limits", "Machine", "RackLink", "lacks", "load_cluster", "parse_cluster", "require",
+    "run_on_hosts",
+]  # fmt: skip

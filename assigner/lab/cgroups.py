@@ -1,0 +1,187 @@
+"""Control groups: a host's share of the processor and its memory limit, on cgroup v1 and v2 behind one interface.
+
+A machine mounts each controller once: in a v1 hierarchy of its own (or shared with others), or in the one v2 hierarchy;
+a "hybrid" machine has some of each. So each controller is looked for by itself, and a host's group is a folder in every
+hierarchy that has one of the controllers it needs:
+
+    v1   /sys/fs/cgroup/cpu/LAB/0        cpu.cfs_quota_us, cpu.cfs_period_us
+         /sys/fs/cgroup/memory/LAB/0     memory.limit_in_bytes, memory.memsw.limit_in_bytes; memory.oom_control counts
+    v2   /sys/fs/cgroup/LAB/0            cpu.max; memory.max, memory.swap.max; memory.events counts
+
+In v2 a group has a controller only if its parent passes it on (`cgroup.subtree_control`), all the way from the
+root, and a group that passes controllers on holds no processes itself, the root excepted ("no internal processes").
+Source: the kernel's Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from contextlib import suppress
+from functools import cached_property
+from math import ceil
+from typing import TYPE_CHECKING
+
+from assigner.errors import UsageError
+from assigner.lab.mounts import words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from assigner.lab.mounts import Mount, Mounts
+
+PERIOD_US = 5_000
+"""The quota's period: short, so that a slow host is slow evenly and not in fits of 100 ms (the kernel's default)."""
+LEAST_QUOTA_US = 1_000
+"""The kernel takes no smaller quota; a share under 0.2 of a core gets a longer period instead."""
+WEIGHT = {1: ("cpu.shares", "102400"), 2: ("cpu.weight", "10000")}
+"""A hundred times that of other groups: a host's share is its own, whatever else runs on the machine."""
+_EMPTYING_S = 5.0  # how long a group may take to lose its killed processes
+
+
+class HostGroup:
+    """The groups of one host: made, limited, entered and removed together.
+
+    Args:
+        mounts: The machine's hierarchies.
+        lab: The lab's name; its groups are within one of this name.
+        host: The host's number.
+        cpu: Cores; None: no limit.
+        memory_bytes: None: no limit.
+    """
+
+    def __init__(
+        self, mounts: Mounts, lab: str, host: int, *, cpu: float | None = None, memory_bytes: int | None = None
+    ) -> None:
+        self._mounts, self._lab, self._host = mounts, lab, str(host)
+        self._cpu, self._memory = cpu, memory_bytes
+
+    @cached_property
+    def _folders(self) -> dict[str, tuple[Mount, Path]]:
+        """By controller: its hierarchy, and this host's folder in it."""
+        wanted = {"cpu": self._cpu is not None, "memory": self._memory is not None}
+        found = {}
+        for controller in (name for name, limited in wanted.items() if limited):
+            mount = self._mounts.mount(controller)
+            if mount is None:
+                raise UsageError(f"this machine has no cgroup controller {controller}", hint="assigner lab --check")
+            found[controller] = mount, mount.folder / self._lab / self._host
+        return found
+
+    @property
+    def entries(self) -> list[str]:
+        """The files into which a process writes 0 to be in this host."""
+        return sorted({str(folder / "cgroup.procs") for _, folder in self._folders.values()})
+
+    def make(self) -> None:
+        """Make the folders, and set the limits.
+
+        Raises:
+            UsageError: the kernel refuses; the message has its reason.
+        """
+        for controller, (mount, folder) in self._folders.items():
+            try:
+                if mount.version == 2:
+                    _pass_on(controller, mount.folder)
+                folder.parent.mkdir(exist_ok=True)
+                if controller == "cpu":
+                    name, value = WEIGHT[mount.version]
+                    (folder.parent / name).write_text(value, encoding="utf-8")
+                if mount.version == 2:
+                    _pass_on(controller, folder.parent)
+                folder.mkdir(exist_ok=True)
+                for name, value in self._limits(controller, mount.version, folder):
+                    (folder / name).write_text(value, encoding="utf-8")
+            except OSError as error:
+                raise UsageError(
+                    f"control group {folder}: {error.strerror or error}",
+                    hint=(mount.obstacle(controller) or ("", "assigner lab --check says what is missing"))[1],
+                ) from error
+
+    def _limits(self, controller: str, version: int, folder: Path) -> Iterator[tuple[str, str]]:
+        """(file, value) of each limit, in the order in which the kernel takes them."""
+        if controller == "cpu":
+            assert self._cpu is not None, "it is a folder of this host because it has a share"
+            quota, period = quota_us(self._cpu)
+            if version == 2:
+                yield "cpu.max", f"{quota} {period}"
+            else:
+                yield "cpu.cfs_period_us", str(period)
+                yield "cpu.cfs_quota_us", str(quota)
+            return
+        limit, swap = ("memory.max", "memory.swap.max") if version == 2 else (
+            "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"
+        )  # fmt: skip
+        yield limit, str(self._memory)
+        if (folder / swap).exists():  # v1 counts memory and swap together, v2 swap alone
+            yield swap, "0" if version == 2 else str(self._memory)
+
+    def memory_kills(self) -> int:
+        """How many processes of this host the kernel has killed for its memory limit."""
+        if "memory" not in self._folders:
+            return 0
+        mount, folder = self._folders["memory"]
+        counts = words(folder / ("memory.events" if mount.version == 2 else "memory.oom_control"))
+        return int(counts[counts.index("oom_kill") + 1]) if "oom_kill" in counts else 0
+
+
+def _pass_on(controller: str, group: Path) -> None:
+    """Let the groups within one have a controller (v2)."""
+    control = group / "cgroup.subtree_control"
+    if controller not in words(control):
+        control.write_text(f"+{controller}", encoding="utf-8")
+
+
+def quota_us(cores: float) -> tuple[int, int]:
+    """Quota and period in µs, which the kernel takes, for a share of the processor."""
+    period = max(PERIOD_US, ceil(LEAST_QUOTA_US / cores))
+    return max(LEAST_QUOTA_US, round(cores * period)), period
+
+
+def group_members(mounts: Mounts, lab: str) -> set[int]:
+    """The processes in a lab's groups."""
+    found: set[int] = set()
+    for mount in mounts.all:
+        for group in (mount.folder / lab).glob("*/cgroup.procs"):
+            found.update(map(int, words(group)))
+    return found
+
+
+def remove_groups(mounts: Mounts, lab: str) -> None:
+    """Remove a lab's groups, once their processes have ended.
+
+    Raises:
+        UsageError: a process in them does not end.
+    """
+    deadline = time.monotonic() + _EMPTYING_S
+    for mount in mounts.all:
+        top = mount.folder / lab
+        for group in [*(file.parent for file in top.glob("*/cgroup.procs")), top]:
+            _remove(group, deadline)
+
+
+def _remove(group: Path, deadline: float) -> None:
+    while True:
+        try:
+            group.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise UsageError(
+                    f"control group {group} cannot be removed: {error.strerror or error}",
+                    hint=f"its processes: cat {group}/cgroup.procs",
+                ) from error
+            time.sleep(0.02)
+        else:
+            return
+
+
+def labs_with_groups(mounts: Mounts, prefix: str) -> set[str]:
+    """The names of labs that have groups here, their own or left behind."""
+    found: set[str] = set()
+    for mount in mounts.all:
+        with suppress(OSError):
+            found.update(each.name for each in mount.folder.glob(f"{prefix}*") if each.is_dir())
+    return found

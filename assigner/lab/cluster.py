@@ -1,0 +1,162 @@
+"""The cluster file: hosts that are not alike, and the wires between them, as TOML.
+
+One declaration reads and checks it, as for the other formats; here an unknown field is an error too, since the file is
+written by hand and a misspelt limit would be no limit.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+from assigner.document import Count, Range, check_unique, decode
+from assigner.errors import FormatError, UsageError
+
+MOST_HOSTS = 250
+HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+Cores = Annotated[float, Range(0.01, 4096)]
+MebiBytes = Annotated[float, Range(1, 1 << 40)]
+Megabits = Annotated[float, Range(0.1, 1e6)]
+Milliseconds = Annotated[float, Range(0, 10_000)]
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of a cluster.
+
+    Args:
+        name: Its name in the output, in a profile and in a plan's pins; left out: h0, h1, ...
+        nproc: Processes (ranks) on it.
+        cpu: Cores that all its processes share; None: no limit.
+        memory_mib: Memory of all its processes in MiB; beyond it the kernel kills one. None: no limit.
+        rack: Hosts of one rack share a switch.
+        bandwidth_mbit: Of its wire, in each direction, in Mbit/s; None: as fast as this machine.
+        latency_ms: Added to what it sends, in ms.
+    """
+
+    name: str = ""
+    nproc: Count = 1
+    cpu: Cores | None = None
+    memory_mib: MebiBytes | None = None
+    rack: str = ""
+    bandwidth_mbit: Megabits | None = None
+    latency_ms: Milliseconds = 0.0
+
+
+@dataclass(frozen=True)
+class RackLink:
+    """The wire from each rack's switch to the others.
+
+    Args:
+        bandwidth_mbit: In each direction, in Mbit/s; None: as fast as this machine.
+        latency_ms: One way between two racks, in ms.
+    """
+
+    bandwidth_mbit: Megabits | None = None
+    latency_ms: Milliseconds = 0.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts in the order of their ranks, and the wire between their racks.
+
+    Raises:
+        FormatError: no host, too many, two of one name, or a name that a host cannot have.
+    """
+
+    host: tuple[Host, ...]
+    rack_link: RackLink = RackLink()
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.host) <= MOST_HOSTS:
+            raise FormatError(f"host: {len(self.host)} of them; a cluster has 1 to {MOST_HOSTS}")
+        check_unique([host.name for host in self.host], "host[{}].name")
+        for n, host in enumerate(self.host):
+            if not HOST_NAME.fullmatch(host.name):
+                raise FormatError(
+                    f"host[{n}].name: {host.name!r} is not allowed; expected up to 63 letters, digits, '-', '_' and '.'"
+                )
+
+    @property
+    def racks(self) -> tuple[str, ...]:
+        """The racks' names, each once."""
+        return tuple(dict.fromkeys(host.rack for host in self.host))
+
+    @property
+    def has_latency(self) -> bool:
+        """True if any wire adds latency."""
+        between_racks = self.rack_link.latency_ms > 0 and len(self.racks) > 1
+        return between_racks or any(host.latency_ms > 0 for host in self.host)
+
+
+def load_cluster(path: Path | str) -> Cluster:
+    """Read and check a cluster file.
+
+    Raises:
+        UsageError: the file cannot be read.
+        FormatError: it is not a sound cluster; the message names file, place, value and what is allowed.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{path}: {error.strerror or error}", hint="examples/clusters/ has cluster files to start from"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    try:
+        return parse_cluster(text)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def parse_cluster(text: str) -> Cluster:
+    """A cluster from the text of its file.
+
+    Raises:
+        FormatError: as `load_cluster`, without the file's name.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FormatError(f"not TOML: {error}") from error
+    _refuse_unknown(document, Cluster, "")
+    hosts = document.get("host")
+    for n, host in enumerate(hosts if isinstance(hosts, list) else ()):
+        _refuse_unknown(host, Host, f"host[{n}].")
+    _refuse_unknown(document.get("rack_link"), RackLink, "rack_link.")
+    if hosts is None:
+        raise FormatError("host: missing", hint="each host is a table: [[host]], then its fields")
+    found: Cluster = decode(_Document, document).cluster()
+    return found
+
+
+@dataclass(frozen=True)
+class _Document:
+    """The file before its hosts have their names."""
+
+    host: tuple[Host, ...]
+    rack_link: RackLink = RackLink()
+
+    def cluster(self) -> Cluster:
+        named = (replace(host, name=host.name or f"h{n}") for n, host in enumerate(self.host))
+        return Cluster(tuple(named), self.rack_link)
+
+
+def _refuse_unknown(table: Any, kind: type, path: str) -> None:
+    if not isinstance(table, dict):
+        return  # decode says what is wrong with it
+    known = [field.name for field in fields(kind)]
+    for name in table:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            raise FormatError(
+                f"{path}{name}: unknown; a cluster file has {', '.join(known)} here",
+                hint=f"did you mean {near[0]}?" if near else "examples/clusters/README.md lists the fields",
+            )

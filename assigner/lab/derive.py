@@ -1,0 +1,272 @@
+"""`assigner lab --from PROFILE`: hosts that behave like a profile's workers, scaled to this machine.
+
+A worker that takes T seconds for the profile's work (forward and backward of its partitions at one micro-batch size)
+gets k / T of a core, with k as large as this machine's cores allow. With t the seconds of the same work on one whole
+core here, every worker then takes N = t / k times as long as in the profile. Wires get 1 / N of their rates, and
+latencies N times theirs, so that compute and transfer keep their ratio.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from assigner import formatting as fmt
+from assigner.cost import CostModel
+from assigner.errors import FormatError, UsageError
+from assigner.lab.machine import split_share
+from assigner.lab.wires import find_wires
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.lab.machine import Machine
+    from assigner.profile import Profile, Worker
+
+SHARE_OF_MACHINE = 0.85
+"""Of all cores, and of the one core of a worker, goes to hosts; the rest is for the kernel's part of their work, for
+this program, and for hosts that happen to meet on one core."""
+START_UP_BYTES = 400 * 2**20
+"""Python and torch of one rank: a profile's memory is what they leave."""
+_SHARE_OF_MEMORY = 0.9
+_PAYLOAD = 1448 / 1514  # of an Ethernet frame on a wire, what TCP carries
+_FASTEST_MBIT = 10_000.0  # above it a wire is better left unshaped
+_OWN_LATENCY_S = 150e-6  # a small message between two unshaped hosts of a lab
+_LEAST_LATENCY_S = 50e-6
+_LEAST_CORES = 0.02
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field's value, and where it comes from. None: the field is left out, and the comment says why."""
+
+    value: float | str | None
+    comment: str
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A cluster file as it will be written.
+
+    Args:
+        scale: Seconds here for one second of the profile.
+        notes: What stands at its head.
+        hosts: Fields of each host, by name.
+        rack_link: Fields of the wire between racks; empty: there is one rack.
+    """
+
+    scale: float
+    notes: tuple[str, ...]
+    hosts: tuple[dict[str, Setting], ...]
+    rack_link: dict[str, Setting]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What workers are compared by.
+
+    Args:
+        partitions: Those that every worker was measured with.
+        micro_batch: In samples.
+        seconds: Of their forwards and backwards, by worker.
+    """
+
+    partitions: tuple[str, ...]
+    micro_batch: int
+    seconds: dict[str, float]
+
+
+def common_work(profile: Profile, also: Profile | None = None) -> Work:
+    """The most partitions, and then the largest micro-batch, that all workers have a price for.
+
+    Args:
+        profile: Its workers are compared.
+        also: Another profile of the same workload that must have the prices too.
+
+    Raises:
+        FormatError: no partition was measured on all workers at one size.
+    """
+    costs = [CostModel(each) for each in (profile, also) if each is not None]
+    choices = []
+    for size in sorted({point.micro_batch for point in profile.measurements}):
+        held = tuple(
+            name
+            for name in profile.order
+            if all(cost.obstacle(name, worker, size) is None for cost in costs for worker in cost.profile.worker)
+        )
+        choices.append((len(held), size, held))
+    count, size, held = max(choices)
+    seconds = {worker: _work_s(costs[0], worker, held, size) for worker in profile.worker}
+    if not count or min(seconds.values()) <= 0:
+        raise FormatError(
+            "the profile's workers cannot be compared: no partition was measured on all of them",
+            hint="profile them again with the same --micro-batches",
+        )
+    return Work(held, size, seconds)
+
+
+def _work_s(cost: CostModel, worker: str, partitions: Sequence[str], size: int) -> float:
+    prices = [cost.partition(name, worker, size) for name in partitions]
+    return sum(price.forward_s + price.backward_s for price in prices)
+
+
+def derive(profile: Profile, machine: Machine, *, here: Profile | None = None, netem: bool = True) -> Derived:
+    """The cluster that behaves like a profile's workers.
+
+    Args:
+        profile: What is imitated.
+        machine: This machine.
+        here: A profile of the same workload, measured on this machine; without it, workers of the profile with this
+            machine's processor tell how fast it is.
+        netem: This machine can add latency.
+
+    Raises:
+        UsageError: nothing tells how fast this machine is, or a host would get next to no core.
+        FormatError: the two profiles are of different workloads, or workers cannot be compared.
+    """
+    if here is not None and [each.name for each in here.partitions] != [each.name for each in profile.partitions]:
+        raise FormatError(
+            f"the two profiles are of different workloads: {profile.workload.name} and {here.workload.name}",
+            hint=f"assigner profile {profile.workload.entry} -o here.json",
+        )
+    work = common_work(profile, here)
+    core_s, reason = _core_seconds(profile, work, machine, here)
+    speed = {worker: 1 / seconds for worker, seconds in work.seconds.items()}
+    k = SHARE_OF_MACHINE * min(machine.cores / sum(speed.values()), 1 / max(speed.values()))
+    scale = core_s / k
+    names = list(dict.fromkeys(worker.host for worker in sorted(profile.workers, key=lambda worker: worker.rank)))
+    crews = {name: [worker for worker in profile.workers if worker.host == name] for name in names}
+    wires, memory = _Wiring(profile, scale, netem=netem), _memory(crews, machine)
+    hosts = []
+    for name, crew in crews.items():
+        host = {"name": Setting(name, ""), "nproc": Setting(len(crew), f"workers: {', '.join(w.name for w in crew)}")}
+        host |= {"cpu": _share(name, crew, work, k), "memory_mib": memory[name]} | wires.fields(name)
+        hosts.append(host)
+    notes = (
+        *_head(profile, work, machine),
+        f"1 s of the profile is {fmt.number(scale)} s here: {reason}.",
+        *_order_note(crews),
+    )
+    return Derived(scale, notes, tuple(hosts), wires.rack_link())
+
+
+def _core_seconds(profile: Profile, work: Work, machine: Machine, here: Profile | None) -> tuple[float, str]:
+    """Seconds of the work on one whole core of this machine, and how that is known."""
+    if here is not None:
+        worker = next((each for each in here.workers if each.device == "cpu"), None)
+        if worker is None:
+            raise UsageError("the profile of this machine has no CPU worker", hint="measure one on its processor")
+        seconds = _work_s(CostModel(here), worker.name, work.partitions, work.micro_batch) * _cores(worker)
+        return seconds, f"one core here takes {fmt.seconds(seconds)} for the work, as measured on this machine"
+    alike = [w for w in profile.workers if w.device == "cpu" and split_share(w.kind)[0] == machine.processor]
+    if not alike:
+        kinds = ", ".join(dict.fromkeys(worker.kind for worker in profile.workers))
+        raise UsageError(
+            f"nothing tells how fast this machine ({machine.processor}) is beside the profile's workers ({kinds})",
+            hint=f"measure it: assigner profile {profile.workload.entry} -o here.json; then --here here.json",
+        )
+    seconds = median(work.seconds[worker.name] * _cores(worker) for worker in alike)
+    names = ", ".join(worker.name for worker in alike)
+    return seconds, (
+        f"one core takes {fmt.seconds(seconds)} for the work, from {names}, whose processor has this machine's name"
+        f" ({machine.processor}); --here with a profile measured on this machine is surer"
+    )
+
+
+def _cores(worker: Worker) -> float:
+    """Cores that a CPU worker computed with."""
+    return min(split_share(worker.kind)[1] or worker.threads, worker.threads)
+
+
+def _head(profile: Profile, work: Work, machine: Machine) -> list[str]:
+    when = f", measured {profile.created_at}" if profile.created_at else ""
+    held, free = fmt.plural(len(work.partitions), "partition"), fmt.size(machine.memory_bytes)
+    return [
+        f"Hosts that behave like the workers of a profile of {profile.workload.name}{when},",
+        f"scaled to a machine with {machine.cores:g} cores ({machine.processor}) and {free} free.",
+        f"The work by which workers are compared: forward and backward of {held} at micro-batch {work.micro_batch}.",
+    ]
+
+
+def _order_note(crews: dict[str, list[Worker]]) -> list[str]:
+    ranks = [worker.rank for crew in crews.values() for worker in crew]
+    if ranks == list(range(len(ranks))):
+        return []
+    return ["The ranks of a run on these hosts are counted anew: the profile's do not stand host by host."]
+
+
+def _share(name: str, crew: list[Worker], work: Work, k: float) -> Setting:
+    shares = [k / work.seconds[worker.name] for worker in crew]
+    if sum(shares) < _LEAST_CORES:
+        raise UsageError(
+            f"host {name} would get {sum(shares):.4f} of a core: the profile's workers are too unlike for this machine",
+            hint="a machine with more cores, or a profile with fewer workers (assigner profile --merge builds them)",
+        )
+    text = f"the work takes {', '.join(fmt.seconds(work.seconds[worker.name]) for worker in crew)} there"
+    if max(shares) > 1.1 * min(shares):
+        text += "; its workers are unlike there and share alike here"
+    if sum(shares) < 0.1:
+        text += "; starting Python on so little takes minutes"
+    return Setting(float(f"{sum(shares):.3g}"), text)
+
+
+def _memory(crews: dict[str, list[Worker]], machine: Machine) -> dict[str, Setting]:
+    """As in the profile if this machine has it for all hosts at once, else in proportion."""
+    start_up = {name: START_UP_BYTES * len(crew) for name, crew in crews.items()}
+    wanted = {name: sum(worker.memory_bytes for worker in crew) for name, crew in crews.items()}
+    room = _SHARE_OF_MEMORY * machine.memory_bytes - sum(start_up.values())
+    factor = min(1.0, max(0.0, room) / max(1.0, sum(wanted.values())))
+    found = {}
+    for name, size in wanted.items():
+        text = f"{fmt.size(size)} there"
+        if factor < 1:
+            text += f", scaled by {fmt.number(factor)} to what this machine has"
+        text += f", and {fmt.size(start_up[name])} for Python and torch"
+        found[name] = Setting(round((factor * size + start_up[name]) / 2**20), text)
+    return found
+
+
+class _Wiring:
+    """Fields of wires: rates divided by the scale, latencies multiplied by it."""
+
+    def __init__(self, profile: Profile, scale: float, *, netem: bool) -> None:
+        self._wires, self._scale, self._netem = find_wires(profile), scale, netem
+
+    def fields(self, host: str) -> dict[str, Setting]:
+        """Rack, rate and latency of one host."""
+        wires, found = self._wires, {}
+        if wires.rack_rate is not None:
+            found["rack"] = Setting(wires.rack[host], "its links to the others of it are fast")
+        if host in wires.rate:
+            found["bandwidth_mbit"] = self._rate(wires.rate[host], "its fastest link")
+        if host in wires.latency_s:
+            found["latency_ms"] = self._latency(wires.latency_s[host], _OWN_LATENCY_S)
+        return {name: setting for name, setting in found.items() if setting.comment}
+
+    def rack_link(self) -> dict[str, Setting]:
+        """The wire between racks."""
+        if self._wires.rack_rate is None:
+            return {}
+        found = {
+            "bandwidth_mbit": self._rate(self._wires.rack_rate, "links between racks (median)"),
+            "latency_ms": self._latency(self._wires.rack_latency_s, 0.0),
+        }
+        return {name: setting for name, setting in found.items() if setting.comment}
+
+    def _rate(self, rate: float, what: str) -> Setting:
+        mbit = rate * 8e-6 / self._scale / _PAYLOAD
+        text = f"{what}: {fmt.rate_unit(rate).text(rate)} there"
+        if mbit > _FASTEST_MBIT:
+            return Setting(None, f"{text}, {mbit:,.0f} Mbit/s here: more than is shaped; left out")
+        return Setting(max(0.1, float(f"{mbit:.3g}")), text)
+
+    def _latency(self, seconds: float, own_s: float) -> Setting:
+        """Only what is above the lab's own; an empty comment: nothing to say."""
+        more = seconds * self._scale - own_s
+        if more < _LEAST_LATENCY_S:
+            return Setting(None, "")
+        text = f"a small message takes {fmt.seconds(seconds)} there"
+        if not self._netem:
+            return Setting(None, f"{text}; {more * 1e3:.3g} ms left out: this kernel has no netem")
+        return Setting(float(f"{more * 1e3:.3g}"), text)

@@ -1,0 +1,173 @@
+"""One command on every host of a cluster at once, until all have ended, one has failed, or time is up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+from assigner.errors import UsageError, WorkerError
+from assigner.lab.command import launched, places
+from assigner.lab.hosts import existing
+from assigner.lab.interruption import Interruption
+from assigner.lab.missing import require
+from assigner.lab.relay import Relay
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.lab.cluster import Cluster
+    from assigner.lab.hosts import Hosts
+
+PORT = 29531
+GRACE_S = 20.0
+_ENDING_S = 10.0  # between SIGTERM and SIGKILL
+_TURN_S = 0.05
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a run may take.
+
+    Args:
+        timeout_s: All of it, in seconds; None: no limit.
+        grace_s: The other hosts, once one has failed: they tell best by themselves what they miss.
+    """
+
+    timeout_s: float | None = None
+    grace_s: float = GRACE_S
+
+
+def run_on_hosts(
+    cluster: Cluster,
+    command: Sequence[str],
+    *,
+    limits: Limits = Limits(),
+    port: int = PORT,
+    stdout: IO[str] | None = None,
+    stderr: IO[str] | None = None,
+) -> None:
+    """Make the cluster, run a command on all of its hosts, and remove the cluster whatever happens.
+
+    Args:
+        cluster: The hosts.
+        command: Program and arguments; `launched` says what is added to them.
+        limits: How long it may take.
+        port: Where the ranks meet, on host 0.
+        stdout: Takes what the hosts write there, each line with its host's name in front; None: this process's own.
+        stderr: The same for what they write to stderr.
+
+    Raises:
+        UsageError: the cluster cannot be made here, or there is no such program.
+        WorkerError: a host ran out of memory, failed, or was still running when time was up.
+    """
+    whole = launched(command)
+    require(cluster)
+    with Interruption() as interruption, existing(cluster, interruption) as hosts, Relay() as relay:
+        running: list[subprocess.Popen[bytes]] = []
+        try:
+            for n, place in enumerate(places(cluster, port=port)):
+                running.append(_start(place.fill(whole), place.environment(os.environ), hosts, n))
+                for pipe, out in ((running[n].stdout, stdout or sys.stdout), (running[n].stderr, stderr or sys.stderr)):
+                    assert pipe is not None, "both are pipes"
+                    relay.add(pipe, f"[{place.host}] ", _Writer(out))
+            first = _watch(running, relay, limits)
+            late = [n for n, process in enumerate(running) if process.poll() is None]
+        except OSError:
+            relay.mute()  # the reader of our output has gone
+            raise
+        finally:
+            interruption.hold()
+            _end(running, relay)
+        _judge(cluster, hosts, [process.returncode for process in running], first=first, late=late, limits=limits)
+
+
+class _Writer:
+    """Writes whole lines to a stream at once, so that those of the hosts do not mix."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __call__(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def _start(command: list[str], environment: dict[str, str], hosts: Hosts, host: int) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(  # noqa: S603 - what the user asks for
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=hosts.entrance(host),  # noqa: PLW1509 - this process has no other threads of its own
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(f"{command[0]} cannot be started on a host: {error}", hint="assigner lab --check") from error
+
+
+def _watch(running: list[subprocess.Popen[bytes]], relay: Relay, limits: Limits) -> int | None:
+    """Wait for all, or for time to be up; the number of the first host that failed, if any."""
+    first, until = None, time.monotonic() + (limits.timeout_s if limits.timeout_s is not None else float("inf"))
+    while any(process.poll() is None for process in running) and time.monotonic() < until:
+        relay.pump(_TURN_S)
+        if first is None:
+            first = next((n for n, process in enumerate(running) if process.poll()), None)
+            if first is not None:
+                until = min(until, time.monotonic() + limits.grace_s)
+    return first if first is not None else next((n for n, process in enumerate(running) if process.poll()), None)
+
+
+def _end(running: list[subprocess.Popen[bytes]], relay: Relay) -> None:
+    """End what still runs, and pass on what was said last."""
+    _signal(running, signal.SIGTERM)
+    until = time.monotonic() + _ENDING_S
+    while any(process.poll() is None for process in running) and time.monotonic() < until:
+        relay.pump(_TURN_S)
+    _signal(running, signal.SIGKILL)
+    relay.drain(1.0)
+    for process in running:
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _signal(running: list[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    for process in running:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.killpg(process.pid, number)
+
+
+def _judge(
+    cluster: Cluster, hosts: Hosts, codes: list[int], *, first: int | None, late: list[int], limits: Limits
+) -> None:
+    """Raise what went wrong: the cause, where it is known, before its effects.
+
+    Raises:
+        WorkerError: a host was out of memory, or failed, or was stopped.
+    """
+    if first is None and not late:
+        return
+    names = [host.name for host in cluster.host]
+    for n, host in enumerate(cluster.host):
+        if hosts.memory_kills(n):
+            raise WorkerError(
+                f"host {host.name} was out of memory: limit {host.memory_mib:g} MiB; the kernel killed a process there",
+                hint="a plan that needs less of it, or a larger memory_mib",
+            )
+    if first is None:
+        raise WorkerError(
+            f"stopped after {limits.timeout_s:g} s; still running: {', '.join(names[n] for n in late)}",
+            hint="--timeout gives more time",
+        )
+    code = codes[first]
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    raise WorkerError(f"host {names[first]} {how}", hint="what it said last is above, behind its name")

@@ -1,0 +1,97 @@
+"""What links say about the wires behind them: a rate for each host, and whether hosts fall into racks.
+
+The model is the lab's own: a message between two hosts goes at the lower rate of their two wires, or of the wire
+between their racks where that is lower. So a host's wire is as fast as its fastest link, and a pair far below both its
+wires is a pair in two racks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from assigner.profile import Link, Profile
+
+_NEAR = 0.5  # a pair with at least this share of what its two wires could do is in one rack
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Wires:
+    """Rates in bytes/s, latencies in seconds; a host without links is in neither.
+
+    Args:
+        rate: Of each host's wire.
+        latency_s: Of the smallest message that a host sends, within its rack where it has company there.
+        rack: Of each host: the name of its first host.
+        rack_rate: Of the wire between racks; None: there is one rack.
+        rack_latency_s: What is added between racks.
+    """
+
+    rate: dict[str, float]
+    latency_s: dict[str, float]
+    rack: dict[str, str]
+    rack_rate: float | None
+    rack_latency_s: float
+
+
+def link_rate(link: Link) -> float | None:
+    """The rate of long messages, in bytes/s: the slope between the two largest points; None: noise hides it."""
+    *_, last = link.points
+    if len(link.points) == 1:
+        return last.bytes / last.seconds if last.seconds > 0 else None
+    before = link.points[-2]
+    seconds = last.seconds - before.seconds
+    return (last.bytes - before.bytes) / seconds if seconds > 0 else None
+
+
+def find_wires(profile: Profile) -> Wires:
+    """The wires that explain a profile's links between hosts."""
+    host = {worker.name: worker.host for worker in profile.workers}
+    rates: dict[Pair, list[float]] = defaultdict(list)
+    latencies: dict[Pair, list[float]] = defaultdict(list)
+    for link in profile.links:
+        source, target = host[link.source], host[link.target]
+        if source != target:
+            latencies[source, target].append(link.points[0].seconds)
+            rate = link_rate(link)
+            if rate is not None:
+                rates[min(source, target), max(source, target)].append(rate)
+    pairs = {pair: median(found) for pair, found in rates.items()}
+    wire: dict[str, float] = defaultdict(float)
+    for pair, rate in pairs.items():
+        for name in pair:
+            wire[name] = max(wire[name], rate)
+    rack = _racks(list(dict.fromkeys(host.values())), pairs, wire)
+    far = [rate for (left, right), rate in pairs.items() if rack[left] != rack[right]]
+    latency, between = _latencies({pair: median(found) for pair, found in latencies.items()}, rack)
+    return Wires(dict(wire), latency, rack, median(far) if far else None, between)
+
+
+def _racks(hosts: Sequence[str], pairs: Mapping[Pair, float], wire: Mapping[str, float]) -> dict[str, str]:
+    """Single-link clustering: hosts that any chain of near pairs connects are in one rack, as are unknown pairs."""
+    rack = {name: name for name in hosts}
+    for left, right in combinations(hosts, 2):
+        rate = pairs.get((min(left, right), max(left, right)))
+        if rate is not None and rate >= _NEAR * min(wire[left], wire[right]):
+            old, new = rack[right], rack[left]
+            rack = {name: new if of == old else of for name, of in rack.items()}
+    first = next((name for name in hosts if name in wire), hosts[0])
+    return {name: rack[name if name in wire else first] for name in hosts}
+
+
+def _latencies(pairs: Mapping[Pair, float], rack: Mapping[str, str]) -> tuple[dict[str, float], float]:
+    """Seconds from each host, and what a pair in two racks has more."""
+    near: dict[str, list[float]] = defaultdict(list)
+    far: dict[str, list[float]] = defaultdict(list)
+    for (source, target), seconds in pairs.items():
+        (near if rack[source] == rack[target] else far)[source].append(seconds)
+    own = {name: median(found) for name, found in near.items()}
+    more = [seconds - own[name] for name, found in far.items() for seconds in found if name in own]
+    return own, max(0.0, median(more)) if more else 0.0

@@ -1,0 +1,130 @@
+"""What messages cost the computing of the workers that send and receive them.
+
+Each end computes in small pieces, first alone, then with messages passing at half of the link's rate, and alone
+again. Messages are handed over and taken in between two pieces, as the runtime does it: receives are posted ahead, and
+a send is waited for by a thread. A message's cost is the computing time that went missing, and its share that cost over
+the message's own time on an idle link (`CostModel.busy_s` multiplies the two again).
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from assigner.profiler.lane import Lane
+
+_ALONE_S = 0.1
+_STREAM_S = 0.25  # of one block of messages
+_MOST_BLOCKS, _FEWEST_BLOCKS, _BLOCKS_S = 5, 2, 2.0  # the median of the blocks counts
+_FEWEST, _MOST = 2, 1000  # messages in a block
+_SPACING = 2.0  # messages start so many of their own times apart
+_LATE_S = 0.02  # a message is taken in so long, and two spacings, after it was due to leave: by then it is there
+_WIDTH = 96
+
+
+def send_busy_share(lane: Lane, target: int, size: int, seconds: float) -> tuple[float, float]:
+    """The source's side: stream messages of `size` bytes, each `seconds` long.
+
+    Returns:
+        The shares of the source and of the target, from 0 (a message costs no computing) to 1 (all of its time).
+    """
+    spacing = _SPACING * seconds
+    count = max(_FEWEST, min(_MOST, int(_STREAM_S / spacing)))
+    blocks = max(_FEWEST_BLOCKS, min(_MOST_BLOCKS, int(_BLOCKS_S / (count * spacing))))
+    for number in (size, seconds, count, blocks):
+        lane.tell(target, number)
+    buffer, work = lane.buffer(size), _Work(lane.device)
+
+    def stream() -> tuple[int, float]:
+        begin, runs = time.perf_counter(), 0
+        for n in range(count):
+            runs += work.until(begin + n * spacing)
+            lane.send(target, buffer)
+        leaving = threading.Thread(target=lane.flush, name="assigner-leaving")
+        leaving.start()
+        while leaving.is_alive():
+            runs += work.run()
+        return runs, time.perf_counter() - begin
+
+    lost = [_lost_s(work, stream, lambda: lane.ask(target)) / count for _ in range(blocks)]
+    return _share(lost, seconds), lane.ask(target)
+
+
+def answer_busy_share(lane: Lane, source: int) -> None:
+    """The target's side of `send_busy_share`."""
+    size, seconds, count, blocks = int(lane.ask(source)), lane.ask(source), int(lane.ask(source)), int(lane.ask(source))
+    work, spacing = _Work(lane.device), _SPACING * seconds
+    late = _LATE_S + 2 * spacing
+    ahead = min(count, 2 + int(late / spacing))
+
+    def stream() -> tuple[int, float]:
+        begin, runs = time.perf_counter(), 0
+        for n in range(count):
+            runs += work.until(begin + n * spacing + late)
+            if n + ahead < count:
+                lane.post(source, size)
+            begin += _waited_s(lambda: lane.receive(source))
+        return runs, time.perf_counter() - begin
+
+    def ready() -> None:
+        for _ in range(ahead):
+            lane.post(source, size)
+        lane.tell(source, 0.0)
+
+    lost = [_lost_s(work, stream, ready) / count for _ in range(blocks)]
+    lane.tell(source, _share(lost, seconds))
+
+
+def _waited_s(take: Callable[[], object]) -> float:
+    """Seconds of a call in which this thread did nothing: a late message costs its receiver time, but no computing."""
+    begin, worked = time.perf_counter(), time.thread_time()
+    take()
+    return max(0.0, time.perf_counter() - begin - (time.thread_time() - worked))
+
+
+def _share(lost_s: Sequence[float], seconds: float) -> float:
+    return min(1.0, max(0.0, statistics.median(lost_s) / seconds))
+
+
+def _lost_s(work: _Work, stream: Callable[[], tuple[int, float]], meet: Callable[[], object]) -> float:
+    """Computing seconds that went missing in `stream`, which gives (pieces computed, seconds)."""
+    runs, spent = work.alone()
+    meet()
+    done, seconds = stream()
+    again, more = work.alone()
+    return seconds - done * (spent + more) / (runs + again)
+
+
+class _Work:
+    """Small pieces of computing on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.left = torch.ones(_WIDTH, _WIDTH, device=device)
+        self.is_cuda = device.type == "cuda"
+
+    def run(self) -> int:
+        """One piece."""
+        torch.mm(self.left, self.left)
+        if self.is_cuda:
+            torch.cuda.synchronize(self.left.device)
+        return 1
+
+    def until(self, deadline: float) -> int:
+        """Pieces until a time of `time.perf_counter`; their number."""
+        runs = 0
+        while time.perf_counter() < deadline:
+            runs += self.run()
+        return runs
+
+    def alone(self) -> tuple[int, float]:
+        """Pieces for a while, and how long they took together."""
+        begin = time.perf_counter()
+        runs = self.run() + self.until(begin + _ALONE_S)
+        return runs, time.perf_counter() - begin

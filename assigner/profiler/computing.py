@@ -1,0 +1,206 @@
+"""This rank's partitions under measurement: a few at a time in turn, and kept as soon as they are done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import fx
+
+from assigner.marking import PartitionGraph
+from assigner.profile import Measurement
+from assigner.profiler.agreement import Point
+from assigner.profiler.compute import PartitionBench, PartitionBytes, TooLargeError, UpdateBench, optimizer_share
+from assigner.profiler.forecast import Forecast
+from assigner.profiler.host import free_bytes
+from assigner.profiler.journal import Note, OptimizerState
+from assigner.profiler.memory import return_free_pages
+from assigner.profiler.sampling import Sample, measure_interleaved
+from assigner.profiler.walk import KindInputs, chunks, collect_inputs
+from assigner.runtime.partition import PartitionRunner
+from assigner.workload import Workload
+
+_DEPTH = 4
+_SAFE = 0.9  # of the free memory: what a measurement may be expected to take
+_LAUNCH_BOUND = 0.9
+_IN_TURN = 12  # points that are measured in turn: about 20 s, which is what an interruption costs at most
+_WALK_S, _POINT_S, _UPDATE_S = 0.5, 1.7, 1.5  # a forward of the model, a point, an update: until one is measured
+
+
+@dataclass
+class ComputeShare:
+    """What this rank measures of the partitions.
+
+    Args:
+        workload: Its optimizer, loss and batches.
+        graph: Its partitions.
+        device: Where they run.
+        worker: This rank's worker.
+        budget_bytes: Parameters and buffers that may be there at once.
+        forecast: Hears of the progress.
+        tell: Called with what is measured now.
+    """
+
+    workload: Workload
+    graph: PartitionGraph
+    device: torch.device
+    worker: str
+    budget_bytes: float
+    forecast: Forecast
+    tell: Callable[[str], None]
+
+    @cached_property
+    def state_share(self) -> float:
+        """Bytes of optimizer state for a byte of parameters."""
+        return optimizer_share(self.workload, self.device)
+
+    def plan(self, run: Sequence[Point]) -> float:
+        """Tell the forecast how much there is to do; returns the seconds that it will take as far as is known now."""
+        walks, updates = len({point.micro_batch for point in run}), len({point.partition for point in run})
+        self.forecast.plan("walk", 1, _WALK_S * walks)
+        self.forecast.plan("point", len(run), _POINT_S)
+        self.forecast.plan("update", updates, _UPDATE_S)
+        return _WALK_S * walks + _POINT_S * len(run) + _UPDATE_S * updates
+
+    def measure(self, run: Sequence[Point], keep: Callable[[Measurement | OptimizerState | Note], None]) -> None:
+        """Measure some points; `keep` is called with each as soon as it is done."""
+        sizes: dict[str, list[int]] = {}
+        for point in run:
+            sizes.setdefault(point.partition, []).append(point.micro_batch)
+        inputs = self._walk(sorted({point.micro_batch for point in run}), sizes)
+        for chunk in chunks(self.graph, list(sizes), self.budget_bytes):
+            modules = self.graph.build(chunk, self.device)
+            for few in in_turn([Point(name, size) for name in chunk for size in sizes[name]]):
+                for found in self._measure_few(few, modules, inputs):
+                    keep(found)
+
+    def _walk(self, sizes: Sequence[int], wanted: Collection[str]) -> dict[int, dict[str, KindInputs]]:
+        def at(name: str, share: float) -> None:
+            self.forecast.work("walk", share)
+            self.tell(f"the model's forward, partition {name!r}")
+
+        return collect_inputs(
+            self.workload, self.graph, sizes, self.device,
+            budget_bytes=self.budget_bytes, wanted=wanted, on_partition=at,
+            inputs_bytes=self.budget_bytes, room=self._room,
+        )  # fmt: skip
+
+    def _measure_few(
+        self, few: Sequence[Point], modules: dict[str, fx.GraphModule], inputs: dict[int, dict[str, KindInputs]]
+    ) -> Iterator[Measurement | OptimizerState | Note]:
+        """Measure some points in turn, then the updates of their partitions; no memory for one is kept as that."""
+        benches: dict[Point, PartitionBench] = {}
+        held: dict[Point, PartitionBytes] = {}
+        self.forecast.begin("point")
+        for point in few:
+            name, size = point.partition, point.micro_batch
+            self.tell(f"partition {name!r} at micro-batch {size}")
+            smaller = max((each for each in held if each.partition == name), key=_rows, default=point)
+            try:
+                bench = self._bench(name, modules[name], inputs[size].get(name), self._depth(size))
+                held[point] = bench.prepare(held.get(smaller), scale=size / smaller.micro_batch)
+                benches[point] = bench
+            except (torch.OutOfMemoryError, MemoryError) as error:
+                why = f"out of memory when measured ({str(error).splitlines()[0][:120]})"
+                yield Measurement(name, self.worker, size, infeasible=why)
+        most = max((held[point].needed(depth=bench.depth) for point, bench in benches.items()), default=0.0)
+        for bench in benches.values():
+            bench.is_crowded = 2 * most > self._room()
+        names = list(dict.fromkeys(point.partition for point in few))
+        before = self.forecast.done("point")
+
+        def at(share: float) -> None:
+            self.forecast.work("point", before + share * len(few))
+            self.tell(f"compute of {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}")
+
+        samples = measure_interleaved([bench.run for bench in benches.values()], at)
+        self.forecast.work("point", before + len(few))
+        updates = {}
+        for name in names:
+            updates[name] = yield from self._update(name, modules[name])
+        self.forecast.begin("point")
+        for (point, bench), (forward, backward) in zip(benches.items(), samples, strict=True):
+            yield from self._launches(point, bench)
+            took, (update, at_update) = held[point], updates[point.partition]
+            # at an update no micro-batch is in flight, so what one keeps may hold it
+            workspace = max(took.workspace_bytes, at_update - took.activation_bytes)
+            yield Measurement(
+                point.partition, self.worker, point.micro_batch, forward.median, backward.median, update.median,
+                took.activation_bytes, workspace, forward.count, max(forward.spread, backward.spread),
+                update_spread=update.spread, recompute_s=bench.recompute_s(forward.median + backward.median),
+            )  # fmt: skip
+
+    def _launches(self, point: Point, bench: PartitionBench) -> Iterator[Note]:
+        """A GPU that waits for its host is as fast as the host: say so."""
+        share = bench.watch.launch_share
+        if self.device.type == "cuda" and share > _LAUNCH_BOUND:
+            yield Note(
+                f"{point.partition} on {self.worker} at micro-batch {point.micro_batch} is launch-bound: the host takes"
+                f" {share:.0%} of its time to hand it over"
+            )
+
+    def _update(self, name: str, module: fx.GraphModule) -> Generator[OptimizerState, None, tuple[Sample, int]]:
+        """Seconds and workspace of a partition's update; its optimizer's state is gone before the next one is made."""
+        before = self.forecast.done("update")
+        self.forecast.begin("update")
+        self.tell(f"the update of partition {name!r}")
+        update = UpdateBench(self.workload, module, self.device)
+        ((sample,),) = measure_interleaved([update.run], lambda share: self.forecast.work("update", before + share))
+        yield OptimizerState(self.graph.piece[name].kind, update.state_bytes())
+        return sample, update.workspace_bytes()
+
+    def _room(self) -> float:
+        """Bytes that a measurement may take now."""
+        return_free_pages()
+        return _SAFE * free_bytes(self.device)
+
+    def _depth(self, size: int) -> int:
+        """Micro-batches in flight while a size is measured: those of a step, a few at most."""
+        return max(1, min(_DEPTH, self.workload.batch_size // size))
+
+    def _bench(self, name: str, module: fx.GraphModule, given: KindInputs | None, depth: int) -> PartitionBench:
+        if given is None:
+            raise TooLargeError(f"inputs of more than {self.budget_bytes / 1e6:,.1f} MB are not kept")
+        piece = self.graph.piece[name]
+        runner = PartitionRunner(
+            piece,
+            module,
+            self.device,
+            rematerialise=False,
+            gradients=self.graph.output_gradients(piece),
+            finish=self._loss(given) if piece is self.graph.last else None,
+        )
+        needs = [bool(value.partition) and self.graph.values[value].gradient for value in piece.reads]
+        return PartitionBench(
+            runner, given.reads, needs, given.sizes, device=self.device, depth=depth,
+            optimizer_bytes=self.state_share * sum(each.nbytes for each in module.parameters()),
+            room=self._room,
+        )  # fmt: skip
+
+    def _loss(self, given: KindInputs) -> Callable[[Sequence[torch.Tensor], int], tuple[torch.Tensor, ...]]:
+        targets = torch.utils._pytree.tree_map_only(
+            torch.Tensor, lambda tensor: tensor.to(self.device), given.micro_batch.targets
+        )
+        return lambda outputs, _: (self.workload.loss(self.graph.rebuild_output(outputs), targets),)
+
+
+def _rows(point: Point) -> int:
+    return point.micro_batch
+
+
+def in_turn(points: Sequence[Point]) -> list[list[Point]]:
+    """Points in groups that are measured in turn: even ones, of twelve at most, the sizes of a partition together."""
+    by_name: dict[str, list[Point]] = {}
+    for point in points:
+        by_name.setdefault(point.partition, []).append(point)
+    groups = max(1, math.ceil(len(points) / _IN_TURN))
+    found: list[list[Point]] = []
+    for alike in by_name.values():
+        begun = sum(len(each) for each in found)
+        if not found or (len(found) < groups and begun >= len(found) * len(points) / groups):
+            found.append([])
+        found[-1] += alike
+    return found

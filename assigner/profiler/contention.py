@@ -1,0 +1,157 @@
+"""Which links share a wire: neighbours send at once, and what then takes far longer than alone is looked at in pairs.
+
+All ranks run the same script and know all times, so that they agree on what comes next.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from assigner.profiler.lane import Lane
+
+Directed = tuple[int, int]
+"""A link, as (source, target)."""
+
+SLOWER = 1.5
+"""A link that takes so many times its own time is said to share its wire."""
+
+_FIRST_BYTES = 1 << 16
+_LARGEST_BYTES = 1 << 26
+_GROWTH = 4
+_TELLING_S = 0.05  # so long that bursts which pass a shaped wire, and the ranks' start, do not count
+_LEAST_S = 0.01  # where the largest message takes less, it is taken to be this long
+_REPEATS = 3
+_PAIRS_UP_TO = 6  # slow links that are tried two at a time
+_BOTH_WAYS_UP_TO = 16
+
+
+@dataclass(frozen=True)
+class SharedWire:
+    """Links that are slower together than alone.
+
+    Args:
+        links: Each as (source, target).
+        slower: How many times, for the link that loses most.
+    """
+
+    links: tuple[Directed, ...]
+    slower: float
+
+    def describe(self) -> str:
+        """One line for a profile's warnings."""
+        names = [f"worker:{source} -> worker:{target}" for source, target in self.links]
+        text = f"{', '.join(names[:-1])} and {names[-1]}"
+        return f"{text} share a wire: {self.slower:.1f}x slower together"
+
+
+def find_shared_wires(lane: Lane, largest: int) -> list[SharedWire]:
+    """Let all neighbours send at once. Every rank calls this at the same time, and gets the same answer.
+
+    Args:
+        lane: This rank's messages.
+        largest: The largest message to send, in bytes.
+    """
+    workers = lane.workers
+    if workers < 2:
+        return []
+    rings = [[(n, (n + 1) % workers) for n in range(workers)]]
+    if 2 < workers <= _BOTH_WAYS_UP_TO:
+        rings.append([(target, source) for source, target in rings[0]])
+    found: list[SharedWire] = []
+    for links in rings:
+        sizes, alone = {}, {}
+        for link in links:
+            sizes[link] = _telling_size(lane, link, min(largest, _LARGEST_BYTES))
+            alone.update(_together(lane, [link], sizes))
+        found += shared_wires(alone, lambda some, sizes=sizes: _together(lane, some, sizes))  # type: ignore[misc]
+    return found
+
+
+def shared_wires(
+    alone: dict[Directed, float], together: Callable[[Sequence[Directed]], dict[Directed, float]]
+) -> list[SharedWire]:
+    """Which links are slower together.
+
+    Args:
+        alone: Seconds of each link by itself.
+        together: Seconds of some links at once.
+    """
+
+    def slower(times: dict[Directed, float]) -> dict[Directed, float]:
+        return {link: seconds / max(alone[link], _LEAST_S) for link, seconds in times.items()}
+
+    all_at_once = slower(together(list(alone)))
+    slow = [link for link, times in all_at_once.items() if times > SLOWER]
+    if len(slow) < 2 or len(slow) > _PAIRS_UP_TO:
+        return [SharedWire(tuple(slow), max(all_at_once.values()))] if len(slow) > 1 else []
+    groups: list[set[Directed]] = []
+    for pair in itertools.combinations(slow, 2):
+        if max(slower(together(pair)).values()) > SLOWER:
+            joined = [group for group in groups if group & set(pair)]
+            groups = [group for group in groups if group not in joined] + [set(pair).union(*joined)]
+    if not groups:  # no two of them do it: the wire is full with three or more
+        groups = [set(slow)]
+    return [SharedWire(tuple(sorted(group)), max(all_at_once[link] for link in group)) for group in groups]
+
+
+def _telling_size(lane: Lane, link: Directed, largest: int) -> int:
+    """The message of a link that takes long enough to tell, on every rank; the link's ends try sizes out."""
+    source, target = link
+    size = min(_FIRST_BYTES, largest)
+    dist.barrier()
+    while lane.rank in link:
+        if lane.rank == source:
+            lane.ask(target)
+            lane.send(target, lane.buffer(size))
+            seconds = lane.ask(target)
+        else:
+            lane.post(source, size)
+            begin = time.perf_counter()
+            lane.tell(source, 0.0)
+            lane.receive(source)
+            seconds = time.perf_counter() - begin
+            lane.tell(source, seconds)
+        if seconds >= _TELLING_S or size >= largest:
+            break
+        size = min(largest, size * _GROWTH)
+    return int(_shared([float(size) if lane.rank == source else 0.0])[0])
+
+
+def _together(lane: Lane, links: Sequence[Directed], sizes: dict[Directed, int]) -> dict[Directed, float]:
+    """Seconds of a message on each of some links, all at once, on every rank: the least of a few.
+
+    What disturbs a machine now and then only adds to it; a wire that is shared is so each time.
+    """
+    seconds: list[list[float]] = [[] for _ in links]
+    for _ in range(_REPEATS):
+        for link in links:
+            if lane.rank == link[1]:
+                lane.post(link[0], sizes[link])
+        buffers = [(link[1], lane.buffer(sizes[link])) for link in links if lane.rank == link[0]]
+        dist.barrier()
+        begin = time.perf_counter()
+        for target, buffer in buffers:
+            lane.send(target, buffer)
+        for n, link in enumerate(links):
+            if lane.rank == link[1]:
+                lane.receive(link[0])
+                seconds[n].append(time.perf_counter() - begin)
+        lane.flush()
+    mine = [min(each, default=0.0) for each in seconds]
+    return dict(zip(links, _shared(mine), strict=True))
+
+
+def _shared(numbers: Sequence[float]) -> list[float]:
+    """The sum over all ranks, where one of them has each number and the others have 0."""
+    summed = torch.tensor(numbers, dtype=torch.float64)
+    dist.all_reduce(summed)
+    return [float(each) for each in summed]

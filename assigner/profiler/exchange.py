@@ -1,0 +1,59 @@
+"""What the ranks tell each other while they measure: JSON through the job's store, checked on reading."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from assigner.document import decode, encode
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+T = TypeVar("T")
+
+
+class Exchange:
+    """The ranks' common table.
+
+    Args:
+        store: The job's store.
+        rank: This rank.
+        ranks: How many there are.
+        timeout_s: A wait for another rank that takes longer fails.
+    """
+
+    def __init__(self, store: Store, rank: int, ranks: int, *, timeout_s: float) -> None:
+        self.store, self.rank, self.ranks, self.timeout_s = store, rank, ranks, timeout_s
+
+    def from_first(self, name: str, value: T, kind: type[T]) -> T:
+        """Rank 0's `value`, on every rank."""
+        if self.rank == 0:
+            self._set(f"{name}/0", encode(value))
+        return decode(kind, self._get(f"{name}/0"))  # type: ignore[no-any-return]
+
+    def to_first(self, name: str, value: T, kind: type[T]) -> list[T]:
+        """Every rank's `value`, in their order, on rank 0; empty elsewhere."""
+        self._set(f"{name}/{self.rank}", encode(value))
+        return [decode(kind, each) for each in self._collect(name)] if self.rank == 0 else []
+
+    def to_all(self, name: str, value: T, kind: type[T]) -> list[T]:
+        """Every rank's `value`, in their order, on every rank."""
+        self._set(f"{name}/{self.rank}", encode(value))
+        if self.rank == 0:
+            self._set(f"{name}/all", self._collect(name))
+        return [decode(kind, each) for each in self._get(f"{name}/all")]
+
+    def _collect(self, name: str) -> list[Any]:
+        deadline = time.monotonic() + self.timeout_s
+        return [self._get(f"{name}/{rank}", deadline - time.monotonic()) for rank in range(self.ranks)]
+
+    def _set(self, name: str, value: Any) -> None:
+        self.store.set(f"assigner/{name}", json.dumps(value))
+
+    def _get(self, name: str, wait_s: float | None = None) -> Any:
+        left = timedelta(seconds=max(1.0, self.timeout_s if wait_s is None else wait_s))
+        self.store.wait([f"assigner/{name}"], left)
+        return json.loads(self.store.get(f"assigner/{name}"))

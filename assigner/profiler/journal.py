@@ -1,0 +1,205 @@
+"""What a rank has measured so far, on its own disk: an interrupted run goes on from there.
+
+    {"kind": "profile-journal", "fingerprint": "sha256:...", "threads": 1, ...}   what it belongs to
+    {"measurement": {"partition": "embed", "micro_batch": 4, ...}}   one line each, at once
+    {"optimizer": {"kind": "9af3c1", "bytes": 1024}}
+    {"link": {"source": 0, "target": 1, ...}}
+
+A process that is killed while it writes leaves part of a line: that line is dropped. Every other line is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from assigner.document import Count, decode, encode
+from assigner.errors import FormatError
+from assigner.profile import Measurement
+from assigner.profiler.links import LinkSweep
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_HINT = "without --resume it is measured from the start"
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a journal belongs to; all of it must be the same for a run that goes on with it.
+
+    Args:
+        entry: The workload.
+        fingerprint: Of its partitions.
+        batch_size: Of the workload.
+        optimizer: Its class.
+        micro_batches: Sizes that are measured.
+        largest_message: Of the link sweeps, in bytes.
+        isolated: One worker at a time.
+        only: What is measured again; empty: everything.
+        updates: When the profile was made that is updated; empty: none is.
+        worker: Name of the worker.
+        device: Its kind.
+        threads: Its compute threads.
+        ranks: Ranks of the run.
+        tool_version: Of the program.
+    """
+
+    entry: str
+    fingerprint: str
+    batch_size: Count
+    optimizer: str
+    micro_batches: tuple[int, ...]
+    largest_message: Count
+    isolated: bool
+    only: tuple[str, ...]
+    updates: str
+    worker: str
+    device: str
+    threads: Count
+    ranks: Count
+    tool_version: str
+    kind: Literal["profile-journal"] = "profile-journal"
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """Bytes of the optimizer's state for a kind of partition."""
+
+    kind: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Note:
+    """What was seen while measuring, for the profile's warnings."""
+
+    text: str
+
+
+Entry = Measurement | OptimizerState | LinkSweep | Note
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One line behind the head: exactly one of these."""
+
+    measurement: Measurement | None = None
+    optimizer: OptimizerState | None = None
+    link: LinkSweep | None = None
+    note: Note | None = None
+
+
+def journal_path(output: Path, rank: int) -> Path:
+    """Where a rank keeps its journal while `output` is being measured."""
+    return output.parent / f".{output.name}.part-{rank}.jsonl"
+
+
+class Journal:
+    """The journal of one rank, and what is in it.
+
+    Args:
+        path: Its file; None: nothing is kept on the disk.
+        head: What it belongs to.
+
+    Attributes:
+        points: Measurements by (partition, micro-batch size).
+        optimizer_bytes: By kind of partition.
+        sweeps: Links by their target; they start here.
+        notes: For the profile's warnings.
+    """
+
+    def __init__(self, path: Path | None, head: Head) -> None:
+        self.path, self.head = path, head
+        self.points: dict[tuple[str, int], Measurement] = {}
+        self.optimizer_bytes: dict[str, int] = {}
+        self.sweeps: dict[int, LinkSweep] = {}
+        self.notes: dict[str, None] = {}
+
+    def start(self) -> None:
+        """Begin an empty one: what an interrupted run left is deleted. The file is made with the first measurement."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def load(self) -> bool:
+        """Take over what an interrupted run left.
+
+        Returns:
+            False: there was nothing.
+
+        Raises:
+            FormatError: it belongs to another measurement, or a line of it is wrong; the message says what and where.
+        """
+        if self.path is None or not self.path.exists():
+            return False
+        data = self.path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                if number == 1:
+                    there = decode(Head, json.loads(line))
+                else:
+                    self._take(json.loads(line))
+            except (ValueError, RecursionError) as error:  # FormatError is one
+                why = error.message if isinstance(error, FormatError) else "not JSON"
+                raise FormatError(f"{self.path}, line {number}: {why}", hint=_HINT) from error
+            if number == 1:
+                self._check_head(there)
+        with self.path.open("r+b") as stream:
+            stream.truncate(len(whole))
+        return bool(self.points or self.sweeps)
+
+    def add(self, found: Entry) -> None:
+        """Keep one finished measurement."""
+        name = {Measurement: "measurement", OptimizerState: "optimizer", LinkSweep: "link", Note: "note"}[type(found)]
+        self._keep(found)
+        if self.path is not None:
+            self._append({name: encode(found)})
+
+    def remove(self) -> None:
+        """The profile is written: delete the file."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        assert self.path is not None
+        with self.path.open("a", encoding="utf-8") as stream:
+            if not stream.tell():
+                stream.write(json.dumps(encode(self.head), allow_nan=False) + "\n")
+            stream.write(json.dumps(line, allow_nan=False) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def _take(self, line: Any) -> None:
+        found = [each for each in vars(decode(_Line, line)).values() if each is not None]
+        if len(found) != 1:
+            raise FormatError("expected one of measurement, optimizer, link and note")
+        self._keep(found[0])
+
+    def _check_head(self, there: Head) -> None:
+        unlike = [
+            f"{each.name} {_short(getattr(there, each.name))} there, {_short(getattr(self.head, each.name))} now"
+            for each in fields(Head)
+            if getattr(there, each.name) != getattr(self.head, each.name)
+        ]
+        if unlike:
+            raise FormatError(f"{self.path} belongs to another measurement: {'; '.join(unlike)}", hint=_HINT)
+
+    def _keep(self, found: Entry) -> None:
+        if isinstance(found, Measurement):
+            if found.worker != self.head.worker or found.micro_batch not in self.head.micro_batches:
+                raise FormatError(f"{found.partition} on {found.worker} at {found.micro_batch} is not of this worker")
+            self.points[found.partition, found.micro_batch] = found
+        elif isinstance(found, OptimizerState):
+            self.optimizer_bytes[found.kind] = found.bytes
+        elif isinstance(found, LinkSweep):
+            self.sweeps[found.target] = found
+        else:
+            self.notes[found.text] = None
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,90 @@
+"""One rank's messages to and from the others while links are measured: on the runtime's own transport.
+
+A message is then posted, copied from and to the device, sent and waited for as in training. Both ends count the
+messages of their directed pair, so that each has a tag of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from assigner.runtime.transport import Message, Transport
+from assigner.schedule import Payload, Route
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_FIRST_MESSAGE = 16  # the tags below are those of `tell`, and of the clocks' comparison
+_TAG_TOLD = 1
+
+
+def _route(source: int, target: int) -> Route:
+    return Route(Payload.ACTIVATION, "", 0, f"worker:{source}/cpu", f"worker:{target}/cpu")
+
+
+class Lane:
+    """Sends and receives of this rank.
+
+    Args:
+        rank: This rank.
+        workers: How many ranks there are.
+        device: Where its tensors are.
+        timeout_s: A wait for another rank that takes longer fails.
+    """
+
+    def __init__(self, rank: int, workers: int, *, device: torch.device, timeout_s: float) -> None:
+        self.rank, self.workers, self.device = rank, workers, device
+        others = [each for each in range(workers) if each != rank]
+        routes = [_route(rank, each) for each in others] + [_route(each, rank) for each in others]
+        self._transport = Transport(dict.fromkeys(routes, 0), device=device, timeout_s=timeout_s)
+        self._sent: Counter[int] = Counter()
+        self._posted: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
+
+    def __enter__(self) -> Lane:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self._transport.close()
+
+    def buffer(self, size: int) -> torch.Tensor:
+        """A tensor of `size` bytes to send."""
+        return torch.zeros(size, dtype=torch.uint8, device=self.device)
+
+    def send(self, target: int, tensor: torch.Tensor) -> None:
+        """Send a tensor; returns at once."""
+        self._transport.send(Message(_route(self.rank, target), _FIRST_MESSAGE + self._sent[target]), tensor)
+        self._sent[target] += 1
+
+    def post(self, source: int, size: int) -> None:
+        """Get ready for one more message of `size` bytes."""
+        message = Message(_route(source, self.rank), _FIRST_MESSAGE + self._posted[source])
+        self._transport.post(message, (size,), torch.uint8)
+        self._posted[source] += 1
+
+    def receive(self, source: int) -> torch.Tensor:
+        """The next message that was posted, once it is there and on the device."""
+        message = Message(_route(source, self.rank), _FIRST_MESSAGE + self._received[source])
+        self._received[source] += 1
+        received = self._transport.receive(message)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return received
+
+    def flush(self) -> None:
+        """Wait until everything sent has left."""
+        self._transport.flush()
+
+    def tell(self, peer: int, number: float) -> None:
+        """Give `peer` a number; it calls `ask`."""
+        dist.send(torch.tensor([number], dtype=torch.float64), peer, tag=_TAG_TOLD)
+
+    def ask(self, peer: int) -> float:
+        """A number that `peer` tells."""
+        told = torch.zeros(1, dtype=torch.float64)
+        dist.recv(told, peer, tag=_TAG_TOLD)
+        return float(told)

@@ -1,0 +1,103 @@
+"""Which pairs of workers are measured and when: all of them, or in a large fleet a sample of each class.
+
+A pair's class is what its two workers are (device, threads, and the kinds of worker on their hosts) and whether they
+share a host. Neighbours (rank and next rank) are measured in any case: most plans send along them.
+
+Round-robin rounds: the circle method (T. P. Kirkman, 1847).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from assigner.profiler.host import HostFacts
+
+Pair = tuple[int, int]
+"""Two ranks, the lower one first."""
+
+ALL_UP_TO = 16
+"""So many workers have all their links measured unless it is asked otherwise: 120 pairs."""
+
+_SAMPLE = 3
+
+
+class Classes:
+    """The classes of a fleet's pairs.
+
+    Args:
+        facts: The workers, by rank.
+    """
+
+    def __init__(self, facts: Sequence[HostFacts]) -> None:
+        self.host = [(each.host, each.node) for each in facts]
+        kinds = [(each.device.partition(":")[0], each.kind, each.threads) for each in facts]
+        on_host: dict[Any, list[Any]] = defaultdict(list)
+        for host, kind in zip(self.host, kinds, strict=True):
+            on_host[host].append(kind)
+        self.worker = [(kind, tuple(sorted(on_host[host]))) for host, kind in zip(self.host, kinds, strict=True)]
+
+    def of(self, source: int, target: int) -> tuple[Any, Any, bool]:
+        """The class of a directed link."""
+        return self.worker[source], self.worker[target], self.host[source] == self.host[target]
+
+
+def tournament(workers: int) -> list[list[Pair]]:
+    """Rounds of pairs in which every two of `workers` meet once, and nobody is in two pairs of a round."""
+    seats: list[int | None] = [*range(workers)] + ([None] if workers % 2 else [])
+    rounds = []
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        pairs = [
+            (min(a, b), max(a, b))
+            for a, b in zip(seats[:half], reversed(seats[half:]), strict=True)
+            if a is not None and b is not None
+        ]
+        rounds.append(sorted(pairs))
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return rounds
+
+
+def ring(workers: int) -> list[Pair]:
+    """Every worker with the next one, and the last with the first."""
+    return sorted({(min(a, b), max(a, b)) for a, b in ((n, (n + 1) % workers) for n in range(workers)) if a != b})
+
+
+def sampled_pairs(facts: Sequence[HostFacts]) -> list[Pair]:
+    """The neighbours, and three pairs or more of every class, spread over the workers."""
+    classes, workers = Classes(facts), len(facts)
+    chosen = dict.fromkeys(ring(workers))
+    busy = Counter(rank for pair in chosen for rank in pair)
+    found = Counter(_undirected(classes, pair) for pair in chosen)
+    waiting: dict[Any, list[Pair]] = defaultdict(list)
+    for pair in (pair for each in tournament(workers) for pair in each if pair not in chosen):
+        waiting[_undirected(classes, pair)].append(pair)
+    for name, pairs in waiting.items():
+        while pairs and found[name] < _SAMPLE:
+            pair = min(pairs, key=lambda pair: max(busy[pair[0]], busy[pair[1]]))
+            pairs.remove(pair)
+            chosen[pair] = None
+            busy.update(pair)
+            found[name] += 1
+    return list(chosen)
+
+
+def _undirected(classes: Classes, pair: Pair) -> frozenset[Any]:
+    return frozenset((classes.of(*pair), classes.of(pair[1], pair[0])))
+
+
+def rounds_of(pairs: Iterable[Pair]) -> list[list[Pair]]:
+    """Some pairs in rounds, each worker in one pair of a round at most: first fit."""
+    rounds: list[list[Pair]] = []
+    taken: list[set[int]] = []
+    for pair in pairs:
+        place = next((n for n, ranks in enumerate(taken) if not ranks & set(pair)), len(rounds))
+        if place == len(rounds):
+            rounds.append([])
+            taken.append(set())
+        rounds[place].append(pair)
+        taken[place].update(pair)
+    return rounds

@@ -1,0 +1,236 @@
+"""One rank's share of a profiling run: it agrees with the others on what is measured, and measures its part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from assigner import __version__
+from assigner.errors import FormatError
+from assigner.marking import PartitionGraph, partition_graph
+from assigner.profile import Measurement
+from assigner.profiler.agreement import Offer, Point, Start, agree, check_offers
+from assigner.profiler.assembly import RankReport, optimizer_name
+from assigner.profiler.computing import ComputeShare
+from assigner.profiler.forecast import Forecast, Standings
+from assigner.profiler.host import host_facts, rank_device, start_up
+from assigner.profiler.journal import Head, Journal, Note, OptimizerState, journal_path
+from assigner.profiler.links import LinkOptions, measure_links
+from assigner.profiler.walk import representatives
+from assigner.runtime.randomness import kept_generators
+from assigner.selection import LINKS, Selection
+
+if TYPE_CHECKING:
+    from assigner.profiler.exchange import Exchange
+    from assigner.profiler.forecast import Standing
+    from assigner.profiler.session import ProfileOptions
+    from assigner.workload import Workload
+
+_ROUND_S = 5.0  # a round of links, until one is measured
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Where a run's journals are.
+
+    Args:
+        output: The profile that they lie beside; None: none are kept.
+        resume: Go on with what they have.
+        notice: Called with what the user should know of them.
+    """
+
+    output: Path | None
+    resume: bool
+    notice: Callable[[str], None]
+
+
+class RankSession:
+    """This rank's share of a run.
+
+    Args:
+        workload: What to measure.
+        entry: Where it comes from.
+        options: Settings.
+        table: What the ranks tell each other.
+        show: Called on rank 0 with the progress.
+
+    Attributes:
+        at: What is being measured; for errors.
+        graph: The model's partitions.
+    """
+
+    def __init__(
+        self, workload: Workload, entry: str, options: ProfileOptions, table: Exchange, show: Callable[[Standing], None]
+    ) -> None:
+        self.workload, self.entry, self.options, self.table = workload, entry, options, table
+        self.rank = table.rank
+        self.at = "tracing the model"
+        self.device = rank_device(options.devices)
+        self.worker = f"worker:{self.rank}/{self.device}"
+        self.forecast = Forecast()
+        self.standings = Standings(table.store, self.rank, table.ranks, self.worker, show)
+        self.tell(self.at)
+        self.graph: PartitionGraph = partition_graph(workload, options.marks)
+        self.kinds = representatives(self.graph)
+        with kept_generators(self.device):
+            start_up(workload, self.device)
+        dist.barrier()
+        self.facts = host_facts(self.device)  # with all that training has loaded too, on every rank of the host
+        dist.barrier()
+
+    def tell(self, what: str) -> None:
+        """Note what is measured now."""
+        self.at = what
+        self.standings.tell(what, self.forecast)
+
+    def agree(self, start: Start, selection: Selection, keeping: Keeping) -> None:
+        """Learn what the other ranks have, and what is to be measured.
+
+        Args:
+            start: What rank 0 says of the profile that is updated; the other ranks' own is not looked at.
+            selection: What is measured at all.
+            keeping: Where the journal is.
+
+        Raises:
+            RefusedError: the run cannot become one profile; all ranks raise it.
+        """
+        self.at = "the agreement of the ranks"
+        start = self.table.from_first("start", start, Start)
+        self.sizes, self.selection = start.micro_batches, selection
+        self.journal = Journal(self._journal_path(keeping), self._head(start))
+        refused = self._load_journal() if keeping.resume else None
+        points = tuple(Point(*each) for each in self.journal.points)
+        mine = Offer(self.facts, self.graph.fingerprint, points, tuple(self.journal.sweeps), refused)
+        self.offers = self.table.to_all("offer", mine, Offer)
+        dist.barrier()  # whoever refuses leaves, and may take the store with it
+        check_offers(start, self.offers)
+        self._begin_journal(keeping)
+        self.task = agree(
+            self.offers, self.rank, kinds=self.kinds, sizes=self.sizes, selection=selection,
+            isolated=self.options.isolated,
+        )  # fmt: skip
+
+    def measure(self) -> RankReport:
+        """Compute first, then links."""
+        compute = ComputeShare(
+            self.workload, self.graph, self.device, self.worker, self.facts.memory_bytes / 4, self.forecast, self.tell
+        )
+        planned_s = compute.plan(self.task.run)
+        self.forecast.plan("links", self.table.ranks - 1 if self.task.links else 0, _ROUND_S)
+        turns = self.table.ranks if self.options.isolated else 1
+        self.forecast.plan("turns of other workers", turns - 1, planned_s)
+        for turn in range(turns):
+            dist.barrier()
+            if turns > 1 and turn != self.rank:
+                self.forecast.begin("turns of other workers")
+            elif self.task.run:
+                with kept_generators(self.device):
+                    compute.measure(self.task.run, self._keep)
+            self.standings.finish_phase()
+            self.forecast.work("turns of other workers", turn + (turn < self.rank))
+        dist.barrier()
+        if self.task.links:
+            self._measure_links()
+        dist.barrier()
+        return RankReport(
+            self.facts,
+            tuple(self.journal.points.values()),
+            dict(self.journal.optimizer_bytes),
+            tuple(self.journal.sweeps.values()),
+            tuple(self.journal.notes),
+        )
+
+    def _keep(self, found: Measurement | OptimizerState | Note) -> None:
+        """Into the journal, unless it was run for the company of another worker alone."""
+        if not isinstance(found, Measurement) or Point(found.partition, found.micro_batch) in self.task.keep:
+            self.journal.add(found)
+
+    def _measure_links(self) -> None:
+        def at(done: int, rounds: int) -> None:
+            self.forecast.works["links"].pieces = rounds
+            self.forecast.work("links", done)
+            self.tell(f"links, round {done + 1} of {rounds}")
+
+        self.forecast.begin("links")
+        self.standings.together = True
+        self.tell("links")
+        notes = measure_links(
+            [offer.facts for offer in self.offers], self._link_options(), self.device,
+            wanted=lambda source, target: (source, target) in self.task.links, done=self.journal.add, progress=at,
+        )  # fmt: skip
+        for note in notes if self.rank == 0 else ():
+            self.journal.add(Note(note))
+
+    def _link_options(self) -> LinkOptions:
+        named = self.selection.words and LINKS not in self.selection.words
+        return LinkOptions(
+            largest=self._largest_message(),
+            typical=largest_message(self.graph, self.sizes[len(self.sizes) // 2]),
+            pairs="all" if named and self.options.links == "auto" else self.options.links,
+            timeout_s=self.options.timeout_s,
+        )
+
+    def _largest_message(self) -> int:
+        return self.options.max_message or largest_message(self.graph, self.workload.batch_size)
+
+    def _journal_path(self, keeping: Keeping) -> Path | None:
+        """None where the output's folder is not there: hosts need not share one."""
+        if keeping.output is None:
+            return None
+        if not keeping.output.parent.is_dir():
+            keeping.notice(
+                f"worker:{self.rank} keeps no journal: there is no folder {keeping.output.parent} on its host; after an"
+                " interruption it starts over"
+            )
+            return None
+        return journal_path(keeping.output, self.rank)
+
+    def _head(self, start: Start) -> Head:
+        return Head(
+            entry=self.entry,
+            fingerprint=self.graph.fingerprint,
+            batch_size=self.workload.batch_size,
+            optimizer=optimizer_name(self.workload),
+            micro_batches=start.micro_batches,
+            largest_message=self._largest_message(),
+            isolated=self.options.isolated,
+            only=self.selection.words,
+            updates=start.updates,
+            worker=self.worker,
+            device=self.facts.kind,
+            threads=self.facts.threads,
+            ranks=self.table.ranks,
+            tool_version=__version__,
+        )
+
+    def _load_journal(self) -> str | None:
+        """Take over the journal; returns why it cannot be taken over."""
+        try:
+            self.journal.load()
+        except FormatError as error:
+            return f"{error.message}; {error.hint}"
+        unknown = next((name for name, _ in self.journal.points if name not in self.kinds), None)
+        return None if unknown is None else f"{self.journal.path}: {unknown!r} is no partition that is measured"
+
+    def _begin_journal(self, keeping: Keeping) -> None:
+        """Where there is nothing to go on with, or nobody asked for it, a new one."""
+        if self.rank == 0:
+            left = self.journal.path is not None and self.journal.path.exists()
+            if left and not keeping.resume:
+                keeping.notice(
+                    f"{self.journal.path} was left by an interrupted run and is replaced; --resume goes on with it"
+                )
+            if keeping.resume and not any(offer.points or offer.targets for offer in self.offers):
+                keeping.notice("nothing to go on with: measuring from the start")
+        if not keeping.resume:
+            self.journal.start()
+
+
+def largest_message(graph: PartitionGraph, batch_size: int) -> int:
+    """Bytes of the largest value that crosses between partitions, for so many rows."""
+    values = (shape.bytes_per_sample * batch_size + shape.fixed_bytes for shape in graph.values.values())
+    return int(max(values, default=0)) or 1 << 20

@@ -1,0 +1,232 @@
+"""A plan's prediction beside a trace of its run: by stage, message and worker, and where the difference comes from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from assigner import formatting as fmt
+from assigner.document import encode
+from assigner.report.plan import describe_split
+from assigner.report.sheet import Column, Line, Report, Sheet
+
+if TYPE_CHECKING:
+    from assigner.agreement import Agreement, Cause, Compared
+
+_SAME = 0.01
+"""A step time predicted this well needs no cause."""
+
+
+def agreement_report(found: Agreement) -> Report:
+    """What `assigner simulate --against` prints."""
+    plan = found.plan
+    head = Line(f"plan for {plan.workload.name} · {describe_split(plan)} · {plan.schedule}", "strong")
+    return (
+        head, _step(found), *_circumstances(found), _explanation(found), Line(largest_cause(found), "strong"),
+        _stages(found), *_messages(found), _workers(found), *_memory(found),
+    )  # fmt: skip
+
+
+def _step(found: Agreement) -> Line:
+    step = found.step
+    unit = fmt.time_unit(step.measured_s)
+    spread = f"IQR {unit.text(step.iqr_s)} over {fmt.plural(found.steps, 'step')}"
+    said = f"step: {unit.text(step.predicted_s)} predicted, {unit.text(step.measured_s)} measured ({spread})"
+    if not step.error:
+        return Line(said)
+    return Line(f"{said}: the prediction is {fmt.percent(abs(step.error))} too {'low' if step.error < 0 else 'high'}")
+
+
+def _circumstances(found: Agreement) -> Report:
+    lines = []
+    if found.remat != "plan":
+        lines.append(Line(f"the run rematerialised {_REMAT[found.remat]}: it is priced so, not as the plan says"))
+    if found.clock_error_s > 0:
+        lines.append(Line(f"clocks of the workers agree to {fmt.seconds(found.clock_error_s)}"))
+    return tuple(lines)
+
+
+_REMAT = {"always": "every partition", "never": "no partition"}
+
+
+def _explanation(found: Agreement) -> Sheet:
+    """From the predicted to the measured step time, one group of figures after the other."""
+    why, now = found.explanation, found.step.predicted_s
+    unit = fmt.time_unit(found.step.measured_s, now)
+    rows = [("predicted", "", unit.show(now))]
+    for name, moved in (
+        ("forwards, backwards and updates as measured", why.compute_s),
+        ("messages as measured", why.transfers_s),
+        ("overheads as measured", why.overheads_s),
+        ("not explained", why.unexplained_s),
+    ):
+        now += moved
+        rows.append((name, _signed(unit, moved), unit.show(now)))
+    rows[-1] = (*rows[-1][:2], f"{unit.show(found.step.measured_s)} measured")
+    columns = (Column("", "name"), Column(f"+/- {unit.name}"), Column(f"step {unit.name}", "name"))
+    return Sheet("where the difference comes from", columns, tuple(rows))
+
+
+def _signed(unit: fmt.Unit, value: float) -> str:
+    text = unit.show(value)
+    return text if value < 0 or text == "0" else f"+{text}"
+
+
+def largest_cause(found: Agreement) -> str:
+    """The thing that moves the step time most towards what was measured, in one sentence."""
+    measured, why = found.step.measured_s, found.explanation
+    assert measured is not None
+    whole = measured - found.step.predicted_s
+    if abs(whole) < _SAME * measured:
+        return "largest cause: none to speak of; the step time is predicted to 1 %"
+    cause = next((each for each in why.causes if each.step_s * whole > 0), None)
+    unit = fmt.time_unit(measured)
+    of = f"of the {_signed(unit, whole)} {unit.name}"
+    if cause is None or abs(why.unexplained_s) > abs(cause.step_s):
+        rest = f"{_signed(unit, why.unexplained_s)} {unit.name} {of}"
+        return f"largest cause: not explained, {rest}: actions vary, or those that run together slow each other"
+    return f"largest cause: {_describe(cause)}: {_signed(unit, cause.step_s)} {unit.name} {of}"
+
+
+def _describe(cause: Cause) -> str:
+    if cause.group == "overheads":
+        lost, said = fmt.seconds(cause.measured_s), fmt.seconds(cause.predicted_s)
+        return f"{cause.worker} lost {lost} a step between its actions, where {said} was predicted"
+    stage = "" if cause.stage is None else f" of stage {cause.stage}"
+    what = (
+        f"messages from {cause.worker} to {cause.target}" if cause.target else f"{cause.worker}'s {cause.what}{stage}"
+    )
+    change = fmt.against(cause.measured_s, cause.predicted_s)
+    if change is None:
+        return f"{what} took {fmt.seconds(cause.measured_s)}, and nothing was profiled"
+    if change >= 2:
+        return f"{what} took {fmt.ratio(change)} as long as profiled"
+    return f"{what} took {fmt.percent(abs(change - 1))} {'longer' if change > 1 else 'less'} than profiled"
+
+
+def _error(once: Compared) -> str:
+    return fmt.points(once.error, sign=True)
+
+
+def _stages(found: Agreement) -> Sheet:
+    """One row per stage: one forward, one backward, and what both add up to in a step."""
+    once: dict[int, dict[str, Compared]] = {}
+    differences: dict[int, float] = {}
+    for each in found.computes:
+        if each.stage is not None:
+            once.setdefault(each.stage, {})[each.kind] = each.once
+            differences[each.stage] = differences.get(each.stage, 0.0) + each.difference_s
+    times = [time for pair in once.values() for each in pair.values() for time in (each.predicted_s, each.measured_s)]
+    unit, whole = fmt.time_unit(*times), fmt.time_unit(*differences.values())
+    rows = []
+    for n, stage in enumerate(found.plan.stages):
+        cells = [str(n), stage.worker, fmt.ranges(stage.partitions)]
+        for kind in ("forward", "backward"):
+            one = once[n][kind]
+            cells += [unit.show(one.predicted_s), unit.show(one.measured_s), _error(one)]
+        rows.append((*cells, _signed(whole, differences[n])))
+    columns = (
+        Column("#"), Column("worker", "name"), Column("partitions", "text", rank=4),
+        Column(f"forward {unit.name}", rank=1), Column("measured"), Column("error %", rank=2),
+        Column(f"backward {unit.name}", rank=1), Column("measured"), Column("error %", rank=2),
+        Column(f"in a step {whole.name}", rank=3),
+    )  # fmt: skip
+    return Sheet("stages: one micro-batch predicted and measured, and the difference in a step", columns, tuple(rows))
+
+
+def _messages(found: Agreement) -> Report:
+    """One row per route; how long a message took is seen only where its receiver waited for it."""
+    if not found.routes:
+        return ()
+    unit = fmt.time_unit(*(time for each in found.routes for time in (each.once.predicted_s, each.once.measured_s)))
+    size = fmt.byte_unit(*(each.bytes for each in found.routes))
+    rows = tuple(
+        (
+            each.route.source, each.route.target, each.route.payload.value,
+            f"{each.route.partition}:{each.route.output}", size.show(each.bytes), unit.show(each.once.predicted_s),
+            unit.show(each.once.measured_s), _error(each.once), f"{each.once.samples} of {each.count * found.steps}",
+        )
+        for each in found.routes
+    )  # fmt: skip
+    columns = (
+        Column("from", "name"), Column("to", "name"), Column("what", "name", rank=2), Column("output", "name", rank=4),
+        Column(size.name, rank=3), Column(f"predicted {unit.name}"), Column("measured"), Column("error %"),
+        Column("seen", rank=1),
+    )  # fmt: skip
+    return (Sheet("messages: one way (seen: the receiver waited, so that its arrival is known)", columns, rows),)
+
+
+def _workers(found: Agreement) -> Sheet:
+    """What a worker does beside forwards and backwards, and its memory."""
+    updates = {each.worker: each.once for each in found.computes if each.kind == "update"}
+    beside = {each.worker: (each.wait, each.overhead, updates[each.worker]) for each in found.workers}
+    unit = fmt.time_unit(
+        *(time for ones in beside.values() for one in ones for time in (one.predicted_s, one.measured_s))
+    )  # fmt: skip
+    memory = fmt.byte_unit(*(each.capacity_bytes for each in found.workers))
+    rows = tuple(
+        (
+            each.worker,
+            *(f"{unit.show(one.predicted_s)} / {unit.show(one.measured_s)}" for one in beside[each.worker]),
+            memory.show(each.predicted_bytes), memory.show(each.measured_bytes),
+            fmt.points(each.memory_error, sign=True), memory.show(each.capacity_bytes),
+        )
+        for each in found.workers
+    )  # fmt: skip
+    columns = (
+        Column("worker", "name"), Column(f"waits {unit.name}", rank=1), Column(f"overhead {unit.name}", rank=2),
+        Column(f"update {unit.name}", rank=4), Column(f"peak {memory.name}"), Column("measured"), Column("error %"),
+        Column(f"of {memory.name}", rank=3),
+    )  # fmt: skip
+    return Sheet("workers: times of a step as predicted / measured, and the peak of memory", columns, rows)
+
+
+def _memory(found: Agreement) -> Report:
+    over = [each for each in found.workers if each.measured_bytes > 1.05 * each.predicted_bytes]
+    if not over:
+        return ()
+    worst = max(over, key=lambda each: each.measured_bytes - each.predicted_bytes)
+    held, said = fmt.size(worst.measured_bytes), fmt.size(worst.predicted_bytes)
+    return (Line(f"memory: {worst.worker} held {held}, more than the {said} that were predicted", "warning"),)
+
+
+def agreement_data(found: Agreement) -> dict[str, Any]:
+    """The same for `--json`."""
+    why = found.explanation
+    return {
+        "kind": "agreement",
+        "steps": found.steps,
+        "remat": found.remat,
+        "clock_error_s": found.clock_error_s,
+        "step": _compared(found.step),
+        "difference": {
+            "compute_s": why.compute_s,
+            "transfers_s": why.transfers_s,
+            "overheads_s": why.overheads_s,
+            "unexplained_s": why.unexplained_s,
+            "largest_cause": largest_cause(found),
+            "causes": encode(why.causes),
+        },
+        "computes": [
+            {
+                "kind": each.kind, "stage": each.stage, "worker": each.worker, "count": each.count,
+                **_compared(each.once), "difference_s": each.difference_s,
+            }
+            for each in found.computes
+        ],
+        "messages": [
+            {**encode(each.route), "bytes": each.bytes, "count": each.count * found.steps, **_compared(each.once)}
+            for each in found.routes
+        ],
+        "workers": [
+            {
+                "worker": each.worker, "wait": _compared(each.wait), "overhead": _compared(each.overhead),
+                "predicted_peak_bytes": each.predicted_bytes, "measured_peak_bytes": each.measured_bytes,
+                "memory_error": each.memory_error, "capacity_bytes": each.capacity_bytes,
+            }
+            for each in found.workers
+        ],
+    }  # fmt: skip
+
+
+def _compared(once: Compared) -> dict[str, Any]:
+    return {**encode(once), "error": once.error}

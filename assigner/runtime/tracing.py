@@ -1,0 +1,152 @@
+"""A run's trace: every rank records, and at the end rank 0 puts all of it on its own clock and into one file.
+
+The ranks' clocks are compared with rank 0's at the start and at the end of the trace.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from assigner import __version__
+from assigner.document import decode, encode
+from assigner.plan import Plan
+from assigner.runtime.clock import ClockComparison, PeersClock
+from assigner.runtime.memory import MemoryGauge
+from assigner.runtime.recorder import Recorder, Span
+from assigner.schedule import Kind
+from assigner.trace import Trace, TracedAction, TracedMessage, WorkerTrace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.runtime.transport import Transport
+
+_REMAT: dict[bool | None, Literal["plan", "always", "never"]] = {None: "plan", True: "always", False: "never"}
+
+
+@dataclass(frozen=True)
+class TraceSettings:
+    """What a trace says of its run.
+
+    Args:
+        plan: The run's plan.
+        worker: This rank's worker; None: it holds no stage.
+        remat: What the run does instead of the plan's rematerialisation: all, none; None: as planned.
+        base_bytes: What this process held before it built its partitions.
+    """
+
+    plan: Plan
+    worker: str | None
+    remat: bool | None
+    base_bytes: int
+
+
+class Tracing:
+    """One trace, from this rank. All ranks make one at the same time.
+
+    Args:
+        settings: What it says of the run.
+        transport: To the other ranks; None: there are none.
+        device: What this rank computes on.
+        last: How many steps are kept.
+
+    Attributes:
+        recorder: For the executor.
+        peak_bytes: The most that this process held until `stop`.
+
+    Raises:
+        LostConnectionError: another rank is gone.
+    """
+
+    def __init__(
+        self, settings: TraceSettings, transport: Transport | None, *, device: torch.device, last: int
+    ) -> None:
+        self.settings, self.transport = settings, transport
+        self.first = self._compare_clocks()
+        self.gauge = MemoryGauge(device)
+        self.gauge.reset_peak()
+        self.recorder = Recorder(self.gauge, last=last)
+        self.peak_bytes = 0
+
+    def _compare_clocks(self) -> ClockComparison:
+        return ClockComparison(0.0) if self.transport is None else self.transport.compare_clocks()
+
+    def stop(self) -> None:
+        """Nothing more is recorded."""
+        self.peak_bytes = max(self.recorder.highest_bytes, self.gauge.peak() or 0)
+        self.gauge.close()
+
+    def collect(self) -> Trace | None:
+        """The whole trace on rank 0, None on the others; every rank comes here after it has stopped.
+
+        Raises:
+            LostConnectionError: another rank is gone.
+        """
+        self.recorder.settle()
+        mine = json.dumps(encode(self._worker_trace(self._compare_clocks()))).encode()
+        texts = [mine] if self.transport is None else self.transport.gather(mine)
+        if not texts:
+            return None
+        found = {each.worker: each for each in (decode(WorkerTrace, json.loads(text)) for text in texts)}
+        plan = self.settings.plan
+        return Trace(
+            created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            tool_version=__version__,
+            environment={
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "system": platform.platform(),
+                "ranks": len(texts),
+            },
+            workload=plan.workload,
+            stages=plan.stages,
+            schedule=plan.schedule,
+            micro_batches=plan.micro_batches,
+            micro_batch_size=plan.micro_batch_size,
+            remat=_REMAT[self.settings.remat],
+            steps=len(self.recorder.steps),
+            workers=_from_zero([found[worker] for worker in plan.workers]),
+        )
+
+    def _worker_trace(self, last: ClockComparison) -> WorkerTrace:
+        clock = PeersClock(self.first, last)
+        base = self.settings.base_bytes
+        actions = tuple(
+            _traced(number, span, clock, base) for number, step in enumerate(self.recorder.steps) for span in step.spans
+        )
+        peak = max(0, self.peak_bytes - base)
+        return WorkerTrace(self.settings.worker or "", actions, peak, base, clock.error_s)
+
+
+def _traced(step: int, span: Span, clock: PeersClock, base: int) -> TracedAction:
+    start, end = clock.time(span.start_s), clock.time(span.end_s)
+    if span.action is None:
+        return TracedAction(step, "step", -1, -1, start, end)
+    action, message = span.action, None
+    if action.route is not None:
+        peer = action.route.target if action.kind is Kind.SEND else action.route.source
+        message = TracedMessage(
+            action.route.payload.value, action.route.partition, action.route.output, peer, span.moved_bytes
+        )
+    held = None if span.held_bytes is None else max(0, span.held_bytes - base)
+    return TracedAction(step, action.kind.value, action.stage, action.micro_batch, start, end, message, held)
+
+
+def _from_zero(workers: Sequence[WorkerTrace]) -> tuple[WorkerTrace, ...]:
+    """The workers with the first action of all at 0 s."""
+    zero = min(action.start_s for worker in workers for action in worker.actions)
+    return tuple(
+        replace(
+            worker,
+            actions=tuple(
+                replace(action, start_s=action.start_s - zero, end_s=action.end_s - zero) for action in worker.actions
+            ),
+        )
+        for worker in workers
+    )

@@ -1,0 +1,45 @@
+"""What is validated: models on clusters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model on one set of workers.
+
+    Args:
+        model: For the tables.
+        entry: The workload.
+        cluster: A file of examples/clusters without its ending; empty: plain local ranks.
+        ranks: How many workers.
+        steps: Steps of one run, the two that warm up among them.
+    """
+
+    model: str
+    entry: str
+    cluster: str = ""
+    ranks: int = 2
+    steps: int = 10
+
+    @property
+    def name(self) -> str:
+        """The case as one word."""
+        return f"{self.cluster or 'local'}-{self.model}"
+
+
+MODELS = {
+    "gpt": "examples/gpt.py:workload(width=192,context=64,blocks=10)",
+    "resnet": "examples/resnet.py:workload(width=24)",
+    "unet": "examples/unet.py:workload(width=16)",
+    "clicks": "examples/clicks.py:workload(width=192)",
+}
+
+CASES = (
+    *(Case(model, entry, steps=14) for model, entry in MODELS.items()),
+    *(Case(model, entry, "mixed3", 3) for model, entry in MODELS.items()),
+    Case("gpt", MODELS["gpt"], "racks4", 4),
+    Case("clicks", MODELS["clicks"], "racks4", 4),
+    Case("gpt", "examples/gpt.py:workload(width=384,context=128,blocks=8)", "smallmem3", 3, steps=6),
+)

@@ -1,0 +1,79 @@
+"""The plans of a case: solved ones and bad ones, two schedules, with and without recomputing, several micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from assigner.cost import CostModel
+from assigner.errors import AssignerError
+from assigner.plan import Plan, Stage
+from assigner.simulate import overfull, priced
+from assigner.solver import SolveOptions, solve, solve_baseline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from assigner.profile import Profile
+
+
+def make_plans(profile: Profile) -> dict[str, Plan]:
+    """The plans by name, each priced with the profile; those that do not fit its memory are left out."""
+    return dict(_made(profile))
+
+
+def _made(profile: Profile) -> Iterator[tuple[str, Plan]]:
+    asked = {
+        "solved": SolveOptions(),
+        "remat all": SolveOptions(schedule="gpipe", remat="always"),
+        "remat none, M=4": SolveOptions(schedule="gpipe", remat="never", micro_batches=4),
+        "1f1b, M=16": SolveOptions(schedule="1f1b", remat="never", micro_batches=16),
+    }
+    for name, options in asked.items():
+        try:
+            yield name, solve(profile, options).plan
+        except AssignerError as error:
+            print(f"no plan {name!r}: {error.message}")
+    for name, made in (("equal", _equal), ("skewed", _skewed)):
+        plan = made(profile)
+        if plan is not None:
+            yield name, plan
+
+
+def _equal(profile: Profile) -> Plan | None:
+    try:
+        return solve_baseline(profile, "equal")
+    except AssignerError as error:
+        print(f"no plan 'equal': {error.message}")
+        return None
+
+
+def _skewed(profile: Profile) -> Plan | None:
+    """Every worker in the profile's order, the slowest with twice an equal share, eight micro-batches under GPipe."""
+    cost = CostModel(profile)
+    size = max(1, profile.workload.batch_size // 8)
+    speed = {
+        worker: sum(cost.partition(name, worker, size).forward_s for name in profile.order) for worker in profile.worker
+    }
+    slowest = max(speed, key=lambda worker: speed[worker])
+    share = {worker: 2 if worker == slowest else 1 for worker in profile.worker}
+    total, bounds, reached = sum(share.values()), [], 0
+    for worker in profile.worker:
+        reached += share[worker]
+        bounds.append(round(len(profile.order) * reached / total))
+    stages = [
+        Stage(worker, profile.order[low:high], threads=profile.worker[worker].threads)
+        for worker, low, high in zip(profile.worker, [0, *bounds], bounds, strict=False)
+    ]
+    plan = Plan(
+        workload=profile.workload,
+        micro_batches=-(-profile.workload.batch_size // size),
+        micro_batch_size=size,
+        stages=tuple(stage for stage in stages if stage.partitions),
+    )
+    plan = priced(plan, profile, cost)
+    assert plan.predicted is not None
+    if overfull(plan.predicted):
+        print("no plan 'skewed': it does not fit")
+        return None
+    return replace(plan)

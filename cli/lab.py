@@ -1,0 +1,132 @@
+"""`assigner lab`: a small cluster of unlike hosts on this machine, and a command on all of them."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assigner.errors import UsageError
+
+from . import console
+from .options import Force
+
+_RUN, _DERIVE = "A run", "A cluster like a profile's workers"
+
+
+def lab_command(
+    cluster: Annotated[
+        Path | None, typer.Argument(metavar="CLUSTER", help="A cluster file (TOML).", show_default=False)
+    ] = None,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- COMMAND ...",
+            help="What every host runs. assigner profile, assigner run, torchrun and SCRIPT.py are started as ranks of"
+            " one run. {host}, {node_rank}, {nnodes}, {nproc}, {master_addr} and {master_port} are filled in.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    check: Annotated[bool, typer.Option("--check", help="Say whether this machine can, and what is missing.")] = False,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.1, metavar="S", help="Stop after so many seconds.", rich_help_panel=_RUN)
+    ] = None,
+    grace: Annotated[
+        float,
+        typer.Option(min=0, metavar="S", help="What the others get after one host failed.", rich_help_panel=_RUN),
+    ] = 20.0,
+    master_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Where the ranks meet, on host 0.", rich_help_panel=_RUN)
+    ] = 29531,
+    from_profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="PROFILE", help="Make a cluster file like its workers.", rich_help_panel=_DERIVE,
+            show_default=False,
+        ),
+    ] = None,
+    here: Annotated[
+        Path | None,
+        typer.Option(
+            "--here", metavar="PROFILE", help="The same workload measured on this machine: how fast it is.",
+            rich_help_panel=_DERIVE, show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="CLUSTER", help="The cluster file to write; else stdout.",
+            rich_help_panel=_DERIVE, show_default=False,
+        ),
+    ] = None,
+    force: Force = False,
+) -> None:  # fmt: skip
+    """Run a command on a cluster made on this machine."""
+    if from_profile is not None:
+        if cluster is not None or check:
+            raise UsageError(
+                "--from writes a cluster file and runs nothing", hint="give the cluster file to a second call"
+            )
+        _derive(from_profile, here, output, force=force)
+        return
+    if output is not None or here is not None:
+        raise UsageError("-o and --here belong to --from", hint="assigner lab CLUSTER.toml -- COMMAND; mind the --")
+    if check:
+        _check(cluster)
+        return
+    if cluster is None:
+        raise UsageError("no cluster file", hint="assigner lab examples/clusters/mixed3.toml -- COMMAND")
+    _run(cluster, command or [], timeout, grace, master_port)
+
+
+def _run(path: Path, command: list[str], timeout: float | None, grace: float, port: int) -> None:
+    from assigner.lab import Limits, Machine, load_cluster, require, run_on_hosts
+    from assigner.lab.strain import strains
+
+    cluster = load_cluster(path)
+    require(cluster)
+    for strain in strains(cluster, Machine.here()):
+        console.notice(f"warning: {strain}")
+    run_on_hosts(cluster, command, limits=Limits(timeout, grace), port=port)
+
+
+def _check(path: Path | None) -> None:
+    """Print what is missing, each with the way to get it; exit code 2 if a lab, or this cluster, cannot be made."""
+    from assigner.lab import lacks, load_cluster
+
+    cluster = None if path is None else load_cluster(path)
+    found = lacks(cluster)
+    for lack in found:
+        console.show_text(f"missing: {lack.what}\n  {lack.remedy}\n")
+    if cluster is None and all(lack.feature == "latency" for lack in found):
+        console.show_text("ready" + (", for clusters without latency_ms\n" if found else "\n"))
+    elif found:
+        raise typer.Exit(UsageError.exit_code)
+    else:
+        console.show_text("ready for this cluster\n")
+
+
+def _derive(profile: Path, here: Path | None, output: Path | None, *, force: bool) -> None:
+    from assigner.document import refuse_existing
+    from assigner.lab import Machine, lacks
+    from assigner.lab.clusterfile import cluster_text
+    from assigner.lab.derive import derive
+    from assigner.profile import load_profile
+
+    if output is not None:
+        refuse_existing(output, force=force)
+    netem = all(lack.feature != "latency" for lack in lacks())
+    found = derive(
+        load_profile(profile), Machine.here(), here=None if here is None else load_profile(here), netem=netem
+    )
+    text = cluster_text(found, shlex.join(["assigner", *sys.argv[1:]]))
+    if output is None:
+        console.show_text(text)
+        return
+    output.write_text(text, encoding="utf-8")
+    console.notice(
+        f"{len(found.hosts)} hosts written to {output}; 1 s of the profile is {found.scale:.3g} s on them\n"
+        f"next: assigner lab {output} -- COMMAND"
+    )

@@ -1,0 +1,88 @@
+"""A workload under autocast: the pipeline computes what the plain model computes under it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mixed_precision import Mixed, make_workload, plain_step
+from workloads import Skips, make_plan
+
+from assigner import Pipeline
+from assigner.errors import UsageError
+from assigner.marking import partition_graph
+from assigner.profiler.walk import collect_inputs
+
+
+@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("model", [Mixed, Skips])
+def test_one_micro_batch_is_bit_equal(model: Any, remat: bool) -> None:
+    """Loss and every gradient over three steps are those of the plain model under autocast."""
+    made = make_workload(model)
+    torch.manual_seed(made.seed)
+    plain = made.model()
+    optimizer = made.optimizer(plain.parameters())
+    with Pipeline(made, make_plan(made, micro_batches=1), remat=remat) as pipeline:
+        for n in range(3):
+            batch = made.make_batch(8, n)
+            assert pipeline.step(batch) == plain_step(made, plain, batch)
+            gradients = pipeline.gradients()
+            assert all(torch.equal(gradients[name], each.grad) for name, each in plain.named_parameters())
+            optimizer.step()
+
+
+@pytest.mark.parametrize("stages", [[(0, ["blocks.0"]), (0, ["blocks.1", "head"])], []])
+def test_micro_batches_are_bit_equal(stages: Any) -> None:
+    """Gradients of four micro-batches are those of the plain model on the same four parts, in one stage or two."""
+    made = make_workload()
+    torch.manual_seed(made.seed)
+    plain = made.model()
+    with Pipeline(made, make_plan(made, stages, micro_batches=4)) as pipeline:
+        batch = made.make_batch(8, 0)
+        assert pipeline.step(batch) == pytest.approx(plain_step(made, plain, batch, micro_batches=4), rel=1e-6)
+        gradients = pipeline.gradients()
+        assert all(torch.equal(gradients[name], each.grad) for name, each in plain.named_parameters())
+
+
+def test_values_have_the_type_that_flows() -> None:
+    """The residual stream crosses in float32, its product in bfloat16; captured bytes and real values agree."""
+    made = make_workload()
+    graph = partition_graph(made)
+    assert {shape.dtype for shape in graph.values.values()} == {torch.float32, torch.bfloat16}
+    found = collect_inputs(made, graph, [2], torch.device("cpu"), budget_bytes=1e9, wanted=set(graph.piece))
+    size = {(edge.source, edge.output): edge.bytes_per_sample for edge in graph.edges}
+    for piece in graph.pieces[1:]:
+        for value, read in zip(piece.reads, found[2][piece.name].reads, strict=True):
+            assert read.dtype is graph.values[value].dtype
+            assert read.nbytes == 2 * size[value.partition, value.index]
+
+
+@pytest.mark.distributed
+def test_two_ranks_are_bit_equal() -> None:
+    """Values in bfloat16 travel between ranks, and gradients come back, as they are."""
+    run = Path(__file__).resolve().parent.parent / "runs" / "casts.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(run)],
+        capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_autocast_is_part_of_what_a_plan_is_for() -> None:
+    """The same model with and without autocast has other kinds and another fingerprint."""
+    with_it, without = (partition_graph(make_workload(autocast=name)) for name in ("bfloat16", None))
+    assert with_it.fingerprint != without.fingerprint
+    assert not {piece.kind for piece in with_it.pieces} & {piece.kind for piece in without.pieces}
+    assert [piece.autocast for piece in without.pieces] == [None] * 3
+
+
+def test_other_types_are_refused() -> None:
+    """What autocast cannot compute in is refused by name."""
+    with pytest.raises(UsageError, match="autocast: 'int8'"):
+        replace(make_workload(), autocast="int8")

@@ -1,0 +1,48 @@
+"""Hosts of a run leave together."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from assigner.departure import leaving_together
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_host_0_stays_until_the_others_have_left(port):
+    """Its block ends first, and it goes last: the store that the others still read is its own."""
+    ended = []
+
+    def leave(node, seconds):
+        with leaving_together(nodes=2, node=node, address="127.0.0.1", port=port):
+            time.sleep(seconds)
+            ended.append(f"block {node}")
+        ended.append(f"host {node}")
+
+    threads = [threading.Thread(target=leave, args=(node, 0.5 * node)) for node in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert ended.index("block 0") < ended.index("block 1") < ended.index("host 0")
+
+
+def test_nobody_waits_after_a_failure(port):
+    """A host whose block fails leaves at once, host 0 too."""
+    with pytest.raises(ValueError, match="lost"), leaving_together(nodes=2, node=0, address="127.0.0.1", port=port):
+        raise ValueError("lost")
+
+
+def test_one_host_needs_no_store():
+    """Nothing is opened where nobody else could read it."""
+    with leaving_together(nodes=1, node=0, address="nowhere", port=0):
+        pass

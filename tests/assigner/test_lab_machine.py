@@ -1,0 +1,40 @@
+"""What a machine is taken to have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from assigner.lab import machine
+from assigner.lab.machine import Machine
+from assigner.lab.mounts import Mounts
+
+
+def test_this_machine_has_something():
+    """Cores, memory and a processor's name are found wherever the tests run."""
+    here = Machine.here()
+    assert here.cores > 0
+    assert here.memory_bytes > 1e6
+    assert here.processor
+
+
+def test_limits_of_control_groups_count(monkeypatch):
+    """What a container is allowed is what there is to share out."""
+    monkeypatch.setattr(Mounts, "core_limits", lambda _: iter([0.7, 9.0]))
+    monkeypatch.setattr(Mounts, "memory_limits", lambda _: iter([12345.0]))
+    assert (Machine.here().cores, Machine.here().memory_bytes) == (0.7, 12345.0)
+
+
+def test_other_systems_have_no_proc(monkeypatch, tmp_path):
+    """Without /proc the total memory stands for the free one, and there are no control groups."""
+    assert Mounts.here(tmp_path).all == ()
+    monkeypatch.setattr(machine, "_value", lambda *_: None)
+    assert Machine.here().memory_bytes > 1e6
+    assert machine._processor()
+
+
+def test_values_of_the_kernels_lists(tmp_path):
+    """The first line of a name counts."""
+    path = Path(tmp_path, "cpuinfo")
+    path.write_text("processor : 0\nmodel name\t: AMD EPYC\nmodel name\t: other\n")
+    assert machine._value(str(path), "model name") == "AMD EPYC"
+    assert machine._value(str(path), "flags") is None

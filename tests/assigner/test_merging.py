@@ -1,0 +1,126 @@
+"""Profiles put together, on made ones."""
+
+from dataclasses import replace
+
+import pytest
+from builders import make_profile
+
+from assigner.cost import CostModel
+from assigner.errors import FormatError
+from assigner.merging import merged, updated
+from assigner.profile import Measurement
+
+
+@pytest.fixture
+def ours():
+    """Two workers."""
+    return make_profile(work=[1e-3, 2e-3], slowness=[1.0, 2.0])
+
+
+@pytest.fixture
+def theirs():
+    """Two more, slower."""
+    return make_profile(work=[1e-3, 2e-3], slowness=[3.0, 4.0])
+
+
+def test_the_others_workers_follow_with_their_prices(ours, theirs):
+    """Every worker keeps what was measured on it, under a new rank for the second profile's."""
+    whole = merged([("a", ours), ("b", theirs)])
+    assert [worker.name for worker in whole.workers] == [f"worker:{rank}/cpu" for rank in range(4)]
+    cost, old = CostModel(whole), CostModel(theirs)
+    assert cost.partition("p1", "worker:3/cpu", 4) == old.partition("p1", "worker:1/cpu", 4)
+    assert cost.partition("p1", "worker:1/cpu", 4) == CostModel(ours).partition("p1", "worker:1/cpu", 4)
+    assert {(link.source[7], link.target[7]) for link in whole.links} == {
+        ("0", "1"),
+        ("1", "0"),
+        ("2", "3"),
+        ("3", "2"),
+    }
+
+
+def test_missing_links_are_a_warning(ours, theirs):
+    """No link leads from one group to the other; the file says so, and how to measure them."""
+    (said,) = merged([("a", ours), ("b", theirs)]).warnings
+    assert "no links between worker:0, worker:1 and worker:2, worker:3" in said
+    assert "--only links" in said
+
+
+def test_three_profiles_are_numbered_through(ours, theirs):
+    """Ranks follow over any number of profiles, and different micro-batch sizes are fine."""
+    sized = replace(theirs, measurements=tuple(each for each in theirs.measurements if each.micro_batch == 4))
+    whole = merged([("a", ours), ("b", theirs), ("c", sized)])
+    assert [worker.rank for worker in whole.workers] == list(range(6))
+    assert {each.micro_batch for each in whole.measurements if each.worker == "worker:5/cpu"} == {4}
+
+
+def test_pins_and_warnings_follow_their_ranks(ours, theirs):
+    """A pin that only the second has moves with its workers, as does a rank in a warning of its measurement."""
+    parts = (replace(theirs.partitions[0], pin="worker:1"), replace(theirs.partitions[1], pin="worker:0/cpu"))
+    other = replace(theirs, partitions=parts, warnings=("worker:1 shares its wire",))
+    whole = merged([("a", ours), ("b", other)])
+    assert [part.pin for part in whole.partitions] == ["worker:3", "worker:2/cpu"]
+    assert "worker:3 shares its wire" in whole.warnings
+
+
+def test_a_pin_of_both_is_the_models_own(ours, theirs):
+    """It stands in the model's code and means a rank of the run; another one there is told and not used."""
+    pinned = [replace(each, partitions=(replace(each.partitions[0], pin="worker:1"), each.partitions[1]))
+              for each in (ours, theirs)]  # fmt: skip
+    whole = merged([("a", pinned[0]), ("b", pinned[1])])
+    assert whole.partitions[0].pin == "worker:1"
+    assert not any("pinned" in text for text in whole.warnings)
+    other = replace(theirs, partitions=(replace(theirs.partitions[0], pin="worker:0"), theirs.partitions[1]))
+    whole = merged([("a", pinned[0]), ("b", other)])
+    assert whole.partitions[0].pin == "worker:1"
+    assert "p0 is pinned to worker:1, and to worker:0 in b; not used" in whole.warnings
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("fingerprint", "sha256:11"), ("batch_size", 9), ("dtype", "bfloat16"), ("optimizer", "Adam")]
+)
+def test_another_workload_is_refused(ours, theirs, field, value):
+    """The error names the file and what differs."""
+    other = replace(theirs, workload=replace(theirs.workload, **{field: value}))
+    with pytest.raises(FormatError, match=rf"b\.json was measured of another workload than a\.json: its {field} is"):
+        merged([("a.json", ours), ("b.json", other)])
+
+
+def test_other_partitions_are_refused(ours):
+    """Even where a fingerprint was written by hand."""
+    with pytest.raises(FormatError, match="differ in 'p2'"):
+        merged([("a", ours), ("b", make_profile(work=[1e-3] * 3, slowness=[1.0]))])
+
+
+def test_new_figures_take_the_place_of_old_ones(ours):
+    """A point of the same kind, worker and size is replaced; another size is added; all else stays."""
+    new = [Measurement("p0", "worker:1/cpu", size, 9.0, 9.0, 9.0, samples=7) for size in (4, 8)]
+    whole = updated(ours, measurements=new, links=(), created_at="2026-01-01T00:00:00Z")
+    cost, old = CostModel(whole), CostModel(ours)
+    assert cost.partition("p0", "worker:1/cpu", 4).forward_s == 9.0
+    assert cost.partition("p0", "worker:1/cpu", 8).forward_s == 9.0
+    assert cost.partition("p0", "worker:1/cpu", 1) == old.partition("p0", "worker:1/cpu", 1)
+    assert cost.partition("p0", "worker:0/cpu", 4) == old.partition("p0", "worker:0/cpu", 4)
+    assert whole.links == ours.links
+    assert len(whole.measurements) == len(ours.measurements) + 1
+    assert whole.created_at == "2026-01-01T00:00:00Z"
+
+
+def test_a_partition_of_the_same_kind_is_replaced(ours):
+    """Partitions that are alike share figures: a new one of either stands for both."""
+    alike = replace(ours, partitions=tuple(replace(each, kind="one") for each in ours.partitions),
+                    measurements=tuple(each for each in ours.measurements if each.partition == "p1"))  # fmt: skip
+    new = [Measurement("p0", each.worker, each.micro_batch, 9.0, 9.0, 9.0) for each in alike.measurements]
+    whole = updated(alike, measurements=new, links=(), created_at="")
+    assert {each.partition for each in whole.measurements} == {"p0"}
+    assert CostModel(whole).partition("p1", "worker:0/cpu", 4).forward_s == 9.0
+
+
+def test_a_new_link_replaces_or_is_added(ours, theirs):
+    """Links that were missing after a merge come in by `--only links`, and their warning goes."""
+    whole = merged([("a", ours), ("b", theirs)])
+    one = replace(ours.links[0], source="worker:0/cpu", target="worker:2/cpu")
+    two = replace(ours.links[0], sender_busy=0.5)
+    new = updated(whole, measurements=(), links=(one, two), created_at="")
+    assert len(new.links) == len(whole.links) + 1
+    assert next(link for link in new.links if link.target == "worker:1/cpu").sender_busy == 0.5
+    assert new.warnings == ()

@@ -1,0 +1,79 @@
+"""Links that share a wire are found by what they take together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from assigner.profiler.contention import Directed, SharedWire, shared_wires
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
+
+
+class Wires:
+    """A cluster where some sets of links share a wire, which they divide; each link alone takes its own time.
+
+    Args:
+        groups: The links of each wire, and how many of them it carries at full speed.
+    """
+
+    def __init__(self, *groups: tuple[set[Directed], int]) -> None:
+        self.groups = groups
+        self.tried: list[tuple[Directed, ...]] = []
+
+    def together(self, links: Sequence[Directed]) -> dict[Directed, float]:
+        self.tried.append(tuple(links))
+        found = {link: 0.1 * (1 + link[0]) for link in links}
+        for group, lanes in self.groups:
+            here = group & set(links)
+            for link in here:
+                found[link] *= max(1.0, len(here) / lanes)
+        return found
+
+
+def find(wires: Wires, links: Sequence[Directed] = RING) -> list[SharedWire]:
+    return shared_wires({link: 0.1 * (1 + link[0]) for link in links}, wires.together)
+
+
+def test_links_of_their_own_are_not_suspected() -> None:
+    """Where all at once are as fast as alone, nothing more is tried."""
+    wires = Wires()
+    assert find(wires) == []
+    assert wires.tried == [tuple(RING)]
+
+
+def test_two_wires_are_told_apart() -> None:
+    """Two racks' wire carries one direction each: the links of each are named together."""
+    wires = Wires(({(0, 1), (2, 3)}, 1), ({(1, 2), (3, 0)}, 1))
+    assert find(wires) == [
+        SharedWire(((0, 1), (2, 3)), pytest.approx(2)),
+        SharedWire(((1, 2), (3, 0)), pytest.approx(2)),
+    ]
+
+
+def test_a_link_beside_a_shared_wire_is_not_named() -> None:
+    """Only the links that lose time are said to share."""
+    assert find(Wires(({(0, 1), (2, 3)}, 1))) == [SharedWire(((0, 1), (2, 3)), pytest.approx(2))]
+
+
+def test_a_wire_that_is_full_with_four() -> None:
+    """Four links that no two of which disturb each other are one group where all at once are slow."""
+    assert find(Wires((set(RING), 2))) == [SharedWire(tuple(RING), pytest.approx(2))]
+
+
+def test_many_slow_links_are_not_tried_in_pairs() -> None:
+    """Of ten links that share a wire, all are named after one trial."""
+    links = [(n, n + 1) for n in range(10)]
+    wires = Wires((set(links), 1))
+    assert find(wires, links) == [SharedWire(tuple(links), pytest.approx(10))]
+    assert len(wires.tried) == 1
+
+
+def test_the_warning_names_the_links() -> None:
+    """A reader learns which links, and by how much."""
+    said = SharedWire(((0, 1), (2, 3)), 2.14).describe()
+    assert said.startswith("worker:0 -> worker:1 and worker:2 -> worker:3 share a wire: 2.1x slower together")

@@ -1,0 +1,147 @@
+"""The journal of an interrupted run."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from assigner.errors import FormatError
+from assigner.profile import Measurement
+from assigner.profiler.journal import Head, Journal, Note, OptimizerState, journal_path
+from assigner.profiler.links import LinkSweep, SweepPoint
+from assigner.profiler.sampling import Sample
+
+HEAD = Head(
+    entry="model.py:workload", fingerprint="sha256:00", batch_size=8, optimizer="AdamW", micro_batches=(2, 4),
+    largest_message=4096, isolated=False, only=(), updates="", worker="worker:1/cpu", device="CPU", threads=1, ranks=2,
+    tool_version="0.1.0",
+)  # fmt: skip
+POINT = Measurement("embed", "worker:1/cpu", 2, 1e-3, 2e-3, 1e-4, 10, 20, 7, 0.01, update_spread=0.2)
+BAD = Measurement("head", "worker:1/cpu", 4, infeasible="out of memory when measured")
+LINK = LinkSweep(1, 0, (SweepPoint(1024, Sample(1e-4, 0.02, 30)),), 0.1, 0.2)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A journal with one entry of each sort."""
+    where = journal_path(tmp_path / "profile.json", 1)
+    journal = Journal(where, HEAD)
+    for found in (OptimizerState("k0", 96), POINT, BAD, LINK, Note("the wire is shared")):
+        journal.add(found)
+    return where
+
+
+def test_what_was_kept_is_read_again(path):
+    """Points, what ran out of memory, optimizer bytes, links and notes, to the last digit."""
+    again = Journal(path, HEAD)
+    assert again.load()
+    assert again.points == {("embed", 2): POINT, ("head", 4): BAD}
+    assert again.optimizer_bytes == {"k0": 96}
+    assert again.sweeps == {0: LINK}
+    assert list(again.notes) == ["the wire is shared"]
+
+
+def test_the_file_lies_beside_the_profile_and_is_hidden(path):
+    """One file for each rank."""
+    assert path.name == ".profile.json.part-1.jsonl"
+
+
+def test_nothing_is_on_the_disk_before_the_first_measurement(tmp_path):
+    """A run that fails before it has measured anything leaves no file."""
+    journal = Journal(tmp_path / "j", HEAD)
+    journal.start()
+    assert not journal.load()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kept", [1, 10, 60])
+def test_a_torn_last_line_is_dropped_and_the_run_goes_on_behind_it(path, kept):
+    """A killed process leaves part of a line; what is added next stands on a line of its own."""
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3]) + lines[3][:kept])
+    journal = Journal(path, HEAD)
+    assert journal.load()
+    assert set(journal.points) == {("embed", 2)}
+    journal.add(BAD)
+    again = Journal(path, HEAD)
+    assert again.load()
+    assert set(again.points) == {("embed", 2), ("head", 4)}
+
+
+def test_a_torn_head_is_an_empty_journal(path):
+    """Nothing was measured yet."""
+    path.write_bytes(path.read_bytes()[:40])
+    journal = Journal(path, HEAD)
+    assert not journal.load()
+    journal.add(POINT)
+    assert Journal(path, HEAD).load()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("threads", 2, "threads 1 there, 2 now"),
+        ("micro_batches", (2, 8), "micro_batches [2, 4] there, [2, 8] now"),
+        ("fingerprint", "sha256:11", "fingerprint"),
+        ("ranks", 3, "ranks 2 there, 3 now"),
+        ("worker", "worker:0/cpu", "worker"),
+        ("tool_version", "9.9.9", "tool_version"),
+        ("only", ("links",), "only"),
+    ],
+)
+def test_a_journal_of_another_measurement_is_refused(path, field, value, said):
+    """The error says what differs, and the file stays as it is."""
+    before = path.read_bytes()
+    with pytest.raises(FormatError, match="belongs to another measurement") as caught:
+        Journal(path, replace(HEAD, **{field: value})).load()
+    assert said in caught.value.message
+    assert "--resume" in caught.value.hint
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("nonsense", "not JSON"),
+        ("[1]", "expected an object"),
+        ("{}", "expected one of"),
+        (json.dumps({"measurement": {"partition": "embed"}}), "measurement.worker: missing"),
+        (json.dumps({"link": {**json.loads('{"source": 0, "target": 1, "points": [], "sender_busy": 0}')}}), "missing"),
+        ('{"optimizer": {"kind": "k", "bytes": NaN}}', "a whole number"),
+        ('{"optimizer": {"kind": "k", "bytes": -1}}', "0 or more"),
+        (json.dumps({"measurement": {**vars(POINT), "worker": "worker:0/cpu"}}), "not of this worker"),
+        (json.dumps({"measurement": {**vars(POINT), "micro_batch": 3}}), "not of this worker"),
+    ],
+)
+def test_a_wrong_line_is_refused_with_its_number(path, line, said):
+    """Only the end of a file can be torn; anything else wrong was not written by this program."""
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], line, *lines[2:]]) + "\n")
+    with pytest.raises(FormatError, match="line 3: ") as caught:
+        Journal(path, HEAD).load()
+    assert said in caught.value.message
+
+
+def test_a_new_run_replaces_what_was_left(path):
+    """Without --resume the journal is begun anew, and at the end it is gone."""
+    journal = Journal(path, HEAD)
+    journal.start()
+    assert not path.exists()
+    journal.add(POINT)
+    again = Journal(path, HEAD)
+    again.load()
+    assert set(again.points) == {("embed", 2)}
+    assert not again.sweeps
+    journal.remove()
+    assert not path.exists()
+
+
+def test_without_a_folder_nothing_is_written():
+    """A rank whose host has no such folder measures all the same."""
+    journal = Journal(None, HEAD)
+    journal.start()
+    assert not journal.load()
+    journal.add(POINT)
+    assert journal.points
+    journal.remove()

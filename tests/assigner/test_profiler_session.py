@@ -1,0 +1,151 @@
+"""A profiling run on one rank: interrupted, gone on with, and measured again in part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from builders import make_profile
+from single_rank import be_only_rank
+from torch import nn
+
+from assigner.errors import FormatError, UsageError
+from assigner.profile import Profile, load_profile
+from assigner.profiler import Output, ProfileOptions, computing, profile_workload, sampling
+from assigner.profiler.agreement import RefusedError
+from assigner.profiler.journal import journal_path
+from assigner.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from assigner.profiler.forecast import Standing
+
+OPTIONS = ProfileOptions(micro_batches=(2,))
+
+
+def make_workload(width: int = 8) -> Workload:
+    """Two partitions of two kinds."""
+    return Workload(
+        model=lambda: nn.Sequential(nn.Linear(width, width), nn.Sequential(nn.Tanh(), nn.Linear(width, width))),
+        batch=lambda rows, generator: (torch.randn(rows, width, generator=generator), torch.zeros(rows, width)),
+        loss=nn.functional.mse_loss,
+        optimizer=torch.optim.Adam,
+        batch_size=4,
+    )
+
+
+class Run:
+    """Profiles the workload into one file, again and again."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path, self.monkeypatch = folder / "profile.json", monkeypatch
+        self.said: list[str] = []
+        monkeypatch.setattr(computing, "_IN_TURN", 1)  # each point is kept before the next is begun
+        for name, seconds in (("WARM_UP_S", 0.0), ("SAMPLE_S", 0.001), ("LIMIT_S", 0.05)):
+            monkeypatch.setattr(sampling, name, seconds)
+
+    def __call__(
+        self, *, width: int = 8, options: ProfileOptions = OPTIONS, progress: Callable[[Standing], None] | None = None,
+        resume: bool = False, only: tuple[str, ...] = (), others: tuple[tuple[str, Profile], ...] = (),
+    ) -> Profile:  # fmt: skip
+        be_only_rank(self.monkeypatch)
+        output = Output(self.path, resume=resume, only=only, others=others, notice=self.said.append)
+        made = profile_workload(make_workload(width), "m.py:workload", options, output=output, progress=progress)
+        assert made is not None
+        return made
+
+    def interrupted(self) -> bytes:
+        """Run until the first partition is measured; what the journal then has."""
+
+        def stop(standing: Standing) -> None:
+            if "'1' at micro-batch" in standing.what:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            self(progress=stop)
+        return journal_path(self.path, 0).read_bytes()
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(tmp_path, monkeypatch)
+
+
+def test_a_run_goes_on_with_what_was_measured(run: Run) -> None:
+    """The kept point is not measured again, and the journal is gone when the profile is there."""
+    kept = run.interrupted()
+    assert b'"partition": "0"' in kept
+    assert b'"partition": "1"' not in kept
+    assert not run.path.exists()
+    measured: list[str] = []
+    profile = run(resume=True, progress=lambda standing: measured.append(standing.what))
+    assert not any("'0' at micro-batch" in what for what in measured)
+    point = next(each for each in profile.measurements if each.partition == "0")
+    assert f'"forward_s": {point.forward_s!r}'.encode() in kept
+    assert {each.partition for each in profile.measurements} == {"0", "1"}
+    assert all(each.optimizer_bytes > 0 for each in profile.partitions)
+    assert load_profile(run.path) == profile
+    assert not journal_path(run.path, 0).exists()
+    assert run.said == []
+
+
+def test_other_settings_refuse_the_journal_and_leave_it(run: Run) -> None:
+    """What differs is named; the measurements are not lost."""
+    kept = run.interrupted()
+    with pytest.raises(RefusedError, match=r"micro_batches \[2\] there, \[4\] now"):
+        run(resume=True, options=replace(OPTIONS, micro_batches=(4,)))
+    with pytest.raises(RefusedError, match="fingerprint"):
+        run(resume=True, width=12)
+    assert journal_path(run.path, 0).read_bytes() == kept
+
+
+def test_a_new_run_says_that_it_replaces_a_journal(run: Run) -> None:
+    """And a resumed one that there is nothing to go on with."""
+    run.interrupted()
+    run()
+    assert ["was left by an interrupted run and is replaced" in text for text in run.said] == [True]
+    run.path.unlink()
+    run(resume=True)
+    assert run.said[1:] == ["nothing to go on with: measuring from the start"]
+
+
+def test_only_a_part_is_measured_again(run: Run) -> None:
+    """The profile's own sizes are taken, and what was not named stays."""
+    old = run()
+    new = run(only=("1",))
+    assert new.measurements[0] == old.measurements[0]
+    assert new.measurements[1] != old.measurements[1]
+    assert new.measurements[1].micro_batch == 2
+    assert load_profile(run.path) == new
+
+
+def test_a_profile_that_does_not_fit_is_not_updated(run: Run) -> None:
+    """Another model, no such partition, other workers: said before anything is measured."""
+    old = run()
+    with pytest.raises(FormatError, match="its fingerprint is"):
+        run(only=("1",), width=12)
+    with pytest.raises(FormatError, match="names no partition") as caught:
+        run(only=("tail",))
+    assert caught.value.exit_code == UsageError.exit_code
+    other = replace(old, workers=(replace(old.workers[0], threads=64),))
+    run.path.write_text(run.path.read_text().replace(f'"threads": {old.workers[0].threads}', '"threads": 64'))
+    assert load_profile(run.path) == other
+    with pytest.raises(FormatError, match="64 threads"):
+        run(only=("1",))
+
+
+def test_workers_measured_elsewhere_are_added(run: Run) -> None:
+    """They follow this run's; a profile of another workload is refused before anything is measured."""
+    there = run()
+    run.path.unlink()
+    whole = run(others=(("there.json", there),))
+    assert [worker.name for worker in whole.workers] == ["worker:0/cpu", "worker:1/cpu"]
+    assert whole.measurements[2:] == tuple(replace(each, worker="worker:1/cpu") for each in there.measurements)
+    run.path.unlink()
+    with pytest.raises(FormatError, match=r"made\.json was measured of another workload than this run"):
+        run(others=(("made.json", make_profile(work=[1e-3], slowness=[1.0])),))
+    assert not run.path.exists()

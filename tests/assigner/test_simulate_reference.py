@@ -1,0 +1,50 @@
+"""The simulator times every action as a second, plain simulator does that was written from the cost model's page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from builders import make_plan, make_profile
+from drawn_plans import drawn
+from reference_simulator import reference
+
+from assigner.cost import CostModel
+from assigner.schedule import Kind, build_program
+from assigner.simulate import run_program, step_s
+
+if TYPE_CHECKING:
+    from assigner.plan import Plan
+    from assigner.profile import Profile
+
+LETTER = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.UPDATE: "U"}
+
+
+def assert_equal(profile: Profile, plan: Plan) -> None:
+    cost = CostModel(profile)
+    expected = reference(plan, profile)
+    timeline = run_program(build_program(plan, profile.edges, profile.ties), cost)
+    found = {
+        (event.worker, LETTER[event.action.kind], event.action.stage, event.action.micro_batch): event
+        for event in timeline.events
+        if event.action.route is None
+    }
+    assert found.keys() == expected.keys()
+    for key, (start, end) in expected.items():
+        assert (found[key].start_s, found[key].end_s) == pytest.approx((start, end), abs=1e-9)
+    assert step_s(plan, cost) == pytest.approx(max(end for _, end in expected.values()), abs=1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize("seed", range(40))
+def test_every_action_starts_and_ends_when_the_page_says(seed: int, schedule: str) -> None:
+    """To 1e-9 s: chains and graphs, ties, uneven links, busy shares, deep warm-ups, actions that end together."""
+    assert_equal(*drawn(seed, schedule))
+
+
+def test_two_stages_of_a_worker_that_read_one_value_share_its_message() -> None:
+    """The first of them waits for it, and its gradient leaves after that one's backward, the last of the two."""
+    profile = make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0, 1.0], edges=[(0, 1), (0, 3), (2, 3)], bandwidth=1e7)
+    plan = make_plan(profile, [(0, ["p0"]), (1, ["p1"]), (2, ["p2"]), (1, ["p3"])], micro_batches=8)
+    assert_equal(profile, replace(plan, schedule="interleaved"))

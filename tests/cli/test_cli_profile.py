@@ -1,0 +1,72 @@
+"""`assigner profile` as far as it starts no ranks: merging, and what it refuses."""
+
+from dataclasses import replace
+
+import pytest
+from builders import make_profile
+
+from assigner.profile import load_profile, save_profile
+
+
+@pytest.fixture
+def other(folder):
+    """other.json: one more worker for the workload of profile.json."""
+    profile = make_profile(work=[2e-3] * 6, slowness=[2.0], batch=8)
+    save_profile(profile, folder / "other.json")
+    return profile
+
+
+@pytest.mark.usefixtures("other")
+def test_two_profiles_become_one(assigner, folder):
+    """Without a workload nothing is measured; the file and stderr say which links are missing."""
+    result = assigner("profile", "--merge", "profile.json", "--merge", "other.json", "-o", "all.json")
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert "warning: no links between worker:0, worker:1 and worker:2" in result.stderr
+    assert "profile written to all.json: 3 workers" in result.stderr
+    whole = load_profile(folder / "all.json")
+    assert [worker.name for worker in whole.workers] == [f"worker:{rank}/cpu" for rank in range(3)]
+    assert "no links between" in assigner("show", "all.json").stdout
+    assert assigner("solve", "all.json", "-o", "plan.json").exit_code == 0
+
+
+@pytest.mark.usefixtures("other")
+def test_an_existing_file_is_kept(assigner, folder):
+    """As everywhere, --force replaces it."""
+    before = (folder / "profile.json").read_text()
+    flags = ("profile", "--merge", "profile.json", "--merge", "other.json", "-o", "profile.json")
+    assert assigner(*flags).exit_code == 2
+    assert (folder / "profile.json").read_text() == before
+    assert assigner(*flags, "--force").exit_code == 0
+    assert len(load_profile(folder / "profile.json").workers) == 3
+
+
+def test_a_profile_of_another_workload_is_refused(assigner, folder, other):
+    """Exit code 5, with the two files and what differs."""
+    save_profile(
+        replace(other, workload=replace(other.workload, fingerprint="sha256:11")), folder / "other.json", force=True
+    )
+    result = assigner("profile", "--merge", "profile.json", "--merge", "other.json", "-o", "all.json")
+    assert result.exit_code == 5
+    assert "other.json was measured of another workload than profile.json: its fingerprint" in result.stderr
+    assert not (folder / "all.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "no WORKLOAD"),
+        (("--merge", "profile.json"), "no WORKLOAD"),
+        (("--resume",), "no WORKLOAD"),
+        (("model.py:workload", "--only", "links", "--merge", "profile.json"), "one at a time"),
+        (("model.py:workload", "--only", "links"), "all.json: No such file"),
+        (("model.py:workload", "--merge", "nowhere.json"), "nowhere.json: No such file"),
+        (("model.py:workload", "--micro-batches", "4,x"), "expected whole numbers"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(assigner, folder, flags, said):
+    """Exit code 2 before anything is measured, and nothing is written."""
+    result = assigner("profile", *flags, "-o", "all.json")
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert not (folder / "all.json").exists()

@@ -1,0 +1,44 @@
+"""On two ranks: the links between them, with little time for each.
+
+    torchrun --nproc-per-node 2 tests/runs/links.py FILE
+
+Rank r writes FILE.r: its links, and what was said of all links.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from assigner.profiler import busy, contention, links
+from assigner.profiler.host import host_facts
+from assigner.profiler.links import LinkOptions, LinkSweep, measure_links
+
+TIMEOUT_S = 60.0
+
+
+def main(path: Path) -> None:
+    links._BUDGET_S, busy._ALONE_S, busy._STREAM_S = 0.02, 0.02, 0.05
+    contention._LARGEST_BYTES = 1 << 20
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
+    cpu = torch.device("cpu")
+    found: list[LinkSweep] = []
+    notes = measure_links(
+        [host_facts(cpu)] * 2, LinkOptions(largest=100_000, typical=20_000, timeout_s=TIMEOUT_S), cpu,
+        wanted=lambda _source, _target: True, done=found.append, progress=lambda _done, _all: None,
+    )  # fmt: skip
+    made = {"links": [asdict(each) for each in found], "notes": notes}
+    path.with_suffix(f".{dist.get_rank()}").write_text(json.dumps(made))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,189 @@
+"""`assigner profile` interrupted and gone on with, and measured again in part: real ranks, killed for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from assigner.cost import CostModel
+from assigner.document import decode
+from assigner.profile import Measurement, load_profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.distributed
+
+WORKLOAD = "examples/gpt.py:workload(width=16,blocks=2,context=8,heads=2)"
+SIZES = (1, 2, 4, 8, 16)
+KINDS = ("embed", "blocks.0", "head")
+ASSIGNER = [sys.executable, "-m", "assigner_cli", "profile"]
+FLAGS = ["--workers", "2", "--max-message", "4096"]
+
+
+class Folder:
+    """A folder in which one profile is being measured."""
+
+    def __init__(self, root: Path, path: Path) -> None:
+        self.root, self.profile = root, path / "profile.json"
+
+    def command(self, *flags: str, workload: str = WORKLOAD) -> list[str]:
+        return [*ASSIGNER, workload, "-o", str(self.profile), *FLAGS, *flags]
+
+    def call(self, *flags: str, code: int, workload: str = WORKLOAD) -> str:
+        """Run it to its end; what it said on stderr."""
+        done = subprocess.run(
+            self.command(*flags, workload=workload), cwd=self.root, capture_output=True, text=True, timeout=240,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        assert done.stdout == ""
+        return done.stderr
+
+    def interrupt(self, *flags: str, when: Callable[[], bool], how: Callable[[int], None]) -> tuple[int, str]:
+        """Run it until `when`, then interrupt; its exit code, and what it said."""
+        run = subprocess.Popen(
+            self.command(*flags), cwd=self.root, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            deadline = time.monotonic() + 120
+            while not when():
+                assert time.monotonic() < deadline
+                assert run.poll() is None, run.communicate()
+                time.sleep(0.05)
+            how(run.pid)
+            _, said = run.communicate(timeout=60)
+        finally:
+            if run.poll() is None:
+                os.killpg(run.pid, signal.SIGKILL)
+                run.communicate()
+        return run.returncode, said
+
+    def journals(self) -> list[Path]:
+        return sorted(self.profile.parent.glob(".profile.json.part-*.jsonl"))
+
+    def points(self) -> dict[tuple[str, str, int], Measurement]:
+        """The measurements in the journals, a torn line left out."""
+        found = {}
+        for journal in self.journals():
+            for line in journal.read_text().rpartition("\n")[0].splitlines()[1:]:
+                if "measurement" in json.loads(line):
+                    point = decode(Measurement, json.loads(line)["measurement"])
+                    found[point.partition, point.worker, point.micro_batch] = point
+        return found
+
+
+def rank_of(launcher: int, rank: int) -> int:
+    """The process id of a rank under a launcher."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            environment = (entry / "environ").read_bytes().split(b"\0")
+        except (OSError, IndexError):
+            continue  # a process that ended while it was looked at
+        if parent == launcher and f"RANK={rank}".encode() in environment:
+            return int(entry.name)
+    raise AssertionError("there is no such rank")
+
+
+@pytest.fixture(scope="module")
+def folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    return Folder(root, tmp_path_factory.mktemp("resume"))
+
+
+@pytest.fixture(scope="module")
+def kept(folder: Folder) -> Iterator[dict[tuple[str, str, int], Measurement]]:
+    """The points that a run kept whose rank 1 was killed, and that of one that went on and was stopped by Ctrl-C."""
+    sizes = ("--micro-batches", ",".join(map(str, SIZES)))
+    code, said = folder.interrupt(
+        *sizes, when=lambda: len({worker for _, worker, _ in folder.points()}) == 2,
+        how=lambda run: os.kill(rank_of(run, 1), signal.SIGKILL),
+    )  # fmt: skip
+    assert code == 6
+    assert "worker:1 was killed by SIGKILL" in said
+    assert "--resume goes on from there" in said
+    assert not folder.profile.exists()
+    first = folder.points()
+    assert 0 < len(first) < 2 * len(KINDS) * len(SIZES)
+
+    said = folder.call("--resume", "--micro-batches", "1,2", code=5)  # other settings
+    assert "belongs to another measurement: micro_batches [1, 2, 4, 8, 16] there, [1, 2] now" in said
+    assert folder.points() == first
+
+    code, said = folder.interrupt(
+        "--resume", *sizes, when=lambda: len(folder.points()) > len(first),
+        how=lambda run: os.killpg(run, signal.SIGINT),
+    )  # fmt: skip
+    assert code == 130
+    assert said.count("error: interrupted") == 1
+    assert "--resume goes on from there" in said
+    second = folder.points()
+    assert {key: second[key] for key in first} == first
+    folder.call("--resume", *sizes, code=0)
+    return second
+
+
+def test_measured_points_are_kept_and_the_rest_is_measured(
+    folder: Folder, kept: dict[tuple[str, str, int], Measurement]
+) -> None:
+    """What was measured before an interruption stands in the profile to the last digit, and nothing is missing."""
+    profile = load_profile(folder.profile)
+    found = {(each.partition, each.worker, each.micro_batch): each for each in profile.measurements}
+    assert {key: found[key] for key in kept} == kept
+    assert set(found) == {
+        (name, worker, size) for name in KINDS for worker in ("worker:0/cpu", "worker:1/cpu") for size in SIZES
+    }
+    assert {(link.source[7], link.target[7]) for link in profile.links} == {("0", "1"), ("1", "0")}
+    cost = CostModel(profile)
+    assert all(cost.partition(name, "worker:1/cpu", 4).update_s > 0 for name in profile.order)
+    assert all(part.optimizer_bytes >= 2 * part.parameter_bytes for part in profile.partitions)  # AdamW's moments
+    assert not folder.journals()
+
+
+def is_new(point: Measurement) -> bool:
+    """Whether the test below measures it again."""
+    return point.partition == "embed" and point.micro_batch in (2, 4)
+
+
+@pytest.mark.usefixtures("kept")
+def test_only_what_is_named_is_measured_again(folder: Folder) -> None:
+    """A partition on all workers, at two sizes, and a pair's links are new and like the old; all else is as it was."""
+    old = load_profile(folder.profile)
+    said = folder.call("--only", "embed", "--only", "worker:0-worker:1", "--micro-batches", "2,4", code=0)
+    assert "profile written" in said
+    new = load_profile(folder.profile)
+    parts = [{each for each in profile.measurements if is_new(each)} for profile in (old, new)]
+    assert set(old.measurements) - parts[0] == set(new.measurements) - parts[1]
+    assert [len(each) for each in parts] == [4, 4]
+    assert not parts[0] & parts[1]
+    assert (new.workers, new.partitions) == (old.workers, old.partitions)
+    assert all(one.points != two.points for one, two in zip(old.links, new.links, strict=True))
+    times = [statistics.median(each.forward_s + each.backward_s for each in points) for points in parts]
+    assert 0.1 < times[0] / times[1] < 10  # the machine may be busy with something else
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize(
+    ("flags", "workload", "code", "said"),
+    [
+        (["--only", "links"], WORKLOAD.replace("blocks=2", "blocks=3"), 5, "its fingerprint is"),
+        (["--only", "tail"], WORKLOAD, 2, "names no partition"),
+    ],
+)
+def test_a_profile_that_does_not_fit_is_not_touched(
+    folder: Folder, flags: list[str], workload: str, code: int, said: str
+) -> None:
+    """Another model, another partition, other workers: an error, and the file is as before."""
+    before = folder.profile.read_text()
+    assert said in folder.call(*flags, code=code, workload=workload)
+    assert folder.profile.read_text() == before
+    assert not folder.journals()
