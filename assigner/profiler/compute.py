@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
-from assigner.profiler.memory import allocated_bytes, growth, peak_bytes, return_free_pages, saved_bytes, storage_bytes
-from assigner.profiler.sampling import WARM_UP_RUNS
+from assigner.profiler.memory import allocated_bytes, growth, peak_bytes, saved_bytes, storage_bytes
 from assigner.profiler.stopwatch import Stopwatch
 from assigner.runtime.partition import PartitionRunner, Place
 
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from assigner.workload import Workload
 
 
-_AGAIN_EVERY = 3  # runs; the others are for the forward and the backward alone
 _GROUPS = 7
+_OTHERS_BYTES = 64 << 20  # twice what the last caches of most processors hold
 _MARGIN = 1.4  # the heap's holes: 1.7 to 2.5 times the tensors' bytes in runs of the same partition (glibc 2.36)
 _MOST_HEAP = 4.0
 _NOISE_BYTES = 4 << 20  # that a process grows by for other reasons
@@ -57,15 +56,10 @@ class PartitionBytes:
 class PartitionBench:
     """One partition with its inputs, ready to be run again and again.
 
-    It is run as in a step under GPipe: some micro-batches forward, then the same ones backward, so that each forward
-    finds memory that is new to it and not what the last one has just freed (measured on a GPT on two CPU ranks: one
-    micro-batch at a time promises steps that are 14 % too short). The gradients of its parameters stay allocated, as
-    they are for every micro-batch but the first of a step.
-
-    Every few runs it is also run as a rematerialised partition: whose first forward keeps nothing and so finds memory
-    that is still in the caches, and whose recompute seeds the generators and restores the buffers (measured on one CPU
-    core: a block of a GPT takes 11 % less than two forwards and a backward, one of a ResNet up to 20 % less, small
-    partitions 1 to 4 % more).
+    It is run as in a step under GPipe (stage.py): some micro-batches forward, then the same ones backward, so that each
+    forward finds memory that is new to it and not what the last one has just freed (measured on a GPT on two CPU ranks:
+    one micro-batch at a time promises steps that are 14 % too short). The gradients of its parameters stay allocated,
+    as they are for every micro-batch but the first of a step.
 
     Args:
         runner: The runtime's own runner of the partition, not rematerialising.
@@ -78,7 +72,7 @@ class PartitionBench:
         room: Bytes that are free on the device now.
 
     Attributes:
-        is_crowded: Memory is short: what a run has freed is given back before the next one.
+        compared: Seconds of a forward and a backward, as they are and rematerialised, right after each other.
     """
 
     def __init__(
@@ -96,9 +90,7 @@ class PartitionBench:
         self.runner, self.sizes, self.device, self.depth = runner, sizes, device, depth
         self.again = replace(runner, rematerialise=True, _graphs={})
         self.optimizer_bytes, self.room = optimizer_bytes, room
-        self.watch = Stopwatch(device)
-        self.runs, self.compared = 0, list[tuple[float, float]]()
-        self.is_crowded = False
+        self.compared = list[tuple[float, float]]()
         values = [value.detach().to(device) for value in reads]
         self.reads = [
             [value.detach().requires_grad_(wanted) for value, wanted in zip(values, needs_gradient, strict=True)]
@@ -149,39 +141,19 @@ class PartitionBench:
         if needed > free:
             raise TooLargeError(f"{what} would take {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free")
 
-    def forward(self, micro_batch: int) -> tuple[torch.Tensor, ...]:
-        """Run the forward of one micro-batch."""
-        return self.runner.forward(Place(0, 0, micro_batch), self.reads[micro_batch], self.sizes)
+    def forward(self, micro_batch: int, *, again: bool = False) -> tuple[torch.Tensor, ...]:
+        """Run the forward of one micro-batch; `again`: as one that rematerialises."""
+        return self._runner(again).forward(Place(0, 0, micro_batch), self.reads[micro_batch], self.sizes)
 
-    def backward(self, micro_batch: int) -> None:
-        """Run the backward of one micro-batch; its forward has run."""
-        self._backward_of(self.runner, micro_batch)
-
-    def _backward_of(self, runner: PartitionRunner, micro_batch: int) -> None:
+    def backward(self, micro_batch: int, *, again: bool = False) -> None:
+        """Run the backward of one micro-batch; its forward has run, in the same way."""
         for value in self.reads[micro_batch]:
             value.grad = None  # in a step each micro-batch has leaves of its own
-        runner.backward(Place(0, 0, micro_batch), self.reads[micro_batch], self.sizes, self.gradients)
+        place = Place(0, 0, micro_batch)
+        self._runner(again).backward(place, self.reads[micro_batch], self.sizes, self.gradients)
 
-    def run(self) -> tuple[float, float]:
-        """Seconds of one forward and one backward, as means over the micro-batches in flight."""
-        if self.is_crowded:
-            return_free_pages()
-        forward, backward = self._timed(self.runner)
-        if not self.runs % _AGAIN_EVERY and self.runs >= WARM_UP_RUNS:
-            self.compared.append((forward + backward, sum(self._timed(self.again))))
-        self.runs += 1
-        return forward, backward
-
-    def _timed(self, runner: PartitionRunner) -> tuple[float, float]:
-        self.watch.mark()
-        for micro_batch in range(self.depth):
-            runner.forward(Place(0, 0, micro_batch), self.reads[micro_batch], self.sizes)
-        self.watch.mark()
-        for micro_batch in reversed(range(self.depth)):
-            self._backward_of(runner, micro_batch)
-        self.watch.mark()
-        forward, backward = self.watch.seconds()
-        return forward / self.depth, backward / self.depth
+    def _runner(self, again: bool) -> PartitionRunner:
+        return self.again if again else self.runner
 
     def recompute_s(self, stored_s: float) -> float | None:
         """How much longer a micro-batch takes where the partition rematerialises; None: it was never run so.
@@ -238,6 +210,7 @@ class UpdateBench:
         self.watch = Stopwatch(device)
         self.parameters = [each for each in module.parameters() if each.requires_grad]
         self.optimizer = workload.optimizer(self.parameters) if self.parameters else None
+        self.others = torch.empty(_OTHERS_BYTES, dtype=torch.uint8, device=device)
 
     def run(self) -> tuple[float]:
         """Seconds of one update."""
@@ -246,6 +219,7 @@ class UpdateBench:
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+        self.others.fill_(1)  # a step's backwards have taken parameters and state out of the caches
         self.watch.mark()
         self.optimizer.step()
         self.watch.mark()

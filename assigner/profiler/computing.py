@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,7 +19,8 @@ from assigner.profiler.forecast import Forecast
 from assigner.profiler.host import free_bytes
 from assigner.profiler.journal import Note, OptimizerState
 from assigner.profiler.memory import return_free_pages
-from assigner.profiler.sampling import Sample, measure_interleaved
+from assigner.profiler.sampling import LIMIT_S, Sample, measure_interleaved
+from assigner.profiler.stage import StageBench
 from assigner.profiler.walk import KindInputs, chunks, collect_inputs
 from assigner.runtime.partition import PartitionRunner
 from assigner.workload import Workload
@@ -26,8 +28,21 @@ from assigner.workload import Workload
 _DEPTH = 4
 _SAFE = 0.9  # of the free memory: what a measurement may be expected to take
 _LAUNCH_BOUND = 0.9
+_ALIKE, _STAGE = 6, 6  # partitions of one kind in a stage that is measured, and partitions of any
+_COMPANY_SHARE = 0.25  # of what the measured ones may take
 _IN_TURN = 12  # points that are measured in turn: about 20 s, which is what an interruption costs at most
 _WALK_S, _POINT_S, _UPDATE_S = 0.5, 1.7, 1.5  # a forward of the model, a point, an update: until one is measured
+
+Modules = Mapping[str, fx.GraphModule]
+Inputs = Mapping[int, Mapping[str, KindInputs]]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """The points that a stage's bench measures, in the order of its parts."""
+
+    points: tuple[Point, ...]
+    bench: StageBench
 
 
 @dataclass
@@ -70,9 +85,15 @@ class ComputeShare:
         sizes: dict[str, list[int]] = {}
         for point in run:
             sizes.setdefault(point.partition, []).append(point.micro_batch)
-        inputs = self._walk(sorted({point.micro_batch for point in run}), sizes)
-        for chunk in chunks(self.graph, list(sizes), self.budget_bytes):
-            modules = self.graph.build(chunk, self.device)
+        groups = [
+            (chunk, company(self.graph, chunk, _COMPANY_SHARE * self.budget_bytes))
+            for chunk in chunks(self.graph, list(sizes), self.budget_bytes)
+        ]
+        kinds = {self.graph.piece[name].kind for name in sizes}
+        strange = [name for _, beside in groups for name in beside if self.graph.piece[name].kind not in kinds]
+        inputs = self._walk(sorted({point.micro_batch for point in run}), [*sizes, *strange])
+        for chunk, beside in groups:
+            modules = self.graph.build([*chunk, *beside], self.device)
             for few in in_turn([Point(name, size) for name in chunk for size in sizes[name]]):
                 for found in self._measure_few(few, modules, inputs):
                     keep(found)
@@ -89,53 +110,94 @@ class ComputeShare:
         )  # fmt: skip
 
     def _measure_few(
-        self, few: Sequence[Point], modules: dict[str, fx.GraphModule], inputs: dict[int, dict[str, KindInputs]]
+        self, few: Sequence[Point], modules: Modules, inputs: Inputs
     ) -> Iterator[Measurement | OptimizerState | Note]:
         """Measure some points in turn, then the updates of their partitions; no memory for one is kept as that."""
+        self.forecast.begin("point")
         benches: dict[Point, PartitionBench] = {}
         held: dict[Point, PartitionBytes] = {}
-        self.forecast.begin("point")
         for point in few:
-            name, size = point.partition, point.micro_batch
-            self.tell(f"partition {name!r} at micro-batch {size}")
-            smaller = max((each for each in held if each.partition == name), key=_rows, default=point)
+            self.tell(f"partition {point.partition!r} at micro-batch {point.micro_batch}")
+            smaller = max((each for each in held if each.partition == point.partition), key=_rows, default=point)
             try:
-                bench = self._bench(name, modules[name], inputs[size].get(name), self._depth(size))
-                held[point] = bench.prepare(held.get(smaller), scale=size / smaller.micro_batch)
+                bench = self._bench(point, modules, inputs)
+                held[point] = bench.prepare(held.get(smaller), scale=point.micro_batch / smaller.micro_batch)
                 benches[point] = bench
             except (torch.OutOfMemoryError, MemoryError) as error:
                 why = f"out of memory when measured ({str(error).splitlines()[0][:120]})"
-                yield Measurement(name, self.worker, size, infeasible=why)
-        most = max((held[point].needed(depth=bench.depth) for point, bench in benches.items()), default=0.0)
-        for bench in benches.values():
-            bench.is_crowded = 2 * most > self._room()
+                yield Measurement(point.partition, self.worker, point.micro_batch, infeasible=why)
         names = list(dict.fromkeys(point.partition for point in few))
+        stages = [stage for size in dict.fromkeys(map(_rows, benches)) for stage in self._stages(
+            {point: bench for point, bench in benches.items() if point.micro_batch == size}, held, modules, inputs
+        )]  # fmt: skip
         before = self.forecast.done("point")
 
         def at(share: float) -> None:
             self.forecast.work("point", before + share * len(few))
             self.tell(f"compute of {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}")
 
-        samples = measure_interleaved([bench.run for bench in benches.values()], at)
+        limit_s = max(LIMIT_S, len(few) / max(1, len(stages)))
+        samples = measure_interleaved([stage.bench.run for stage in stages], at, limit_s=limit_s)
         self.forecast.work("point", before + len(few))
         updates = {}
         for name in names:
             updates[name] = yield from self._update(name, modules[name])
         self.forecast.begin("point")
-        for (point, bench), (forward, backward) in zip(benches.items(), samples, strict=True):
-            yield from self._launches(point, bench)
-            took, (update, at_update) = held[point], updates[point.partition]
-            # at an update no micro-batch is in flight, so what one keeps may hold it
-            workspace = max(took.workspace_bytes, at_update - took.activation_bytes)
-            yield Measurement(
-                point.partition, self.worker, point.micro_batch, forward.median, backward.median, update.median,
-                took.activation_bytes, workspace, forward.count, max(forward.spread, backward.spread),
-                update_spread=update.spread, recompute_s=bench.recompute_s(forward.median + backward.median),
-            )  # fmt: skip
+        for stage, parts in zip(stages, samples, strict=True):
+            for n, point in enumerate(stage.points):
+                yield from self._launches(point, stage.bench.watch.launch_share)
+                forward, backward = parts[2 * n : 2 * n + 2]
+                took, (update, at_update) = held[point], updates[point.partition]
+                # at an update no micro-batch is in flight, so what one keeps may hold it
+                workspace = max(took.workspace_bytes, at_update - took.activation_bytes)
+                yield Measurement(
+                    point.partition, self.worker, point.micro_batch, forward.median, backward.median, update.median,
+                    took.activation_bytes, workspace, forward.count, max(forward.spread, backward.spread),
+                    update_spread=update.spread,
+                    recompute_s=benches[point].recompute_s(forward.median + backward.median),
+                )  # fmt: skip
 
-    def _launches(self, point: Point, bench: PartitionBench) -> Iterator[Note]:
+    def _stages(
+        self, mine: dict[Point, PartitionBench], held: dict[Point, PartitionBytes], modules: Modules, inputs: Inputs
+    ) -> list[_Stage]:
+        """Points of one size as one stage, with others beside them; where memory is short each of them alone."""
+        beside: dict[Point, PartitionBench] = {}
+        size = next(iter(mine)).micro_batch
+        for name in company(self.graph, [point.partition for point in mine]):
+            if name in modules:
+                point = Point(name, size)
+                try:
+                    bench = self._bench(point, modules, inputs)
+                    held[point] = bench.prepare()
+                    beside[point] = bench
+                except (torch.OutOfMemoryError, MemoryError):
+                    break  # the others are measured without it
+        for others in (beside, {}):
+            benches = {**mine, **others}
+            needed = {each: sum(held[point].needed(depth=each) for point in benches) for each in range(1, _DEPTH + 1)}
+            depth = min(bench.depth for bench in mine.values())
+            while depth > 1 and needed[depth] > self._room() / 2:
+                depth -= 1
+            if needed[depth] <= self._room() / 2:
+                return [self._stage(list(mine), benches, depth=depth, is_crowded=2 * needed[depth] > self._room() / 2)]
+        return [
+            self._stage([point], {point: bench}, depth=bench.depth, is_crowded=True) for point, bench in mine.items()
+        ]
+
+    def _stage(
+        self, points: Sequence[Point], benches: dict[Point, PartitionBench], *, depth: int, is_crowded: bool
+    ) -> _Stage:
+        order = {piece.name: n for n, piece in enumerate(self.graph.pieces)}
+        kind = {point: self.graph.piece[point.partition].kind for point in benches}
+        bench = StageBench(
+            [benches[point] for point in sorted(benches, key=lambda each: order[each.partition])],
+            [[benches[each] for each in benches if kind[each] == kind[point]] for point in points],
+            depth=depth, is_crowded=is_crowded, device=self.device,
+        )  # fmt: skip
+        return _Stage(tuple(points), bench)
+
+    def _launches(self, point: Point, share: float) -> Iterator[Note]:
         """A GPU that waits for its host is as fast as the host: say so."""
-        share = bench.watch.launch_share
         if self.device.type == "cuda" and share > _LAUNCH_BOUND:
             yield Note(
                 f"{point.partition} on {self.worker} at micro-batch {point.micro_batch} is launch-bound: the host takes"
@@ -161,10 +223,13 @@ class ComputeShare:
         """Micro-batches in flight while a size is measured: those of a step, a few at most."""
         return max(1, min(_DEPTH, self.workload.batch_size // size))
 
-    def _bench(self, name: str, module: fx.GraphModule, given: KindInputs | None, depth: int) -> PartitionBench:
+    def _bench(self, point: Point, modules: Modules, inputs: Inputs) -> PartitionBench:
+        """A partition with the inputs of the one that stands for its kind."""
+        piece, module = self.graph.piece[point.partition], modules[point.partition]
+        known = inputs[point.micro_batch]
+        given = next((known[name] for name in known if self.graph.piece[name].kind == piece.kind), None)
         if given is None:
             raise TooLargeError(f"inputs of more than {self.budget_bytes / 1e6:,.1f} MB are not kept")
-        piece = self.graph.piece[name]
         runner = PartitionRunner(
             piece,
             module,
@@ -175,7 +240,7 @@ class ComputeShare:
         )
         needs = [bool(value.partition) and self.graph.values[value].gradient for value in piece.reads]
         return PartitionBench(
-            runner, given.reads, needs, given.sizes, device=self.device, depth=depth,
+            runner, given.reads, needs, given.sizes, device=self.device, depth=self._depth(point.micro_batch),
             optimizer_bytes=self.state_share * sum(each.nbytes for each in module.parameters()),
             room=self._room,
         )  # fmt: skip
@@ -203,4 +268,27 @@ def in_turn(points: Sequence[Point]) -> list[list[Point]]:
         if not found or (len(found) < groups and begun >= len(found) * len(points) / groups):
             found.append([])
         found[-1] += alike
+    return found
+
+
+def company(graph: PartitionGraph, names: Sequence[str], budget_bytes: float = math.inf) -> list[str]:
+    """Partitions to run beside some, as in a stage: others of their kinds, and where those are few their neighbours.
+
+    Args:
+        graph: The model's partitions.
+        names: Those that are measured.
+        budget_bytes: What parameters and buffers of the company may take.
+    """
+    order, tensors = [piece.name for piece in graph.pieces], graph.deferred.tensors()
+    alike = Counter(graph.piece[name].kind for name in names)
+    near = sorted(set(order) - set(names), key=lambda name: (abs(order.index(name) - order.index(names[0])), name))
+    found: list[str] = []
+    for name in sorted(near, key=lambda name: graph.piece[name].kind not in alike):  # the like ones first
+        kind, size = graph.piece[name].kind, sum(tensors[each].nbytes for each in graph.piece[name].state)
+        wanted = alike[kind] < _ALIKE if kind in alike else len(names) + len(found) < _STAGE
+        if wanted and size <= budget_bytes:
+            found.append(name)
+            budget_bytes -= size
+            if kind in alike:
+                alike[kind] += 1
     return found

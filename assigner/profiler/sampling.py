@@ -23,6 +23,7 @@ SAMPLE_S = 0.15
 MINIMUM_SAMPLES = 7
 STEADY_SPREAD = 0.05
 LIMIT_S = 2.0
+_TELLING = 0.1  # of all parts: a smaller one may spread
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class _Subject:
 
     Args:
         run: Measures once; returns its parts (forward, backward) in seconds.
+        limit_s: How long it is sampled at most.
         runs_in_sample: How many runs make one sample.
         samples: The samples so far, each with one mean per part.
         pending: The runs of the sample that is being taken.
@@ -63,6 +65,7 @@ class _Subject:
     """
 
     run: Callable[[], tuple[float, ...]]
+    limit_s: float = LIMIT_S
     runs_in_sample: int = 1
     samples: list[tuple[float, ...]] = field(default_factory=list)
     pending: list[tuple[float, ...]] = field(default_factory=list)
@@ -90,35 +93,41 @@ class _Subject:
         """About how long it will still take: up to the fewest samples, then half of what the limit leaves."""
         if len(self.samples) < MINIMUM_SAMPLES:
             each_s = self.spent_s / len(self.samples) if self.samples else max(SAMPLE_S, self.run_s)
-            most_s = max(LIMIT_S - self.spent_s, each_s * max(0, 3 - len(self.samples)))
+            most_s = max(self.limit_s - self.spent_s, each_s * max(0, 3 - len(self.samples)))
             return min(most_s, each_s * (MINIMUM_SAMPLES - len(self.samples)))
-        return max(0.0, LIMIT_S - self.spent_s) / 2
+        return max(0.0, self.limit_s - self.spent_s) / 2
 
     def is_steady(self) -> bool:
-        if self.spent_s >= LIMIT_S and len(self.samples) >= 3:
+        if self.spent_s >= self.limit_s and len(self.samples) >= 3:
             return True
         if len(self.samples) < MINIMUM_SAMPLES:
             return False
-        return all(summarise(part).spread < STEADY_SPREAD for part in zip(*self.samples, strict=True))
+        parts = [summarise(part) for part in zip(*self.samples, strict=True)]
+        telling = _TELLING * sum(part.median for part in parts)
+        return all(part.spread < STEADY_SPREAD for part in parts if part.median >= telling)
 
 
 def measure_interleaved(
-    runs: Sequence[Callable[[], tuple[float, ...]]], on_round: Callable[[float], None] | None = None
+    runs: Sequence[Callable[[], tuple[float, ...]]],
+    on_round: Callable[[float], None] | None = None,
+    *,
+    limit_s: float = LIMIT_S,
 ) -> list[tuple[Sample, ...]]:
     """Measure several things in turn, so that they share the machine's drift and evict each other's caches.
 
-    Each is warmed up by count and time, then sampled until the spread of all its parts is below 5 % with 7 samples or
-    more, or 2 s are spent on it.
+    Each is warmed up by count and time, then sampled until the spread of all its parts of some size is below 5 % with 7
+    samples or more, or its time is spent.
 
     Args:
         runs: Each call measures once and returns its parts, in seconds.
         on_round: Called after each round with the share that is done, by time.
+        limit_s: How long each is sampled at most; three times it always is.
 
     Returns:
         For each thing, one sample per part.
     """
     begin = time.perf_counter()
-    subjects = [_Subject(run) for run in runs]
+    subjects = [_Subject(run, limit_s) for run in runs]
 
     def tell(left_s: float) -> None:
         if on_round is not None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from builders import make_profile
 
 from assigner.cost import CostModel
-from assigner.profile import Profile
 from assigner.simulate import overfull, predict
 from assigner.solver import SolveOptions, solve
+
+if TYPE_CHECKING:
+    from assigner.profile import Profile
 
 SHARE = 0.25
 
