@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from assigner import formatting as fmt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from assigner.profile import Profile
+
+_SHARED_WIRE = " share a wire: "
 
 WIDE_SPREAD = 0.10
 """A figure whose spread (IQR / median) is above this gets a warning."""
@@ -31,6 +33,39 @@ def other_warnings(profile: Profile) -> tuple[str, ...]:
     """The warnings of a profile that its figures do not give: they were seen while it was measured."""
     known = set(cautions(profile))
     return tuple(text for text in profile.warnings if text not in known)
+
+
+def launch_bound(partition: str, worker: str, micro_batch: int, share: float) -> str:
+    """The warning of a GPU that waits for its host."""
+    return f"{_launch_bound(partition, worker, micro_batch)}: the host takes {share:.0%} of its time to hand it over"
+
+
+def outdated(
+    warning: str,
+    *,
+    points: Iterable[tuple[str, str, int]],
+    workers: Collection[str],
+    links: Collection[tuple[str, str]],
+) -> bool:
+    """Whether a warning is about figures that were measured again since.
+
+    Args:
+        warning: One that the figures do not give.
+        points: Partition, worker and micro-batch size of what was measured again.
+        workers: Those with all of their points measured again.
+        links: Source and target of what was measured again.
+    """
+    again = [
+        *(_launch_bound(*point) for point in points),
+        *(f"calibrated: {worker}:" for worker in workers),
+        *(f"calibrated: link {source} to {target}:" for source, target in links),
+    ]
+    is_wires = bool(links) and _SHARED_WIRE in warning  # whenever links are measured all wires are looked at
+    return is_wires or warning.startswith(tuple(again))
+
+
+def _launch_bound(partition: str, worker: str, micro_batch: int) -> str:
+    return f"{partition} on {worker} at micro-batch {micro_batch} is launch-bound"
 
 
 def _limits(profile: Profile) -> Iterator[str]:

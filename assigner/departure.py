@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is there, without `__all__`
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # it is there, without `__all__`
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,8 +40,11 @@ def leaving_together(*, nodes: int, node: int, address: str, port: int) -> Itera
         multi_tenant=True,
     )  # fmt: skip
     yield
-    left = store.add(_LEFT, 1)
-    until = time.monotonic() + FAREWELL_S
-    while node == 0 and left < nodes and time.monotonic() < until:
-        time.sleep(0.02)
-        left = store.add(_LEFT, 0)
+    try:
+        left = store.add(_LEFT, 1)
+        until = time.monotonic() + FAREWELL_S
+        while node == 0 and left < nodes and time.monotonic() < until:
+            time.sleep(0.02)
+            left = store.add(_LEFT, 0)
+    except DistError:
+        return  # host 0 has waited long enough and is gone: nobody is left to take leave of

@@ -51,11 +51,19 @@ def _bad(path: str, value: object, allowed: str) -> FormatError:
 def _number(value: Any, *, whole: bool, limits: Range, path: str) -> Any:
     name = "a whole number" if whole else "a finite number"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or (whole and value != int(value)):
+    if not is_number or not _is_finite(value) or (whole and value != int(value)):
         raise _bad(path, value, name)
     if not limits.low <= value <= limits.high:
         raise _bad(path, value, f"{name}, {limits}")
     return int(value) if whole else value
+
+
+def _is_finite(value: float) -> bool:
+    """True for a number that a float can hold: JSON's whole numbers may have any number of digits."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 @functools.cache
@@ -212,6 +220,9 @@ def read(path: Path, kind: type[T], *, name: str, major: int) -> T:
         raise FormatError(f"{path}: nested too deeply to be a {name}") from error
     except FormatError as error:
         raise FormatError(f"{path}: {error.message}", hint=error.hint) from error
+    except ValueError as error:  # of a number with more digits than Python reads
+        why = str(error).partition(";")[0]
+        raise FormatError(f"{path}: a number in it cannot be read: {why}") from error
 
 
 def _check_head(document: Any, *, name: str, major: int) -> None:

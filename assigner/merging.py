@@ -6,15 +6,16 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assigner.caution import cautioned, other_warnings
+from assigner.caution import cautioned, other_warnings, outdated
 from assigner.errors import FormatError
 from assigner.location import Location
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from assigner.profile import Link, Measurement, Partition, Profile, WorkloadReference
 
+_CALIBRATED = ("calibrated", "not calibrated")
 _RANK = re.compile(r"\bworker:(\d+)")
 
 
@@ -34,7 +35,7 @@ def merged(profiles: Sequence[tuple[str, Profile]]) -> Profile:
     warnings = list(other_warnings(whole))
     for name, other in others:
         check_same_workload(whole.workload, other.workload, names=(first_name, name))
-        _check_partitions(whole, other, names=(first_name, name))
+        check_same_partitions({each.name: each.kind for each in whole.partitions}, other, names=(first_name, name))
         added = _renumbered(other, 1 + max(worker.rank for worker in whole.workers))
         partitions, unlike = _pinned(whole.partitions, other.partitions, added.partitions)
         warnings += [*other_warnings(added), *(f"{text} in {name}; not used" for text in unlike)]
@@ -57,6 +58,8 @@ def updated(
     created_at: str,
 ) -> Profile:
     """A profile with new figures: each replaces that of the same kind of partition, worker and micro-batch, or link.
+
+    What was said of the replaced figures goes with them. A calibration is on record as long as one of its figures is.
 
     Args:
         old: What stays where nothing is new.
@@ -82,7 +85,13 @@ def updated(
             *(link for way, link in ways.items() if way not in known),
         ),
     )
-    return cautioned(new, (*other_warnings(old), *notes))
+    gone = [(each.partition, each.worker, each.micro_batch) for each in old.measurements if key(each) in replaced]
+    workers = set(old.worker) - {each.worker for each in kept}
+    said = [text for text in other_warnings(old) if not outdated(text, points=gone, workers=workers, links=ways)]
+    if not kept and known <= set(ways):
+        said = [text for text in said if not text.startswith(_CALIBRATED)]
+        new = replace(new, environment={name: value for name, value in old.environment.items() if name != "calibrated"})
+    return cautioned(new, (*said, *notes))
 
 
 def check_same_workload(here: WorkloadReference, there: WorkloadReference, *, names: tuple[str, str]) -> None:
@@ -106,11 +115,20 @@ def check_same_workload(here: WorkloadReference, there: WorkloadReference, *, na
             )
 
 
-def _check_partitions(one: Profile, other: Profile, *, names: tuple[str, str]) -> None:
-    """Fingerprints may be written by hand."""
-    kinds = [{each.name: each.kind for each in profile.partitions} for profile in (one, other)]
-    if kinds[0] != kinds[1]:
-        unlike = sorted(set(kinds[0].items()) ^ set(kinds[1].items()))[0][0]
+def check_same_partitions(kinds: Mapping[str, str], other: Profile, *, names: tuple[str, str]) -> None:
+    """Refuse figures of other partitions: fingerprints may be written by hand.
+
+    Args:
+        kinds: The kind of each partition that figures go to.
+        other: What they come from.
+        names: What an error calls the two.
+
+    Raises:
+        FormatError: naming a partition that only one of them has, or that is of another kind.
+    """
+    theirs = {each.name: each.kind for each in other.partitions}
+    if theirs != kinds:
+        unlike = sorted(set(kinds.items()) ^ set(theirs.items()))[0][0]
         raise FormatError(f"{names[1]} has other partitions than {names[0]}: they differ in {unlike!r}")
 
 

@@ -10,6 +10,9 @@ The sum of 3-cost-model.md, unrolled along a timeline. From when to when each pa
     an output that leaves                                end of its forward .. it has left
     its gradient                                         it sets out .. end of the backward that uses it
 
+What the worker's allocator takes beyond tensors is, as in the cost model, a share of all that is held at the moment,
+and counts as workspace.
+
 An output is there once as a message, and once as a gradient, however many micro-batches of it wait for the link: so
 the sum never exceeds what `CostModel.memory` allows for, and reaches it where all parts meet.
 """
@@ -32,7 +35,10 @@ if TYPE_CHECKING:
 
 
 class Held(NamedTuple):
-    """What a worker holds beside its state from a moment on, in bytes; seconds from the step's start."""
+    """What a worker holds beside its state from a moment on, in bytes; seconds from the step's start.
+
+    Its workspace includes what the allocator takes beyond tensors, those of the state among them.
+    """
 
     at_s: float
     activations: float
@@ -105,6 +111,7 @@ class _Ledger:
         held = [name for n in self.stages for name in plan.stages[n].partitions]
         price = {name: cost.partition(name, worker, plan.micro_batch_size) for name in held}
         self.state = cost.state(held)
+        self.beyond = cost.profile.worker[worker].allocator_share
         self.kept, self.workspace, self.again = [], [], []
         for n in self.stages:
             names, remat = plan.stages[n].partitions, plan.stages[n].rematerialise
@@ -160,7 +167,8 @@ class _Ledger:
         there = [0] * (3 * count + 2 * len(self.sizes))
         kept, workspace, again = (range(n * count, (n + 1) * count) for n in range(3))
         messages = range(3 * count, len(there), 2)
-        held = [Held(0.0, 0.0, 0.0, 0.0)]
+        state = self.state.total
+        held = [Held(0.0, 0.0, self.beyond * state, 0.0)]
         self.changes.sort()
         following = iter(self.changes[1:])
         for at_s, step, part in self.changes:
@@ -175,6 +183,7 @@ class _Ledger:
             moved = 0.0
             for n, size in zip(messages, self.sizes, strict=True):
                 moved += size * ((there[n] > 0) + (there[n + 1] > 0))
+            busy += self.beyond * (state + activations + busy + moved)
             if (activations, busy, moved) != held[-1][1:]:
                 if held[-1].at_s == at_s:
                     held.pop()

@@ -152,9 +152,11 @@ def _check(trace: Trace) -> None:
         if worker.worker not in holders:
             raise FormatError(f"workers[{n}].worker: {worker.worker!r} holds none of the stages")
         for k, action in enumerate(worker.actions):
-            _check_action(trace, action, holders - {worker.worker}, f"workers[{n}].actions[{k}]")
+            where = f"workers[{n}].actions[{k}]"
+            _check_action(trace, action, holders - {worker.worker}, where)
+            _check_place(trace, action, worker.worker, where)
         whole = [action.step for action in worker.actions if action.kind == "step"]
-        if sorted(whole) != list(range(trace.steps)):
+        if len(whole) != trace.steps or sorted(whole) != list(range(trace.steps)):
             raise FormatError(
                 f'workers[{n}].actions: {len(whole)} actions of kind "step", of {len(set(whole))} steps;'
                 f" expected one for each of the {trace.steps} traced steps"
@@ -175,6 +177,18 @@ def _check_action(trace: Trace, action: TracedAction, peers: set[str], where: st
         raise FormatError(f"{where}.message: a send or a receive has one, nothing else does")
     if action.message is not None and action.message.peer not in peers:
         raise FormatError(f"{where}.message.peer: {action.message.peer!r} is no other worker of the trace")
+
+
+def _check_place(trace: Trace, action: TracedAction, worker: str, where: str) -> None:
+    """All but steps, updates and the messages of ties are of a micro-batch on one of the worker's own stages."""
+    if action.kind in ("step", "update") or (action.message is not None and action.message.payload == "tie"):
+        return
+    for name, number in (("stage", action.stage), ("micro_batch", action.micro_batch)):
+        if number < 0:
+            raise FormatError(f"{where}.{name}: {number} is not allowed; {action.kind} is of a {name}, counted from 0")
+    if trace.stages[action.stage].worker != worker:
+        holder = trace.stages[action.stage].worker
+        raise FormatError(f"{where}.stage: {action.stage} is not allowed; {holder!r} holds it, not {worker!r}")
 
 
 def check_same_plan(trace: Trace, plan: Plan) -> None:

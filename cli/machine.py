@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
+from assigner.cgroup import core_limit, memory_limit
 from assigner.report.machine import Finding
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ print(json.dumps({
 }))
 """
 TORCH_WAIT_S = 120
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def examine() -> list[Finding]:
@@ -77,41 +77,17 @@ def _cbc() -> Finding:
     return Finding("CBC", "ok", "with PuLP" if "solverdir" in found else found, value=found)
 
 
-def _cgroup_folders() -> Iterator[Path]:
-    """This process's control groups, innermost first (cgroup v2)."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    inner = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
-    folder = _CGROUP / inner.lstrip("/")
-    while folder != _CGROUP and folder.is_relative_to(_CGROUP):
-        yield folder
-        folder = folder.parent
-    yield _CGROUP
-
-
-def _cgroup_values(name: str) -> Iterator[list[str]]:
-    for folder in _cgroup_folders():
-        try:
-            yield (folder / name).read_text(encoding="utf-8").split()
-        except OSError:  # the root has no limits, and not every group has every controller
-            continue
-
-
 def _cores() -> Finding:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limits = [int(words[0]) / int(words[1]) for words in _cgroup_values("cpu.max") if words[0] != "max"]
-    text = fmt.plural(usable, "core")
-    if limits and min(limits) < usable:
-        text += f", limited to {min(limits):.1f} by a control group"
-    return Finding("processor", "ok", text, value={"cores": usable, "limit": min(limits, default=None)})
+    limit, text = core_limit(), fmt.plural(usable, "core")
+    if limit is not None and limit < usable:
+        text += f", limited to {limit:.1f} by a control group"
+    return Finding("processor", "ok", text, value={"cores": usable, "limit": limit})
 
 
 def _memory() -> Finding:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
-    limits = [int(words[0]) for words in _cgroup_values("memory.max") if words[0] != "max"]
-    limit = min(limits, default=None)
+    limit = memory_limit()
     text = "unknown" if total is None else fmt.size(total)
     if limit is not None and (total is None or limit < total):
         text += f", limited to {fmt.size(limit)} by a control group"

@@ -54,8 +54,12 @@ def profile_command(
         typer.Option(min=1024, metavar="BYTES", help="Largest message of the link sweeps.", rich_help_panel=_MEASURING),
     ] = None,
     reserve: Annotated[
-        float, typer.Option(help="Share of memory that plans leave alone.", rich_help_panel=_MEASURING)
-    ] = 0.08,
+        float | None,
+        typer.Option(
+            help="Share of memory that plans leave alone, 0.08 unless given; with --only the file's own stays.",
+            rich_help_panel=_MEASURING,
+        ),
+    ] = None,
     isolated: Annotated[
         bool, typer.Option("--isolated", help="One worker at a time, not all at once.", rich_help_panel=_MEASURING)
     ] = False,
@@ -94,6 +98,11 @@ def profile_command(
     """Measure partitions, memory and links."""
     if only and merge:
         raise UsageError("--only and --merge: one at a time", hint="merge first, then measure again in the new file")
+    if only and reserve is not None:
+        raise UsageError(
+            "--only and --reserve: workers keep the memory and the reserve that PROFILE has for them",
+            hint="measure without --only to set another reserve",
+        )
     if workload is None:
         if resume or only or not merge or len(merge) < 2:
             raise UsageError(
@@ -103,28 +112,21 @@ def profile_command(
         _merge_files(merge, output, force=force)
         return
     from assigner.profiler import Output, ProfileOptions
+    from assigner.profiler.session import RESERVE
 
     options = ProfileOptions(
         micro_batches=_sizes(micro_batches),
         marks=tuple(mark or ()),
         max_message=max_message,
-        reserve=reserve,
+        reserve=RESERVE if reserve is None else reserve,
         isolated=isolated,
         links=links,
         devices=tuple(word.strip() for word in devices.split(",") if word.strip()),
     )
-    is_rank = "RANK" in os.environ
-    if not only and os.environ.get("RANK", "0") == "0":
-        refuse_existing(output, force=force)
     files = Output(
-        output,
-        force=force,
-        resume=resume,
-        only=tuple(only or ()),
-        others=() if is_rank and os.environ["RANK"] != "0" else _load(merge or ()),
-        notice=console.notice,
+        output, force=force, resume=resume, only=tuple(only or ()), others=tuple(merge or ()), notice=console.notice
     )
-    if is_rank:
+    if "RANK" in os.environ:
         _measure_as_rank(workload, options, files, threads=threads)
         return
     _check_before(workload, options, files, workers=workers)
@@ -160,18 +162,20 @@ def _sizes(text: str) -> tuple[int, ...]:
 def _check_before(entry: str, options: "ProfileOptions", files: "Output", *, workers: int) -> None:
     """Look at the workload and the files once before any rank starts: what is wrong is said once, and soon."""
     from assigner.marking import partition_graph
-    from assigner.merging import check_same_workload
-    from assigner.profile import load_profile
+    from assigner.merging import check_same_partitions, check_same_workload
     from assigner.profiler.assembly import workload_reference
     from assigner.selection import Selection
     from assigner.workload import load_workload
 
-    others = [*files.others, *([(str(files.path), load_profile(files.path))] if files.only else [])]
+    if not files.only:
+        refuse_existing(files.path, force=files.force)
+    others = _load([*files.others, *([files.path] if files.only else [])])
     workload = load_workload(entry)
     graph = partition_graph(workload, options.marks)
     Selection(files.only).check([piece.name for piece in graph.pieces], workers)
     for name, profile in others:
         check_same_workload(workload_reference(workload, graph, entry), profile.workload, names=(entry, name))
+        check_same_partitions({piece.name: piece.kind for piece in graph.pieces}, profile, names=(entry, name))
     kinds = len({piece.kind for piece in graph.pieces})
     console.notice(f"{entry}: {len(graph.pieces)} partitions of {kinds} kinds, {len(graph.edges)} edges")
 
@@ -205,7 +209,7 @@ def _measure_as_rank(entry: str, options: "ProfileOptions", files: "Output", *, 
     import torch
 
     from assigner.profiler import profile_workload
-    from assigner.profiler.agreement import RefusedError
+    from assigner.profiler.accord import RefusedError
     from assigner.workload import load_workload
 
     from .measuring import MeasuringProgress

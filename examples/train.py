@@ -33,6 +33,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--batch-size", type=int, help="rows in a step; default: the plan's")
     parser.add_argument("--remat", choices=REMAT, default="plan", help="which partitions rematerialise")
+    parser.add_argument("--no-memory-check", action="store_true", help="run a plan that is predicted not to fit, too")
     parser.add_argument("--save", metavar="DIR", help="write a checkpoint at the end")
     parser.add_argument("--resume", metavar="DIR", help="start from a checkpoint, of this or another plan")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write losses and step times (replaces it)")
@@ -58,7 +59,9 @@ def train(options: argparse.Namespace) -> None:
         raise assigner.UsageError(f"--trace: of the plan's {plan.workload.batch_size} rows a step, not {rows}")
     losses: list[float] = []
     seconds: list[float] = []
-    with assigner.Pipeline(workload, plan, remat=REMAT[options.remat]) as pipeline:
+    with assigner.Pipeline(
+        workload, plan, remat=REMAT[options.remat], check_memory=not options.no_memory_check
+    ) as pipeline:
         if options.resume:
             pipeline.load(options.resume)
         progress = Progress(options.steps, rows, silent=pipeline.rank != 0)

@@ -10,7 +10,8 @@ Times keep their course over micro-batch and message sizes, which a trace of one
     links                                 as links.py says
 
 What a worker loses between two actions above the busy shares of its messages counts as part of the action. Memory is
-only ever corrected upwards: what a worker held above its prediction is added to the workspace of all its partitions.
+only ever corrected upwards (memory.py): what a worker held above its prediction raises its allocator's share, or is
+added to the workspace of all its partitions; like workers that were not traced get the most of both.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 from assigner import formatting as fmt
 from assigner.agreement.explanation import priced_s
 from assigner.agreement.links import SeenFlights, corrected_links, factors, flights_seen
+from assigner.agreement.memory import held_beyond
+from assigner.caution import cautioned, other_warnings
 from assigner.cost import CostModel, Kind
 from assigner.document import encode
 from assigner.schedule import Kind as What
@@ -34,9 +37,12 @@ if TYPE_CHECKING:
 
     from assigner.agreement.comparison import Agreement
     from assigner.plan import Plan
-    from assigner.profile import Measurement, Profile
+    from assigner.profile import Measurement, Profile, Worker
     from assigner.timing import Compute
 
+
+_Memory = tuple[float, float]
+"""An allocator's share and an excess, as in `Correction`."""
 
 _SAME = 0.01
 """A ratio nearer to 1 than this is not worth a warning."""
@@ -44,13 +50,14 @@ _SAME = 0.01
 
 @dataclass(frozen=True)
 class Correction:
-    """What one worker's measurements are multiplied by, and what is added to their workspace.
+    """What one worker's measurements are multiplied by, what is added to their workspace, and its allocator's share.
 
     Args:
         forward: All its partitions; 1.2: it took 20 % longer than profiled.
         backward: The same of backwards, without what they recompute.
         update: The same of updates.
-        excess_bytes: What it held above its prediction.
+        allocator_share: At least this; 0: as it was.
+        excess_bytes: Of tensors that it held above its prediction, the allocator's share of them not counted.
         forwards: Single partitions, by name.
         backwards: The same of backwards.
     """
@@ -58,6 +65,7 @@ class Correction:
     forward: float
     backward: float
     update: float
+    allocator_share: float
     excess_bytes: float
     forwards: Mapping[str, float]
     backwards: Mapping[str, float]
@@ -89,24 +97,25 @@ def calibrated(profile: Profile, agreement: Agreement, *, trace: str) -> Profile
     links = corrected_links(profile, agreement, seen)
     corrections = _corrections(replace(profile, links=links), agreement)
     kinds = {kind: _middle([corrections[w] for w in workers]) for kind, workers in _kinds(profile, corrections).items()}
-    return replace(
+    earlier = profile.environment.get("calibrated")
+    done = [*(earlier if isinstance(earlier, list) else ()), _record(agreement, trace, corrections, seen)]
+    new = replace(
         profile,
+        workers=tuple(_worker(profile, each, corrections, kinds) for each in profile.workers),
         links=links,
         measurements=tuple(_measurements(profile, corrections, kinds)),
-        warnings=(*profile.warnings, *_warnings(profile, agreement, trace, corrections, seen)),
-        environment={
-            **profile.environment,
-            "calibrated": [*profile.environment.get("calibrated", ()), _record(agreement, trace, corrections, seen)],
-        },
+        environment={**profile.environment, "calibrated": done},
     )
+    said = _warnings(profile, agreement, trace, corrections, seen)
+    return cautioned(new, (*other_warnings(profile), *said))
 
 
 def _corrections(profile: Profile, agreement: Agreement) -> dict[str, Correction]:
     """Of the traced workers, against a profile whose links are corrected."""
     plan, cost = agreement.plan, CostModel(profile)
     taken = _taken(cost, agreement)
-    peaks = {each.worker: each.measured_bytes - each.predicted_bytes for each in agreement.workers}
-    return {worker: _correction(plan, cost, worker, taken, max(0.0, peaks[worker])) for worker in plan.workers}
+    memory = {each.worker: held_beyond(profile.worker[each.worker], each) for each in agreement.workers}
+    return {worker: _correction(plan, cost, worker, taken, memory[worker]) for worker in plan.workers}
 
 
 def _taken(cost: CostModel, agreement: Agreement) -> dict[Compute, float]:
@@ -124,7 +133,9 @@ def _taken(cost: CostModel, agreement: Agreement) -> dict[Compute, float]:
     return taken
 
 
-def _correction(plan: Plan, cost: CostModel, worker: str, taken: Mapping[Compute, float], excess: float) -> Correction:
+def _correction(
+    plan: Plan, cost: CostModel, worker: str, taken: Mapping[Compute, float], memory: _Memory
+) -> Correction:
     """One worker's: each stage's forward first, since its backward may run it again."""
     said_s: dict[str, float] = defaultdict(float)
     took_s: dict[str, float] = defaultdict(float)
@@ -150,7 +161,8 @@ def _correction(plan: Plan, cost: CostModel, worker: str, taken: Mapping[Compute
         forward=_ratio(took_s["F"], said_s["F"]),
         backward=_ratio(took_s["B"], said_s["B"]),
         update=_ratio(taken.get((What.UPDATE, -1, worker), update), update),
-        excess_bytes=excess,
+        allocator_share=memory[0],
+        excess_bytes=memory[1],
         forwards=forwards,
         backwards=backwards,
     )
@@ -173,15 +185,25 @@ def _kind(profile: Profile, worker: str) -> Kind:
 
 
 def _middle(corrections: Sequence[Correction]) -> Correction:
-    """What holds for a kind: the middle ratios, and the largest excess of memory."""
+    """What holds for a kind: the middle ratios, and the largest share of the allocator and excess of memory."""
     return Correction(
         forward=median(each.forward for each in corrections),
         backward=median(each.backward for each in corrections),
         update=median(each.update for each in corrections),
+        allocator_share=max(each.allocator_share for each in corrections),
         excess_bytes=max(each.excess_bytes for each in corrections),
         forwards={},
         backwards={},
     )
+
+
+def _worker(
+    profile: Profile, worker: Worker, corrections: Mapping[str, Correction], kinds: Mapping[Kind, Correction]
+) -> Worker:
+    """A worker with the allocator's share that it or its kind was seen to have."""
+    found = corrections.get(worker.name) or kinds.get(_kind(profile, worker.name))
+    share = 0.0 if found is None else found.allocator_share
+    return replace(worker, allocator_share=max(worker.allocator_share, share))
 
 
 def _measurements(
@@ -219,6 +241,9 @@ def _warnings(
     for worker, each in corrections.items():
         ratios = {"forward": each.forward, "backward": each.backward, "update": each.update}
         parts = [f"{what} {factor:.3f}x" for what, factor in ratios.items() if abs(factor - 1) >= _SAME]
+        was = profile.worker[worker].allocator_share
+        if each.allocator_share > was:
+            parts.append(f"allocator's share {100 * was:.1f} -> {100 * each.allocator_share:.1f} %")
         parts += [f"workspace +{fmt.size(each.excess_bytes)}"] if each.excess_bytes else []
         same += not parts
         if parts:

@@ -1,7 +1,8 @@
 """Links corrected by the messages of a run.
 
 A link whose messages were waited for takes as long as it took them: at the sizes that were seen it says what was
-measured, its other points are scaled as the sizes nearest to them. Its busy shares are such that its workers lose
+measured, its other points are scaled as the sizes nearest to them. Beyond all of them it goes on as it was profiled,
+scaled: a line through two sizes that lie close together would be noise. Its busy shares are such that its workers lose
 after their actions what they were seen to lose: scaled, or where the profile has none, in proportion to the messages.
 """
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from assigner.profile import Link, Profile
     from assigner.schedule import Route
 
+_BEYOND = 2.0
+"""How far beyond the largest size that was seen a point says how a link goes on: any factor gives the same line."""
+
 SeenFlights = dict[tuple[str, str], dict[float, Samples]]
 """Of each link, by message size in bytes, the flights that were seen."""
 
@@ -39,7 +43,7 @@ def corrected_links(profile: Profile, agreement: Agreement, seen: SeenFlights) -
         agreement: The plan beside the trace of its run.
         seen: What `flights_seen` says of it.
     """
-    timed = tuple(_link(link, seen.get((link.source, link.target), {})) for link in profile.links)
+    timed = tuple(corrected_link(link, seen.get((link.source, link.target), {})) for link in profile.links)
     sender, receiver = _busy_shares(replace(profile, links=timed), agreement)
     return tuple(
         replace(
@@ -70,7 +74,7 @@ def factors(link: Link, seen: Mapping[float, Samples]) -> list[tuple[float, floa
     return [(size, samples.median_s / said[size]) for size, samples in seen.items() if said[size] > 0]
 
 
-def _link(link: Link, seen: Mapping[float, Samples]) -> Link:
+def corrected_link(link: Link, seen: Mapping[float, Samples]) -> Link:
     """A link whose points are scaled as the sizes nearest to them, with a point at each size that was seen."""
     found = factors(link, seen)
     if not found:
@@ -82,6 +86,10 @@ def _link(link: Link, seen: Mapping[float, Samples]) -> Link:
         points[size] = LinkPoint(
             size, samples.median_s, len(samples.seconds), samples.iqr_s / samples.median_s
         )  # fmt: skip
+    (largest, factor), last = found[-1], link.points[-1]
+    if largest > last.bytes:
+        beyond = _BEYOND * largest
+        points[beyond] = replace(last, bytes=beyond, seconds=factor * message_s(link.points, beyond))
     return replace(link, points=tuple(points[size] for size in sorted(points)))
 
 

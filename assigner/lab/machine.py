@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from assigner.lab.mounts import Mounts
+from assigner.cgroup import core_limit, free_memory
 
 _SHARE = re.compile(r"(?P<model>.*) \((?P<cores>\d+\.\d+) cores\)")
 
@@ -30,16 +30,8 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """The machine that this process runs on."""
-        mounts = Mounts.here()
         cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-        return cls(min([cores, *mounts.core_limits()]), min([_free_bytes(), *mounts.memory_limits()]), _processor())
-
-
-def _free_bytes() -> float:
-    free = _value("/proc/meminfo", "MemAvailable")
-    if free is not None:
-        return 1024.0 * int(free.split()[0])
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        return cls(min(cores, core_limit() or cores), free_memory(), _processor())
 
 
 def _processor() -> str:

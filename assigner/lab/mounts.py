@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_UNLIMITED = 1 << 60  # v1 writes a number of this size where there is no limit
-
 
 @dataclass(frozen=True)
 class Mount:
@@ -84,25 +82,6 @@ class Mounts:
     def mount(self, controller: str) -> Mount | None:
         """The hierarchy that has a controller; None: this machine, or this container, has it nowhere."""
         return next((mount for mount in self.all if controller in mount.controllers), None)
-
-    def core_limits(self) -> Iterator[float]:
-        """Cores that quotas leave to this process, from its own group outwards."""
-        mount = self.mount("cpu")
-        for group in mount.chain if mount else ():
-            quota = words(group / "cpu.max") or [
-                *words(group / "cpu.cfs_quota_us"), *words(group / "cpu.cfs_period_us"),
-            ]  # fmt: skip
-            if len(quota) == 2 and quota[0].isdigit():
-                yield int(quota[0]) / int(quota[1])
-
-    def memory_limits(self) -> Iterator[float]:
-        """Bytes that limits leave to this process beyond what is used, from its own group outwards."""
-        mount = self.mount("memory")
-        for group in mount.chain if mount else ():
-            limit = [*words(group / "memory.max"), *words(group / "memory.limit_in_bytes")]
-            used = [*words(group / "memory.current"), *words(group / "memory.usage_in_bytes"), "0"]
-            if limit and limit[0].isdigit() and int(limit[0]) < _UNLIMITED:
-                yield max(0.0, float(int(limit[0]) - int(used[0])))
 
 
 def _own_groups(path: Path) -> Iterator[tuple[str, str]]:

@@ -24,7 +24,8 @@ from assigner.profile import (
 )
 from assigner.profiler.compute import state_bytes
 from assigner.profiler.host import HostFacts, allocator_share
-from assigner.profiler.links import LinkSweep, with_unmeasured
+from assigner.profiler.links import LinkSweep, SweepPoint, with_unmeasured
+from assigner.profiler.sampling import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,8 +82,18 @@ def workload_reference(workload: Workload, graph: PartitionGraph, entry: str) ->
 
 
 def renew(old: Profile, reports: Sequence[RankReport]) -> Profile:
-    """An earlier profile of the same workers with what was measured again in place of what it had."""
+    """An earlier profile of the same workers with what was measured again in place of what it had.
+
+    Where links were, those that nobody has measured get the medians of their classes anew.
+    """
     sweeps = [sweep for report in reports for sweep in report.sweeps]
+    if sweeps:
+        known = {(sweep.source, sweep.target) for sweep in sweeps}
+        kept = [_as_sweep(old, link) for link in old.links if any(point.samples for point in link.points)]
+        there = [sweep for sweep in kept if (sweep.source, sweep.target) not in known]
+        kept_ways = {(sweep.source, sweep.target) for sweep in there}
+        whole = with_unmeasured([*sweeps, *there], [report.facts for report in reports])
+        sweeps = [sweep for sweep in whole if (sweep.source, sweep.target) not in kept_ways]
     return updated(
         old,
         measurements=[each for report in reports for each in report.measurements],
@@ -123,6 +134,12 @@ def _partition(piece: Piece, tensors: dict[str, torch.Tensor], reports: Sequence
 def _links(reports: Sequence[RankReport], sweeps: Sequence[LinkSweep]) -> tuple[Link, ...]:
     names = _names(reports)
     return tuple(_link(names, sweep) for sweep in sweeps)
+
+
+def _as_sweep(profile: Profile, link: Link) -> LinkSweep:
+    points = tuple(SweepPoint(int(each.bytes), Sample(each.seconds, each.spread, each.samples)) for each in link.points)
+    source, target = (profile.worker[name].rank for name in (link.source, link.target))
+    return LinkSweep(source, target, points, link.sender_busy, link.receiver_busy)
 
 
 def _host_names(facts: Sequence[HostFacts]) -> list[str]:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from assigner.runtime.transport import LostConnectionError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -47,10 +49,20 @@ def send_busy_share(lane: Lane, target: int, size: int, seconds: float) -> tuple
         for n in range(count):
             runs += work.until(begin + n * spacing)
             lane.send(target, buffer)
-        leaving = threading.Thread(target=lane.flush, name="assigner-leaving")
+        lost: list[LostConnectionError] = []
+
+        def leave() -> None:
+            try:
+                lane.flush()
+            except LostConnectionError as error:
+                lost.append(error)
+
+        leaving = threading.Thread(target=leave, name="assigner-leaving")
         leaving.start()
         while leaving.is_alive():
             runs += work.run()
+        if lost:
+            raise lost[0]
         return runs, time.perf_counter() - begin
 
     lost = [_lost_s(work, stream, lambda: lane.ask(target)) / count for _ in range(blocks)]

@@ -1,4 +1,4 @@
-"""Time and memory of one partition on this worker."""
+"""One partition on this worker, ready to run, and the memory that it takes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx, nn
 
 from assigner.profiler.memory import allocated_bytes, growth, peak_bytes, saved_bytes, storage_bytes
-from assigner.profiler.stopwatch import Stopwatch
 from assigner.runtime.partition import PartitionRunner, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.marking import Piece
-    from assigner.workload import Workload
-
 
 _GROUPS = 7
-_OTHERS_BYTES = 64 << 20  # twice what the last caches of most processors hold
 _MARGIN = 1.4  # the heap's holes: 1.7 to 2.5 times the tensors' bytes in runs of the same partition (glibc 2.36)
 _MOST_HEAP = 4.0
 _NOISE_BYTES = 4 << 20  # that a process grows by for other reasons
@@ -110,19 +105,9 @@ class PartitionBench:
         Raises:
             TooLargeError: it does not fit.
         """
-        waiting = [each for each in self.runner.module.parameters() if each.requires_grad and each.grad is None]
-        state = self.optimizer_bytes + sum(each.nbytes for each in waiting)
-        self._check(state, "gradients and optimizer state")
-        if smaller is not None:
-            self._check(state + _MARGIN * smaller.needed(scale=scale), "one micro-batch")
+        state = self._begin(smaller, scale)
         room = self.room()
-        outputs = self.forward(0)
-        self.gradients = [
-            torch.randn_like(output) if wanted and self.runner.finish is None else None
-            for output, wanted in zip(outputs, self.runner.gradients, strict=True)
-        ]
-        del outputs
-        self.backward(0)
+        self._first()
         with growth(self.device) as grown:
             self.forward(0)
             self.backward(0)
@@ -135,6 +120,43 @@ class PartitionBench:
         while self.depth > 1 and _MARGIN * held.needed(depth=self.depth) > free:
             self.depth -= 1
         return held
+
+    def join(self, alike: PartitionBytes) -> None:
+        """First forward and backward beside others, of a partition whose like is known.
+
+        Args:
+            alike: What it takes.
+
+        Raises:
+            TooLargeError: it does not fit.
+        """
+        self._begin(alike, 1.0)
+        self._first()
+
+    def leave(self) -> None:
+        """Give back the gradients, and what runs that broke off have left."""
+        for runner in (self.runner, self.again):
+            runner.forget()
+        for tensor in (*self.runner.module.parameters(), *(value for reads in self.reads for value in reads)):
+            tensor.grad = None
+
+    def _begin(self, like: PartitionBytes | None, scale: float) -> float:
+        """Look whether it fits; bytes of the gradients and the optimizer's state that are not there yet."""
+        waiting = [each for each in self.runner.module.parameters() if each.requires_grad and each.grad is None]
+        state = self.optimizer_bytes + sum(each.nbytes for each in waiting)
+        self._check(state, "gradients and optimizer state")
+        if like is not None:
+            self._check(state + _MARGIN * like.needed(scale=scale), "one micro-batch")
+        return state
+
+    def _first(self) -> None:
+        outputs = self.forward(0)
+        self.gradients = [
+            torch.randn_like(output) if wanted and self.runner.finish is None else None
+            for output, wanted in zip(outputs, self.runner.gradients, strict=True)
+        ]
+        del outputs
+        self.backward(0)
 
     def _check(self, needed: float, what: str) -> None:
         free = self.room()
@@ -195,57 +217,6 @@ class PartitionBench:
             del outputs
 
         return PartitionBytes(kept, max(0, peak_bytes(both, self.device) - kept - outputs), outputs)
-
-
-class UpdateBench:
-    """The user's optimizer on one partition's parameters.
-
-    Args:
-        workload: Whose optimizer.
-        module: The partition; its parameters get gradients and are changed.
-        device: Where it is.
-    """
-
-    def __init__(self, workload: Workload, module: fx.GraphModule, device: torch.device) -> None:
-        self.watch = Stopwatch(device)
-        self.parameters = [each for each in module.parameters() if each.requires_grad]
-        self.optimizer = workload.optimizer(self.parameters) if self.parameters else None
-        self.others = torch.empty(_OTHERS_BYTES, dtype=torch.uint8, device=device)
-
-    def run(self) -> tuple[float]:
-        """Seconds of one update."""
-        if self.optimizer is None:
-            return (0.0,)
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        self.others.fill_(1)  # a step's backwards have taken parameters and state out of the caches
-        self.watch.mark()
-        self.optimizer.step()
-        self.watch.mark()
-        return (self.watch.seconds()[0],)
-
-    def workspace_bytes(self) -> int:
-        """Bytes that an update needs besides parameters, gradients and state; `run` has been called."""
-        return 0 if self.optimizer is None else peak_bytes(self.optimizer.step, self.watch.device)
-
-    def state_bytes(self) -> int:
-        """Bytes of the optimizer's state after an update."""
-        return 0 if self.optimizer is None else _state_bytes(self.optimizer)
-
-
-def optimizer_share(workload: Workload, device: torch.device) -> float:
-    """Bytes of state that the user's optimizer keeps for a byte of parameters, found on a small one."""
-    parameter = nn.Parameter(torch.zeros(64, 64, device=device))
-    parameter.grad = torch.zeros_like(parameter)
-    optimizer = workload.optimizer([parameter])
-    optimizer.step()
-    return _state_bytes(optimizer) / parameter.nbytes
-
-
-def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    states = (value for state in optimizer.state.values() for value in state.values())
-    return storage_bytes(value for value in states if isinstance(value, torch.Tensor))
 
 
 def state_bytes(piece: Piece, tensors: dict[str, torch.Tensor]) -> tuple[int, int, int]:

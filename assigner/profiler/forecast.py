@@ -1,22 +1,13 @@
-"""How far a profiling run is and how long it will still take: what is left, at the pace of what is done.
-
-Every rank keeps count of its own work and tells the others once a second; rank 0 shows the one that will take longest.
-"""
+"""How far a profiling run is and how long it will still take: what is left, at the pace of what is done."""
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from torch.distributed import Store  # type: ignore[attr-defined]
-
-_TELL_S = 1.0
-_LOOK_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -95,61 +86,6 @@ class Forecast:
         """The share that is done, by time."""
         elapsed, left = self.clock() - self.begun, self.left_s()
         return 0.0 if left is None or elapsed + left == 0 else elapsed / (elapsed + left)
-
-
-class Standings:
-    """Where all ranks stand.
-
-    Args:
-        store: The job's store.
-        rank: This rank.
-        ranks: How many there are.
-        worker: This rank's worker.
-        show: Called with the standing to show, the slowest rank's.
-
-    Attributes:
-        together: All ranks do the same from here on; rank 0 shows its own standing.
-    """
-
-    def __init__(self, store: Store, rank: int, ranks: int, worker: str, show: Callable[[Standing], None]) -> None:
-        self.store, self.rank, self.ranks, self.show = store, rank, ranks, show
-        self.mine = Standing(worker, "", 0.0, None)
-        self.together = False
-        self._others: list[Standing] = []
-        self._told = -_TELL_S
-
-    def tell(self, what: str, forecast: Forecast) -> None:
-        """Note what this rank does; at most once a second the others hear of it."""
-        self.mine = Standing(self.mine.worker, what, forecast.share(), forecast.left_s(), self.mine.phase)
-        if time.perf_counter() - self._told >= _TELL_S:
-            self._publish()
-            if self.rank == 0:
-                self._read()
-        if self.rank == 0:
-            self.show(self.mine if self.together else slowest([self.mine, *self._others]))
-
-    def finish_phase(self) -> None:
-        """This rank is done with its part; rank 0 shows the others until they are, too."""
-        self.mine = Standing(self.mine.worker, self.mine.what, self.mine.share, self.mine.left_s, self.mine.phase + 1)
-        self._publish()
-        while self.rank == 0:
-            self._read()
-            behind = [each for each in self._others if each.phase < self.mine.phase]
-            if len(self._others) == self.ranks - 1 and not behind:
-                return
-            if behind:
-                self.show(slowest(behind))
-            time.sleep(_LOOK_S)
-
-    def _publish(self) -> None:
-        self._told = time.perf_counter()
-        if self.ranks > 1:
-            self.store.set(f"assigner/standing/{self.rank}", json.dumps(asdict(self.mine)))
-
-    def _read(self) -> None:
-        names = [f"assigner/standing/{rank}" for rank in range(1, self.ranks)]
-        found: Iterable[Any] = self.store.multi_get(names) if names and self.store.check(names) else ()
-        self._others = [Standing(**json.loads(each)) for each in found]
 
 
 def slowest(standings: Iterable[Standing]) -> Standing:

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from assigner.cgroup import core_limit
 from assigner.errors import UsageError
+from assigner.runtime.memory import free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.workload import Workload
 
-_CGROUP = "sys/fs/cgroup"
-_UNLIMITED = 1 << 60  # cgroup v1 writes a number of this size where there is no limit
 _SIOCGIFADDR = 0x8915
-_HEAP_SHARE = 0.18
+_HEAP_SHARE = 0.12
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,14 @@ class HostFacts:
     interface: str = ""
 
 
-def host_facts(device: torch.device) -> HostFacts:
+def host_facts(device: torch.device, *, sharing: int = 1) -> HostFacts:
     """Read this rank's worker off the machine.
 
-    A host's free memory is shared out evenly among the ranks that run on it.
+    A host's free memory is shared out evenly among the ranks that run on it, a GPU's among the ranks that it has.
+
+    Args:
+        device: Of this rank.
+        sharing: Ranks of this host that have the same one.
     """
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_kind()
     return HostFacts(
@@ -61,7 +65,7 @@ def host_facts(device: torch.device) -> HostFacts:
         node=int(os.environ.get("GROUP_RANK", "0")),
         device=str(device),
         kind=kind,
-        memory_bytes=free_bytes(device),
+        memory_bytes=share_of_free(device, sharing=sharing),
         threads=torch.get_num_threads(),
         interface=_interface(),
     )
@@ -77,12 +81,15 @@ def allocator_share(device: str) -> float:
     return _HEAP_SHARE if device == "cpu" else 0.0
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory that this rank can still take on its device: on a GPU all that is free, on a CPU its share of the host."""
-    if device.type == "cuda":
-        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + idle
-    return _free_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+def share_of_free(device: torch.device, *, sharing: int = 1) -> int:
+    """Memory that this rank can still take on its device: its share of what is free on the GPU, or on the host.
+
+    Args:
+        device: Of this rank.
+        sharing: Ranks that have the same GPU; a host's memory is shared by all ranks on it.
+    """
+    ranks = sharing if device.type == "cuda" else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return free_bytes(device, sharing=ranks)
 
 
 def rank_device(devices: Sequence[str] = ()) -> torch.device:
@@ -103,18 +110,27 @@ def rank_device(devices: Sequence[str] = ()) -> torch.device:
         raise UsageError(
             f"--devices names {len(devices)} devices, and this host has {ranks_here} ranks", hint="name one for each"
         )
-    try:
-        device = torch.device(devices[local])
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type == "cuda":
-        device = torch.device("cuda", device.index or 0)
+    device = _device(devices[local])
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and (device.index or 0) >= gpus):
         raise UsageError(
             f"--devices: {devices[local]!r} is no device of this host, which has the CPU and {gpus} CUDA devices",
             hint="write cpu or cuda:N",
         )
     return device
+
+
+def ranks_on(device: torch.device, devices: Sequence[str]) -> int:
+    """How many of a host's ranks have a device; `devices` as in `rank_device`."""
+    return max(1, sum(_device(each) == device for each in devices))
+
+
+def _device(word: str) -> torch.device:
+    """A device by the one name that workers have it by; `meta` for a word that is none."""
+    try:
+        device = torch.device(word)
+    except RuntimeError:
+        return torch.device("meta")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else torch.device(device.type)
 
 
 def start_up(workload: Workload, device: torch.device) -> None:
@@ -149,78 +165,6 @@ def _interface() -> str:
     return ""
 
 
-def _cgroup_folders(controller: str) -> list[Path]:
-    """This process's cgroup folders of a controller, innermost first, in the v1 or the v2 layout."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    tree = _cgroup_tree()
-    if tree is None:
-        return []
-    found = []
-    for line in lines:
-        _, names, path = line.split(":", 2)
-        if controller in names.split(",") or names == "":
-            root = tree / controller if names else tree
-            if root.is_dir():
-                here = root / path.lstrip("/")
-                found += [here, *[parent for parent in here.parents if parent == root or root in parent.parents]]
-    return found
-
-
-def _cgroup_tree() -> Path | None:
-    """Where the cgroup file systems are mounted.
-
-    A network namespace made by `ip netns` has a /sys of its own without them; the process that made it, further up,
-    still sees them.
-    """
-    process = "self"
-    while process != "0":
-        tree = Path("/proc") / process / "root" / _CGROUP
-        try:
-            if any(tree.iterdir()):
-                return tree
-            process = (Path("/proc") / process / "stat").read_text().rpartition(")")[2].split()[1]
-        except OSError:
-            return None
-    return None
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        text = path.read_text().split()[0]
-    except (OSError, IndexError):
-        return None
-    return int(text) if text.lstrip("-").isdigit() else None
-
-
-def _free_memory() -> int:
-    """Bytes that this host can still give: its free memory, or what its cgroup allows."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    for folder in _cgroup_folders("memory"):
-        for limit_name, used_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, used = _read_number(folder / limit_name), _read_number(folder / used_name)
-            if limit is not None and limit < _UNLIMITED:
-                cached = _cached_bytes(folder)
-                free = min(free, limit - max(0, (used or 0) - cached))
-    return max(0, free)
-
-
-def _cached_bytes(folder: Path) -> int:
-    """Page cache that a cgroup counts as used and gives up when memory is asked for."""
-    try:
-        lines = (folder / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    words = dict(line.split(maxsplit=1) for line in lines if " " in line)
-    return int(words.get("total_cache", words.get("file", "0")))
-
-
 def _cpu_kind() -> str:
     """The CPU's model name, and how much of it a cgroup leaves."""
     model = platform.processor() or platform.machine()
@@ -229,20 +173,5 @@ def _cpu_kind() -> str:
         model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         model = model or "CPU"
-    share = _cpu_share()
+    share = core_limit()
     return model if share is None else f"{model} ({share:.2f} cores)"
-
-
-def _cpu_share() -> float | None:
-    """Cores that the tightest cgroup quota allows; None: no quota."""
-    shares = []
-    for folder in _cgroup_folders("cpu"):
-        quota, period = _read_number(folder / "cpu.cfs_quota_us"), _read_number(folder / "cpu.cfs_period_us")
-        if quota is not None and period and quota > 0:
-            shares.append(quota / period)
-        both = folder / "cpu.max"
-        if both.is_file():
-            words = both.read_text().split()
-            if words[0] != "max":
-                shares.append(int(words[0]) / int(words[1]))
-    return min(shares) if shares else None

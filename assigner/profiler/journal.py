@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from assigner.document import Count, decode, encode
 from assigner.errors import FormatError
+from assigner.location import Location
 from assigner.profile import Measurement
+from assigner.profiler.accord import Point
 from assigner.profiler.links import LinkSweep
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class Head:
         threads: Its compute threads.
         ranks: Ranks of the run.
         tool_version: Of the program.
+        torch: Version of torch.
     """
 
     entry: str
@@ -61,6 +64,7 @@ class Head:
     threads: Count
     ranks: Count
     tool_version: str
+    torch: str
     kind: Literal["profile-journal"] = "profile-journal"
 
 
@@ -74,9 +78,15 @@ class OptimizerState:
 
 @dataclass(frozen=True)
 class Note:
-    """What was seen while measuring, for the profile's warnings."""
+    """What was seen while measuring, for the profile's warnings.
+
+    Args:
+        text: The warning.
+        point: The point that it was seen at; None: it is not of one point.
+    """
 
     text: str
+    point: Point | None = None
 
 
 Entry = Measurement | OptimizerState | LinkSweep | Note
@@ -195,9 +205,20 @@ class Journal:
         elif isinstance(found, OptimizerState):
             self.optimizer_bytes[found.kind] = found.bytes
         elif isinstance(found, LinkSweep):
+            self._check_sweep(found)
             self.sweeps[found.target] = found
         else:
             self.notes[found.text] = None
+
+    def _check_sweep(self, found: LinkSweep) -> None:
+        """A link of this rank with growing sizes, and shares that are shares."""
+        rank, sizes = Location.parse(self.head.worker).rank, [point.size for point in found.points]
+        if found.source != rank or found.target == rank or not 0 <= found.target < self.head.ranks:
+            raise FormatError(f"the link from {found.source} to {found.target} is none of {self.head.worker}")
+        if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
+            raise FormatError(f"the link to {found.target}: sizes must grow, each once; found {sizes[:6]}")
+        if max(found.sender_busy, found.receiver_busy) > 1:
+            raise FormatError(f"the link to {found.target}: busy shares go from 0 to 1")
 
 
 def _short(value: object) -> str:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from assigner.cost import message_s
 from assigner.profile import LinkPoint
+from assigner.profiler.accord import Links
 from assigner.profiler.busy import answer_busy_share, send_busy_share
 from assigner.profiler.contention import find_shared_wires
 from assigner.profiler.lane import Lane
@@ -54,7 +55,7 @@ class LinkOptions:
 
     largest: int
     typical: int
-    pairs: Literal["auto", "all", "sampled"] = "auto"
+    pairs: Links = "auto"
     timeout_s: float = 600.0
 
 
@@ -120,7 +121,9 @@ def measure_links(
             dist.barrier()
             for source, target in (way for pair in pairs for way in (pair, pair[::-1])):
                 if rank in (source, target) and wanted(source, target):
-                    for sweep in _measure_pair(lane, source, target, options):
+                    for sweep in _measure_pair(
+                        lane, source, target, options, one_clock=_same_host(fleet, source, target)
+                    ):
                         done(sweep)
         dist.barrier()
     return [wire.describe() for wire in wires]
@@ -167,15 +170,20 @@ def _median_sweep(sweeps: Sequence[LinkSweep]) -> LinkSweep:
     return replace(sweeps[0], points=tuple(points), sender_busy=sender, receiver_busy=receiver)
 
 
-def _measure_pair(lane: Lane, source: int, target: int, options: LinkOptions) -> list[LinkSweep]:
+def _same_host(fleet: Sequence[HostFacts], source: int, target: int) -> bool:
+    """Whether two ranks read one clock (`perf_counter` is CLOCK_MONOTONIC): comparing it would only add an error."""
+    return (fleet[source].host, fleet[source].node) == (fleet[target].host, fleet[target].node)
+
+
+def _measure_pair(lane: Lane, source: int, target: int, options: LinkOptions, *, one_clock: bool) -> list[LinkSweep]:
     """One directed link; the source gets the result, the target plays along."""
     if lane.rank == target:
         answer_clock(source)
         _answer_sweep(lane, source)
         answer_busy_share(lane, source)
         return []
-    offset = compare_clock(target).ahead_s  # its small messages are the connection's first ones
-    points = _sweep(lane, target, message_sizes(options.largest), offset)
+    ahead_s = compare_clock(target).ahead_s  # its small messages are the connection's first ones
+    points = _sweep(lane, target, message_sizes(options.largest), 0.0 if one_clock else ahead_s)
     size = min(options.typical, points[-1].size)
     seconds = message_s([LinkPoint(point.size, point.sample.median) for point in points], size)
     sender_busy, receiver_busy = send_busy_share(lane, target, size, seconds)

@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
+@contextlib.contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raise MemoryError where the device has no memory; of a CPU torch says so with a plain RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+            raise MemoryError(str(error)) from error
+        raise
+
+
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of the storages behind some tensors, each once."""
     return sum({_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())

@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
 from assigner import __version__
 from assigner.errors import FormatError
 from assigner.marking import PartitionGraph, partition_graph
 from assigner.profile import Measurement
-from assigner.profiler.agreement import Offer, Point, Start, agree, check_offers
+from assigner.profiler.accord import Offer, Point, Start, agree, check_offers
 from assigner.profiler.assembly import RankReport, optimizer_name
 from assigner.profiler.computing import ComputeShare
-from assigner.profiler.forecast import Forecast, Standings
-from assigner.profiler.host import host_facts, rank_device, start_up
+from assigner.profiler.forecast import Forecast
+from assigner.profiler.host import host_facts, rank_device, ranks_on, start_up
 from assigner.profiler.journal import Head, Journal, Note, OptimizerState, journal_path
 from assigner.profiler.links import LinkOptions, measure_links
+from assigner.profiler.standings import Standings
 from assigner.profiler.walk import representatives
 from assigner.runtime.randomness import kept_generators
 from assigner.selection import LINKS, Selection
@@ -79,7 +81,10 @@ class RankSession:
         with kept_generators(self.device):
             start_up(workload, self.device)
         dist.barrier()
-        self.facts = host_facts(self.device)  # with all that training has loaded too, on every rank of the host
+        self.sharing = ranks_on(self.device, options.devices)
+        self.facts = host_facts(
+            self.device, sharing=self.sharing
+        )  # with all that training has loaded too, on every rank of the host
         dist.barrier()
 
     def tell(self, what: str) -> None:
@@ -87,20 +92,19 @@ class RankSession:
         self.at = what
         self.standings.tell(what, self.forecast)
 
-    def agree(self, start: Start, selection: Selection, keeping: Keeping) -> None:
+    def agree(self, start: Start, keeping: Keeping) -> None:
         """Learn what the other ranks have, and what is to be measured.
 
         Args:
-            start: What rank 0 says of the profile that is updated; the other ranks' own is not looked at.
-            selection: What is measured at all.
+            start: What rank 0 says; the other ranks' own is not looked at.
             keeping: Where the journal is.
 
         Raises:
             RefusedError: the run cannot become one profile; all ranks raise it.
         """
         self.at = "the agreement of the ranks"
-        start = self.table.from_first("start", start, Start)
-        self.sizes, self.selection = start.micro_batches, selection
+        self.start = start = self.table.from_first("start", start, Start)
+        self.sizes, self.selection = start.micro_batches, Selection(start.only)
         self.journal = Journal(self._journal_path(keeping), self._head(start))
         refused = self._load_journal() if keeping.resume else None
         points = tuple(Point(*each) for each in self.journal.points)
@@ -110,18 +114,19 @@ class RankSession:
         check_offers(start, self.offers)
         self._begin_journal(keeping)
         self.task = agree(
-            self.offers, self.rank, kinds=self.kinds, sizes=self.sizes, selection=selection,
-            isolated=self.options.isolated,
+            self.offers, self.rank, kinds=self.kinds, sizes=self.sizes, selection=self.selection,
+            isolated=start.isolated,
         )  # fmt: skip
 
     def measure(self) -> RankReport:
         """Compute first, then links."""
         compute = ComputeShare(
-            self.workload, self.graph, self.device, self.worker, self.facts.memory_bytes / 4, self.forecast, self.tell
-        )
+            self.workload, self.graph, self.device, self.worker, self.facts.memory_bytes / 4, self.forecast, self.tell,
+            self.sharing,
+        )  # fmt: skip
         planned_s = compute.plan(self.task.run)
         self.forecast.plan("links", self.table.ranks - 1 if self.task.links else 0, _ROUND_S)
-        turns = self.table.ranks if self.options.isolated else 1
+        turns = self.table.ranks if self.start.isolated else 1
         self.forecast.plan("turns of other workers", turns - 1, planned_s)
         for turn in range(turns):
             dist.barrier()
@@ -146,7 +151,11 @@ class RankSession:
 
     def _keep(self, found: Measurement | OptimizerState | Note) -> None:
         """Into the journal, unless it was run for the company of another worker alone."""
-        if not isinstance(found, Measurement) or Point(found.partition, found.micro_batch) in self.task.keep:
+        if isinstance(found, Measurement):
+            point: Point | None = Point(found.partition, found.micro_batch)
+        else:
+            point = found.point if isinstance(found, Note) else None
+        if point is None or point in self.task.keep:
             self.journal.add(found)
 
     def _measure_links(self) -> None:
@@ -170,7 +179,7 @@ class RankSession:
         return LinkOptions(
             largest=self._largest_message(),
             typical=largest_message(self.graph, self.sizes[len(self.sizes) // 2]),
-            pairs="all" if named and self.options.links == "auto" else self.options.links,
+            pairs="all" if named and self.start.links == "auto" else self.start.links,
             timeout_s=self.options.timeout_s,
         )
 
@@ -197,7 +206,7 @@ class RankSession:
             optimizer=optimizer_name(self.workload),
             micro_batches=start.micro_batches,
             largest_message=self._largest_message(),
-            isolated=self.options.isolated,
+            isolated=start.isolated,
             only=self.selection.words,
             updates=start.updates,
             worker=self.worker,
@@ -205,6 +214,7 @@ class RankSession:
             threads=self.facts.threads,
             ranks=self.table.ranks,
             tool_version=__version__,
+            torch=torch.__version__,
         )
 
     def _load_journal(self) -> str | None:

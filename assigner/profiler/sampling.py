@@ -65,7 +65,7 @@ class _Subject:
     """
 
     run: Callable[[], tuple[float, ...]]
-    limit_s: float = LIMIT_S
+    limit_s: float
     runs_in_sample: int = 1
     samples: list[tuple[float, ...]] = field(default_factory=list)
     pending: list[tuple[float, ...]] = field(default_factory=list)
@@ -111,7 +111,7 @@ def measure_interleaved(
     runs: Sequence[Callable[[], tuple[float, ...]]],
     on_round: Callable[[float], None] | None = None,
     *,
-    limit_s: float = LIMIT_S,
+    patience: float = 1.0,
 ) -> list[tuple[Sample, ...]]:
     """Measure several things in turn, so that they share the machine's drift and evict each other's caches.
 
@@ -121,13 +121,13 @@ def measure_interleaved(
     Args:
         runs: Each call measures once and returns its parts, in seconds.
         on_round: Called after each round with the share that is done, by time.
-        limit_s: How long each is sampled at most; three times it always is.
+        patience: How many times the usual limit each is sampled at most, 1 or more; three times it always is.
 
     Returns:
         For each thing, one sample per part.
     """
     begin = time.perf_counter()
-    subjects = [_Subject(run, limit_s) for run in runs]
+    subjects = [_Subject(run, LIMIT_S * max(1.0, patience)) for run in runs]
 
     def tell(left_s: float) -> None:
         if on_round is not None:

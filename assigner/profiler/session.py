@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch.distributed import DistError
+from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]
 
+from assigner.document import refuse_existing
 from assigner.errors import AssignerError, MeasurementError, UsageError
-from assigner.merging import check_same_workload, merged
+from assigner.merging import check_same_partitions, check_same_workload, merged
 from assigner.profile import Profile, load_profile, save_profile
-from assigner.profiler.agreement import RefusedError, Start, describe
+from assigner.profiler.accord import Links, RefusedError, Start, describe
 from assigner.profiler.assembly import RankReport, assemble, renew, workload_reference
 from assigner.profiler.exchange import Exchange
 from assigner.profiler.rank import Keeping, RankSession
+from assigner.profiler.standings import Heart
 from assigner.profiler.untouched import untouched
 from assigner.runtime.failure import FailureWatch
 from assigner.selection import Selection
@@ -26,6 +29,11 @@ from assigner.usercode import user_code
 if TYPE_CHECKING:
     from assigner.profiler.forecast import Standing
     from assigner.workload import Workload
+
+RESERVE = 0.08
+"""Share of a worker's memory that plans leave alone, unless it is asked otherwise."""
+
+_count = itertools.count()  # the n-th run of every rank is the same one
 
 
 @dataclass(frozen=True)
@@ -48,9 +56,9 @@ class ProfileOptions:
     micro_batches: tuple[int, ...] = ()
     marks: tuple[str, ...] = ()
     max_message: int | None = None
-    reserve: float = 0.08
+    reserve: float = RESERVE
     isolated: bool = False
-    links: Literal["auto", "all", "sampled"] = "auto"
+    links: Links = "auto"
     devices: tuple[str, ...] = ()
     timeout_s: float = 600.0
 
@@ -80,7 +88,7 @@ class Output:
         force: An existing file is replaced.
         resume: Go on with the journals that an interrupted run left.
         only: What is measured again (see `Selection`): the profile at `path` is updated. Empty: everything.
-        others: Profiles of other workers that are added, with their files' names.
+        others: Files of other workers' profiles that are added. Rank 0 reads them, and what else is said here of files.
         notice: Called with what the user should know.
     """
 
@@ -88,7 +96,7 @@ class Output:
     force: bool = False
     resume: bool = False
     only: tuple[str, ...] = ()
-    others: tuple[tuple[str, Profile], ...] = ()
+    others: tuple[Path, ...] = ()
     notice: Callable[[str], None] = lambda _text: None
 
 
@@ -122,9 +130,13 @@ def profile_workload(
     """
     dist.init_process_group("gloo", timeout=timedelta(seconds=options.timeout_s))
     rank = dist.get_rank()
-    store = dist.distributed_c10d._get_default_store()
-    own = store.clone()  # type: ignore[attr-defined]  # a connection of its own: calls on one wait for each other
-    watch = FailureWatch(own, f"worker:{rank}", exit_code=MeasurementError.exit_code)
+    jobs, name = dist.distributed_c10d._get_default_store(), f"profile {next(_count)}"
+    store, *own = (  # connections of their own: calls on one wait for each other
+        PrefixStore(name, each)
+        for each in (jobs, jobs.clone(), jobs.clone())  # type: ignore[attr-defined]
+    )
+    watch = FailureWatch(own[0], f"worker:{rank}", exit_code=MeasurementError.exit_code)
+    heart = Heart(own[1], rank)
     table = Exchange(store, rank, dist.get_world_size(), timeout_s=options.timeout_s)
     session = None
     try:
@@ -144,47 +156,75 @@ def profile_workload(
         with user_code(f"the measurement of {at}"):
             raise
     finally:
+        heart.close()
         dist.destroy_process_group()
 
 
 def _measure(session: RankSession, output: Output | None) -> Profile | None:
     """Agree, measure, and on rank 0 put together and write."""
-    old, start = _start(session, output) if session.rank == 0 else (None, Start())
+    first, start = _start(session, output) if session.rank == 0 else (_First(), Start())
     keeping = Keeping(output.path, output.resume, output.notice) if output else Keeping(None, False, lambda _: None)
-    session.agree(start, Selection(output.only if output else ()), keeping)
+    session.agree(start, keeping)
     reports = session.table.to_first("report", session.measure(), RankReport)
     profile = None
     if session.rank == 0:
-        if old is not None:
-            profile = renew(old, reports)
+        if first.old is not None:
+            profile = renew(first.old, reports)
         else:
             profile = assemble(
                 session.workload, session.graph, reports, entry=session.entry, reserve=session.options.reserve
             )
         if output is not None:
-            if output.others:
-                profile = merged([("this run", profile), *output.others])
-            save_profile(profile, output.path, force=output.force or old is not None)
+            if first.others:
+                profile = merged([("this run", profile), *first.others])
+            save_profile(profile, output.path, force=output.force or first.old is not None)
     dist.barrier()  # no journal goes before the profile is there
     session.journal.remove()
     return profile
 
 
-def _start(session: RankSession, output: Output | None) -> tuple[Profile | None, Start]:
-    """On rank 0: the profile that is updated, if there is one, and what the other ranks must know of it."""
-    here = workload_reference(session.workload, session.graph, session.entry)
-    sizes = session.options.micro_batches
+@dataclass(frozen=True)
+class _First:
+    """What rank 0 has read.
+
+    Args:
+        old: The profile that is updated; None: none is.
+        others: Those that are added, with their files' names.
+    """
+
+    old: Profile | None = None
+    others: tuple[tuple[str, Profile], ...] = ()
+
+
+def _start(session: RankSession, output: Output | None) -> tuple[_First, Start]:
+    """On rank 0: the profiles that the run starts from, and what all ranks are to do, or why it cannot be."""
+    options = session.options
+    start = Start(isolated=options.isolated, links=options.links, only=output.only if output else ())
     try:
-        if output is not None:
-            Selection(output.only).check([piece.name for piece in session.graph.pieces], session.table.ranks)
-            for name, other in output.others:
-                check_same_workload(here, other.workload, names=("this run", name))
-        if output is None or not output.only:
-            return None, Start(tuple(sorted(set(sizes or default_micro_batches(session.workload.batch_size)))))
-        old = load_profile(output.path)
-        check_same_workload(here, old.workload, names=("this run", str(output.path)))
+        first = _read(session, output) if output else _First()
     except AssignerError as error:
-        return None, Start(refused=error.message, usage=isinstance(error, UsageError))
-    sizes = sizes or tuple(each.micro_batch for each in old.measurements)
-    workers = tuple(describe(each.name, each.kind, each.threads) for each in old.workers)
-    return old, Start(tuple(sorted(set(sizes))), workers, old.created_at)
+        return _First(), Start(refused=error.message, usage=isinstance(error, UsageError), hint=error.hint)
+    sizes, old = options.micro_batches, first.old
+    if old is None:
+        sizes = sizes or default_micro_batches(session.workload.batch_size)
+    else:
+        sizes = sizes or tuple(each.micro_batch for each in old.measurements)
+        workers = tuple(describe(each.name, each.kind, each.threads) for each in old.workers)
+        start = replace(start, workers=workers, updates=old.created_at)
+    return first, replace(start, micro_batches=tuple(sorted(set(sizes))))
+
+
+def _read(session: RankSession, output: Output) -> _First:
+    """The profiles that the run starts from; they are of this workload."""
+    graph = session.graph
+    here = workload_reference(session.workload, graph, session.entry)
+    Selection(output.only).check([piece.name for piece in graph.pieces], session.table.ranks)
+    if not output.only:
+        refuse_existing(output.path, force=output.force)
+    others = tuple((str(path), load_profile(path)) for path in output.others)
+    old = load_profile(output.path) if output.only else None
+    for name, profile in (*others, *([(str(output.path), old)] if old else [])):
+        check_same_workload(here, profile.workload, names=("this run", name))
+        kinds = {piece.name: piece.kind for piece in graph.pieces}
+        check_same_partitions(kinds, profile, names=("this run", name))
+    return _First(old, others)

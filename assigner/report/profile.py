@@ -93,7 +93,8 @@ def _workers(profile: Profile) -> Sheet:
             Column("host", "text"),
             Column("threads", rank=1),
             Column(f"memory {memory.name}", rank=2),
-            Column(f"capacity {memory.name}"),
+            Column(f"capacity {memory.name}", rank=3),
+            Column(f"for tensors {memory.name}"),
         ),
         tuple(
             (
@@ -103,6 +104,7 @@ def _workers(profile: Profile) -> Sheet:
                 fmt.count(worker.threads),
                 memory.show(worker.memory_bytes),
                 memory.show(worker.capacity_bytes),
+                memory.show(worker.tensor_bytes),
             )
             for worker in profile.workers
         ),
@@ -268,7 +270,10 @@ def profile_data(profile: Profile) -> dict[str, Any]:
         "workload": encode(profile.workload),
         "created_at": profile.created_at,
         "tool_version": profile.tool_version,
-        "workers": [{**encode(worker), "capacity_bytes": worker.capacity_bytes} for worker in profile.workers],
+        "workers": [
+            {**encode(worker), "capacity_bytes": worker.capacity_bytes, "tensor_bytes": worker.tensor_bytes}
+            for worker in profile.workers
+        ],
         "partitions": [
             {
                 "partitions": list(group.partitions),
@@ -298,5 +303,8 @@ def profile_data(profile: Profile) -> dict[str, Any]:
 def _timing_data(row: Timing) -> dict[str, Any]:
     if row.measured is None:
         return {"workers": list(row.workers), "infeasible": row.why}
-    fields = ("micro_batch", "forward_s", "backward_s", "update_s", "activation_bytes", "workspace_bytes", "spread")
+    fields = (
+        "micro_batch", "forward_s", "backward_s", "recompute_s", "update_s", "activation_bytes", "workspace_bytes",
+        "spread", "update_spread",
+    )  # fmt: skip
     return {"workers": list(row.workers), **{name: getattr(row.measured, name) for name in fields}}

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from assigner.cgroup import free_memory
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STATM = "/proc/self/statm"
 _RESET_PEAK = "5"  # Documentation/filesystems/proc.rst, clear_refs
@@ -68,6 +70,19 @@ class MemoryGauge:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def free_bytes(device: torch.device, *, sharing: int = 1) -> int:
+    """Bytes that this process can still take on a device: its part of what nobody has, and what it keeps unused itself.
+
+    Args:
+        device: Where.
+        sharing: Processes that share what nobody has.
+    """
+    if device.type == "cuda":
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] // sharing + idle
+    return free_memory() // sharing
 
 
 def held_bytes(device: torch.device) -> int | None:

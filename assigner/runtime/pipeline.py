@@ -12,20 +12,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from assigner.deferred import DeferredModel
 from assigner.document import refuse_existing
-from assigner.errors import FormatError, MarkingError, UsageError
+from assigner.errors import UsageError
 from assigner.location import Location
-from assigner.marking import PartitionGraph, partition_graph
 from assigner.plan import Plan, load_plan
 from assigner.runtime.checkpoint import load_checkpoint, save_checkpoint
 from assigner.runtime.executor import Executor
 from assigner.runtime.failure import FailureWatch
+from assigner.runtime.graph import plan_graph
 from assigner.runtime.memory import held_bytes
 from assigner.runtime.microbatch import row_count, split_batch
 from assigner.runtime.partition import PartitionRunner
 from assigner.runtime.process import join_run, set_threads, worker_device
 from assigner.runtime.randomness import kept_generators
+from assigner.runtime.room import check_room
 from assigner.runtime.tracing import TraceSettings, Tracing
 from assigner.runtime.transport import LostConnectionError, Transport
 from assigner.schedule import Program, build_program
@@ -34,6 +34,7 @@ from assigner.trace import save_trace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from assigner.marking import PartitionGraph
     from assigner.workload import Batch, Workload
 
 
@@ -52,6 +53,7 @@ class Pipeline:
         remat: None: as the plan says; True: rematerialise every partition; False: none.
         timeout_s: A wait for another rank that takes longer ends with an error.
         graph: The model's partitions, where the caller has found them for another plan already: it takes seconds.
+        check_memory: Refuse a plan whose predicted peak is more than a worker has.
 
     Attributes:
         rank: This process's rank.
@@ -63,6 +65,7 @@ class Pipeline:
     Raises:
         FormatError: the plan is for another model.
         UsageError: fewer ranks than the plan needs, or a device that this rank has not.
+        InfeasibleError: the plan does not fit into a worker's memory; every rank raises it.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Pipeline:
         remat: bool | None = None,
         timeout_s: float = 600.0,
         graph: PartitionGraph | None = None,
+        check_memory: bool = True,
     ) -> None:
         self.workload = workload
         self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
@@ -83,6 +87,8 @@ class Pipeline:
         self.worker = mine[0] if mine else None
         self.device = worker_device(self.worker)
         set_threads(self.plan, self.worker)
+        if check_memory and remat is not True:  # with everything rematerialised it takes less than was predicted
+            check_room(self.plan, self.worker, self.device)
         stages = [stage for stage in self.plan.stages if stage.worker == self.worker]
         self.partitions = tuple(name for stage in stages for name in stage.partitions)
         self._trace_settings = TraceSettings(self.plan, self.worker, remat, held_bytes(self.device) or 0)
@@ -378,31 +384,3 @@ class Pipeline:
             self._transport.close()
         if self._watch is not None:
             self._watch.close()
-
-
-def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = None) -> PartitionGraph:
-    """The partitions of a plan's model, found again from the workload.
-
-    Args:
-        workload: The model.
-        plan: Whose partitions.
-        known: The partitions as they were found before; they must be the plan's.
-
-    Raises:
-        FormatError: the plan is for another model.
-    """
-    if known is not None and known.fingerprint == plan.workload.fingerprint:
-        return known
-    names = {name for name, _ in DeferredModel(workload.model, seed=workload.seed).model.named_modules()}
-    try:
-        graph = partition_graph(workload, [name for name in plan.partitions if name in names])
-        if graph.fingerprint == plan.workload.fingerprint:
-            return graph
-        strange = set(graph.piece) ^ set(plan.partitions)
-        detail = f"partition {min(strange)!r} is in only one of the two" if strange else "it has other shapes or edges"
-    except MarkingError as error:
-        detail = error.message
-    raise FormatError(
-        f"the plan is for workload {plan.workload.name!r}, and this model is another one: {detail}",
-        hint="profile this workload and solve again",
-    )

@@ -32,9 +32,12 @@ def join_run(plan: Plan, timeout_s: float) -> bool:
             )
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
         made = True
-    if dist.get_world_size() < plan.world_size:
+    ranks = dist.get_world_size()
+    if ranks < plan.world_size:
+        if made:
+            dist.destroy_process_group()
         raise UsageError(
-            f"the plan needs {plan.world_size} ranks, and the run has {dist.get_world_size()}",
+            f"the plan needs {plan.world_size} ranks, and the run has {ranks}",
             hint=f"start {plan.world_size} (torchrun --nproc-per-node, times --nnodes)",
         )
     return made

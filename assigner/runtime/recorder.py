@@ -100,10 +100,11 @@ class Recorder:
         self._step = RecordedStep([Span(None, time.perf_counter())], anchor)
 
     def end_step(self, *, whole: bool) -> None:
-        """The step ends now; only one that ran the plan's whole program is kept."""
+        """The step ends now; only one that ran the plan's whole program is kept, and nothing that comes after it."""
         self._step.spans[0].done()
         if whole:
             self.steps.append(self._step)
+        self._step = RecordedStep()
 
     def begin(self, action: Action) -> Span:
         """An action starts now."""

@@ -4,7 +4,7 @@ A stage that keeps `in_flight` micro-batches fits if
 
     in_flight * (sum of stored activations) + (largest rematerialised activation) <= room
 
-and rematerialising a partition costs its forward time once more. Everything else about the step time is untouched,
+and rematerialising a partition costs the time of its recompute. Everything else about the step time is untouched,
 so the subset with the least added time is the best whatever the other stages do.
 """
 
@@ -28,20 +28,20 @@ FEW = 3
 
 def least_remat(
     activations: Sequence[float],
-    forwards: Sequence[float],
+    recomputes: Sequence[float],
     *,
     in_flight: int,
     room: float,
     rules: Sequence[RematRule | None] | None = None,
 ) -> tuple[int, ...] | None:
-    """The positions to rematerialise: least sum of `forwards`, then found first; None: nothing fits.
+    """The positions to rematerialise: least sum of `recomputes`, then found first; None: nothing fits.
 
     The largest rematerialised activation is enumerated: for each value `top`, only partitions up to it take part, and
     what is left is a minimum knapsack.
 
     Args:
         activations: Bytes that each partition keeps per micro-batch.
-        forwards: Seconds of each partition's forward.
+        recomputes: Seconds that rematerialising each partition adds to a micro-batch.
         in_flight: Micro-batches kept at once.
         room: Bytes for activations.
         rules: Per position "never" or "always" where there is no choice; left out: all are free.
@@ -53,7 +53,7 @@ def least_remat(
     if excess + base <= 0:
         return tuple(forced)
     free = [i for i, size in enumerate(activations) if size > 0 and given[i] is None]
-    ranked = sorted(free, key=lambda i: (forwards[i] / activations[i], i))
+    ranked = sorted(free, key=lambda i: (recomputes[i] / activations[i], i))
     best = _Best(float("inf"), None)
     sizes = sorted({activations[i] for i in ranked}, reverse=True)
     for n, top in enumerate(sizes):
@@ -63,9 +63,9 @@ def least_remat(
             break  # a smaller top loses more activations than it gains room
         if len(sizes) - n <= FEW:
             groups = [[i for i in items if activations[i] == size] for size in sizes[n:]]
-            _count(sorted(groups, key=len), sizes_of=activations, forwards=forwards, need=need, best=best)
+            _count(sorted(groups, key=len), sizes_of=activations, recomputes=recomputes, need=need, best=best)
         else:
-            _cover(items, activations, forwards, need, best)
+            _cover(items, activations, recomputes, need, best)
         if top <= base:
             break  # below, only choice is lost
     return None if best.chosen is None else tuple(sorted([*forced, *best.chosen]))
@@ -81,7 +81,7 @@ def _count(
     groups: Sequence[list[int]],
     *,
     sizes_of: Sequence[float],
-    forwards: Sequence[float],
+    recomputes: Sequence[float],
     need: float,
     best: _Best,
     taken: tuple[int, ...] = (),
@@ -92,7 +92,7 @@ def _count(
     Args:
         groups: Positions with equal activations, the cheapest first.
         sizes_of: Activations by position.
-        forwards: Seconds by position.
+        recomputes: Seconds by position.
         need: Bytes that the chosen must add up to.
         best: The best so far.
         taken: Chosen from earlier groups.
@@ -104,7 +104,7 @@ def _count(
         least = max(0, math.ceil(need / size))
         if least > len(group):
             return
-        cost += sum(forwards[i] for i in group[:least])
+        cost += sum(recomputes[i] for i in group[:least])
         if cost < best.cost:
             best.cost, best.chosen = cost, [*taken, *group[:least]]
         return
@@ -112,16 +112,16 @@ def _count(
         if cost >= best.cost:
             return
         _count(
-            rest, sizes_of=sizes_of, forwards=forwards, need=need - number * size, best=best,
+            rest, sizes_of=sizes_of, recomputes=recomputes, need=need - number * size, best=best,
             taken=(*taken, *group[:number]), cost=cost,
         )  # fmt: skip
         if number * size >= need or number == len(group):
             return
-        cost += forwards[group[number]]
+        cost += recomputes[group[number]]
 
 
 def _cover(
-    items: Sequence[int], activations: Sequence[float], forwards: Sequence[float], need: float, best: _Best
+    items: Sequence[int], activations: Sequence[float], recomputes: Sequence[float], need: float, best: _Best
 ) -> None:
     """Improve `best` with the cheapest `items` whose activations add up to `need`, by depth-first branch and bound.
 
@@ -130,7 +130,7 @@ def _cover(
     """
     chosen: list[int] = []
     size_up_to = list(itertools.accumulate((activations[i] for i in items), initial=0.0))
-    cost_up_to = list(itertools.accumulate((forwards[i] for i in items), initial=0.0))
+    cost_up_to = list(itertools.accumulate((recomputes[i] for i in items), initial=0.0))
 
     def bound(at: int, missing: float) -> float:
         filled = bisect_left(size_up_to, size_up_to[at] + missing, lo=at)
@@ -138,7 +138,7 @@ def _cover(
             return float("inf")
         i = items[filled - 1]
         over = (size_up_to[filled] - size_up_to[at] - missing) / activations[i]
-        return cost_up_to[filled] - cost_up_to[at] - over * forwards[i]
+        return cost_up_to[filled] - cost_up_to[at] - over * recomputes[i]
 
     def descend(at: int, missing: float, cost: float, left_out: frozenset[float]) -> None:
         if missing <= 0:
@@ -150,7 +150,7 @@ def _cover(
         i = items[at]
         if activations[i] not in left_out:
             chosen.append(i)
-            descend(at + 1, missing - activations[i], cost + forwards[i], left_out)
+            descend(at + 1, missing - activations[i], cost + recomputes[i], left_out)
             chosen.pop()
         descend(at + 1, missing, cost, left_out | {activations[i]})
 

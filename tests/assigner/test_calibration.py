@@ -12,7 +12,10 @@ from drawn_plans import drawn
 from made_runs import run_in, slower_link, slower_worker, with_busy
 
 from assigner.agreement import agree, calibrated
-from assigner.cost import CostModel
+from assigner.agreement.links import corrected_link
+from assigner.agreement.observed import Samples
+from assigner.caution import cautioned, other_warnings
+from assigner.cost import CostModel, message_s
 from assigner.profile import Profile, load_profile, save_profile
 from assigner.simulate import predict, step_s, worker_memory
 from assigner.solver import SolveOptions, solve
@@ -137,9 +140,18 @@ def test_like_workers_that_were_not_traced_get_what_holds_for_their_kind() -> No
     assert {each.worker for each in new.measurements} == {worker_name(rank) for rank in range(4)}
 
 
-def test_memory_is_corrected_upwards_only() -> None:
+def on(device: str, profile: Profile, *, share: float = 0.0) -> Profile:
+    """The profile with workers of such a device and allocator."""
+    workers = (replace(each, device=device, allocator_share=share) for each in profile.workers)
+    return replace(profile, workers=tuple(workers))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.18])
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_memory_is_corrected_upwards_only(device: str, share: float) -> None:
     """A worker that held 5 MB more than predicted is predicted to hold them; one that held less is left alone."""
-    trace = run_in(PROFILE, PLAN)
+    profile = on(device, PROFILE, share=share)
+    trace = run_in(profile, PLAN)
     held = [worker.peak_bytes for worker in trace.workers]
     trace = replace(
         trace,
@@ -148,20 +160,68 @@ def test_memory_is_corrected_upwards_only() -> None:
             for worker, peak, more in zip(trace.workers, held, (5e6, -5e6, 0), strict=True)
         ),
     )
-    cost = CostModel(corrected(PROFILE, PLAN, trace))
-    now = [worker_memory(cost, PLAN, worker).total for worker in PLAN.workers]
+    new = corrected(profile, PLAN, trace)
+    now = [worker_memory(CostModel(new), PLAN, worker).total for worker in PLAN.workers]
     assert now == pytest.approx([held[0] + 5e6, held[1], held[2]])
+    again = corrected(new, PLAN, trace)
+    assert [each.allocator_share for each in again.workers] == [each.allocator_share for each in new.workers]
+    workspaces = [[each.workspace_bytes for each in found.measurements] for found in (again, new)]
+    assert workspaces[0] == pytest.approx(workspaces[1])
 
 
-def test_memory_of_like_workers_is_corrected_by_the_largest_excess() -> None:
-    """What one of two traced workers held too much is expected of the like ones that were not traced."""
-    profile = alike()
+def beyond(profile: Profile, excess: float) -> tuple[Profile, float]:
+    """Corrected by a run of workers 1 and 2 in which worker 1 held so much too much, and what it was to hold."""
     plan = make_plan(profile, [(1, NAMES[:3]), (2, NAMES[3:6])], micro_batches=2)
     trace = run_in(profile, plan)
-    first = replace(trace.workers[0], peak_bytes=trace.workers[0].peak_bytes + 3e6)
-    cost = CostModel(corrected(profile, plan, replace(trace, workers=(first, trace.workers[1]))))
-    excess = [cost.partition("p0", worker_name(rank), 4).workspace_bytes for rank in range(5)]
-    assert excess == [3e6, 3e6, 0, 3e6, 3e6]
+    peak = trace.workers[0].peak_bytes
+    first = replace(trace.workers[0], peak_bytes=peak + excess)
+    return corrected(profile, plan, replace(trace, workers=(first, trace.workers[1]))), peak
+
+
+def workspaces(profile: Profile) -> list[float]:
+    return [CostModel(profile).partition("p0", worker.name, 4).workspace_bytes for worker in profile.workers]
+
+
+def test_memory_of_like_gpus_is_corrected_by_the_largest_excess() -> None:
+    """What one of two traced workers held too much is workspace, and expected of the like ones not traced."""
+    new, _ = beyond(on("cuda:0", alike(), share=0.2), 3.6e6)
+    assert workspaces(new) == pytest.approx([3e6, 3e6, 0, 3e6, 3e6])
+    assert [each.allocator_share for each in new.workers] == [0.2] * 5
+
+
+def test_a_heap_that_was_larger_than_predicted_raises_the_share_of_all_like_it() -> None:
+    """On a CPU the excess is holes, which grow with what is held: other plans are predicted to have them too."""
+    profile = on("cpu", alike(), share=0.1)
+    new, peak = beyond(profile, 3e6)
+    share = (peak + 3e6) / (peak / 1.1) - 1
+    assert [each.allocator_share for each in new.workers] == pytest.approx([share, share, 0.1, share, share])
+    assert workspaces(new) == [0] * 5
+    other = make_plan(profile, [(3, NAMES[:6])], micro_batches=1)
+    was, now = (worker_memory(CostModel(each), other, worker_name(3)).total for each in (profile, new))
+    assert now == pytest.approx(was * (1 + share) / 1.1)
+    text = f"calibrated: worker:1/cpu: allocator's share 10.0 -> {100 * share:.1f} %"
+    assert any(text in warning for warning in new.warnings)
+
+
+def test_what_no_heap_explains_is_workspace() -> None:
+    """Beyond as much again as the tensors nothing is said of other plans: this one's peak is still met."""
+    profile = on("cpu", alike(), share=0.1)
+    plan = make_plan(profile, [(1, NAMES[:3]), (2, NAMES[3:6])], micro_batches=2)
+    new, peak = beyond(profile, 3 * run_in(profile, plan).workers[0].peak_bytes)
+    assert new.workers[1].allocator_share == 1.0
+    assert worker_memory(CostModel(new), plan, worker_name(1)).total == pytest.approx(4 * peak)
+
+
+def test_sizes_close_together_say_nothing_of_larger_ones() -> None:
+    """Two sizes beyond the sweep, 2 % apart and off by noise: there they hold, beyond the link is its own, scaled."""
+    link = PROFILE.links[0]
+    said = {size: message_s(link.points, size) for size in (2e7, 2.04e7, 4e7, 1e9)}
+    seen = {2e7: Samples((1.5 * said[2e7],)), 2.04e7: Samples((1.3 * said[2.04e7],))}
+    new = corrected_link(link, seen)
+    for size, factor in ((2e7, 1.5), (2.04e7, 1.3), (4e7, 1.3), (1e9, 1.3)):
+        assert message_s(new.points, size) == pytest.approx(factor * said[size], rel=2e-3)
+    again = corrected_link(new, seen)
+    assert [point.bytes for point in again.points] == [point.bytes for point in new.points]
 
 
 def test_points_of_a_link_follow_the_sizes_that_were_seen() -> None:
@@ -197,6 +257,21 @@ def test_points_of_a_link_follow_the_sizes_that_were_seen() -> None:
         if once.measured_s is not None:
             assert CostModel(new).transfer_s(*there, size) == pytest.approx(CostModel(truth).transfer_s(*there, size))
     assert link.points[-1].seconds == pytest.approx(4 * points[-1].seconds, rel=0.01)
+
+
+def test_warnings_are_those_of_the_new_figures() -> None:
+    """Spreads are said anew, what was seen while measuring stays, and a line is there once."""
+    points = tuple(replace(each, spread=0.5) for each in PROFILE.measurements[:1])
+    profile = cautioned(
+        replace(PROFILE, measurements=(*points, *PROFILE.measurements[1:]), environment={"calibrated": 5}),
+        ("links share a wire",),
+    )
+    profile = replace(profile, warnings=(*profile.warnings, "p9 on worker:9/cpu: seen by hand"))
+    new = corrected(profile, PLAN, run_in(PROFILE, PLAN))
+    assert "links share a wire" in new.warnings
+    assert "p9 on worker:9/cpu: seen by hand" in new.warnings
+    assert new.warnings == cautioned(new, other_warnings(new)).warnings
+    assert len(new.environment["calibrated"]) == 1
 
 
 def test_the_file_says_what_was_done(tmp_path) -> None:

@@ -51,6 +51,8 @@ def test_round_trip_keeps_every_value() -> None:
         ({"size": "2"}, "size", "a whole number"),
         ({"weight": float("nan")}, "weight", "a finite number"),
         ({"weight": float("inf")}, "weight", "a finite number"),
+        ({"weight": 10**400}, "weight", "a finite number"),
+        ({"size": 10**400}, "size", "a whole number"),
         ({"weight": -0.1}, "weight", "0 to 10"),
         ({"weight": 11}, "weight", "0 to 10"),
         ({"leaves": {}}, "leaves", "a list"),
@@ -80,6 +82,8 @@ def test_reading_names_the_file(tmp_path) -> None:
         json.dumps(GOOD | {"format_version": "2.0"}): "2.0 is not known",
         json.dumps(GOOD | {"format_version": 1}): "format_version",
         '{"kind": "tree", "kind": "tree"}': "twice",
+        json.dumps(GOOD | {"size": 7}).replace('"size": 7', f'"size": 1{"0" * 400}'): "size: 1000.* a whole number",
+        json.dumps(GOOD | {"size": 7}).replace('"size": 7', f'"size": 1{"0" * 9000}'): "a number in it cannot be read",
     }
     for text, message in texts.items():
         path.write_text(text)

@@ -156,36 +156,6 @@ def test_members_and_names_of_labs(tree):
     assert labs_with_groups(tree.mounts(), "assigner-lab-") == {LAB, "assigner-lab-9-9"}
 
 
-def test_limits_of_this_process_are_found_on_the_way_out(tree):
-    """The quotas and limits of its own group and of those around it; a container shows its part of the tree only."""
-    cpu = tree.v1("cpu", own="/docker/abc/job", root="/docker/abc")
-    memory = tree.v1("memory", own="/docker/abc/job", root="/docker/abc")
-    (cpu / "job").mkdir()
-    (memory / "job").mkdir()
-    for folder, quota in ((cpu / "job", "-1"), (cpu, "150000")):
-        (folder / "cpu.cfs_quota_us").write_text(quota)
-        (folder / "cpu.cfs_period_us").write_text("100000")
-    for folder, limit in ((memory / "job", "1000"), (memory, str((1 << 63) - 4096))):
-        (folder / "memory.limit_in_bytes").write_text(limit)
-        (folder / "memory.usage_in_bytes").write_text("400")
-    assert list(tree.mounts().core_limits()) == [1.5]
-    assert list(tree.mounts().memory_limits()) == [600.0]
-
-
-def test_limits_of_this_process_in_v2(tree):
-    """The same in v2, where `max` is no limit and the root has no files."""
-    root = tree.v2(tree.sys, "cpu memory", own="/a/b")
-    inner = root / "a" / "b"
-    inner.mkdir(parents=True)
-    (inner / "cpu.max").write_text("max 100000\n")
-    (inner.parent / "cpu.max").write_text("50000 100000\n")
-    (inner / "memory.max").write_text("max\n")
-    (inner.parent / "memory.max").write_text("2000\n")
-    (inner.parent / "memory.current").write_text("500\n")
-    assert list(tree.mounts().core_limits()) == [0.5]
-    assert list(tree.mounts().memory_limits()) == [1500.0]
-
-
 def test_a_container_that_holds_processes_says_how_to_go_on(tree):
     """In v2 a group that is not the real root cannot pass controllers on while processes are in it."""
     root = tree.v2(tree.sys, "cpu memory")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from builders import make_profile
 
+from assigner.caution import launch_bound
 from assigner.cost import CostModel
 from assigner.errors import FormatError
 from assigner.merging import merged, updated
@@ -124,3 +125,45 @@ def test_a_new_link_replaces_or_is_added(ours, theirs):
     assert len(new.links) == len(whole.links) + 1
     assert next(link for link in new.links if link.target == "worker:1/cpu").sender_busy == 0.5
     assert new.warnings == ()
+
+
+WIRES = "worker:0 -> worker:1 and worker:1 -> worker:0 share a wire: 2.0x slower together"
+CALIBRATED = (
+    "calibrated by run.trace: a step took 2 s, and 1 s was predicted",
+    "calibrated: worker:0/cpu: forward 1.100x",
+    "calibrated: worker:1/cpu: forward 1.200x",
+    "calibrated: link worker:0/cpu to worker:1/cpu: 1.300x at 1,000 B",
+    "not calibrated, since nobody waited for a message there: link worker:1/cpu to worker:0/cpu",
+)
+
+
+@pytest.fixture
+def noted(ours):
+    """A calibrated profile of a GPU that waits for its host, and of a wire that is shared."""
+    slow = launch_bound("p0", "worker:1/cpu", 4, 0.95)
+    return replace(ours, warnings=(WIRES, slow, *CALIBRATED), environment={"torch": "2", "calibrated": [{}]})
+
+
+def test_what_was_said_of_replaced_figures_goes_with_them(noted):
+    """A point's note with the point, a worker's correction with all of its points; all else stays."""
+    of = [each for each in noted.measurements if each.worker == "worker:1/cpu"]
+    (point,) = (each for each in of if (each.partition, each.micro_batch) == ("p0", 4))
+    one = updated(noted, measurements=[point], links=(), created_at="")
+    assert one.warnings == (WIRES, *CALIBRATED)
+    all_points = updated(noted, measurements=of, links=(), created_at="")
+    assert all_points.warnings == (WIRES, *CALIBRATED[:2], *CALIBRATED[3:])
+    assert all_points.environment == noted.environment
+
+
+def test_links_that_are_measured_again_are_told_of_anew(noted):
+    """A link's correction goes with it, and what was seen of the wires, which are looked at each time."""
+    new = updated(noted, measurements=(), links=noted.links[:1], notes=["new"], created_at="")
+    assert noted.links[0].target == "worker:1/cpu"
+    assert new.warnings == (noted.warnings[1], *CALIBRATED[:3], CALIBRATED[4], "new")
+
+
+def test_a_profile_that_is_all_new_is_calibrated_no_more(noted):
+    """Neither in its warnings nor in its environment."""
+    new = updated(noted, measurements=noted.measurements, links=noted.links, created_at="")
+    assert new.warnings == ()
+    assert new.environment == {"torch": "2"}

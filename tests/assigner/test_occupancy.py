@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from assigner.profile import Profile
 
 
+def with_share(profile: Profile, share: float) -> Profile:
+    """Allocators that take a share beyond their tensors."""
+    return replace(profile, workers=tuple(replace(each, allocator_share=share) for each in profile.workers))
+
+
 def over_time(plan: Plan, profile: Profile) -> dict[str, Occupancy]:
     timeline = run_program(build_program(plan, profile.edges, profile.ties), CostModel(profile))
     return {each.worker: each for each in memory_over_time(timeline, CostModel(profile))}
@@ -29,6 +34,8 @@ def over_time(plan: Plan, profile: Profile) -> dict[str, Occupancy]:
 def test_no_moment_is_above_the_sum(seed: int, schedule: str) -> None:
     """On random plans each part, and all of them together, stay within what the cost model allows for, to the bit."""
     profile, plan = drawn(seed, schedule)
+    share = (0.0, 0.18)[seed % 2]
+    profile = with_share(profile, share)
     for worker, found in over_time(plan, profile).items():
         allowed = worker_memory(CostModel(profile), plan, worker)
         assert found.peak.total <= allowed.total
@@ -38,16 +45,18 @@ def test_no_moment_is_above_the_sum(seed: int, schedule: str) -> None:
         moments = [held.at_s for held in found.held]
         assert moments == sorted(set(moments))
         assert found.held[0].at_s == 0
-        assert found.held[-1][1:] == (0, 0, 0)
+        assert found.held[-1][1:] == (0, share * found.state.total, 0)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.18])
 @pytest.mark.parametrize("seed", range(20))
-def test_a_worker_that_sends_nothing_on_reaches_the_sum_under_gpipe(seed: int) -> None:
+def test_a_worker_that_sends_nothing_on_reaches_the_sum_under_gpipe(seed: int, share: float) -> None:
     """Its first backward finds all M micro-batches in flight, recomputes and uses the workspace: nothing is missing."""
     profile, plan = drawn(2 * seed, "1f1b")  # a chain, one stage a worker
     stages = tuple(replace(each, rematerialise=each.partitions[:1], in_flight=None) for each in plan.stages)
     plan = replace(plan, schedule="gpipe", stages=stages)
     last = plan.stages[-1].worker
+    profile = with_share(profile, share)
     assert over_time(plan, profile)[last].peak == worker_memory(CostModel(profile), plan, last)
 
 
@@ -85,6 +94,19 @@ def test_two_stages_in_letters() -> None:
     ]
     assert first.state.total == last.state.total == 4e6
     assert first.highest.at_s == pytest.approx(5.0)
+
+
+def test_an_allocators_share_is_of_all_that_is_held_at_the_moment() -> None:
+    """At every moment what is held is so much more than the tensors alone, the state among them."""
+    profile, plan = drawn(2, "1f1b")
+    bare, more = over_time(plan, profile), over_time(plan, with_share(profile, 0.25))
+    for worker, found in more.items():
+        totals = [
+            [each.state.total + held.activations + held.workspace + held.messages for held in each.held]
+            for each in (found, bare[worker])
+        ]
+        assert totals[0] == pytest.approx([1.25 * total for total in totals[1]])
+        assert found.peak.total == pytest.approx(1.25 * bare[worker].peak.total)
 
 
 def test_an_output_that_waits_for_the_link_is_there() -> None:

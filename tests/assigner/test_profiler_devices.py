@@ -10,7 +10,7 @@ from workloads import skips
 
 from assigner.errors import UsageError
 from assigner.profiler import host
-from assigner.profiler.host import free_bytes, host_facts, rank_device, start_up
+from assigner.profiler.host import host_facts, rank_device, ranks_on, share_of_free, start_up
 from assigner.profiler.stopwatch import Stopwatch
 
 CPU = torch.device("cpu")
@@ -59,6 +59,25 @@ def test_devices_that_are_not_there(two_gpus: pytest.MonkeyPatch, devices: list[
         rank_device(devices)
 
 
+def test_a_cpu_has_one_name(two_gpus: pytest.MonkeyPatch) -> None:
+    """`cpu:0` is the CPU, as in workers' names."""
+    two_gpus.setenv("LOCAL_RANK", "0")
+    assert str(rank_device(["cpu:0", "cuda", "cuda:1"])) == "cpu"
+
+
+def test_ranks_of_one_gpu_share_its_memory(two_gpus: pytest.MonkeyPatch) -> None:
+    """Each may take its part of what is free there, however the GPU was named."""
+    gpu, devices = torch.device("cuda", 0), ["cuda", "cuda:0", "cuda:1"]
+    assert ranks_on(gpu, devices) == 2
+    assert ranks_on(torch.device("cuda", 1), devices) == 1
+    assert ranks_on(gpu, ()) == 1
+    two_gpus.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 2000))
+    for name, held in (("memory_reserved", 70), ("memory_allocated", 50)):
+        two_gpus.setattr(torch.cuda, name, lambda _, held=held: held)
+    assert share_of_free(gpu) == 1020
+    assert share_of_free(gpu, sharing=ranks_on(gpu, devices)) == 520
+
+
 def test_start_up_leaves_only_what_is_loaded() -> None:
     """A step of one number with the user's own optimizer; the random numbers that follow are as they were."""
     made = skips()
@@ -104,4 +123,4 @@ def test_a_gpu_is_timed_by_events() -> None:
     watch.mark()
     assert watch.seconds()[0] > 0
     assert 0 < watch.launch_share <= 1
-    assert free_bytes(device) > 0
+    assert share_of_free(device) > 0

@@ -1,11 +1,8 @@
 """Time left of a profiling run, with a clock of its own."""
 
-import json
-
 import pytest
-import torch.distributed as dist
 
-from assigner.profiler.forecast import Forecast, Standing, Standings, slowest
+from assigner.profiler.forecast import Forecast, Standing, slowest
 
 
 class Clock:
@@ -65,24 +62,3 @@ def test_the_slowest_rank_is_shown():
     assert slowest([fast, slow]) is slow
     starting = Standing("worker:2/cpu", "tracing the model", 0.0, None)
     assert slowest([fast, slow, starting]) is starting
-
-
-def test_rank_0_shows_the_others_until_they_are_done():
-    """Standings travel through the store; a phase ends when every rank has told that it is behind it."""
-    store, shown = dist.HashStore(), []
-    first = Standings(store, 0, 2, "worker:0/cpu", shown.append)
-    second = Standings(store, 1, 2, "worker:1/cpu", lambda _: pytest.fail("rank 1 shows nothing"))
-    forecast = Forecast(Clock())
-    forecast.plan("point", 5, 60.0)
-    second.tell("compute of embed", forecast)
-    assert json.loads(store.get("assigner/standing/1"))["left_s"] == 300.0
-    quick = Forecast(Clock())
-    quick.plan("point", 5, 0.1)
-    first.tell("compute of embed", quick)
-    assert shown[-1].worker == "worker:1/cpu"
-    second.finish_phase()
-    first.finish_phase()
-    assert first.mine.phase == 1
-    first.together = True
-    first.tell("links", quick)
-    assert shown[-1].worker == "worker:0/cpu"

@@ -7,6 +7,7 @@ import pytest
 
 from assigner.errors import FormatError
 from assigner.profile import Measurement
+from assigner.profiler.accord import Point
 from assigner.profiler.journal import Head, Journal, Note, OptimizerState, journal_path
 from assigner.profiler.links import LinkSweep, SweepPoint
 from assigner.profiler.sampling import Sample
@@ -14,11 +15,18 @@ from assigner.profiler.sampling import Sample
 HEAD = Head(
     entry="model.py:workload", fingerprint="sha256:00", batch_size=8, optimizer="AdamW", micro_batches=(2, 4),
     largest_message=4096, isolated=False, only=(), updates="", worker="worker:1/cpu", device="CPU", threads=1, ranks=2,
-    tool_version="0.1.0",
+    tool_version="0.1.0", torch="2.5.0",
 )  # fmt: skip
 POINT = Measurement("embed", "worker:1/cpu", 2, 1e-3, 2e-3, 1e-4, 10, 20, 7, 0.01, update_spread=0.2)
 BAD = Measurement("head", "worker:1/cpu", 4, infeasible="out of memory when measured")
 LINK = LinkSweep(1, 0, (SweepPoint(1024, Sample(1e-4, 0.02, 30)),), 0.1, 0.2)
+
+
+def link(*, points=(1024,), **changes):
+    """The line of a link."""
+    sizes = [{"size": size, "sample": {"median": 1e-4, "spread": 0, "count": 9}} for size in points]
+    same = {"source": 1, "target": 0, "points": sizes, "sender_busy": 0, "receiver_busy": 0}
+    return json.dumps({"link": {**same, **changes}})
 
 
 @pytest.fixture
@@ -26,7 +34,14 @@ def path(tmp_path):
     """A journal with one entry of each sort."""
     where = journal_path(tmp_path / "profile.json", 1)
     journal = Journal(where, HEAD)
-    for found in (OptimizerState("k0", 96), POINT, BAD, LINK, Note("the wire is shared")):
+    for found in (
+        OptimizerState("k0", 96),
+        POINT,
+        BAD,
+        LINK,
+        Note("the wire is shared"),
+        Note("slow", Point("embed", 2)),
+    ):
         journal.add(found)
     return where
 
@@ -38,7 +53,7 @@ def test_what_was_kept_is_read_again(path):
     assert again.points == {("embed", 2): POINT, ("head", 4): BAD}
     assert again.optimizer_bytes == {"k0": 96}
     assert again.sweeps == {0: LINK}
-    assert list(again.notes) == ["the wire is shared"]
+    assert list(again.notes) == ["the wire is shared", "slow"]
 
 
 def test_the_file_lies_beside_the_profile_and_is_hidden(path):
@@ -112,6 +127,13 @@ def test_a_journal_of_another_measurement_is_refused(path, field, value, said):
         ('{"optimizer": {"kind": "k", "bytes": -1}}', "0 or more"),
         (json.dumps({"measurement": {**vars(POINT), "worker": "worker:0/cpu"}}), "not of this worker"),
         (json.dumps({"measurement": {**vars(POINT), "micro_batch": 3}}), "not of this worker"),
+        (link(source=0, target=1), "the link from 0 to 1 is none of worker:1/cpu"),
+        (link(target=1), "the link from 1 to 1 is none"),
+        (link(target=2), "the link from 1 to 2 is none"),
+        (link(points=[]), "sizes must grow, each once; found []"),
+        (link(points=[1024, 1024]), "sizes must grow"),
+        (link(points=[4096, 1024]), "sizes must grow"),
+        (link(sender_busy=5), "shares go from 0 to 1"),
     ],
 )
 def test_a_wrong_line_is_refused_with_its_number(path, line, said):

@@ -7,10 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from assigner.profiler.links import message_sizes
+from assigner.profiler import busy, links
+from assigner.profiler.host import HostFacts
+from assigner.profiler.links import LinkOptions, SweepPoint, message_sizes
+from assigner.profiler.sampling import Sample
+from assigner.runtime.transport import LostConnectionError
 
 RUN = Path(__file__).resolve().parent.parent / "runs" / "links.py"
 
@@ -20,6 +27,42 @@ def test_sweeps_reach_the_largest_message() -> None:
     assert message_sizes(1) == [1024]
     assert message_sizes(5000) == [1024, 4096, 16384]
     assert message_sizes(10**12)[-1] == 256 << 20
+
+
+@pytest.mark.parametrize(("node", "offset"), [(0, 0.0), (1, 5.0)])
+def test_ranks_of_one_host_read_one_clock(monkeypatch: pytest.MonkeyPatch, node: int, offset: float) -> None:
+    """The compared offset is applied between hosts alone: on one it is an error of the comparison."""
+    offsets: list[float] = []
+
+    def sweep(_lane: object, _target: int, _sizes: object, offset: float) -> list[SweepPoint]:
+        offsets.append(offset)
+        return [SweepPoint(1024, Sample(1e-4, 0.0, 9))]
+
+    monkeypatch.setattr(links, "compare_clock", lambda _: SimpleNamespace(ahead_s=5.0))
+    monkeypatch.setattr(links, "_sweep", sweep)
+    monkeypatch.setattr(links, "send_busy_share", lambda *_: (0.1, 0.2))
+    fleet = [HostFacts("shed", each, "cpu", "CPU", 1 << 30, 1) for each in (0, node)]
+    one_clock = links._same_host(fleet, 0, 1)
+    lane: Any = SimpleNamespace(rank=0)
+    links._measure_pair(lane, 0, 1, LinkOptions(largest=1024, typical=1024), one_clock=one_clock)
+    assert offsets == [offset]
+
+
+def test_a_lost_receiver_is_an_error_of_the_measurement() -> None:
+    """The thread that waits for the last sends hands it on: it is not printed as that thread's own."""
+
+    class Lost:
+        device = torch.device("cpu")
+
+        def flush(self) -> None:
+            raise LostConnectionError("worker:1", RuntimeError("Connection closed by peer"))
+
+        def __getattr__(self, _: str) -> Any:
+            return lambda *_: 0.0
+
+    lane: Any = Lost()
+    with pytest.raises(LostConnectionError, match="closed by peer"):
+        busy.send_busy_share(lane, 1, 1024, 0.1)
 
 
 @pytest.mark.distributed

@@ -11,10 +11,14 @@ from torch import nn
 from assigner.marking import PartitionGraph, partition_graph
 from assigner.profile import Measurement
 from assigner.profiler import compute, computing, sampling
-from assigner.profiler.agreement import Point
-from assigner.profiler.compute import PartitionBench, PartitionBytes, TooLargeError, optimizer_share
+from assigner.profiler.accord import Point
+from assigner.profiler.compute import PartitionBench, PartitionBytes, TooLargeError
 from assigner.profiler.computing import ComputeShare
 from assigner.profiler.forecast import Forecast
+from assigner.profiler.journal import OptimizerState
+from assigner.profiler.memory import memory_errors
+from assigner.profiler.stage import StageBench
+from assigner.profiler.update import UpdateBench, optimizer_share
 from assigner.profiler.walk import collect_inputs
 from assigner.runtime.partition import PartitionRunner
 from assigner.workload import Workload
@@ -60,13 +64,12 @@ def test_bytes_grow_with_depth_and_rows() -> None:
 
 
 def test_all_micro_batches_fit_where_there_is_room(graph: PartitionGraph) -> None:
-    """Without a limit the depth stays as asked, and both passes are timed."""
+    """Without a limit the depth stays as asked."""
     bench = make_bench(graph, math.inf)
     held = bench.prepare()
     assert bench.depth == 4
     assert held.activation_bytes > 0
     assert held.output_bytes == ROWS * WIDTH * 4
-    assert min(bench.run()) > 0
 
 
 def test_fewer_micro_batches_are_in_flight_where_few_fit(graph: PartitionGraph) -> None:
@@ -101,32 +104,103 @@ def test_the_optimizers_share_is_found_on_a_small_parameter() -> None:
     assert optimizer_share(make_workload(), CPU) == pytest.approx(2, abs=0.01)
 
 
+class Measured:
+    """A share of partition 1 at two sizes, on a device with so many bytes free at any time."""
+
+    def __init__(self, graph: PartitionGraph, free: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("SAMPLE_S", "WARM_UP_S", "LIMIT_S"):
+            monkeypatch.setattr(sampling, name, 0.0)
+        monkeypatch.setattr(computing, "share_of_free", lambda _, **__: free / computing._SAFE)
+        self.forecast, self.found = Forecast(), list[object]()
+        self.share = ComputeShare(make_workload(), graph, CPU, "worker:0/cpu", 1e9, self.forecast, lambda _: None)
+
+    def __call__(self) -> dict[int, Measurement]:
+        points = [Point("1", ROWS), Point("1", 64 * ROWS)]
+        self.share.plan(points)
+        self.share.measure(points, self.found.append)
+        measured = [each for each in self.found if isinstance(each, Measurement)]
+        assert len(measured) == 2
+        assert self.forecast.left_s() == pytest.approx(0, abs=1.0)
+        assert [self.forecast.done(kind) for kind in ("point", "update")] == [2, 1]
+        return {each.micro_batch: each for each in measured}
+
+
 def test_a_size_that_does_not_fit_is_a_datum(graph: PartitionGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two sizes the larger one is recorded as infeasible with its figures, and the smaller one is measured."""
-    for name in ("SAMPLE_S", "WARM_UP_S", "LIMIT_S"):
-        monkeypatch.setattr(sampling, name, 0.0)
     held = make_bench(graph, math.inf).prepare()
-    free = 3 * PARAMETERS + 4 * held.needed()
-    monkeypatch.setattr(computing, "free_bytes", lambda _: free / computing._SAFE)
-    found: list[object] = []
-    share = ComputeShare(make_workload(), graph, CPU, "worker:0/cpu", 1e9, Forecast(), lambda _: None)
-    points = [Point("1", ROWS), Point("1", 64 * ROWS)]
-    share.plan(points)
-    share.measure(points, found.append)
-    measured = {each.micro_batch: each for each in found if isinstance(each, Measurement)}
+    measured = Measured(graph, 3 * PARAMETERS + 4 * held.needed(), monkeypatch)()
     assert measured[ROWS].infeasible is None
     assert measured[ROWS].forward_s > 0
     assert measured[ROWS].recompute_s is not None
     assert "one micro-batch would take" in (measured[64 * ROWS].infeasible or "")
 
 
-def test_a_rematerialised_partition_is_compared_with_a_stored_one(graph: PartitionGraph) -> None:
-    """Every third run compares the two; the extra time is their ratio on the stored one's time, never below zero."""
+def test_nothing_is_updated_where_no_size_fits(graph: PartitionGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not run for its gradients and state would be killed by an update: it has none."""
+    monkeypatch.setattr(computing, "UpdateBench", lambda *_, **__: pytest.fail("it is not made"))
+    run = Measured(graph, 3 * PARAMETERS - 1, monkeypatch)
+    measured = run()
+    assert all("gradients and optimizer state" in (each.infeasible or "") for each in measured.values())
+    assert not any(isinstance(each, OptimizerState) for each in run.found)
+
+
+def no_memory(*_: object) -> None:
+    """What torch does on a CPU."""
+    torch.empty(1 << 60, dtype=torch.uint8)
+
+
+def test_an_update_without_memory_is_a_datum(graph: PartitionGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on, and all sizes of the partition are infeasible."""
+    monkeypatch.setattr(UpdateBench, "run", no_memory)
+    run = Measured(graph, 1e12, monkeypatch)
+    assert all("out of memory when measured" in (each.infeasible or "") for each in run().values())
+
+
+def test_stages_without_memory_are_measured_apart(graph: PartitionGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that runs out of memory is left, and each point of it is run alone; where even that fails it is said."""
+    run, sizes = StageBench.run, list[int]()
+
+    def tight(bench: StageBench) -> tuple[float, ...]:
+        sizes.append(len(bench.benches))
+        if len(bench.benches) > 1 or len(bench.benches[0].reads[0][0]) > ROWS:
+            no_memory()
+        return run(bench)
+
+    monkeypatch.setattr(StageBench, "run", tight)
+    measured = Measured(graph, 1e12, monkeypatch)()
+    assert sizes[0] == 3
+    assert set(sizes[1:]) == {1}
+    assert measured[ROWS].forward_s > 0
+    assert "can't allocate memory" in (measured[64 * ROWS].infeasible or "")
+
+
+def test_only_memory_errors_are_taken_for_such() -> None:
+    """A CPU's comes as a plain RuntimeError; any other is passed on."""
+    with pytest.raises(MemoryError, match="can't allocate memory"), memory_errors():
+        no_memory()
+    with pytest.raises(RuntimeError, match="shape"), memory_errors():
+        raise RuntimeError("shape")
+
+
+def test_a_bench_gives_back_what_it_has_taken(graph: PartitionGraph) -> None:
+    """Gradients and graphs are gone; a like one's bytes are enough to get it ready again."""
     bench = make_bench(graph, math.inf)
-    bench.prepare()
-    for _ in range(13):
-        bench.run()
-    assert len(bench.compared) == 4
+    held = bench.prepare()
+    bench.forward(0)
+    bench.leave()
+    assert not bench.runner._graphs
+    assert all(each.grad is None for each in (*bench.runner.module.parameters(), *bench.reads[0]))
+    bench.join(held)
+    assert all(each.grad is not None for each in bench.runner.module.parameters())
+    bench.leave()
+    bench.room = lambda: PARAMETERS + held.needed()
+    with pytest.raises(TooLargeError, match="one micro-batch"):
+        bench.join(held)
+
+
+def test_the_extra_time_of_a_rematerialised_run_is_a_ratio(graph: PartitionGraph) -> None:
+    """The middle ratio of the compared runs, on the stored one's time, never below zero."""
+    bench = make_bench(graph, math.inf)
     bench.compared = [(1.0, 1.5), (2.0, 3.0), (1.0, 9.0)]
     assert bench.recompute_s(10.0) == pytest.approx(5.0)
     bench.compared = [(1.0, 0.9)]

@@ -75,6 +75,23 @@ def test_unsteady_runs_end_by_time(clock: Clock) -> None:
     ((said,),) = measure_interleaved([run])
     assert said.spread > 0.5
     assert 7 <= said.count <= 12
+    ((longer,),) = measure_interleaved([run], patience=2.5)
+    assert 2 * said.count < longer.count < 3 * said.count
+
+
+def test_a_part_of_little_weight_may_spread(clock: Clock) -> None:
+    """What is below a tenth of all parts does not keep the others waiting."""
+    turn = 0
+
+    def run() -> tuple[float, float]:
+        nonlocal turn
+        turn += 1
+        clock.now += 0.2
+        return 0.2, 0.002 if turn % 2 else 0.01
+
+    steady, small = measure_interleaved([run])[0]
+    assert (steady.count, steady.spread) == (7, 0.0)
+    assert small.spread > 0.5
 
 
 @pytest.mark.parametrize(

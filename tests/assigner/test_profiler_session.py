@@ -10,17 +10,21 @@ import torch
 from builders import make_profile
 from single_rank import be_only_rank
 from torch import nn
+from torch.distributed import PrefixStore
 
 from assigner.errors import FormatError, UsageError
-from assigner.profile import Profile, load_profile
-from assigner.profiler import Output, ProfileOptions, computing, profile_workload, sampling
-from assigner.profiler.agreement import RefusedError
-from assigner.profiler.journal import journal_path
+from assigner.profile import Profile, load_profile, save_profile
+from assigner.profiler import Output, ProfileOptions, company, profile_workload, sampling, session
+from assigner.profiler.accord import Point, RefusedError, Start
+from assigner.profiler.journal import Note, journal_path
+from assigner.profiler.rank import Keeping, RankSession
 from assigner.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from torch.distributed import Store
 
     from assigner.profiler.forecast import Standing
 
@@ -44,13 +48,13 @@ class Run:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path, self.monkeypatch = folder / "profile.json", monkeypatch
         self.said: list[str] = []
-        monkeypatch.setattr(computing, "_IN_TURN", 1)  # each point is kept before the next is begun
+        monkeypatch.setattr(company, "_IN_TURN", 1)  # each point is kept before the next is begun
         for name, seconds in (("WARM_UP_S", 0.0), ("SAMPLE_S", 0.001), ("LIMIT_S", 0.05)):
             monkeypatch.setattr(sampling, name, seconds)
 
     def __call__(
         self, *, width: int = 8, options: ProfileOptions = OPTIONS, progress: Callable[[Standing], None] | None = None,
-        resume: bool = False, only: tuple[str, ...] = (), others: tuple[tuple[str, Profile], ...] = (),
+        resume: bool = False, only: tuple[str, ...] = (), others: tuple[Path, ...] = (),
     ) -> Profile:  # fmt: skip
         be_only_rank(self.monkeypatch)
         output = Output(self.path, resume=resume, only=only, others=others, notice=self.said.append)
@@ -140,12 +144,77 @@ def test_a_profile_that_does_not_fit_is_not_updated(run: Run) -> None:
 
 def test_workers_measured_elsewhere_are_added(run: Run) -> None:
     """They follow this run's; a profile of another workload is refused before anything is measured."""
-    there = run()
-    run.path.unlink()
-    whole = run(others=(("there.json", there),))
+    there, file = run(), run.path.with_name("there.json")
+    run.path.rename(file)
+    whole = run(others=(file,))
     assert [worker.name for worker in whole.workers] == ["worker:0/cpu", "worker:1/cpu"]
     assert whole.measurements[2:] == tuple(replace(each, worker="worker:1/cpu") for each in there.measurements)
     run.path.unlink()
+    made = run.path.with_name("made.json")
+    save_profile(make_profile(work=[1e-3], slowness=[1.0]), made, force=False)
     with pytest.raises(FormatError, match=r"made\.json was measured of another workload than this run"):
-        run(others=(("made.json", make_profile(work=[1e-3], slowness=[1.0])),))
+        run(others=(made,))
+    save_profile(
+        replace(there, partitions=(replace(there.partitions[0], kind="k"), *there.partitions[1:])), made, force=True
+    )
+    with pytest.raises(FormatError, match=r"made\.json has other partitions than this run: they differ in '0'"):
+        run(others=(made,))
     assert not run.path.exists()
+
+
+def test_an_existing_file_is_refused_before_anything_is_measured(run: Run) -> None:
+    """On all ranks, with what to do about it: rank 0 looks."""
+    run()
+    before, measured = run.path.read_bytes(), list[str]()
+    with pytest.raises(RefusedError, match="exists") as caught:
+        run(progress=lambda standing: measured.append(standing.what))
+    assert (caught.value.exit_code, caught.value.hint) == (UsageError.exit_code, "--force replaces it")
+    assert not any("compute" in what for what in measured)
+    assert run.path.read_bytes() == before
+
+
+def test_notes_of_points_run_for_company_are_not_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are another worker's; a note of no point, or of an own one, is."""
+    kept = RankSession._keep
+
+    def keep(self: RankSession, found: object) -> None:
+        kept(self, found)  # type: ignore[arg-type]
+        for point in (Point("0", 2), Point("0", 4), None):
+            kept(self, Note(f"of {point}", point))
+
+    monkeypatch.setattr(RankSession, "_keep", keep)
+    assert [text for text in run().warnings if text.startswith("of ")] == [f"of {Point('0', 2)}", "of None"]
+
+
+def test_a_run_does_not_read_what_an_earlier_one_left_in_the_store(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs of one process: the connections of each have a prefix of their own."""
+    names: list[str] = []
+
+    def prefixed(name: str, store: Store) -> PrefixStore:
+        names.append(name)
+        return PrefixStore(name, store)
+
+    monkeypatch.setattr(session, "PrefixStore", prefixed)
+    for _ in range(2):
+        run()
+        run.path.unlink()
+    assert len(set(names[:3])) == len(set(names[3:])) == 1
+    assert names[0] != names[3]
+
+
+def test_every_rank_does_what_rank_0_says(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags that differ between hosts do not part the ranks: what is measured comes with rank 0's start."""
+    run()
+    started: list[Start] = []
+    agreed = RankSession.agree
+
+    def agree(self: RankSession, start: Start, keeping: Keeping) -> None:
+        started.append(start)
+        monkeypatch.setattr(self, "options", ProfileOptions())  # as on a host with other flags
+        agreed(self, start, keeping)
+        assert self.selection.words == ("1",)
+        assert self._link_options().pairs == "sampled"
+
+    monkeypatch.setattr(RankSession, "agree", agree)
+    run(only=("1",), options=replace(OPTIONS, isolated=True, links="sampled"))
+    assert [(start.only, start.isolated, start.links) for start in started] == [(("1",), True, "sampled")]

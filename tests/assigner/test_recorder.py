@@ -169,7 +169,10 @@ def test_one_process_needs_no_group(tmp_path):
 
 
 def test_steps_that_are_not_the_plans_program_are_not_kept(tmp_path):
-    """Ragged batches and steps without an update run, and are not in the trace; one that ends an accumulation is."""
+    """Ragged batches, steps without an update and lone updates run, and are not in the trace.
+
+    A step that ends an accumulation is, and no update that follows it.
+    """
     made = skips()
     with Pipeline(made, make_plan(made)) as pipeline:
         with pipeline.trace(tmp_path / "trace.json"):
@@ -177,8 +180,9 @@ def test_steps_that_are_not_the_plans_program_are_not_kept(tmp_path):
             pipeline.update()
             pipeline.step(made.make_batch(8, 1), update=False)
             pipeline.step(made.make_batch(8, 2))
+            pipeline.update()
             pipeline.step(made.make_batch(9, 3))
-        assert pipeline.steps == 3
+        assert pipeline.steps == 4
     trace = load_trace(tmp_path / "trace.json")
     assert trace.steps == 1
     assert [action.kind for action in trace.workers[0].actions].count("update") == 1

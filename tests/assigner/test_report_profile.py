@@ -79,6 +79,29 @@ def test_large_profile_stays_on_a_screen():
     assert len(profile_data(profile)["partitions"]) == 30
 
 
+def test_room_for_tensors_is_shown():
+    """What the allocator takes of a worker's capacity is not room for tensors, in the table and for --json."""
+    profile = make_profile(work=[1e-3], slowness=[1, 2], capacity=6 * 2**30)
+    first = replace(profile.workers[0], allocator_share=0.25, reserve_bytes=2**30)
+    profile = replace(profile, workers=(first, profile.workers[1]))
+    sheet = sheets(profile)[0]
+    assert sheet.columns[-1].header == "for tensors GiB"
+    assert sheet.columns[-1].rank == 0
+    assert [row[-2:] for row in sheet.rows] == [("5.00", "4.00"), ("6.00", "6.00")]
+    assert [(each["allocator_share"], each["tensor_bytes"]) for each in profile_data(profile)["workers"]] == [
+        (0.25, 4 * 2**30), (0.0, 6 * 2**30),
+    ]  # fmt: skip
+
+
+def test_json_has_all_that_was_measured():
+    """Recomputing, None where it was not measured, and the update's spread are there beside the other figures."""
+    profile = make_profile(work=[1e-3], slowness=[1])
+    points = tuple(replace(each, recompute_s=2e-3, update_spread=0.07) for each in profile.measurements)
+    for found, recompute_s, spread in ((replace(profile, measurements=points), 2e-3, 0.07), (profile, None, 0.0)):
+        (timing,) = profile_data(found)["partitions"][0]["timings"]
+        assert (timing["recompute_s"], timing["update_spread"]) == (recompute_s, spread)
+
+
 def test_warnings_are_shown():
     """The profile's own warnings are the last lines."""
     profile = replace(make_profile(work=[1e-3], slowness=[1]), warnings=("spread 12 % on p0",))

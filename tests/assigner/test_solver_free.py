@@ -162,6 +162,20 @@ def test_bounds_hold(seed, schedule):
         assert outcome.bound * model.unit <= optimum * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("schedule", KINDS)
+def test_a_worker_without_any_room_holds_nothing(schedule):
+    """A reserve may take all of a worker's memory: the others are used, and the load model is still a bound."""
+    profile = make_profile(work=[1e-3] * 4, slowness=[2.0, 1.0, 2.0], edges=[(0, 1), (0, 2), (1, 3), (2, 3)])
+    empty = replace(profile.workers[1], reserve_bytes=profile.workers[1].memory_bytes)
+    profile = replace(profile, workers=(profile.workers[0], empty, profile.workers[2]))
+    contest = searched(profile, schedule, micro_batches=2)
+    assert set(contest.best.plan.workers) == {"worker:0/cpu", "worker:2/cpu"}
+    each = KINDS[schedule](contest_of(profile, micro_batches=2), 2)
+    model = each._model()
+    outcome = contest.backend.relax(model.problem, time_limit=20)
+    assert 0 < outcome.bound * model.unit <= contest.best_value * (1 + 1e-6)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_bounds_of_part_of_a_placement_hold(seed):
     """What the search believes of a prefix of a placement is never above the time of the whole."""

@@ -76,12 +76,30 @@ def test_both_ends_name_one_route() -> None:
         (replace(SEND, message=None), r"actions\[1\].message: a send or a receive has one"),
         (replace(SEND, message=replace(OUT, peer=FIRST)), r"message.peer: 'worker:0/cpu' is no other worker"),
         (step(0, 0.0, 1.0), r"workers\[0\].actions: 3 actions of kind \"step\", of 2 steps"),
+        (replace(FORWARD, stage=1), r"actions\[1\].stage: 1 is not allowed; 'worker:1/cpu' holds it"),
+        (replace(SEND, stage=1), r"actions\[1\].stage: 1 is not allowed; 'worker:1/cpu' holds it"),
+        (replace(FORWARD, stage=-1), r"actions\[1\].stage: -1 is not allowed; forward is of a stage"),
+        (replace(FORWARD, kind="backward", micro_batch=-1), r"actions\[1\].micro_batch: -1 is not allowed; backward"),
+        (replace(SEND, micro_batch=-1), r"actions\[1\].micro_batch: -1 is not allowed; send is of a micro_batch"),
     ],
 )
 def test_an_action_that_cannot_be_is_refused(action: TracedAction, message: str) -> None:
     """Times, numbers, messages and whole steps are checked, and the place is told."""
     with pytest.raises(FormatError, match=message):
         make_trace(action)
+
+
+def test_updates_and_ties_are_of_no_stage() -> None:
+    """What belongs to a whole worker has -1 for both numbers."""
+    tie = replace(SEND, stage=-1, micro_batch=-1, message=TracedMessage("tie", "p1", 0, SECOND, 8.0))
+    update = TracedAction(0, "update", -1, -1, 0.7, 0.8)
+    assert make_trace(tie, update).workers[0].actions[1:3] == (tie, update)
+
+
+def test_a_number_of_steps_that_nobody_did_takes_no_memory() -> None:
+    """A trace that claims 10^15 steps is refused at once."""
+    with pytest.raises(FormatError, match=r"actions: 2 actions of kind \"step\", of 2 steps; expected"):
+        make_trace(steps=10**15)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def test_a_profile_of_another_workload_is_refused(assigner, folder, other):
         (("--resume",), "no WORKLOAD"),
         (("model.py:workload", "--only", "links", "--merge", "profile.json"), "one at a time"),
         (("model.py:workload", "--only", "links"), "all.json: No such file"),
+        (("model.py:workload", "--only", "links", "--reserve", "0.1"), "the reserve that PROFILE has"),
         (("model.py:workload", "--merge", "nowhere.json"), "nowhere.json: No such file"),
         (("model.py:workload", "--micro-batches", "4,x"), "expected whole numbers"),
     ],

@@ -174,14 +174,14 @@ class SegmentTable:
         backward = np.where(missing, np.inf, self._window(b) + np.where(missing, 0.0, again))
         return forward, backward, np.where(missing, np.inf, self._window(u)), settled | missing
 
-    def _again(self, f: Floats, a: Floats, room: Floats) -> tuple[Floats, Flags]:
-        """Least seconds of forwards that run twice, as a lower bound, and where that is exact; inf: no way to fit."""
+    def _again(self, r: Floats, a: Floats, room: Floats) -> tuple[Floats, Flags]:
+        """Least seconds of recomputing, as a lower bound, and where that is exact; inf: no way to fit."""
         rules = self.instance.problem.remat_rules
         forced = np.array([rule == "always" for rule in rules])
         free = np.array([rule is None for rule in rules]) & (a > 0)
         in_flight = self.instance.micro_batches
         base = self._running_max(np.where(forced, a, 0.0))
-        must = self._window(np.where(forced, f, 0.0))
+        must = self._window(np.where(forced, r, 0.0))
         excess = in_flight * self._window(np.where(forced, 0.0, a)) - room
         fits = excess + base <= 0
         smallest = a[free].min() if free.any() else 0.0
@@ -189,8 +189,8 @@ class SegmentTable:
         there = self._window(np.where(free, a, 0.0))
         never = ~fits & (there < need * (1 - _ROUNDING))
         bound = np.zeros_like(room)
-        for price in _byte_prices(f[free], a[free]):
-            gain = np.where(free, np.maximum(0.0, price * a - f), 0.0)
+        for price in _byte_prices(r[free], a[free]):
+            gain = np.where(free, np.maximum(0.0, price * a - r), 0.0)
             bound = np.maximum(bound, price * need - self._window(gain))
         return np.where(np.isfinite(room) & ~never, must + np.where(fits, 0.0, bound), np.inf), fits | never
 
@@ -243,9 +243,9 @@ class SegmentTable:
         return float(self.backward[kind, first, length - 1])
 
 
-def _byte_prices(f: Floats, a: Floats) -> Floats:
+def _byte_prices(r: Floats, a: Floats) -> Floats:
     """Prices of a byte to try: ratios of time to size, the lowest and the highest among them."""
-    ratios = np.unique(f / a)
+    ratios = np.unique(r / a)
     if len(ratios) <= PRICES:
         return ratios
     some: Floats = ratios[np.unique(np.linspace(0, len(ratios) - 1, PRICES).astype(int))]

@@ -137,7 +137,7 @@ class LoadModel:
         for _, value, reader, _ in table.edges:
             read[reader] += table.bytes[value] / readers[value]
         for k, members in enumerate(self._members):
-            capacity = problem.workers[members[0]].tensor_bytes
+            capacity = max(1.0, problem.workers[members[0]].tensor_bytes)  # the reserve may leave nothing
             used: Terms = {}
             for i in range(self._n):
                 if (i, k) in self._x:

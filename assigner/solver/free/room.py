@@ -75,9 +75,9 @@ class Room:
     def _least(self, worker: int, mask: int, room: float) -> tuple[int, ...] | None:
         """The positions to rematerialise with the least added time; None: nothing fits into `room` bytes."""
         positions = list(bits(mask))
-        activations, forwards = self.table.activations[worker], self.table.recompute_s[worker]
+        activations, recomputes = self.table.activations[worker], self.table.recompute_s[worker]
         found = least_remat(
-            [activations[i] for i in positions], [forwards[i] for i in positions],
+            [activations[i] for i in positions], [recomputes[i] for i in positions],
             in_flight=self.table.micro_batches, room=room, rules=[self._problem.remat_rules[i] for i in positions],
         )  # fmt: skip
         return None if found is None else tuple(positions[k] for k in found)

@@ -8,7 +8,7 @@ figure where they have one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from assigner.errors import FormatError, UsageError
 from assigner.profiler.host import HostFacts
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from assigner.selection import Selection
+
+Links = Literal["auto", "all", "sampled"]
 
 
 @dataclass(frozen=True, order=True)
@@ -37,6 +39,10 @@ class Start:
         updates: When that was made.
         refused: Why the run cannot be.
         usage: That is the command line's fault, and not a file's.
+        hint: What to do about it.
+        only: What is measured at all; so, and in what follows, rank 0's command line is every rank's.
+        isolated: One worker at a time.
+        links: Which links are measured.
     """
 
     micro_batches: tuple[int, ...] = ()
@@ -44,6 +50,10 @@ class Start:
     updates: str = ""
     refused: str | None = None
     usage: bool = False
+    hint: str | None = None
+    only: tuple[str, ...] = ()
+    isolated: bool = False
+    links: Links = "auto"
 
 
 @dataclass(frozen=True)
@@ -111,9 +121,11 @@ def check_offers(start: Start, offers: Sequence[Offer]) -> None:
     Raises:
         RefusedError: a rank refused, the ranks have different models, or not the workers of the updated profile.
     """
-    refused = next((why for why in (start.refused, *(offer.refused for offer in offers)) if why), None)
+    if start.refused is not None:
+        raise RefusedError(start.refused, hint=start.hint, usage=start.usage)
+    refused = next((offer.refused for offer in offers if offer.refused is not None), None)
     if refused is not None:
-        raise RefusedError(refused, usage=start.usage)
+        raise RefusedError(refused)
     for rank, offer in enumerate(offers):
         if offer.fingerprint != offers[0].fingerprint:
             raise RefusedError(

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from assigner.profiler.agreement import Offer, Point, RefusedError, Start, agree, check_offers, worker_text
-from assigner.profiler.computing import in_turn
+from assigner.profiler.accord import Offer, Point, RefusedError, Start, agree, check_offers, worker_text
+from assigner.profiler.company import in_turn
 from assigner.profiler.host import HostFacts
 from assigner.selection import Selection
 
@@ -17,8 +17,8 @@ def facts(node=0, **changes):
     return replace(HostFacts(f"host{node}", node, "cpu", "CPU", 10**9, 1), **changes)
 
 
-def offer(node=0, points=(), targets=()):
-    return Offer(facts(node), "sha256:00", tuple(points), tuple(targets))
+def offer(node=0, points=(), targets=(), **changes):
+    return Offer(facts(node, **changes), "sha256:00", tuple(points), tuple(targets))
 
 
 def tasks(offers, words=(), *, isolated=False):
@@ -72,10 +72,14 @@ def test_a_selection_is_measured_where_it_says():
 
 
 def test_offers_that_fit_are_accepted():
-    """The same model, and the workers of the profile that is updated."""
-    offers = [offer(), offer(1)]
+    """The same model, and the workers of the profile that is updated: any other ones are not."""
+    offers = [offer(), offer(1, threads=2)]
+    workers = tuple(worker_text(n, each.facts) for n, each in enumerate(offers))
     check_offers(Start((2, 4)), offers)
-    check_offers(Start((2, 4), tuple(worker_text(n, each.facts) for n, each in enumerate(offers))), offers)
+    check_offers(Start((2, 4), workers), offers)
+    for other in (workers[:1], workers[::-1], (*workers, workers[0])):
+        with pytest.raises(RefusedError):
+            check_offers(Start((2, 4), other), offers)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +104,10 @@ def test_what_cannot_be_one_profile_is_refused(start, second, said):
 
 
 def test_a_wrong_flag_keeps_its_exit_code():
-    """A usage error of rank 0 is one on all."""
+    """A usage error of rank 0 is one on all, with what it says to do."""
     with pytest.raises(RefusedError) as caught:
-        check_offers(Start(refused="--only tail", usage=True), [offer()])
-    assert caught.value.exit_code == 2
+        check_offers(Start(refused="--only tail", usage=True, hint="name partitions"), [offer()])
+    assert (caught.value.exit_code, caught.value.hint) == (2, "name partitions")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,122 @@
+"""What control groups leave to this process: cores and memory, in the v1 and the v2 layout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_OWN = Path("/proc/self/cgroup")
+_TREE = "sys/fs/cgroup"
+_UNLIMITED = 1 << 60  # v1 writes a number of this size where there is no limit
+
+
+def core_limit() -> float | None:
+    """Cores that the tightest quota allows; None: there is no quota."""
+    limits = []
+    for folder in _folders("cpu"):
+        quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        if quota is not None and period and quota > 0:
+            limits.append(quota / period)
+        words = _words(folder / "cpu.max")
+        if len(words) == 2 and words[0] != "max":
+            limits.append(int(words[0]) / int(words[1]))
+    return min(limits, default=None)
+
+
+def memory_limit() -> int | None:
+    """Bytes that the tightest limit allows; None: there is none."""
+    limits = [limit for folder in _folders("memory") if (limit := _limit(folder)) is not None]
+    return min(limits, default=None)
+
+
+def free_memory() -> int:
+    """Bytes that this host can still give to this process: its free memory, or what a limit leaves of it."""
+    free = _available()
+    for folder in _folders("memory"):
+        limit = _limit(folder)
+        if limit is not None:
+            used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
+            free = min(free, limit - max(0, used - _cached(folder)))
+    return max(0, free)
+
+
+def _available() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def _limit(folder: Path) -> int | None:
+    """A group's memory limit, in bytes."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        limit = _number(folder / name)
+        if limit is not None and limit < _UNLIMITED:
+            return limit
+    return None
+
+
+def _cached(folder: Path) -> int:
+    """Page cache that a group counts as used and gives up when memory is asked for."""
+    try:
+        lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    words = dict(line.split(maxsplit=1) for line in lines if " " in line)
+    return int(words.get("total_cache", words.get("file", "0")))
+
+
+def _folders(controller: str) -> list[Path]:
+    """This process's groups of a controller, innermost first."""
+    tree = _tree()
+    if tree is None:
+        return []
+    found = []
+    for line in _OWN.read_text(encoding="utf-8").splitlines():
+        _, names, path = line.split(":", 2)
+        root = tree / controller if names else tree
+        if (controller in names.split(",") or names == "") and root.is_dir():
+            found += _outwards(root, PurePosixPath(path).parts[1:])
+    return found
+
+
+def _outwards(root: Path, parts: Sequence[str]) -> list[Path]:
+    """A group's folder and those around it; a container shows the part of the tree in which it is, and no more."""
+    while parts and not root.joinpath(*parts).is_dir():
+        parts = parts[1:]
+    return [root.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _tree() -> Path | None:
+    """Where the file systems of control groups are mounted; None: nowhere.
+
+    A network namespace made by `ip netns` has a /sys of its own without them; the process that made it, further up,
+    still sees them.
+    """
+    process = "self"
+    while process != "0":
+        tree = Path("/proc") / process / "root" / _TREE
+        try:
+            if any(tree.iterdir()):
+                return tree
+            process = (Path("/proc") / process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
+        except OSError:
+            return None
+    return None
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except OSError:  # the root has no limits, and not every group has every controller
+        return []
+
+
+def _number(path: Path) -> int | None:
+    words = _words(path)
+    return int(words[0]) if words and words[0].lstrip("-").isdigit() else None

@@ -1,0 +1,41 @@
+"""The partitions that a plan speaks of, found in the workload's model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from assigner.deferred import DeferredModel
+from assigner.errors import FormatError, MarkingError
+from assigner.marking import PartitionGraph, partition_graph
+
+if TYPE_CHECKING:
+    from assigner.plan import Plan
+    from assigner.workload import Workload
+
+
+def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = None) -> PartitionGraph:
+    """The partitions of a plan's model, found again from the workload.
+
+    Args:
+        workload: The model.
+        plan: Whose partitions.
+        known: The partitions as they were found before; they must be the plan's.
+
+    Raises:
+        FormatError: the plan is for another model.
+    """
+    if known is not None and known.fingerprint == plan.workload.fingerprint:
+        return known
+    names = {name for name, _ in DeferredModel(workload.model, seed=workload.seed).model.named_modules()}
+    try:
+        graph = partition_graph(workload, [name for name in plan.partitions if name in names])
+        if graph.fingerprint == plan.workload.fingerprint:
+            return graph
+        strange = set(graph.piece) ^ set(plan.partitions)
+        detail = f"partition {min(strange)!r} is in only one of the two" if strange else "it has other shapes or edges"
+    except MarkingError as error:
+        detail = error.message
+    raise FormatError(
+        f"the plan is for workload {plan.workload.name!r}, and this model is another one: {detail}",
+        hint="profile this workload and solve again",
+    )

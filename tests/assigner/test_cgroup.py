@@ -1,0 +1,61 @@
+"""What control groups leave to a process, read from made trees of both layouts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from assigner import cgroup
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty tree of control groups; `own` beside it is what /proc/self/cgroup says."""
+    root = tmp_path / "cgroup"
+    root.mkdir()
+    monkeypatch.setattr(cgroup, "_tree", lambda: root)
+    monkeypatch.setattr(cgroup, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(cgroup, "_available", lambda: 10**9)
+    return root
+
+
+def fill(folder: Path, **values: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in values.items():
+        (folder / name.replace("__", ".")).write_text(value + "\n")
+
+
+def test_the_tightest_group_on_the_way_out_counts(tree: Path) -> None:
+    """In v2 `max` is no limit, the root has no files, and page cache is given up when memory is asked for."""
+    (tree.parent / "own").write_text("0::/a/b\n")
+    fill(tree / "a" / "b", cpu__max="max 100000", memory__max="max")
+    fill(
+        tree / "a", cpu__max="50000 100000", memory__max="2000", memory__current="700", memory__stat="file 200\nanon 5"
+    )
+    assert cgroup.core_limit() == 0.5
+    assert cgroup.memory_limit() == 2000
+    assert cgroup.free_memory() == 1500
+
+
+def test_a_container_shows_its_part_of_the_tree_only(tree: Path) -> None:
+    """v1: the path that the kernel tells begins further up than what is mounted."""
+    (tree.parent / "own").write_text("4:cpu,cpuacct:/docker/abc/job\n7:memory:/docker/abc/job\n")
+    fill(tree / "cpu" / "job", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
+    fill(tree / "cpu", cpu__cfs_quota_us="150000", cpu__cfs_period_us="100000")
+    fill(tree / "memory" / "job", memory__limit_in_bytes="1000", memory__usage_in_bytes="400")
+    fill(tree / "memory", memory__limit_in_bytes=str((1 << 63) - 4096), memory__usage_in_bytes="400")
+    assert cgroup.core_limit() == 1.5
+    assert cgroup.memory_limit() == 1000
+    assert cgroup.free_memory() == 600
+
+
+def test_no_groups_no_limits(tree: Path) -> None:
+    """Where nothing is limited the host's free memory is what there is."""
+    (tree.parent / "own").write_text("0::/\n")
+    assert cgroup.core_limit() is None
+    assert cgroup.memory_limit() is None
+    assert cgroup.free_memory() == 10**9

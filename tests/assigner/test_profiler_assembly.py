@@ -1,0 +1,44 @@
+"""Figures that were measured again, in the profile that had others."""
+
+from dataclasses import replace
+
+from builders import make_profile
+
+from assigner.merging import merged
+from assigner.profiler.assembly import RankReport, renew
+from assigner.profiler.host import HostFacts
+from assigner.profiler.links import LinkSweep, SweepPoint
+from assigner.profiler.sampling import Sample
+
+
+def make_report(rank, *targets, seconds=2e-3):
+    """Of a rank whose links to some others took so long."""
+    points = tuple(SweepPoint(size, Sample(seconds * (n + 1), 0.01, 9)) for n, size in enumerate((1000, 100_000)))
+    sweeps = tuple(LinkSweep(rank, target, points, 0.1, 0.2) for target in targets)
+    return RankReport(HostFacts(f"host{rank}", rank, "cpu", "CPU", 10**9, 1), (), {}, sweeps)
+
+
+def test_links_that_nobody_measured_get_the_new_medians():
+    """After a merge the sampled pairs stand for all pairs between the groups, and old stand-ins are renewed."""
+    groups = [make_profile(work=[1e-3], slowness=[1.0] * 2) for _ in range(2)]
+    old = merged([("a", groups[0]), ("b", groups[1])])
+    none = tuple(replace(point, samples=0, seconds=9.0) for point in old.links[0].points)
+    old = replace(old, links=(replace(old.links[0], points=none), *old.links[1:]))
+    new = renew(old, [make_report(0, 2), make_report(1), make_report(2, 0), make_report(3)])
+    ways = {(link.source, link.target): link for link in new.links}
+    assert len(ways) == 12
+    assert ways["worker:0/cpu", "worker:2/cpu"].points[0].samples == 9
+    stands_in = ways["worker:1/cpu", "worker:3/cpu"].points
+    assert (stands_in[0].samples, stands_in[0].bytes) == (0, 1000)
+    again = ways[old.links[0].source, old.links[0].target].points
+    assert again[0].samples == 0
+    assert again[0].seconds < 9.0
+    assert set(old.links[1:]) <= set(new.links)
+    assert any("7 of 12 links were not measured" in text for text in new.warnings)
+    assert not any("no links between" in text for text in new.warnings)
+
+
+def test_without_new_links_the_old_ones_stay():
+    """Where compute alone was measured again."""
+    old = make_profile(work=[1e-3], slowness=[1.0] * 2)
+    assert renew(old, [make_report(0), make_report(1)]).links == old.links

@@ -1,0 +1,218 @@
+"""Partitions run as a stage: in which order, whose times are whose, and who runs beside them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from assigner.marking import PartitionGraph, partition_graph
+from assigner.profiler import company as company_module
+from assigner.profiler import stage as stage_module
+from assigner.profiler.accord import Point
+from assigner.profiler.company import company, stages
+from assigner.profiler.stage import StageBench
+from assigner.profiler.walk import collect_inputs
+from assigner.profiler.workbench import Workbench
+from assigner.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+CPU = torch.device("cpu")
+WIDTH, ROWS = 8, 2
+
+
+@dataclass
+class Time:
+    """A clock that only partitions move, and the watch that reads it."""
+
+    now: float = 0.0
+    marks: list[float] = field(default_factory=list)
+    launch_share: float = 1.0
+
+    def mark(self) -> None:
+        self.marks.append(self.now)
+
+    def seconds(self) -> list[float]:
+        marks, self.marks = self.marks, []
+        return [end - begin for begin, end in itertools.pairwise(marks)]
+
+
+@dataclass(eq=False)
+class Bench:
+    """A partition that takes known times, and notes when it is called."""
+
+    name: str
+    time: Time
+    forward_s: float
+    backward_s: float
+    calls: list[str]
+    compared: list[tuple[float, float]] = field(default_factory=list)
+
+    def forward(self, micro_batch: int, *, again: bool) -> None:
+        self.calls.append(f"{'RF'[not again]} {self.name}{micro_batch}")
+        self.time.now += self.forward_s * (1 + micro_batch)
+
+    def backward(self, micro_batch: int, *, again: bool) -> None:
+        self.calls.append(f"B {self.name}{micro_batch}")
+        self.time.now += self.backward_s * (1 + micro_batch) + (0.5 * self.forward_s if again else 0.0)
+
+
+class Three:
+    """A stage of three partitions; their mean over two micro-batches is 1.5 times that of the first."""
+
+    def __init__(self, alike: Callable[[Sequence[Bench]], Sequence[Sequence[Bench]]] = lambda each: [[n] for n in each],
+                 **changes: Any) -> None:  # fmt: skip
+        self.time, self.calls = Time(), list[str]()
+        times = {"a": (2.0, 6.0), "b": (4.0, 8.0), "c": (10.0, 16.0)}
+        self.benches = [Bench(name, self.time, *each, self.calls) for name, each in times.items()]
+        given: dict[str, Any] = {"depth": 2, "is_crowded": False, "device": CPU, **changes}
+        self.stage = StageBench(self.benches, alike(self.benches), **given)  # type: ignore[arg-type]
+        self.stage.watch = self.time  # type: ignore[assignment]
+
+
+def test_each_micro_batch_goes_through_all_partitions_before_the_next() -> None:
+    """Forwards in the model's order, backwards in reverse, the last micro-batch first."""
+    three = Three()
+    three.stage.run()
+    assert " ".join(three.calls) == "F a0 F b0 F c0 F a1 F b1 F c1 B c1 B b1 B a1 B c0 B b0 B a0"
+
+
+def test_times_go_to_their_partition() -> None:
+    """A forward and a backward of each, as means over the micro-batches."""
+    assert Three().stage.run() == pytest.approx((3.0, 9.0, 6.0, 12.0, 15.0, 24.0))
+    assert Three(depth=1).stage.run() == pytest.approx((2.0, 6.0, 4.0, 8.0, 10.0, 16.0))
+
+
+def test_only_what_is_asked_for_is_told_and_alike_partitions_are_averaged() -> None:
+    """c, then a and b as one; what runs for company alone is left out."""
+    assert Three(lambda each: [[each[2]], [each[0], each[1]]]).stage.run() == pytest.approx((15.0, 24.0, 4.5, 10.5))
+    assert Three(lambda each: [[each[1]]]).stage.run() == pytest.approx((6.0, 12.0))
+
+
+def test_every_third_run_compares_rematerialised_ones() -> None:
+    """After the warm-up, each partition with itself; the times that are told stay those of stored ones."""
+    three = Three()
+    for _ in range(13):
+        assert three.stage.run()[:2] == pytest.approx((3.0, 9.0))
+    assert [len(bench.compared) for bench in three.benches] == [4, 4, 4]
+    assert three.benches[0].compared[0] == pytest.approx((12.0, 13.0))
+    assert three.calls.count("R a0") == 4
+
+
+def test_where_memory_is_short_pages_are_given_back_before_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only there: it takes time from what is measured next."""
+    given: list[int] = []
+    monkeypatch.setattr(stage_module, "return_free_pages", lambda: given.append(1))
+    Three().stage.run()
+    assert not given
+    three = Three(is_crowded=True)
+    three.stage.run()
+    three.stage.run()
+    assert len(given) == 2
+
+
+def make_workload(blocks: int) -> Workload:
+    """Blocks that are alike, but for the first and the last."""
+    return Workload(
+        model=lambda: nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(blocks)]),
+        batch=lambda rows, g: (torch.randn(rows, WIDTH, generator=g), torch.randn(rows, WIDTH, generator=g)),
+        loss=nn.functional.mse_loss,
+        optimizer=torch.optim.Adam,
+        batch_size=4 * ROWS,
+    )
+
+
+@pytest.fixture(scope="module")
+def ten() -> PartitionGraph:
+    """Ten partitions: 1 to 8 of one kind, 0 and 9 of their own."""
+    return partition_graph(make_workload(10))
+
+
+PARAMETERS = 4 * (WIDTH * WIDTH + WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("names", "beside"),
+    [
+        (["1"], ["2", "3", "4", "5", "6"]),  # the like ones, six in all
+        (["0"], ["1", "2", "3", "4", "5"]),  # neighbours, where there is none like it
+        (["9"], ["8", "7", "6", "5", "4"]),
+        (["0", "1", "9"], ["2", "3", "4", "5", "6"]),  # enough are there: no neighbours
+        ([str(n) for n in range(10)], []),
+    ],
+)
+def test_like_partitions_keep_company_first(ten: PartitionGraph, names: list[str], beside: list[str]) -> None:
+    """Six of a kind at most, the nearest first; neighbours of other kinds only until there are six in all."""
+    assert company(ten, names) == beside
+
+
+def test_company_keeps_to_its_budget(ten: PartitionGraph) -> None:
+    """Parameters of two fit, and of none where there is no room for one."""
+    assert company(ten, ["1"], 2 * PARAMETERS) == ["2", "3"]
+    assert company(ten, ["1"], PARAMETERS - 1) == []
+
+
+def make_workbench(graph: PartitionGraph, room: float, wanted: Sequence[str] = ("1",)) -> Workbench:
+    """All partitions are built; the room is the same at any time."""
+    workload = make_workload(10)
+    inputs = collect_inputs(workload, graph, [ROWS, 4 * ROWS], CPU, budget_bytes=1e9, wanted=wanted)
+    modules = graph.build(list(graph.piece), CPU)
+    return Workbench(workload, graph, CPU, modules, inputs, state_share=2.0, room=lambda: room)
+
+
+def test_a_stage_has_its_company(ten: PartitionGraph) -> None:
+    """Five like ones run beside the one that is measured, and count for it; each size is a stage of its own."""
+    workbench = make_workbench(ten, math.inf)
+    benches = {point: workbench.measured(point) for point in (Point("1", ROWS), Point("1", 4 * ROWS))}
+    found = stages(benches, workbench)
+    assert [stage.points for stage in found] == [(point,) for point in benches]
+    for stage in found:
+        assert [each.runner.piece.name for each in stage.bench.benches] == ["1", "2", "3", "4", "5", "6"]
+        assert [len(alike) for alike in stage.bench.measured] == [6]
+        assert min(stage.bench.run()) > 0
+    assert [stage.bench.depth for stage in found] == [4, 1]  # as many micro-batches as a step has
+
+
+def test_a_stage_without_memory_for_company_is_its_own(ten: PartitionGraph) -> None:
+    """The company is taken for what it needs while it runs, at most half of the free memory, and leaves again."""
+    point = Point("1", 4 * ROWS)
+    workbench = make_workbench(ten, math.inf)
+    benches = {point: workbench.measured(point)}
+    held = workbench.held[point] = replace(workbench.held[point], heap=1.0)
+    workbench.room = lambda: 2 * held.needed() + 1e-3
+    (stage,) = stages(benches, workbench)
+    assert [each.runner.piece.name for each in stage.bench.benches] == ["1"]
+    assert stage.bench.is_crowded
+    assert all(each.grad is None for name in "23456" for each in workbench.modules[name].parameters())
+    workbench.room = lambda: 2 * held.needed() - 1
+    (stage,) = stages(benches, workbench)
+    assert (stage.bench.depth, stage.bench.is_crowded) == (benches[point].depth, True)
+
+
+def test_fewer_micro_batches_are_in_flight_before_company_is_sent_away(ten: PartitionGraph) -> None:
+    """All six at one micro-batch rather than one at four."""
+    point = Point("1", ROWS)
+    workbench = make_workbench(ten, math.inf)
+    benches = {point: workbench.measured(point)}
+    held = workbench.held[point] = replace(workbench.held[point], heap=1.0, workspace_bytes=10**6)
+    workbench.room = lambda: (2 * 6 * held.needed() + 1) / 1
+    (stage,) = stages(benches, workbench)
+    assert (len(stage.bench.benches), stage.bench.depth) == (6, 1)
+
+
+def test_company_of_another_kind_is_tried_at_the_smallest_size_alone(ten: PartitionGraph) -> None:
+    """At a larger one nobody knows what it takes: it stays away until it was run at a smaller."""
+    workbench = make_workbench(ten, math.inf, wanted=("0", "1"))
+    with pytest.raises(MemoryError, match="not known"):
+        workbench.companion(Point("0", 4 * ROWS))
+    workbench.companion(Point("0", ROWS))
+    workbench.companion(Point("0", 4 * ROWS))
+    assert {Point("0", ROWS), Point("0", 4 * ROWS)} == set(workbench.held)
+    assert company_module._ROOM_SHARE <= 0.5

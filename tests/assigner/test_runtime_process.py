@@ -1,0 +1,27 @@
+"""A process joins its run, or leaves nothing behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+from builders import make_plan, make_profile
+from single_rank import be_only_rank
+
+from assigner.errors import UsageError
+from assigner.runtime.process import join_run
+
+
+def test_a_run_of_too_few_ranks_leaves_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says how many there are; the group that was made to find out is gone."""
+    profile = make_profile(work=[1e-3] * 2, slowness=[1.0, 1.0])
+    plan = make_plan(profile, [(0, ["p0"]), (1, ["p1"])])
+    be_only_rank(monkeypatch)
+    with pytest.raises(UsageError, match="needs 2 ranks, and the run has 1"):
+        join_run(plan, 30.0)
+    assert not dist.is_initialized()
+    alone = replace(plan, stages=(replace(plan.stages[0], partitions=("p0", "p1")),))
+    be_only_rank(monkeypatch)
+    assert join_run(alone, 30.0)
+    dist.destroy_process_group()
