@@ -62,13 +62,17 @@ def _limit(folder: Path) -> int | None:
 
 
 def _cached(folder: Path) -> int:
-    """Page cache that a group counts as used and gives up when memory is asked for."""
+    """Page cache that a group counts as used and gives up when memory is asked for.
+
+    Shared memory (tmpfs) is counted as page cache too, and has no file to go back to.
+    """
     try:
         lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
     words = dict(line.split(maxsplit=1) for line in lines if " " in line)
-    return int(words.get("total_cache", words.get("file", "0")))
+    cached, shared = words.get("total_cache", words.get("file", "0")), words.get("total_shmem", words.get("shmem", "0"))
+    return int(cached) - int(shared)
 
 
 def _folders(controller: str) -> list[Path]:
@@ -79,10 +83,16 @@ def _folders(controller: str) -> list[Path]:
     found = []
     for line in _OWN.read_text(encoding="utf-8").splitlines():
         _, names, path = line.split(":", 2)
-        root = tree / controller if names else tree
+        root = tree / controller if names else _unified(tree)
         if (controller in names.split(",") or names == "") and root.is_dir():
             found += _outwards(root, PurePosixPath(path).parts[1:])
     return found
+
+
+def _unified(tree: Path) -> Path:
+    """The v2 hierarchy: the tree itself, or a folder in it beside those of v1 ("hybrid")."""
+    beside = tree / "unified"
+    return beside if (beside / "cgroup.controllers").exists() else tree
 
 
 def _outwards(root: Path, parts: Sequence[str]) -> list[Path]:

@@ -8,11 +8,13 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from assigner.departure import leaving_together
+from assigner.ending import how_it_ended
 from assigner.errors import FormatError, UsageError, WorkerError
 
 if TYPE_CHECKING:
@@ -48,22 +50,12 @@ def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str
 
     Raises:
         RankFailedError: a rank failed; the first one is named. Its own words are on stderr already.
+        WorkerError: the hosts did not meet, or lost each other: the port is taken, or host 0 does not answer.
         KeyboardInterrupt: Ctrl-C; the ranks have ended.
     """
     for name in ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    several = layout.nodes > 1
-    config = LaunchConfig(
-        min_nodes=layout.nodes,
-        max_nodes=layout.nodes,
-        nproc_per_node=layout.ranks,
-        run_id="assigner",
-        rdzv_backend="static" if several else "c10d",
-        rdzv_endpoint=f"{layout.address}:{layout.port}" if several else "localhost:0",
-        rdzv_configs={"rank": layout.node, "timeout": 300} if several else {},
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
+    config = _configuration(layout)
     kept = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
@@ -75,18 +67,38 @@ def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str
         raise SystemExit(128 + error.sigval) from error  # as a shell says of a killed process
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        how = (
-            f"was killed by {signal.Signals(-failure.exitcode).name}"
-            if failure.exitcode < 0
-            else (f"ended with exit code {failure.exitcode}")
-        )
-        raise RankFailedError(f"worker:{rank} {how}", failure.exitcode) from error
+        raise RankFailedError(f"worker:{rank} {how_it_ended(failure.exitcode)}", failure.exitcode) from error
+    except DistError as error:
+        raise WorkerError(
+            f"the hosts cannot meet at {config.rdzv_endpoint}: {_first_line(error)}",
+            hint="host 0 must be up and reachable there, and the port free on it (--master-addr, --master-port)",
+        ) from error
     finally:
         for name, value in kept.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _configuration(layout: Layout) -> LaunchConfig:
+    several = layout.nodes > 1
+    return LaunchConfig(
+        min_nodes=layout.nodes,
+        max_nodes=layout.nodes,
+        nproc_per_node=layout.ranks,
+        run_id="assigner",
+        rdzv_backend="static" if several else "c10d",
+        rdzv_endpoint=f"{layout.address}:{layout.port}" if several else "localhost:0",
+        rdzv_configs={"rank": layout.node, "timeout": 300} if several else {},
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+
+
+def _first_line(error: Exception) -> str:
+    """What c10d says, without the C++ frames below it."""
+    return str(error).partition("\n")[0]
 
 
 class RankFailedError(WorkerError):

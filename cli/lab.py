@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from assigner.errors import UsageError
+from assigner.errors import FormatError, UsageError
 
 from . import console
 from .options import Force
@@ -110,7 +110,7 @@ def _check(path: Path | None) -> None:
 
 def _derive(profile: Path, here: Path | None, output: Path | None, *, force: bool) -> None:
     from assigner.document import refuse_existing
-    from assigner.lab import Machine, lacks
+    from assigner.lab import Machine, lacks, parse_cluster
     from assigner.lab.clusterfile import cluster_text
     from assigner.lab.derive import derive
     from assigner.profile import load_profile
@@ -122,6 +122,13 @@ def _derive(profile: Path, here: Path | None, output: Path | None, *, force: boo
         load_profile(profile), Machine.here(), here=None if here is None else load_profile(here), netem=netem
     )
     text = cluster_text(found, shlex.join(["assigner", *sys.argv[1:]]))
+    try:
+        parse_cluster(text)
+    except FormatError as error:
+        raise FormatError(
+            f"{profile}: no cluster file can be made of it: {error.message}",
+            hint=error.hint or "ASSIGNER_HOST names a host when it is measured",
+        ) from error
     if output is None:
         console.show_text(text)
         return

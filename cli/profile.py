@@ -206,6 +206,8 @@ def _kept(output: Path, workers: int) -> str | None:
 
 def _measure_as_rank(entry: str, options: "ProfileOptions", files: "Output", *, threads: int) -> None:
     """One rank of a run that is going on; rank 0 writes the file."""
+    # torch reads it when it is imported: its memory profiler warns of every block that is older than a measurement
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch
 
     from assigner.profiler import profile_workload

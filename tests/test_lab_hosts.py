@@ -237,7 +237,17 @@ def test_what_a_killed_lab_left_goes_with_the_next_start(tmp_path):
     assert [each for each in remains() if name in each]
     on(Cluster((Host("a"),)), "true")
     assert not [each for each in remains() if name in each]
-    assert remove_left_behind(Mounts.here()) == []
+    assert remove_left_behind(Mounts.here(), warn=pytest.fail) == []
+
+
+def test_a_killed_lab_that_nobody_has_waited_for_is_gone_too(tmp_path):
+    """A zombie keeps its number, and runs no lab."""
+    lab = started(tmp_path)
+    lab.kill()
+    os.waitid(os.P_PID, lab.pid, os.WEXITED | os.WNOWAIT)
+    on(Cluster((Host("a"),)), "true")
+    assert not [each for each in remains() if f"{PREFIX}{lab.pid}-" in each]
+    lab.communicate(timeout=30)
 
 
 def test_a_running_lab_is_left_alone(tmp_path):

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 CALL_S = 5e-5
 """Taking a message that is there already lasts some microseconds: a shorter wait than this is overhead, and no wait."""
 
+WAITED = 0.25
+"""A message that was waited for during less than this share of its way had come before: waking up took that long."""
+
 _Message = tuple[Route, int, int]  # a route's message: micro-batch and step
 _Key = TypeVar("_Key")
 
@@ -182,7 +185,7 @@ def _flights(trace: Trace) -> dict[Route, list[float]]:
                 free, latest = None, float("inf")
                 continue
             known = free if free is not None else handed_s if latest <= handed_s else None
-            seen = taken.seconds >= CALL_S
+            seen = taken.seconds >= max(CALL_S, WAITED * (taken.end_s - max(handed_s, free or handed_s)))
             if seen and known is not None and taken.end_s > max(handed_s, known):
                 flights[message[0]].append(taken.end_s - max(handed_s, known))
             free, latest = (taken.end_s if seen else None), taken.end_s

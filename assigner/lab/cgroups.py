@@ -16,10 +16,12 @@ Source: the kernel's Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst.
 from __future__ import annotations
 
 import errno
+import os
 import time
 from contextlib import suppress
 from functools import cached_property
 from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
@@ -27,7 +29,6 @@ from assigner.lab.mounts import words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from assigner.lab.mounts import Mount, Mounts
 
@@ -38,6 +39,8 @@ LEAST_QUOTA_US = 1_000
 WEIGHT = {1: ("cpu.shares", "102400"), 2: ("cpu.weight", "10000")}
 """A hundred times that of other groups: a host's share is its own, whatever else runs on the machine."""
 _EMPTYING_S = 5.0  # how long a group may take to lose its killed processes
+_SWAPPINESS = "memory.swappiness"
+_HUGE_PAGE = 2 << 20  # a host that is refused one has less than that left
 
 
 class HostGroup:
@@ -113,17 +116,39 @@ class HostGroup:
         limit, swap = ("memory.max", "memory.swap.max") if version == 2 else (
             "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"
         )  # fmt: skip
+        if version == 1 and (folder / _SWAPPINESS).exists():  # the next is not there without swapaccount=1
+            yield _SWAPPINESS, "0"
         yield limit, str(self._memory)
         if (folder / swap).exists():  # v1 counts memory and swap together, v2 swap alone
             yield swap, "0" if version == 2 else str(self._memory)
 
     def memory_kills(self) -> int:
-        """How many processes of this host the kernel has killed for its memory limit."""
+        """How many processes of this host the kernel has killed for want of memory, its own or the machine's."""
         if "memory" not in self._folders:
             return 0
         mount, folder = self._folders["memory"]
-        counts = words(folder / ("memory.events" if mount.version == 2 else "memory.oom_control"))
-        return int(counts[counts.index("oom_kill") + 1]) if "oom_kill" in counts else 0
+        return _count(folder / ("memory.events" if mount.version == 2 else "memory.oom_control"), "oom_kill")
+
+    def reached_limit(self) -> bool:
+        """True if the host has been at its memory limit; if not, what was killed in it fell to the machine's own want.
+
+        v2 counts the allocations that the limit refused. v1 does not always (`memory.failcnt` stays 0 in Linux 6.18 if
+        swap is limited too), so there the most that was used tells.
+        """
+        if "memory" not in self._folders:
+            return False
+        mount, folder = self._folders["memory"]
+        if mount.version == 2:
+            return _count(folder / "memory.events", "oom") > 0
+        assert self._memory is not None, "it is a folder of this host because it has a limit"
+        peaks = [words(folder / f"memory.{kind}max_usage_in_bytes") for kind in ("", "memsw.")]
+        return max((int(peak[0]) for peak in peaks if peak), default=0) >= self._memory - _HUGE_PAGE
+
+
+def _count(file: Path, name: str) -> int:
+    """The number behind a name in a list of the kernel's; 0: it is not there."""
+    counts = words(file)
+    return int(counts[counts.index(name) + 1]) if name in counts else 0
 
 
 def _pass_on(controller: str, group: Path) -> None:
@@ -140,25 +165,30 @@ def quota_us(cores: float) -> tuple[int, int]:
 
 
 def group_members(mounts: Mounts, lab: str) -> set[int]:
-    """The processes in a lab's groups."""
-    found: set[int] = set()
-    for mount in mounts.all:
-        for group in (mount.folder / lab).glob("*/cgroup.procs"):
-            found.update(map(int, words(group)))
-    return found
+    """The processes in a lab's groups, and in those that were made within them."""
+    return {int(process) for group in _groups(mounts, lab) for process in words(group / "cgroup.procs")}
 
 
 def remove_groups(mounts: Mounts, lab: str) -> None:
-    """Remove a lab's groups, once their processes have ended.
+    """Remove a lab's groups, all that can be, once their processes have ended.
 
     Raises:
         UsageError: a process in them does not end.
     """
     deadline = time.monotonic() + _EMPTYING_S
-    for mount in mounts.all:
-        top = mount.folder / lab
-        for group in [*(file.parent for file in top.glob("*/cgroup.procs")), top]:
+    failed = []
+    for group in _groups(mounts, lab):
+        try:
             _remove(group, deadline)
+        except UsageError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def _groups(mounts: Mounts, lab: str) -> list[Path]:
+    """A lab's folders in all hierarchies, each before the one around it."""
+    return [Path(folder) for mount in mounts.all for folder, _, _ in os.walk(mount.folder / lab, topdown=False)]
 
 
 def _remove(group: Path, deadline: float) -> None:

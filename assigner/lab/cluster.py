@@ -17,7 +17,7 @@ from assigner.document import Count, Range, check_unique, decode
 from assigner.errors import FormatError, UsageError
 
 MOST_HOSTS = 250
-HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+HOST_NAME = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # without a letter it is an address
 
 Cores = Annotated[float, Range(0.01, 4096)]
 MebiBytes = Annotated[float, Range(1, 1 << 40)]
@@ -77,9 +77,10 @@ class Cluster:
             raise FormatError(f"host: {len(self.host)} of them; a cluster has 1 to {MOST_HOSTS}")
         check_unique([host.name for host in self.host], "host[{}].name")
         for n, host in enumerate(self.host):
-            if not HOST_NAME.fullmatch(host.name):
+            if not HOST_NAME.fullmatch(host.name) or host.name.lower() == "localhost":
                 raise FormatError(
                     f"host[{n}].name: {host.name!r} is not allowed; expected up to 63 letters, digits, '-', '_' and '.'"
+                    ", at least one letter, and another name than localhost"
                 )
 
     @property

@@ -24,6 +24,7 @@ _TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 _RANKS = [sys.executable, "-m", "assigner_cli.ranks", *_FLAGS, "--"]
 _ASSIGNER = [sys.executable, "-m", "assigner_cli"]
 _OWN_LAYOUT = ("--nnodes", "--node-rank", "--node_rank", "--standalone", "--rdzv-", "--rdzv_")
+_BARE = ("--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path")  # without a value
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def launched(command: Sequence[str]) -> list[str]:
         assigner run PLAN -- S     assigner run FLAGS PLAN -- S
         torchrun S                 torchrun FLAGS S
 
-    A command that says itself where it is (`--nnodes`) keeps its own flags.
+    A command that says itself where it is (`--nnodes`) keeps its own flags; its script's flags do not count.
 
     Raises:
         UsageError: no such program.
@@ -96,8 +97,9 @@ def launched(command: Sequence[str]) -> list[str]:
         raise UsageError("no command to run on the hosts", hint="assigner lab CLUSTER.toml -- COMMAND")
     program, *words = command
     options = words[: words.index("--")] if "--" in words else words
-    settled = any(word.startswith(_OWN_LAYOUT) for word in options)
     name = Path(program).name
+    flags = _before_script(options) if name == "torchrun" else options
+    settled = any(word.startswith(_OWN_LAYOUT) for word in flags)
     if name == "assigner":
         return _assigner(words, settled=settled)
     if name == "torchrun":
@@ -118,3 +120,14 @@ def _assigner(words: list[str], *, settled: bool) -> list[str]:
     if verb is not None and words[verb] == "run" and not settled:
         words = [*words[: verb + 1], *_PLACE, "--ranks", "{nproc}", *_MEET, *words[verb + 1 :]]
     return [*_ASSIGNER, *words]
+
+
+def _before_script(words: list[str]) -> list[str]:
+    """The words of torchrun itself: those before the first that is neither a flag nor a flag's value."""
+    follows_flag = False
+    for n, word in enumerate(words):
+        is_flag = word.startswith("-")
+        if not is_flag and not follows_flag:
+            return words[:n]
+        follows_flag = is_flag and "=" not in word and word not in _BARE
+    return words

@@ -122,7 +122,7 @@ def derive(profile: Profile, machine: Machine, *, here: Profile | None = None, n
         netem: This machine can add latency.
 
     Raises:
-        UsageError: nothing tells how fast this machine is, or a host would get next to no core.
+        UsageError: nothing tells how fast this machine is, or a host would get next to no core, or no memory.
         FormatError: the two profiles are of different workloads, or workers cannot be compared.
     """
     if here is not None and [each.name for each in here.partitions] != [each.name for each in profile.partitions]:
@@ -147,6 +147,7 @@ def derive(profile: Profile, machine: Machine, *, here: Profile | None = None, n
         *_head(profile, work, machine),
         f"1 s of the profile is {fmt.number(scale)} s here: {reason}.",
         *_order_note(crews),
+        *wires.note(),
     )
     return Derived(scale, notes, tuple(hosts), wires.rack_link())
 
@@ -216,7 +217,14 @@ def _memory(crews: dict[str, list[Worker]], machine: Machine) -> dict[str, Setti
     start_up = {name: START_UP_BYTES * len(crew) for name, crew in crews.items()}
     wanted = {name: sum(worker.memory_bytes for worker in crew) for name, crew in crews.items()}
     room = _SHARE_OF_MEMORY * machine.memory_bytes - sum(start_up.values())
-    factor = min(1.0, max(0.0, room) / max(1.0, sum(wanted.values())))
+    if room <= 0:
+        ranks = fmt.plural(sum(map(len, crews.values())), "rank")
+        raise UsageError(
+            f"no memory would be left for hosts: Python and torch of {ranks} take {fmt.size(sum(start_up.values()))},"
+            f" and {fmt.size(_SHARE_OF_MEMORY * machine.memory_bytes)} of this machine can be given away",
+            hint="a machine with more memory, or a profile with fewer workers (assigner profile --merge builds them)",
+        )
+    factor = min(1.0, room / max(1.0, sum(wanted.values())))
     found = {}
     for name, size in wanted.items():
         text = f"{fmt.size(size)} there"
@@ -243,6 +251,15 @@ class _Wiring:
         if host in wires.latency_s:
             found["latency_ms"] = self._latency(wires.latency_s[host], _OWN_LATENCY_S)
         return {name: setting for name, setting in found.items() if setting.comment}
+
+    def note(self) -> list[str]:
+        """How well the wires tell what the links were."""
+        worst = self._wires.worst
+        if worst is None:
+            return []
+        unit = fmt.rate_unit(worst.measured, worst.explained)
+        told = f"{unit.text(worst.measured)} measured, {unit.text(worst.explained)} explained"
+        return [f"Between {worst.pair[0]} and {worst.pair[1]} these wires are furthest from the links: {told}."]
 
     def rack_link(self) -> dict[str, Setting]:
         """The wire between racks."""

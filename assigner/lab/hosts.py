@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from contextlib import contextmanager, suppress
+import time
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assigner.errors import UsageError
 from assigner.lab.cgroups import HostGroup, group_members, labs_with_groups, remove_groups
 from assigner.lab.mounts import Mounts
 from assigner.lab.network import (
@@ -31,10 +33,14 @@ if TYPE_CHECKING:
     from assigner.lab.interruption import Interruption
 
 PREFIX = "assigner-lab-"
+TABLES = Path("/run")
+_TABLE = ".hosts"
 _CLONE_NEWNET, _CLONE_NEWNS, _CLONE_NEWUTS = 0x40000000, 0x00020000, 0x04000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _PR_SET_PDEATHSIG = 1
 _MIB = 1 << 20
+_KILLING_S = 5.0
+_TURN_S = 0.02
 
 
 def lab_name() -> str:
@@ -43,11 +49,12 @@ def lab_name() -> str:
 
 
 def _began(process: int) -> str:
-    """When a process began, in clock ticks since the machine's start; empty: there is none."""
+    """When a process began, in clock ticks since the machine's start; empty: there is none, or nobody has buried it."""
     try:
-        return (Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()[19]
+        state, *values = (Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
+    return "" if state in "ZX" else values[18]
 
 
 def _is_left_behind(lab: str) -> bool:
@@ -57,31 +64,66 @@ def _is_left_behind(lab: str) -> bool:
 
 def _table(lab: str) -> Path:
     """The file that stands in for /etc/hosts on the lab's hosts."""
-    return Path("/run", f"{lab}.hosts")
+    return TABLES / f"{lab}{_TABLE}"
+
+
+def _labs_with_tables() -> set[str]:
+    """The names of labs that have such a file, their own or left behind."""
+    return {each.name.removesuffix(_TABLE) for each in TABLES.glob(f"{PREFIX}*{_TABLE}")}
+
+
+@contextmanager
+def _refusals(file: Path) -> Iterator[None]:
+    """Tell what the system has against a file as an error of the user's machine."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror or error}", hint="the lab keeps its table of hosts there") from error
 
 
 def remove_lab(mounts: Mounts, lab: str) -> None:
-    """Kill what runs in a lab and remove what it is made of.
+    """Kill what runs in a lab and remove what it is made of, all that can be.
 
     Raises:
         UsageError: the kernel refuses.
     """
-    for process in (network_members(lab) | group_members(mounts, lab)) - {0, os.getpid()}:
-        with suppress(ProcessLookupError):  # it ended by itself
-            os.kill(process, signal.SIGKILL)
-    _table(lab).unlink(missing_ok=True)
-    try:
-        remove_groups(mounts, lab)
-    finally:
-        remove_network(lab)
+    with ExitStack() as rest:  # from the last to the first, whatever becomes of the others
+        rest.callback(remove_network, lab)
+        rest.callback(remove_groups, mounts, lab)
+        _kill_members(mounts, lab)
+        with _refusals(_table(lab)):
+            _table(lab).unlink(missing_ok=True)
 
 
-def remove_left_behind(mounts: Mounts) -> list[str]:
-    """Remove every lab whose process is gone, and return their names."""
-    labs = sorted(filter(_is_left_behind, labs_with_namespaces(PREFIX) | labs_with_groups(mounts, PREFIX)))
-    for lab in labs:
-        remove_lab(mounts, lab)
-    return labs
+def _kill_members(mounts: Mounts, lab: str) -> None:
+    """Kill until nobody is left: what was killed may have had children after it was asked for."""
+    until = time.monotonic() + _KILLING_S
+    while (members := (network_members(lab) | group_members(mounts, lab)) - {0, os.getpid()}) and (
+        time.monotonic() < until
+    ):
+        for process in members:
+            with suppress(ProcessLookupError):  # it ended by itself
+                os.kill(process, signal.SIGKILL)
+        time.sleep(_TURN_S)
+
+
+def remove_left_behind(mounts: Mounts, *, warn: Callable[[str], object]) -> list[str]:
+    """Remove every lab whose process is gone, and return their names.
+
+    Args:
+        mounts: Where control groups are.
+        warn: Gets a sentence for each lab of which something stays.
+    """
+    labs = labs_with_namespaces(PREFIX) | labs_with_groups(mounts, PREFIX) | _labs_with_tables()
+    removed = []
+    for lab in sorted(filter(_is_left_behind, labs)):
+        try:
+            remove_lab(mounts, lab)
+        except UsageError as error:
+            warn(f"warning: something stays of {lab}, which was killed: {error.message}\n")
+        else:
+            removed.append(lab)
+    return removed
 
 
 class Hosts:
@@ -111,7 +153,8 @@ class Hosts:
         """
         names = [(address(n), host.name) for n, host in enumerate(self._cluster.host)]
         lines = [f"{where} {name}\n::ffff:{where} {name}.lab" for where, name in names]  # sockets that speak IPv6 too
-        _table(self.name).write_text("\n".join(["127.0.0.1 localhost", "::1 localhost", *lines, ""]))
+        with _refusals(_table(self.name)):
+            _table(self.name).write_text("\n".join(["127.0.0.1 localhost", "::1 localhost", *lines, ""]))
         self._network.build()
         for group in self._groups:
             group.make()
@@ -121,8 +164,12 @@ class Hosts:
         remove_lab(self._mounts, self.name)
 
     def memory_kills(self, host: int) -> int:
-        """How many processes the kernel has killed for the host's memory limit."""
+        """How many processes of a host the kernel has killed for want of memory, the host's or the machine's."""
         return self._groups[host].memory_kills()
+
+    def reached_limit(self, host: int) -> bool:
+        """True if a host has been at its memory limit."""
+        return self._groups[host].reached_limit()
 
     def entrance(self, host: int) -> Callable[[], None]:
         """What a new process calls to be on a host, before it becomes its program.
@@ -133,7 +180,7 @@ class Hosts:
         entries = self._groups[host].entries
         wire = str(NAMESPACES / self._network.namespace(host))
         table, name = str(_table(self.name)).encode(), self._cluster.host[host].name.encode()
-        libc = ctypes.CDLL(None, use_errno=True)
+        libc, lab = ctypes.CDLL(None, use_errno=True), os.getpid()
 
         def did(result: int) -> None:
             if result:
@@ -152,19 +199,26 @@ class Hosts:
                 did(libc.mount(table, b"/etc/hosts", None, _MS_BIND, None))
             did(libc.sethostname(name, len(name)))
             did(libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM)))
+            if os.getppid() != lab:  # it was killed before this process could hear of it
+                os._exit(1)
 
         return enter
 
 
 @contextmanager
-def existing(cluster: Cluster, interruption: Interruption) -> Iterator[Hosts]:
+def existing(cluster: Cluster, interruption: Interruption, *, warn: Callable[[str], object]) -> Iterator[Hosts]:
     """The hosts of a cluster for as long as the block runs; removed whatever ends it.
+
+    Args:
+        cluster: The hosts.
+        interruption: Held while they are removed.
+        warn: As for `remove_left_behind`.
 
     Raises:
         UsageError: they cannot be made here.
     """
     mounts = Mounts.here()
-    remove_left_behind(mounts)
+    remove_left_behind(mounts, warn=warn)
     hosts = Hosts(cluster, mounts)
     try:
         try:

@@ -1,7 +1,8 @@
 """Signals as an exception, once, and not while things are put away.
 
 The first of SIGINT, SIGTERM and SIGHUP ends what is going on with `Interrupted`. From then on, and after `hold`,
-signals are only noted; when the block ends, the noted one has the effect that it would have had without us.
+signals are only noted; when the block ends, the noted one has the effect that it would have had without us. Where that
+effect is a handler that returns, `Interrupted` goes on: the block did not do its work.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Interruption:
     """A block in which a signal is an exception. Outside the main thread, which alone gets signals, it does nothing."""
 
     def __init__(self) -> None:
-        self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+        self._before: dict[int, Callable[[int, FrameType | None], Any] | int] = {}
         self._noted: int | None = None
         self._held = False
 
@@ -42,15 +43,17 @@ class Interruption:
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's wish is respected
-                    self._before[number] = signal.signal(number, self._note)
+                before = signal.getsignal(number)
+                # nohup's wish is respected, and a handler that was not set from Python could not be put back
+                if before is not None and before is not signal.SIG_IGN:
+                    self._before[number] = before
+                    signal.signal(number, self._note)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._noted is not None:
             os.kill(os.getpid(), self._noted)
-        return kind is Interrupted

@@ -1,4 +1,4 @@
-"""Where this machine's control groups are: the mounted hierarchies, and this process's own place in them."""
+"""Where this machine's control groups are: the mounted hierarchies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True)
@@ -19,22 +19,11 @@ class Mount:
         folder: Where it is mounted.
         version: 1 or 2.
         controllers: What it controls; of v2, what its root can pass on.
-        own: The group of this process in it.
     """
 
     folder: Path
     version: int
     controllers: frozenset[str]
-    own: Path
-
-    @property
-    def chain(self) -> Iterator[Path]:
-        """This process's groups from its own outwards."""
-        group = self.own
-        while group != self.folder and group.is_relative_to(self.folder):
-            yield group
-            group = group.parent
-        yield self.folder
 
     def obstacle(self, controller: str) -> tuple[str, str] | None:
         """Why no group with this controller can be made here, and the way out; None: it can."""
@@ -63,20 +52,16 @@ class Mounts:
         """What `mountinfo` and `cgroup` of a process say; nothing on other systems than Linux."""
         if not (proc / "mountinfo").is_file():
             return cls([])
-        own = dict(_own_groups(proc / "cgroup"))
+        known = _controllers(proc / "cgroup")
         found: dict[Path, Mount] = {}
         for line in (proc / "mountinfo").read_text(encoding="utf-8").splitlines():
             left, _, right = line.partition(" - ")
             kind, _, options = right.split(" ", 2)
-            _, _, _, root, folder, *_ = left.split(" ")
-            where = Path(folder.replace("\\040", " "))
+            where = Path(left.split(" ")[4].replace("\\040", " "))
             if kind == "cgroup":
-                controllers = frozenset(options.split(",")) & own.keys()
-                path = next((own[name] for name in controllers), "/")
-                found.setdefault(where, Mount(where, 1, controllers, _below(where, root, path)))
+                found.setdefault(where, Mount(where, 1, known.intersection(options.split(","))))
             elif kind == "cgroup2":
-                controllers = frozenset(words(where / "cgroup.controllers"))
-                found.setdefault(where, Mount(where, 2, controllers, _below(where, root, own.get("", "/"))))
+                found.setdefault(where, Mount(where, 2, frozenset(words(where / "cgroup.controllers"))))
         return cls(found.values())
 
     def mount(self, controller: str) -> Mount | None:
@@ -84,17 +69,10 @@ class Mounts:
         return next((mount for mount in self.all if controller in mount.controllers), None)
 
 
-def _own_groups(path: Path) -> Iterator[tuple[str, str]]:
-    """(controller, group) of each line `4:cpu,cpuacct:/group`; v2 has no controller there."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        _, names, group = line.split(":", 2)
-        yield from ((name, group) for name in names.split(","))
-
-
-def _below(folder: Path, root: str, group: str) -> Path:
-    """Where a group is, in a mount that shows the hierarchy from `root` on."""
-    path, top = Path(group), Path(root)
-    return folder / path.relative_to(top) if path.is_relative_to(top) else folder
+def _controllers(path: Path) -> frozenset[str]:
+    """Those of all lines `4:cpu,cpuacct:/group`."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return frozenset(name for line in lines for name in line.split(":", 2)[1].split(","))
 
 
 def words(path: Path) -> list[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,11 @@ NAMESPACES = Path("/run/netns")
 BURST_S = 0.001
 """With less, timers cost a wire of 2 Gbit/s a fifth of its rate; the usual 4 ms let messages of 64 KiB pass at once."""
 _LEAST_BURST = 16 * 1024
+_QUEUE_S = 0.4  # what waits for a wire, at the wire's rate
+_LEAST_QUEUE = 256 * 1024  # some packets of 64 KiB, which is what TCP hands over (GSO)
+_MOST_QUEUE = 1 << 30  # the kernel counts it in 32 bits
+_MOST_PACKETS = 100_000
+_PACKET = 1500
 _SEARCH = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin{os.pathsep}/sbin"
 
 
@@ -125,18 +131,23 @@ def _connect(left: tuple[str, str], right: tuple[str, str]) -> None:
 
 
 def _shape(namespace: str, device: str, mbit: float | None, latency_ms: float) -> None:
-    """Hold back what leaves a device: first the latency, behind it the rate."""
+    """Hold back what leaves a device: the rate outside, the latency within it.
+
+    `tbf` splits long packets (GSO), and older kernels (before 6.12.6, 6.6.67, 6.1.121, ...: CVE-2024-56770) then count
+    them twice in a netem around it, until that one is full for good. So netem is the inner queue, which replaces the
+    one that tbf has by itself.
+    """
     add = ("-n", namespace, "qdisc", "add", "dev", device)
-    place = ["root"]
-    if latency_ms:
-        call("tc", *add, "root", "handle", "1:", "netem", "delay", f"{latency_ms:g}ms", "limit", "100000")
-        place = ["parent", "1:"]
+    place, packets = ["root", "handle", "1:"], _MOST_PACKETS
     if mbit is not None:
-        burst = max(_LEAST_BURST, int(mbit * 1e6 / 8 * BURST_S))
-        call(
-            "tc", *add, *place, "handle", "10:", "tbf",
-            "rate", f"{round(mbit * 1e6)}bit", "burst", str(burst), "latency", "400ms",
-        )  # fmt: skip
+        rate = mbit * 1e6 / 8
+        burst = max(_LEAST_BURST, int(rate * BURST_S))
+        queue = max(_LEAST_QUEUE, min(_MOST_QUEUE, burst + int(rate * _QUEUE_S)))
+        call("tc", *add, *place, "tbf", "rate", f"{round(mbit * 1e6)}bit", "burst", str(burst), "limit", str(queue))
+        place = ["parent", "1:1", "handle", "10:"]
+        packets = min(_MOST_PACKETS, ceil((queue + rate * latency_ms / 1e3) / _PACKET))
+    if latency_ms:
+        call("tc", *add, *place, "netem", "delay", f"{latency_ms:g}ms", "limit", str(packets))
 
 
 def labs_with_namespaces(prefix: str) -> set[str]:
@@ -153,13 +164,19 @@ def network_members(lab: str) -> set[int]:
 
 
 def remove_network(lab: str) -> None:
-    """Remove a lab's namespaces; their devices go with them.
+    """Remove a lab's namespaces, all that can be; their devices go with them.
 
     Raises:
         UsageError: the kernel refuses.
     """
+    failed = []
     for each in sorted(NAMESPACES.glob(f"{lab}.*")):
-        _unless_gone(each, "del")
+        try:
+            _unless_gone(each, "del")
+        except UsageError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
 
 
 def _unless_gone(namespace: Path, verb: str) -> str:

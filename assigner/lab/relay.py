@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import IO
 
 CHUNK = 1 << 16
+LONGEST = 1 << 20
+"""Bytes that wait for the end of their line; more are passed on as a line of their own."""
 
 
 @dataclass
@@ -52,6 +54,8 @@ class Relay:
                 continue
             source: _Source = key.data
             *lines, source.rest = (source.rest + chunk).split(b"\n")
+            if len(source.rest) > LONGEST:
+                lines, source.rest = [*lines, source.rest], b""
             self._say(source, lines)
 
     def drain(self, seconds: float) -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
+from assigner.ending import how_it_ended
 from assigner.errors import UsageError, WorkerError
 from assigner.lab.command import launched, places
 from assigner.lab.hosts import existing
@@ -19,7 +20,7 @@ from assigner.lab.missing import require
 from assigner.lab.relay import Relay
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from assigner.lab.cluster import Cluster
     from assigner.lab.hosts import Hosts
@@ -64,18 +65,21 @@ def run_on_hosts(
 
     Raises:
         UsageError: the cluster cannot be made here, or there is no such program.
-        WorkerError: a host ran out of memory, failed, or was still running when time was up.
+        WorkerError: a host, or the machine, ran out of memory, a host failed, or one still ran when time was up.
+        Interrupted: a signal ended it, and the handler that the signal had before came back.
     """
     whole = launched(command)
     require(cluster)
-    with Interruption() as interruption, existing(cluster, interruption) as hosts, Relay() as relay:
+    out, err = _Writer(stdout or sys.stdout), _Writer(stderr or sys.stderr)
+    with Interruption() as interruption, existing(cluster, interruption, warn=err) as hosts, Relay() as relay:
         running: list[subprocess.Popen[bytes]] = []
         try:
             for n, place in enumerate(places(cluster, port=port)):
-                running.append(_start(place.fill(whole), place.environment(os.environ), hosts, n))
-                for pipe, out in ((running[n].stdout, stdout or sys.stdout), (running[n].stderr, stderr or sys.stderr)):
+                environment = place.environment(os.environ)
+                running.append(_start(place.fill(whole), environment, hosts.entrance(n), place.host))
+                for pipe, writer in ((running[n].stdout, out), (running[n].stderr, err)):
                     assert pipe is not None, "both are pipes"
-                    relay.add(pipe, f"[{place.host}] ", _Writer(out))
+                    relay.add(pipe, f"[{place.host}] ", writer)
             first = _watch(running, relay, limits)
             late = [n for n, process in enumerate(running) if process.poll() is None]
         except OSError:
@@ -88,17 +92,22 @@ def run_on_hosts(
 
 
 class _Writer:
-    """Writes whole lines to a stream at once, so that those of the hosts do not mix."""
+    """Writes whole lines to a stream at once, so that those of the hosts do not mix.
+
+    What the stream cannot encode becomes a question mark: a host's words do not end a run.
+    """
 
     def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
+        self._stream, self._encoding = stream, getattr(stream, "encoding", None) or "utf-8"
 
     def __call__(self, text: str) -> None:
-        self._stream.write(text)
+        self._stream.write(text.encode(self._encoding, "replace").decode(self._encoding))
         self._stream.flush()
 
 
-def _start(command: list[str], environment: dict[str, str], hosts: Hosts, host: int) -> subprocess.Popen[bytes]:
+def _start(
+    command: list[str], environment: dict[str, str], entrance: Callable[[], None], host: str
+) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(  # noqa: S603 - what the user asks for
             command,
@@ -106,10 +115,13 @@ def _start(command: list[str], environment: dict[str, str], hosts: Hosts, host: 
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            preexec_fn=hosts.entrance(host),  # noqa: PLW1509 - this process has no other threads of its own
+            preexec_fn=entrance,  # noqa: PLW1509 - this process has no other threads of its own
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise UsageError(f"{command[0]} cannot be started on a host: {error}", hint="assigner lab --check") from error
+        reason = error if isinstance(error, OSError) else "it could not enter the host's control groups and namespaces"
+        raise UsageError(
+            f"{command[0]} cannot be started on host {host}: {reason}", hint="assigner lab --check"
+        ) from error
 
 
 def _watch(running: list[subprocess.Popen[bytes]], relay: Relay, limits: Limits) -> int | None:
@@ -152,22 +164,30 @@ def _judge(
     """Raise what went wrong: the cause, where it is known, before its effects.
 
     Raises:
-        WorkerError: a host was out of memory, or failed, or was stopped.
+        WorkerError: a host, or the machine, was out of memory, or a host failed, or was stopped.
     """
     if first is None and not late:
         return
     names = [host.name for host in cluster.host]
-    for n, host in enumerate(cluster.host):
-        if hosts.memory_kills(n):
-            raise WorkerError(
-                f"host {host.name} was out of memory: limit {host.memory_mib:g} MiB; the kernel killed a process there",
-                hint="a plan that needs less of it, or a larger memory_mib",
-            )
+    killed = [n for n in range(len(names)) if hosts.memory_kills(n)]
+    at_limit = next(filter(hosts.reached_limit, killed), None)
+    if at_limit is not None:
+        host = cluster.host[at_limit]
+        raise WorkerError(
+            f"host {host.name} was out of memory: limit {host.memory_mib:g} MiB; the kernel killed a process there",
+            hint="a plan that needs less of it, or a larger memory_mib",
+        )
+    if killed:
+        raise WorkerError(
+            f"this machine ran out of memory: the kernel killed a process of host {names[killed[0]]}, which was below"
+            " its own limit",
+            hint="limits that are less together than the machine's free memory, or fewer other programs",
+        )
     if first is None:
         raise WorkerError(
             f"stopped after {limits.timeout_s:g} s; still running: {', '.join(names[n] for n in late)}",
             hint="--timeout gives more time",
         )
-    code = codes[first]
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    raise WorkerError(f"host {names[first]} {how}", hint="what it said last is above, behind its name")
+    raise WorkerError(
+        f"host {names[first]} {how_it_ended(codes[first])}", hint="what it said last is above, behind its name"
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import combinations
+from math import log
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,15 @@ Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
+class Misfit:
+    """A pair of hosts, its rate as measured, and as its wires explain it, in bytes/s."""
+
+    pair: Pair
+    measured: float
+    explained: float
+
+
+@dataclass(frozen=True)
 class Wires:
     """Rates in bytes/s, latencies in seconds; a host without links is in neither.
 
@@ -32,6 +42,7 @@ class Wires:
         rack: Of each host: the name of its first host.
         rack_rate: Of the wire between racks; None: there is one rack.
         rack_latency_s: What is added between racks.
+        worst: The pair that these explain worst; None: there are no links.
     """
 
     rate: dict[str, float]
@@ -39,6 +50,7 @@ class Wires:
     rack: dict[str, str]
     rack_rate: float | None
     rack_latency_s: float
+    worst: Misfit | None
 
 
 def link_rate(link: Link) -> float | None:
@@ -61,7 +73,7 @@ def find_wires(profile: Profile) -> Wires:
         if source != target:
             latencies[source, target].append(link.points[0].seconds)
             rate = link_rate(link)
-            if rate is not None:
+            if rate:
                 rates[min(source, target), max(source, target)].append(rate)
     pairs = {pair: median(found) for pair, found in rates.items()}
     wire: dict[str, float] = defaultdict(float)
@@ -70,20 +82,38 @@ def find_wires(profile: Profile) -> Wires:
             wire[name] = max(wire[name], rate)
     rack = _racks(list(dict.fromkeys(host.values())), pairs, wire)
     far = [rate for (left, right), rate in pairs.items() if rack[left] != rack[right]]
+    between_racks = median(far) if far else None
     latency, between = _latencies({pair: median(found) for pair, found in latencies.items()}, rack)
-    return Wires(dict(wire), latency, rack, median(far) if far else None, between)
+    return Wires(dict(wire), latency, rack, between_racks, between, _worst(pairs, wire, rack, between_racks))
 
 
 def _racks(hosts: Sequence[str], pairs: Mapping[Pair, float], wire: Mapping[str, float]) -> dict[str, str]:
-    """Single-link clustering: hosts that any chain of near pairs connects are in one rack, as are unknown pairs."""
+    """Complete-linkage clustering: racks are joined, the nearest pair first, where no measured pair across is far.
+
+    By chains of near pairs alone, a host on a thin wire, which is near to everybody, would make all racks one. Hosts
+    without links are in the first rack.
+    """
+    share = {(left, right): rate / min(wire[left], wire[right]) for (left, right), rate in pairs.items()}
+    near = [(u, v) for u, v in combinations(hosts, 2) if share.get((min(u, v), max(u, v)), 0.0) >= _NEAR]
     rack = {name: name for name in hosts}
-    for left, right in combinations(hosts, 2):
-        rate = pairs.get((min(left, right), max(left, right)))
-        if rate is not None and rate >= _NEAR * min(wire[left], wire[right]):
-            old, new = rack[right], rack[left]
+    for pair in sorted(near, key=lambda pair: -share[min(pair), max(pair)]):
+        new, old = sorted((rack[name] for name in pair), key=hosts.index)
+        across = [each for (u, v), each in share.items() if new != old and {rack[u], rack[v]} == {new, old}]
+        if across and min(across) >= _NEAR:
             rack = {name: new if of == old else of for name, of in rack.items()}
     first = next((name for name in hosts if name in wire), hosts[0])
     return {name: rack[name if name in wire else first] for name in hosts}
+
+
+def _worst(
+    pairs: Mapping[Pair, float], wire: Mapping[str, float], rack: Mapping[str, str], between: float | None
+) -> Misfit | None:
+    """The pair whose rate is the furthest from what the wires explain; None: no pair was measured."""
+    found = []
+    for (left, right), rate in pairs.items():
+        limits = [wire[left], wire[right], *([between] if between is not None and rack[left] != rack[right] else [])]
+        found.append(Misfit((left, right), rate, min(limits)))
+    return max(found, key=lambda each: abs(log(each.measured / each.explained)), default=None)
 
 
 def _latencies(pairs: Mapping[Pair, float], rack: Mapping[str, str]) -> tuple[dict[str, float], float]:

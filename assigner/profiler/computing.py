@@ -202,11 +202,8 @@ class ComputeShare:
                 samples = measure_interleaved([stage.bench.run for stage in some], at, patience=patience)
             largest = max(some, key=lambda stage: stage.points[0].micro_batch)
             holes = max(0, grown.bytes - peak_bytes(largest.bench.run, self.device))
-        rows = largest.points[0].micro_batch
         return {
-            point: _Timing(
-                parts[2 * n], parts[2 * n + 1], stage.bench.watch.launch_share, int(holes * point.micro_batch / rows)
-            )
+            point: _Timing(parts[2 * n], parts[2 * n + 1], stage.bench.watch.launch_share, holes)
             for stage, parts in zip(some, samples, strict=True)
             for n, point in enumerate(stage.points)
         }

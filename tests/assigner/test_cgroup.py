@@ -59,3 +59,24 @@ def test_no_groups_no_limits(tree: Path) -> None:
     assert cgroup.core_limit() is None
     assert cgroup.memory_limit() is None
     assert cgroup.free_memory() == 10**9
+
+
+def test_shared_memory_is_not_given_up(tree: Path) -> None:
+    """The kernel counts tmpfs as page cache, and has nowhere to put it; v2 and v1 name it differently."""
+    (tree.parent / "own").write_text("0::/a\n")
+    fill(tree / "a", memory__max="2000", memory__current="700", memory__stat="anon 5\nfile 200\nshmem 50")
+    assert cgroup.free_memory() == 2000 - (700 - 150)
+    (tree.parent / "own").write_text("7:memory:/b\n")
+    stat = "cache 1\nshmem 1\ntotal_cache 300\ntotal_shmem 100"
+    fill(tree / "memory" / "b", memory__limit_in_bytes="1000", memory__usage_in_bytes="400", memory__stat=stat)
+    assert cgroup.free_memory() == 1000 - (400 - 200)
+
+
+def test_v2_beside_v1_has_a_folder_of_its_own(tree: Path) -> None:
+    """A hybrid machine mounts v2 in `unified`, and its limits count too."""
+    (tree.parent / "own").write_text("4:cpu,cpuacct:/\n0::/a\n")
+    fill(tree / "unified", cgroup__controllers="cpu memory")
+    fill(tree / "unified" / "a", cpu__max="50000 100000", memory__max="2000", memory__current="500")
+    assert cgroup.core_limit() == 0.5
+    assert cgroup.memory_limit() == 2000
+    assert cgroup.free_memory() == 1500

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from assigner.errors import UsageError
-from assigner.lab.cgroups import HostGroup, group_members, labs_with_groups, quota_us
+from assigner.lab.cgroups import HostGroup, group_members, labs_with_groups, quota_us, remove_groups
 from assigner.lab.mounts import Mount, Mounts
 
 LAB = "assigner-lab-1-2"
@@ -114,6 +114,42 @@ def test_v2_counts_kills_in_memory_events(tree):
     assert group.memory_kills() == 1
 
 
+def test_v1_without_a_limit_on_swap_does_not_swap(tree):
+    """Without swapaccount=1 there is no limit of memory and swap, and a host would swap instead of being killed."""
+    memory = tree.v1("memory")
+    folder = memory / LAB / "0"
+    folder.mkdir(parents=True)
+    (folder / "memory.swappiness").write_text("60")
+    HostGroup(tree.mounts(), LAB, 0, memory_bytes=1 << 30).make()
+    assert read(folder) == {"memory.swappiness": "0", "memory.limit_in_bytes": "1073741824"}
+
+
+@pytest.mark.parametrize("kind", ["", "memsw."])
+def test_v1_tells_a_host_at_its_limit_by_the_most_it_used(tree, kind):
+    """A host that was killed below its limit fell to the machine's want; what is refused at most is a huge page."""
+    memory = tree.v1("memory")
+    group = HostGroup(tree.mounts(), LAB, 0, memory_bytes=80 << 20)
+    group.make()
+    assert not group.reached_limit()
+    peak = memory / LAB / "0" / f"memory.{kind}max_usage_in_bytes"
+    peak.write_text(f"{50 << 20}\n")
+    assert not group.reached_limit()
+    peak.write_text(f"{79 << 20}\n")
+    assert group.reached_limit()
+
+
+def test_v2_tells_a_host_at_its_limit_by_what_was_refused(tree):
+    """`oom` counts what the host's own limit refused; the machine's want leaves it at 0."""
+    root = tree.v2(tree.sys, "cpu memory", on="cpu memory")
+    group = HostGroup(tree.mounts(), LAB, 0, memory_bytes=1 << 20)
+    group.make()
+    events = root / LAB / "0" / "memory.events"
+    events.write_text("low 0\nhigh 0\nmax 12\noom 0\noom_kill 1\n")
+    assert not group.reached_limit()
+    events.write_text("low 0\nhigh 0\nmax 12\noom 1\noom_kill 1\n")
+    assert group.reached_limit()
+
+
 def test_hybrid_takes_each_controller_where_it_is(tree):
     """memory bound to v1 and cpu left to v2: one host has a folder in both."""
     memory = tree.v1("memory")
@@ -154,6 +190,30 @@ def test_members_and_names_of_labs(tree):
     (memory / "system.slice").mkdir()
     assert group_members(tree.mounts(), LAB) == {12, 13, 14}
     assert labs_with_groups(tree.mounts(), "assigner-lab-") == {LAB, "assigner-lab-9-9"}
+
+
+def test_members_of_groups_within_a_hosts_group_count(tree):
+    """What runs on a host may make groups of its own, and is the host's still."""
+    inner = tree.v1("memory") / LAB / "0" / "job"
+    inner.mkdir(parents=True)
+    (inner / "cgroup.procs").write_text("15\n")
+    assert group_members(tree.mounts(), LAB) == {15}
+
+
+def test_a_group_that_stays_keeps_no_other(tree):
+    """All are tried, the innermost first; the first that stays is told."""
+    cpu, memory = tree.v1("cpu"), tree.v1("memory")
+    for folder in (cpu / LAB / "0", cpu / LAB / "1" / "job", memory / LAB / "0"):
+        folder.mkdir(parents=True)
+    (cpu / LAB / "0" / "kept").touch()  # in place of a process: a folder that is not empty stays too
+    with pytest.raises(UsageError, match=rf"cpu/{LAB}/0 cannot be removed: Directory not empty"):
+        remove_groups(tree.mounts(), LAB)
+    assert [each.name for each in (cpu / LAB).iterdir()] == ["0"]
+    assert not (memory / LAB).exists()
+    (cpu / LAB / "0" / "kept").unlink()
+    remove_groups(tree.mounts(), LAB)
+    assert not (cpu / LAB).exists()
+    remove_groups(tree.mounts(), LAB)  # what is not there is no error
 
 
 def test_a_container_that_holds_processes_says_how_to_go_on(tree):
@@ -199,8 +259,8 @@ def test_a_controller_that_is_nowhere_is_refused(tree):
 
 def test_bound_to_v1_counts_before_v2(tmp_path):
     """Both list a controller only while it moves; v1, where it is bound, is taken."""
-    old = Mount(tmp_path / "1", 1, frozenset({"cpu"}), tmp_path)
-    new = Mount(tmp_path / "2", 2, frozenset({"cpu", "memory"}), tmp_path)
+    old = Mount(tmp_path / "1", 1, frozenset({"cpu"}))
+    new = Mount(tmp_path / "2", 2, frozenset({"cpu", "memory"}))
     mounts = Mounts([new, old])
     assert mounts.mount("cpu") is old
     assert mounts.mount("memory") is new

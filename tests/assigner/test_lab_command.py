@@ -60,11 +60,25 @@ def test_run_and_torchrun_get_their_own_flags(place):
 
 
 @pytest.mark.parametrize(
-    "command", [["torchrun", "--nnodes=2", "s.py"], ["assigner", "run", "p", "--node-rank", "0", "--", "s"]]
+    "command",
+    [
+        ["torchrun", "--nnodes=2", "s.py"],
+        ["torchrun", "--max-restarts", "1", "--nnodes", "2", "s.py"],
+        ["assigner", "run", "p", "--node-rank", "0", "--", "s"],
+    ],
 )
 def test_who_says_where_it_is_keeps_its_flags(command):
     """A command with flags of its own gets none added."""
     assert launched(command)[3:] == command[1:]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["s.py", "--nnodes", "3"], ["--max-restarts", "1", "s.py", "--nnodes=3"], ["-m", "train", "--node-rank", "0"]],
+)
+def test_flags_of_torchruns_script_are_the_scripts(words):
+    """Only what stands before the script says where the host is."""
+    assert launched(["torchrun", *words])[3 : 3 + len(FLAGS)] == launched(["torchrun", "s.py"])[3:-1]
 
 
 def test_other_commands_stay_as_they_are():

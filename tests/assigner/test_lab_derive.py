@@ -120,6 +120,26 @@ def test_thin_wires_are_no_racks():
     assert set(found.rack.values()) == {"host0"}
 
 
+def test_a_thin_wire_does_not_make_two_racks_one():
+    """Near to everybody, a host on a thin wire is in one rack, and the wire between the racks stays what it is."""
+    wires, rack = [2e8, 2e8, 2e8, 2e8, 1.5e7], "xxyyy"
+    rate = lambda u, v: min(wires[u], wires[v], 2e8 if rack[u] == rack[v] else 1e7)  # noqa: E731
+    found = find_wires(with_rates(make_profile(work=[1e-3], slowness=[1] * 5), rate))
+    assert list(found.rack.values()) == ["host0", "host0", "host2", "host2", "host2"]
+    assert found.rack_rate == pytest.approx(1e7)
+    assert found.worst is not None
+    assert found.worst.measured == pytest.approx(found.worst.explained)
+
+
+def test_the_pair_that_wires_explain_worst_is_noted():
+    """A link at 0.6 of its two wires is no wire between racks: the file says what is lost."""
+    rate = lambda u, v: 6e7 if {u, v} == {1, 2} else 1e8  # noqa: E731
+    derived = derive(with_rates(make_profile(work=[1e-3], slowness=[1] * 3), rate), HERE)
+    assert derived.notes[-1] == (
+        "Between host1 and host2 these wires are furthest from the links: 60.0 MB/s measured, 100 MB/s explained."
+    )
+
+
 def test_latency_above_the_labs_own_is_kept_where_there_is_netem():
     """What this machine has by itself is taken off; without netem a comment says what was left out."""
     profile = with_rates(make_profile(work=[1e-3], slowness=[1, 1]), lambda *_: 1e8, lambda *_: 2.15e-3 * 0.85)
@@ -156,6 +176,12 @@ def test_memory_is_scaled_where_it_is_too_much_and_says_so():
     assert sum(sizes) == pytest.approx(0.9 * 64 * GIB, rel=1e-3)
     assert (sizes[1] - START_UP_BYTES) == pytest.approx(3 * (sizes[0] - START_UP_BYTES), rel=1e-3)
     assert "scaled by 0.142 to what this machine has" in cluster_text(derived, "test")
+
+
+def test_a_machine_without_room_for_torch_is_refused():
+    """Hosts that could not even import it are not written."""
+    with pytest.raises(UsageError, match="Python and torch of 2 ranks take 800 MiB, and 461 MiB of this machine"):
+        derive(make_profile(work=[1], slowness=[1, 1]), replace(HERE, memory_bytes=GIB / 2))
 
 
 def test_wires_faster_than_can_be_shaped_are_left_out():

@@ -13,7 +13,7 @@ from assigner.lab.mounts import Mount, Mounts
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A machine that has everything; what it is called with is kept."""
-    mount = Mount(tmp_path, 1, frozenset({"cpu", "memory"}), tmp_path)
+    mount = Mount(tmp_path, 1, frozenset({"cpu", "memory"}))
     calls: list[str] = []
     monkeypatch.setattr(missing.sys, "platform", "linux")
     monkeypatch.setattr(missing.os, "geteuid", lambda: 0)
@@ -82,7 +82,7 @@ def test_netem_counts_only_for_latency(machine, monkeypatch):
 
 def test_controllers_count_only_for_their_limits(machine, monkeypatch, tmp_path):
     """A machine without the memory controller still makes hosts with shares."""
-    mount = Mount(tmp_path, 2, frozenset({"cpu"}), tmp_path)
+    mount = Mount(tmp_path, 2, frozenset({"cpu"}))
     (tmp_path / "cgroup.subtree_control").write_text("cpu")
     monkeypatch.setattr(missing.Mounts, "here", lambda: Mounts([mount]))
     (lack,) = missing.lacks()

@@ -139,6 +139,17 @@ def test_without_output_the_file_goes_to_stdout(assigner, folder, like_kind0):
     assert result.stdout.startswith("# Made by: ")
 
 
+def test_a_profile_whose_hosts_cannot_be_hosts_is_refused(assigner, folder, profile, like_kind0):
+    """No file is written that would not load: exit code 5, with the name and a way out."""
+    workers = tuple(replace(worker, host=f"my host {n}") for n, worker in enumerate(profile.workers))
+    save_profile(replace(profile, workers=workers), folder / "spaced.json")
+    result = assigner("lab", "--from", "spaced.json", "-o", "like.toml")
+    assert result.exit_code == 5
+    assert "spaced.json: no cluster file can be made of it: host[0].name: 'my host 0' is not allowed" in result.stderr
+    assert "ASSIGNER_HOST" in result.stderr
+    assert not (folder / "like.toml").exists()
+
+
 def test_here_measures_this_machine(assigner, folder, monkeypatch):
     """Workers of another processor need --here; its profile is read as any other."""
     monkeypatch.setattr(Machine, "here", lambda: Machine(4.0, 64e9, "another"))

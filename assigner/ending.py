@@ -1,0 +1,15 @@
+"""How a process ended, in words."""
+
+from __future__ import annotations
+
+import signal
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code as the second half of a sentence; negative: the number of the signal that killed the process."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal between the first and the last has no name
+        return f"was killed by signal {-code}"
