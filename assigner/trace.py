@@ -132,14 +132,29 @@ class Trace:
         _check(self)
 
     @cached_property
-    def step_s(self) -> tuple[float, ...]:
-        """Seconds of each step: from its start on the first worker that began it to its end on the last."""
-        spans: dict[int, list[tuple[float, float]]] = {n: [] for n in range(self.steps)}
+    def spans(self) -> tuple[tuple[float, float], ...]:
+        """When each step began and ended, in seconds.
+
+        Steps overlap: a worker that is done with its update begins the next one and waits there, while another is at
+        its update still. So a step ends with its last worker, and begins when the one before it has ended, or when its
+        first worker begins, whichever is later. The first one begins with its last worker.
+        """
+        starts: list[list[float]] = [[] for _ in range(self.steps)]
+        ends: list[list[float]] = [[] for _ in range(self.steps)]
         for worker in self.workers:
             for action in worker.actions:
                 if action.kind == "step":
-                    spans[action.step].append((action.start_s, action.end_s))
-        return tuple(max(end for _, end in span) - min(start for start, _ in span) for span in spans.values())
+                    starts[action.step].append(action.start_s)
+                    ends[action.step].append(action.end_s)
+        found = [(max(starts[0]), max(ends[0]))]
+        for start, end in zip(starts[1:], ends[1:], strict=True):
+            found.append((max(min(start), found[-1][1]), max(end)))
+        return tuple(found)
+
+    @property
+    def step_s(self) -> tuple[float, ...]:
+        """Seconds of each step, as the next one has to wait for it."""
+        return tuple(end - start for start, end in self.spans)
 
 
 def _check(trace: Trace) -> None:

@@ -130,19 +130,14 @@ class _Notes:
 def observe(trace: Trace) -> Observed:
     """Read a trace."""
     notes, tails = _Notes(), []
-    begins = dict.fromkeys(range(trace.steps), float("inf"))
-    ends = dict.fromkeys(range(trace.steps), 0.0)
     parts: dict[tuple[str, int], list[TracedAction]] = defaultdict(list)
     for worker in trace.workers:
         for action in worker.actions:
-            if action.kind == "step":
-                begins[action.step] = min(begins[action.step], action.start_s)
-                ends[action.step] = max(ends[action.step], action.end_s)
-            elif action.kind != "send":
+            if action.kind not in ("step", "send"):
                 parts[worker.worker, action.step].append(action)
-    for step in range(trace.steps):
-        last = max(notes.read(each.worker, parts[each.worker, step], begins[step]) for each in trace.workers)
-        tails.append(max(0.0, ends[step] - last))
+    for step, (start, end) in enumerate(trace.spans):
+        last = max(notes.read(each.worker, parts[each.worker, step], start) for each in trace.workers)
+        tails.append(max(0.0, end - last))
     return Observed(
         step=Samples(trace.step_s), tail=Samples(tuple(tails)), flights=_samples(_flights(trace)),
         compute=_samples(notes.compute), before=_samples(notes.before), behind=_samples(notes.behind),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from assigner.marking import Piece
 
 _GROUPS = 7
+_DEAREST = 1.25  # forwards: the dearest recompute that was seen, of an embedding whose dropout is drawn again
 _MARGIN = 1.4  # the heap's holes: 1.7 to 2.5 times the tensors' bytes in runs of the same partition (glibc 2.36)
 _MOST_HEAP = 4.0
 _NOISE_BYTES = 4 << 20  # that a process grows by for other reasons
@@ -177,21 +178,24 @@ class PartitionBench:
     def _runner(self, again: bool) -> PartitionRunner:
         return self.again if again else self.runner
 
-    def recompute_s(self, stored_s: float) -> float | None:
+    def recompute_s(self, forward_s: float, backward_s: float) -> float | None:
         """How much longer a micro-batch takes where the partition rematerialises; None: it was never run so.
 
         Each such run is compared with the one just before it: what disturbs the machine disturbs both. The median is
-        that of a few means, as in `Sample`.
+        that of a few means, as in `Sample`. It is no more than a forward and a little: what goes beyond is the noise of
+        a backward that takes far longer than its forward.
 
         Args:
-            stored_s: Seconds of its forward and backward where it does not.
+            forward_s: Seconds of its forward where it does not.
+            backward_s: Seconds of its backward where it does not.
         """
         if not self.compared:
             return None
         size = math.ceil(len(self.compared) / _GROUPS)
         groups = [self.compared[n : n + size] for n in range(0, len(self.compared), size)]
         ratios = [sum(again for _, again in group) / sum(stored for stored, _ in group) for group in groups]
-        return stored_s * max(0.0, statistics.median(ratios) - 1)
+        longer_s = (forward_s + backward_s) * (statistics.median(ratios) - 1)
+        return min(max(0.0, longer_s), _DEAREST * forward_s)
 
     def bytes(self) -> PartitionBytes:
         """What it keeps between forward and backward, and what it needs besides while it runs."""

@@ -236,7 +236,7 @@ class ComputeShare:
         return Measurement(
             point.partition, self.worker, point.micro_batch, forward.median, backward.median, update.sample.median,
             took.activation_bytes, workspace, forward.count, max(forward.spread, backward.spread),
-            update_spread=update.sample.spread, recompute_s=bench.recompute_s(forward.median + backward.median),
+            update_spread=update.sample.spread, recompute_s=bench.recompute_s(forward.median, backward.median),
         )  # fmt: skip
 
     def _infeasible(self, point: Point, error: MemoryError) -> Measurement:

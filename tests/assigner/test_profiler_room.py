@@ -202,11 +202,12 @@ def test_the_extra_time_of_a_rematerialised_run_is_a_ratio(graph: PartitionGraph
     """The middle ratio of the compared runs, on the stored one's time, never below zero."""
     bench = make_bench(graph, math.inf)
     bench.compared = [(1.0, 1.5), (2.0, 3.0), (1.0, 9.0)]
-    assert bench.recompute_s(10.0) == pytest.approx(5.0)
+    assert bench.recompute_s(5.0, 5.0) == pytest.approx(5.0)
+    assert bench.recompute_s(1.0, 9.0) == pytest.approx(1.25)  # no more than a forward and a little
     bench.compared = [(1.0, 0.9)]
-    assert bench.recompute_s(10.0) == 0.0
+    assert bench.recompute_s(5.0, 5.0) == 0.0
     bench.compared = []
-    assert bench.recompute_s(10.0) is None
+    assert bench.recompute_s(5.0, 5.0) is None
 
 
 def test_the_walk_goes_on_without_the_memory_for_it(graph: PartitionGraph) -> None:

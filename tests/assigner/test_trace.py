@@ -53,9 +53,19 @@ def test_files_give_back_what_was_written(tmp_path) -> None:
     save_trace(GOOD, path, force=True)
 
 
-def test_a_step_lasts_from_its_first_start_to_its_last_end() -> None:
-    """Over all workers, step by step."""
-    assert GOOD.step_s == (1.25, 1.0)
+def test_steps_that_overlap_are_counted_once() -> None:
+    """The first step from its last start; the second, which a worker began early, from the end of the first."""
+    assert GOOD.spans == ((0.25, 1.25), (1.25, 2.0))
+    assert GOOD.step_s == (1.0, 0.75)
+
+
+def test_what_passes_between_two_steps_is_of_neither() -> None:
+    """A batch that is made in between takes no time of a step."""
+    late = (
+        WorkerTrace(FIRST, (step(0, 0.0, 1.0), step(1, 3.0, 4.0)), 0.0, 0.0),
+        WorkerTrace(SECOND, (step(0, 0.0, 1.5), step(1, 2.5, 4.25)), 0.0, 0.0),
+    )
+    assert replace(GOOD, workers=late).spans == ((0.0, 1.5), (2.5, 4.25))
 
 
 def test_both_ends_name_one_route() -> None:
