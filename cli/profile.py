@@ -111,6 +111,8 @@ def profile_command(
             )
         _merge_files(merge, output, force=force)
         return
+    # torch reads it when it is imported: its memory profiler warns of every block that is older than a measurement
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from assigner.profiler import Output, ProfileOptions
     from assigner.profiler.session import RESERVE
 
@@ -206,8 +208,6 @@ def _kept(output: Path, workers: int) -> str | None:
 
 def _measure_as_rank(entry: str, options: "ProfileOptions", files: "Output", *, threads: int) -> None:
     """One rank of a run that is going on; rank 0 writes the file."""
-    # torch reads it when it is imported: its memory profiler warns of every block that is older than a measurement
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch
 
     from assigner.profiler import profile_workload
