@@ -39,13 +39,14 @@ Count = Annotated[int, Range(1)]
 Share = Annotated[float, Range(0, 1)]
 
 
-def _show(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as it stands in a message: its JSON, cut where it is long."""
     text = json.dumps(value, default=repr)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _bad(path: str, value: object, allowed: str) -> FormatError:
-    return FormatError(f"{path or 'document'}: {_show(value)} is not allowed; expected {allowed}")
+    return FormatError(f"{path or 'document'}: {shown(value)} is not allowed; expected {allowed}")
 
 
 def _number(value: Any, *, whole: bool, limits: Range, path: str) -> Any:
@@ -117,7 +118,7 @@ def decode(hint: Any, value: Any, path: str = "") -> Any:
         return tuple(decode(item, each, f"{path}[{n}]") for n, each in enumerate(value))
     if origin is Literal:
         if value not in get_args(hint):
-            raise _bad(path, value, " or ".join(map(_show, get_args(hint))))
+            raise _bad(path, value, " or ".join(map(shown, get_args(hint))))
         return value
     if hint is float or hint is int:
         return _number(value, whole=hint is int, limits=limits, path=path)
@@ -230,7 +231,7 @@ def _check_head(document: Any, *, name: str, major: int) -> None:
         raise _bad("", document, "an object")
     if document.get("kind") != name:
         raise FormatError(
-            f"kind: {_show(document.get('kind'))} is not allowed; expected {name!r}",
+            f"kind: {shown(document.get('kind'))} is not allowed; expected {name!r}",
             hint=f"this command reads a {name} here",
         )
     version = document.get("format_version")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.caution import cautioned, other_warnings, outdated
+from assigner.document import shown
 from assigner.errors import FormatError
 from assigner.location import Location
 
@@ -109,8 +110,8 @@ def check_same_workload(here: WorkloadReference, there: WorkloadReference, *, na
         ours, theirs = getattr(here, what), getattr(there, what)
         if ours != theirs:
             raise FormatError(
-                f"{names[1]} was measured of another workload than {names[0]}: its {what} is {_short(theirs)}, not"
-                f" {_short(ours)}",
+                f"{names[1]} was measured of another workload than {names[0]}: its {what} is {shown(theirs)}, not"
+                f" {shown(ours)}",
                 hint="profile the same model with the same marks, batch size and optimizer in both places",
             )
 
@@ -130,11 +131,6 @@ def check_same_partitions(kinds: Mapping[str, str], other: Profile, *, names: tu
     if theirs != kinds:
         unlike = sorted(set(kinds.items()) ^ set(theirs.items()))[0][0]
         raise FormatError(f"{names[1]} has other partitions than {names[0]}: they differ in {unlike!r}")
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 24 else text[:21] + "..."
 
 
 def _renumbered(profile: Profile, offset: int) -> Profile:

@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from running_ranks import wait_for_rank
 
 from assigner.cost import CostModel
 from assigner.plan import load_plan
 from assigner.profile import load_profile
 from assigner.simulate import predict
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.distributed
 
@@ -157,22 +161,6 @@ def test_a_killed_rank_ends_the_run(root: Path, profiled: Path) -> None:
             run.communicate()
     assert run.returncode == 7
     assert "worker:1 was killed by SIGKILL" in said
-
-
-def wait_for_rank(launcher: int, rank: int) -> int:
-    """The process id of a rank under a launcher, once it trains."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                environment = (entry / "environ").read_bytes().split(b"\0")
-            except (OSError, IndexError):
-                continue  # a process that ended while it was looked at
-            if parent == launcher and f"RANK={rank}".encode() in environment:
-                return int(entry.name)
-        time.sleep(0.1)
-    raise AssertionError("the rank never started")
 
 
 @pytest.mark.lab

@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from running_ranks import wait_for_rank
 
 from assigner.cost import CostModel
 from assigner.document import decode
@@ -19,6 +19,7 @@ from assigner.profile import Measurement, load_profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.distributed
 
@@ -81,19 +82,6 @@ class Folder:
         return found
 
 
-def rank_of(launcher: int, rank: int) -> int:
-    """The process id of a rank under a launcher."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            environment = (entry / "environ").read_bytes().split(b"\0")
-        except (OSError, IndexError):
-            continue  # a process that ended while it was looked at
-        if parent == launcher and f"RANK={rank}".encode() in environment:
-            return int(entry.name)
-    raise AssertionError("there is no such rank")
-
-
 @pytest.fixture(scope="module")
 def folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Folder:
     return Folder(root, tmp_path_factory.mktemp("resume"))
@@ -105,7 +93,7 @@ def kept(folder: Folder) -> Iterator[dict[tuple[str, str, int], Measurement]]:
     sizes = ("--micro-batches", ",".join(map(str, SIZES)))
     code, said = folder.interrupt(
         *sizes, when=lambda: len({worker for _, worker, _ in folder.points()}) == 2,
-        how=lambda run: os.kill(rank_of(run, 1), signal.SIGKILL),
+        how=lambda run: os.kill(wait_for_rank(run, 1), signal.SIGKILL),
     )  # fmt: skip
     assert code == 6
     assert "worker:1 was killed by SIGKILL" in said

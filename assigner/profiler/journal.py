@@ -15,7 +15,7 @@ import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from assigner.document import Count, decode, encode
+from assigner.document import Count, decode, encode, shown
 from assigner.errors import FormatError
 from assigner.location import Location
 from assigner.profile import Measurement
@@ -190,7 +190,7 @@ class Journal:
 
     def _check_head(self, there: Head) -> None:
         unlike = [
-            f"{each.name} {_short(getattr(there, each.name))} there, {_short(getattr(self.head, each.name))} now"
+            f"{each.name} {shown(getattr(there, each.name))} there, {shown(getattr(self.head, each.name))} now"
             for each in fields(Head)
             if getattr(there, each.name) != getattr(self.head, each.name)
         ]
@@ -219,8 +219,3 @@ class Journal:
             raise FormatError(f"the link to {found.target}: sizes must grow, each once; found {sizes[:6]}")
         if max(found.sender_busy, found.receiver_busy) > 1:
             raise FormatError(f"the link to {found.target}: busy shares go from 0 to 1")
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else text[:37] + "..."
