@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -14,6 +15,9 @@ from assigner.location import Location
 
 if TYPE_CHECKING:
     from assigner.plan import Plan
+
+
+_groups = itertools.count()  # the n-th group of every rank is the same one
 
 
 def join_run(plan: Plan, timeout_s: float) -> bool:
@@ -30,7 +34,10 @@ def join_run(plan: Plan, timeout_s: float) -> bool:
                 f"the plan needs {plan.world_size} ranks, and this process was started alone",
                 hint="assigner run PLAN -- SCRIPT starts them on this host; torchrun on several",
             )
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+        store, rank, ranks = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+        # The launcher's store outlives a group: a second one of this process would read the first one's addresses.
+        own = dist.PrefixStore(f"assigner/group {next(_groups)}", store)
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout_s))
         made = True
     ranks = dist.get_world_size()
     if ranks < plan.world_size:

@@ -148,3 +148,8 @@ def test_a_quiet_end(failures, case):
     """Ranks that end seconds apart, or never close their pipeline, end without an error."""
     assert failures[case]["codes"] == [0, 0, 0]
     assert failures[case]["stderr"] == ["", "", ""]
+
+
+def test_pipelines_one_after_another():
+    """Each pipeline of a process meets the others' addresses of its own group, never those of the one before."""
+    start("-m", "torch.distributed.run", "--nproc-per-node", "2", RUNS / "rejoining.py")

@@ -1,0 +1,28 @@
+"""On two ranks: pipelines one after another in one process, each in a process group of its own.
+
+torchrun --nproc-per-node 2 tests/runs/rejoining.py
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from assigner import Pipeline
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
+
+from workloads import make_plan, skips
+
+made = skips()
+plan = make_plan(made, [(0, ["parts.0", "parts.1"]), (1, ["parts.2", "last"])])
+batch = made.make_batch(8, 0)
+losses = []
+for _ in range(6):
+    with Pipeline(made, plan) as pipeline:
+        losses.append(pipeline.step(batch))
+    if os.environ["RANK"] == "1":
+        time.sleep(0.2)  # rank 0 is in the next group's rendezvous before rank 1 has written its new address
+assert losses == losses[:1] * 6, losses
