@@ -2,6 +2,7 @@
 
 assigner run plan.json -- examples/train.py --steps 50
 torchrun --nproc-per-node 2 examples/train.py --plan plan.json --steps 50
+mpirun -n 2 python examples/train.py --plan plan.json --steps 50        (srun likewise)
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import assigner
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-REMAT = {"plan": None, "always": True, "never": False}
+REMAT = ("plan", "always", "never")
 LINE_EVERY_S = 2.0
 
 
@@ -59,9 +60,7 @@ def train(options: argparse.Namespace) -> None:
         raise assigner.UsageError(f"--trace: of the plan's {plan.workload.batch_size} rows a step, not {rows}")
     losses: list[float] = []
     seconds: list[float] = []
-    with assigner.Pipeline(
-        workload, plan, remat=REMAT[options.remat], check_memory=not options.no_memory_check
-    ) as pipeline:
+    with assigner.Pipeline(workload, plan, remat=options.remat, check_memory=not options.no_memory_check) as pipeline:
         if options.resume:
             pipeline.load(options.resume)
         progress = Progress(options.steps, rows, silent=pipeline.rank != 0)
@@ -134,7 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         train(parse_options(arguments))
     except assigner.AssignerError as error:
-        rank = f"worker:{os.environ['RANK']}: " if "RANK" in os.environ else ""
+        mine = assigner.launched_rank()
+        rank = "" if mine is None else f"worker:{mine}: "
         print(f"{rank}error: {error.message}", file=sys.stderr)
         if error.hint:
             print(f"{rank}hint: {error.hint}", file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ messages of their directed pair, so that each has a tag of its own.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -38,9 +39,8 @@ class Lane:
 
     def __init__(self, rank: int, workers: int, *, device: torch.device, timeout_s: float) -> None:
         self.rank, self.workers, self.device = rank, workers, device
-        others = [each for each in range(workers) if each != rank]
-        routes = [_route(rank, each) for each in others] + [_route(each, rank) for each in others]
-        self._transport = Transport(dict.fromkeys(routes, 0), device=device, timeout_s=timeout_s)
+        self._transport = Transport(device=device, timeout_s=timeout_s)
+        self._transport.know(_route(source, target) for source, target in itertools.permutations(range(workers), 2))
         self._sent: Counter[int] = Counter()
         self._posted: Counter[int] = Counter()
         self._received: Counter[int] = Counter()

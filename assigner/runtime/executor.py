@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,11 @@ from assigner.runtime.transport import Message, Transport
 from assigner.schedule import Action, Kind, Payload, Program, Route
 
 if TYPE_CHECKING:
+    from torch import fx
+
+    from assigner.runtime.membership import Membership
     from assigner.runtime.recorder import Recorder, Span
+    from assigner.workload import Workload
 
 _COMPUTE = (Kind.FORWARD, Kind.BACKWARD)
 _AHEAD = 2  # the receives of so many forwards and backwards to come are posted
@@ -54,40 +58,54 @@ class Executor:
 
     Args:
         graph: The model's partitions.
-        runners: The partitions of this worker, in its order.
-        transport: None where the plan has one worker.
-        device: Where this worker computes.
-        seed: Of all randomness in training.
+        modules: The forwards of this worker's partitions, in its order.
+        member: This process in the run: it carries the messages, and knows what is being done.
+        workload: The loss and the seed.
+        rematerialise: The partitions that keep no graph and run their forward again.
 
     Attributes:
-        at: What is being done; for errors.
         recorder: Notes what is done, while a trace is made.
     """
 
     def __init__(
         self,
         graph: PartitionGraph,
-        runners: Mapping[str, PartitionRunner],
-        transport: Transport | None,
+        modules: Mapping[str, fx.GraphModule],
+        member: Membership,
+        workload: Workload,
         *,
-        device: torch.device,
-        seed: int,
+        rematerialise: Container[str],
     ) -> None:
-        self.graph, self.runners, self.transport = graph, runners, transport
-        self.device, self.seed = device, seed
-        self.local_readers = Counter(value for runner in runners.values() for value in runner.piece.reads)
-        self.at = "the start"
+        self.graph, self.member = graph, member
+        self.loss, self.seed = workload.loss, workload.seed
+        self.device = member.device
+        self.runners = {
+            name: self._runner(name, module, rematerialise=name in rematerialise) for name, module in modules.items()
+        }
+        self.local_readers = Counter(value for name in modules for value in graph.piece[name].reads)
         self.recorder: Recorder | None = None
         self.step: _Step | None = None
 
-    def run(self, program: Program, worker: str, micro_batches: Sequence[MicroBatch], number: int) -> float:
+    def _runner(self, name: str, module: fx.GraphModule, *, rematerialise: bool) -> PartitionRunner:
+        piece = self.graph.piece[name]
+        gradients = self.graph.output_gradients(piece)
+        finish = self._weighted_loss if piece is self.graph.last else None
+        return PartitionRunner(piece, module, self.device, rematerialise, gradients, finish)
+
+    @property
+    def transport(self) -> Transport:
+        """To the other ranks; only asked for where there are some."""
+        assert self.member.transport is not None
+        return self.member.transport
+
+    def run(self, program: Program, micro_batches: Sequence[MicroBatch], number: int) -> float:
         """Run forwards and backwards of one step; gradients add up in the parameters.
 
         Returns:
             The step's loss where the last partition runs, else 0.
         """
         self.step = _Step(number, micro_batches)
-        actions = [action for action in program.actions.get(worker, ()) if action.micro_batch >= 0]
+        actions = [action for action in program.actions.get(self.member.name, ()) if action.micro_batch >= 0]
         ahead = self._post_ahead(actions)
         next(ahead, None)
         for action in actions:
@@ -112,24 +130,24 @@ class Executor:
                     yield
 
     def exchange_ties(
-        self, program: Program, worker: str, gradient_of: Mapping[int, torch.Tensor]
+        self, program: Program, gradient_of: Mapping[int, torch.Tensor]
     ) -> dict[int, list[tuple[str, torch.Tensor]]]:
         """Send this worker's gradients of shared parameters and receive the others'.
 
         Args:
             program: The step's program.
-            worker: This worker.
             gradient_of: The gradient of each tie, by its number.
 
         Returns:
             tie -> (worker, gradient) of every holder, this one too, in the order of the workers' names.
         """
-        found = {number: [(worker, gradient)] for number, gradient in gradient_of.items()}
-        routes = [action for action in program.actions.get(worker, ()) if action.route and action.micro_batch < 0]
+        found = {number: [(self.member.name, gradient)] for number, gradient in gradient_of.items()}
+        routes = [
+            action for action in program.actions.get(self.member.name, ()) if action.route and action.micro_batch < 0
+        ]
         for action in routes:
             assert action.route is not None
-            assert self.transport is not None
-            self.at = f"the exchange of shared parameter {self.graph.ties[action.route.output].parameter!r}"
+            self.member.at = f"the exchange of shared parameter {self.graph.ties[action.route.output].parameter!r}"
             message, mine = Message(action.route, -1), gradient_of[action.route.output]
             span = None if self.recorder is None else self.recorder.begin(action)
             if action.kind is Kind.SEND:
@@ -141,7 +159,7 @@ class Executor:
 
     def update(self, optimizer: torch.optim.Optimizer | None) -> None:
         """The program's last action."""
-        self.at = "the optimizer's update"
+        self.member.at = "the optimizer's update"
         span = None if self.recorder is None else self.recorder.begin(Action(Kind.UPDATE, -1, -1))
         if optimizer is not None:
             optimizer.step()
@@ -154,11 +172,10 @@ class Executor:
         for runner in self.runners.values():
             runner.forget()
 
-    def last_loss(self, outputs: Sequence[torch.Tensor], micro_batch: int, loss: Any) -> tuple[torch.Tensor, ...]:
+    def _weighted_loss(self, outputs: Sequence[torch.Tensor], micro_batch: int) -> tuple[torch.Tensor, ...]:
         """The weighted loss of one micro-batch, from what the last partition returned."""
-        assert self.step is not None
-        cut = self.step.micro_batches[micro_batch]
-        value = loss(self.graph.rebuild_output(outputs), _to_device(cut.targets, self.device))
+        cut = self._stepped.micro_batches[micro_batch]
+        value = self.loss(self.graph.rebuild_output(outputs), _to_device(cut.targets, self.device))
         if not isinstance(value, torch.Tensor) or value.dim():
             given = (
                 f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
@@ -203,7 +220,7 @@ class Executor:
 
     def _forward(self, runner: PartitionRunner, micro_batch: int) -> None:
         name = runner.piece.name
-        self.at = f"forward of partition {name!r}, micro-batch {micro_batch}"
+        self.member.at = f"forward of partition {name!r}, micro-batch {micro_batch}"
         outputs = runner.forward(self._place(micro_batch), *self._inputs(runner, micro_batch))
         if runner.finish is not None:
             self._stepped.losses.append(outputs[0])
@@ -222,7 +239,7 @@ class Executor:
 
     def _backward(self, runner: PartitionRunner, micro_batch: int) -> None:
         piece = runner.piece
-        self.at = f"backward of partition {piece.name!r}, micro-batch {micro_batch}"
+        self.member.at = f"backward of partition {piece.name!r}, micro-batch {micro_batch}"
         gradients = [
             None if runner.finish else self._gradient(Value(piece.name, index), micro_batch)
             for index in range(len(runner.gradients))
@@ -251,10 +268,9 @@ class Executor:
 
     def _send(self, action: Action, span: Span | None) -> None:
         assert action.route is not None
-        assert self.transport is not None
         route, micro_batch = action.route, action.micro_batch
         value = Value(route.partition, route.output)
-        self.at = f"the send of {_what(route)}, micro-batch {micro_batch}"
+        self.member.at = f"the send of {_what(route)}, micro-batch {micro_batch}"
         if route.payload is Payload.GRADIENT:
             leaf = self._stepped.leaves.pop((value, micro_batch))
             tensor = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
@@ -274,18 +290,16 @@ class Executor:
 
     def _post(self, action: Action) -> None:
         assert action.route is not None
-        assert self.transport is not None
         route = action.route
-        self.at = f"getting ready for {_what(route)} from {route.source}, micro-batch {action.micro_batch}"
+        self.member.at = f"getting ready for {_what(route)} from {route.source}, micro-batch {action.micro_batch}"
         shape = self.graph.values[Value(route.partition, route.output)]
         inputs = self._stepped.micro_batches[action.micro_batch].inputs
         self.transport.post(Message(route, action.micro_batch), shape.sizes(inputs), shape.dtype)
 
     def _receive(self, action: Action, span: Span | None) -> None:
         assert action.route is not None
-        assert self.transport is not None
         route, micro_batch = action.route, action.micro_batch
-        self.at = f"the receive of {_what(route)} from {route.source}, micro-batch {micro_batch}"
+        self.member.at = f"the receive of {_what(route)} from {route.source}, micro-batch {micro_batch}"
         tensor = self.transport.receive(Message(route, micro_batch), span)
         value = Value(route.partition, route.output)
         if route.payload is Payload.GRADIENT:

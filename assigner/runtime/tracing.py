@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from assigner.runtime.transport import Transport
 
-_REMAT: dict[bool | None, Literal["plan", "always", "never"]] = {None: "plan", True: "always", False: "never"}
-
 
 @dataclass(frozen=True)
 class TraceSettings:
@@ -37,13 +35,13 @@ class TraceSettings:
     Args:
         plan: The run's plan.
         worker: This rank's worker; None: it holds no stage.
-        remat: What the run does instead of the plan's rematerialisation: all, none; None: as planned.
+        remat: What is rematerialised: as the plan says, all, or nothing.
         base_bytes: What this process held before it built its partitions.
     """
 
     plan: Plan
     worker: str | None
-    remat: bool | None
+    remat: Literal["plan", "always", "never"]
     base_bytes: int
 
 
@@ -109,7 +107,7 @@ class Tracing:
             schedule=plan.schedule,
             micro_batches=plan.micro_batches,
             micro_batch_size=plan.micro_batch_size,
-            remat=_REMAT[self.settings.remat],
+            remat=self.settings.remat,
             steps=len(self.recorder.steps),
             workers=_from_zero([found[worker] for worker in plan.workers]),
         )

@@ -24,11 +24,13 @@ from assigner.runtime.clock import ClockComparison, answer_clock, compare_clock
 from assigner.schedule import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable
 
     from assigner.runtime.recorder import Span
 
 T = TypeVar("T")
+
+_MOST_MICRO_BATCHES = 1 << 15  # of a step; a tag has 31 bits
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,12 @@ class Transport:
     """Sends and receives of one rank.
 
     Args:
-        numbers: A number for every route of the program, the same on all ranks.
         device: Where received tensors go.
         timeout_s: A wait for another rank that takes longer fails.
     """
 
-    def __init__(self, numbers: Mapping[Route, int], *, device: torch.device, timeout_s: float) -> None:
-        self.numbers = numbers
+    def __init__(self, *, device: torch.device, timeout_s: float) -> None:
+        self._numbers: dict[Route, int] = {}
         self.device = device
         self.timeout = timedelta(seconds=timeout_s)
         self._posted: dict[Message, tuple[torch.Tensor, dist.Work]] = {}
@@ -73,8 +74,13 @@ class Transport:
         self._thread = threading.Thread(target=self._finish_sends, name="assigner-sends", daemon=True)
         self._thread.start()
 
+    def know(self, routes: Iterable[Route]) -> None:
+        """Number the routes of a program that have no number yet; every rank knows the same programs in one order."""
+        for route in routes:
+            self._numbers.setdefault(route, len(self._numbers))
+
     def _tag(self, message: Message) -> int:
-        return 1 + self.numbers[message.route] + len(self.numbers) * (message.micro_batch + 1)
+        return 1 + self._numbers[message.route] * _MOST_MICRO_BATCHES + message.micro_batch + 1
 
     def post(self, message: Message, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Get ready to receive a message; a second call for the same one does nothing."""

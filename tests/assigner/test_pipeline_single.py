@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 EXACT = 1e-10
 
 
-@pytest.mark.parametrize("remat", [None, True, False])
+@pytest.mark.parametrize("remat", ["plan", "always", "never"])
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
 def test_ten_steps_equal_the_plain_model(micro_batches, remat):
     """Loss, gradients and weights after ten steps do not depend on micro-batches and rematerialisation."""
@@ -56,7 +56,7 @@ def test_other_shapes_of_model_are_exact(make):
     """Skips, branches, several inputs and an output that is a dict change nothing."""
     made = make()
     reference = Reference(made)
-    with Pipeline(made, make_plan(made), remat=True) as pipeline:
+    with Pipeline(made, make_plan(made), remat="always") as pipeline:
         for n in range(3):
             batch = made.make_batch(8, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
@@ -125,7 +125,7 @@ def test_dropout_is_the_same_under_remat():
     """A recompute draws the masks of the first forward: losses and weights are equal to the last bit."""
     made = language(dropout=0.3)
     results = []
-    for remat in (False, True):
+    for remat in ("never", "always"):
         with Pipeline(made, make_plan(made), remat=remat) as pipeline:
             losses = [pipeline.step(made.make_batch(8, n)) for n in range(3)]
             results.append((losses, {name: each.detach().clone() for name, each in pipeline.named_parameters()}))
@@ -147,9 +147,9 @@ def test_running_statistics_count_a_micro_batch_once():
     made = workload(normalised)
     reference = Reference(made)
     with (
-        Pipeline(made, make_plan(made, micro_batches=1), remat=True) as whole,
-        Pipeline(made, make_plan(made, micro_batches=2), remat=True) as again,
-        Pipeline(made, make_plan(made, micro_batches=2), remat=False) as stored,
+        Pipeline(made, make_plan(made, micro_batches=1), remat="always") as whole,
+        Pipeline(made, make_plan(made, micro_batches=2), remat="always") as again,
+        Pipeline(made, make_plan(made, micro_batches=2), remat="never") as stored,
     ):
         for n in range(3):
             batch = made.make_batch(8, n)
@@ -178,7 +178,7 @@ class Partly(nn.Module):
         return self.last(torch.tanh(self.two[1](x)))
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", ["never", "always"])
 def test_frozen_unused_and_idle(remat):
     """Frozen weights stay, and neither an unused output nor a parameter without gradient disturbs the step."""
     made = workload(Partly, "frozen", "two.*", "last")
@@ -204,7 +204,7 @@ class Counted(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.parametrize(("remat", "forwards"), [(False, 4), (None, 6), (True, 8)])
+@pytest.mark.parametrize(("remat", "forwards"), [("never", 4), ("plan", 6), ("always", 8)])
 def test_a_recompute_is_one_forward(remat, forwards):
     """A rematerialised partition runs forward exactly once more for each micro-batch, and no other one does."""
     made = workload(lambda: nn.Sequential(Counted(8, 8), Counted(8, 1)))
@@ -226,7 +226,7 @@ class Overwriting(nn.Module):
         return self.linear(x)
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", ["never", "always"])
 def test_in_place_first_operation(remat):
     """A partition may change what it reads in place, be it the batch or another partition's output."""
     made = workload(lambda: nn.Sequential(Overwriting(), Overwriting(), nn.Identity(), Overwriting(), nn.Linear(8, 1)))
@@ -251,7 +251,7 @@ def test_a_partition_shared_in_the_forward():
 
     made = workload(Twice, "one", "two")
     reference = Reference(made)
-    with Pipeline(made, make_plan(made), remat=True) as pipeline:
+    with Pipeline(made, make_plan(made), remat="always") as pipeline:
         batch = made.make_batch(8, 0)
         assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
         assert reference.gradient_distance(pipeline.gradients()) < EXACT

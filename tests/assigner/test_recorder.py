@@ -157,7 +157,7 @@ def test_clocks_that_agree_stretch_no_duration():
 def test_one_process_needs_no_group(tmp_path):
     """A plan on one worker is traced without a launcher; the first action is at 0 s, on an exact clock."""
     made = language()
-    with Pipeline(made, make_plan(made), remat=True) as pipeline:
+    with Pipeline(made, make_plan(made), remat="always") as pipeline:
         with pipeline.trace(tmp_path / "trace.json"):
             losses = [pipeline.step(made.make_batch(8, n)) for n in range(2)]
         assert all(loss > 0 for loss in losses)

@@ -31,8 +31,8 @@ def test_a_plan_that_fits_is_built(plan: Plan) -> None:
         assert pipeline.partitions == plan.partitions
 
 
-@pytest.mark.parametrize("remat", [None, False])
-def test_a_plan_above_its_own_capacity_is_refused(plan: Plan, remat: bool | None) -> None:
+@pytest.mark.parametrize("remat", ["plan", "never"])
+def test_a_plan_above_its_own_capacity_is_refused(plan: Plan, remat: str) -> None:
     """The worker, what the plan needs and what there is; with the check off it is built."""
     workload, large = assigner.load_workload(ENTRY), predicted(plan, peak=2.4e6, capacity=2e6)
     with pytest.raises(assigner.InfeasibleError, match=r"worker:0/cpu: the plan needs 2\.29 MiB .* has 1\.91 MiB"):
@@ -51,5 +51,5 @@ def test_a_plan_above_what_is_free_now_is_refused(plan: Plan, monkeypatch: pytes
 def test_rematerialising_everything_needs_less_than_was_predicted(plan: Plan) -> None:
     """So the prediction says nothing of such a run, and it is not refused."""
     large = predicted(plan, peak=2.4e6, capacity=2e6)
-    with assigner.Pipeline(assigner.load_workload(ENTRY), large, remat=True) as pipeline:
+    with assigner.Pipeline(assigner.load_workload(ENTRY), large, remat="always") as pipeline:
         assert pipeline.partitions == plan.partitions

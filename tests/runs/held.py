@@ -39,7 +39,7 @@ class Wide(nn.Module):
         return self.second(torch.tanh(self.first(x)).mean(1, keepdim=True))
 
 
-def traced(path: Path, *, remat: bool) -> None:
+def traced(path: Path, *, remat: str) -> None:
     torch.set_num_threads(1)
     recorder.LOOK_EVERY_S = 0
     made = workload(Wide, "*", batch=numbers, rows=64)
@@ -50,9 +50,9 @@ def traced(path: Path, *, remat: bool) -> None:
 def main(folder: Path) -> None:
     child = os.fork()
     if not child:
-        traced(folder / "again.json", remat=True)
+        traced(folder / "again.json", remat="always")
         os._exit(0)
-    traced(folder / "kept.json", remat=False)
+    traced(folder / "kept.json", remat="never")
     assert os.waitpid(child, 0)[1] == 0
 
 

@@ -1,0 +1,149 @@
+"""This process as a member of its run: its rank and worker, the messages to the others, and one end for all.
+
+Whatever a rank does for the run stands in a `guarded` block: a failure in it is told to every rank, and a failure
+elsewhere comes out of it as that other rank's error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from assigner.errors import UsageError
+from assigner.location import Location
+from assigner.runtime.failure import FailureWatch
+from assigner.runtime.process import join_run, set_threads, worker_device
+from assigner.runtime.rendezvous import farewell, group_store, leave_group
+from assigner.runtime.transport import LostConnectionError, Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from assigner.plan import Plan
+
+
+_count = itertools.count()  # the n-th membership of every rank is of the same run
+
+
+class Membership:
+    """One rank's part in a run. Every rank makes one, and calls the same methods in the same order.
+
+    Args:
+        plan: What the run executes.
+        timeout_s: A wait for another rank that takes longer ends with an error.
+
+    Attributes:
+        rank: This process's rank.
+        worker: Its worker, `worker:1/cpu`; None: the plan leaves this rank out.
+        device: Where it computes.
+        transport: To the other ranks; None: there are none.
+        at: What is being done; for errors.
+        on_leaving: Called first when this process leaves the run.
+
+    Raises:
+        UsageError: fewer ranks than the plan needs, or a device that this rank has not.
+    """
+
+    def __init__(self, plan: Plan, *, timeout_s: float) -> None:
+        self.at = "the start"
+        self.on_leaving: Callable[[], None] | None = None
+        self.transport: Transport | None = None
+        self._watch: FailureWatch | None = None
+        self._left = False
+        self._owns_group = join_run(plan, timeout_s)
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.take_place(plan)
+        if dist.is_initialized():
+            self.transport = Transport(device=self.device, timeout_s=timeout_s)
+            own = dist.PrefixStore(f"pipeline {next(_count)}", group_store().clone())  # type: ignore[attr-defined]
+            self._watch = FailureWatch(own, self.name)
+
+    def take_place(self, plan: Plan) -> None:
+        """Be the worker that a plan has for this rank, on its device and with its threads."""
+        mine = [worker for worker in plan.workers if Location.parse(worker).rank == self.rank]
+        self.worker = mine[0] if mine else None
+        self.device = worker_device(self.worker)
+        set_threads(plan, self.worker)
+
+    @property
+    def name(self) -> str:
+        """This rank in messages."""
+        return self.worker or f"worker:{self.rank}"
+
+    @contextlib.contextmanager
+    def guarded(self, at: str) -> Iterator[None]:
+        """Tell every rank of a failure in the block, and learn of theirs.
+
+        Raises:
+            WorkerError: another rank failed; the message has its error.
+            UsageError: this process has left the run.
+        """
+        if self._left:
+            raise UsageError("this pipeline has left its run: it was closed, or it failed", hint="make a new one")
+        self.at = at
+        try:
+            yield
+        except LostConnectionError as error:
+            assert self._watch is not None
+            failure = self._watch.lost(error.peer, self.at, error)
+            self._leave()
+            raise failure.to_error(traced=not self._watch.printed) from error
+        except BaseException as error:
+            self.fail(self.at, error)
+            raise
+
+    def fail(self, at: str, error: BaseException) -> None:
+        """This rank failed: tell the others, and leave the run."""
+        if self._left:
+            return
+        error.add_note(f"in {at} on {self.name}")
+        if self._watch is not None:
+            self._watch.report(at, error)
+        self._leave()
+
+    def number_from(self, rank: int, number: float) -> float:
+        """One rank's number, on every rank; what this one has sent has left when it returns."""
+        if self.transport is None:
+            return number
+        shared = self.transport.share(torch.tensor(number, dtype=torch.float64), rank)
+        self.transport.flush()
+        return float(shared)
+
+    def meet(self) -> None:
+        """Wait until every rank is here."""
+        if self.transport is not None:
+            self.transport.meet()
+
+    def close(self) -> None:
+        """Leave the run, together with the other ranks; one that has failed leaves alone.
+
+        Raises:
+            WorkerError: another rank failed before it came here.
+        """
+        goodbye = farewell() if self._owns_group else None
+        if goodbye is not None:
+            with self.guarded("the end of the run"):
+                self.meet()
+        self._leave()
+        if goodbye is not None:
+            goodbye()  # the rank that hosts the job's store must not be gone before the others are done
+
+    def _leave(self) -> None:
+        """Drop an unfinished step, leave the process group if this membership joined it, and stop the threads.
+
+        In this order: a thread that waits for a message wakes up when the group's connections are closed.
+        """
+        if self.on_leaving is not None:
+            self.on_leaving()
+        if self._owns_group:
+            leave_group()
+            self._owns_group = False
+        if self.transport is not None:
+            self._left = True
+            self.transport.close()
+        if self._watch is not None:
+            self._watch.close()
