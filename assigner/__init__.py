@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         UsageError,
         WorkerError,
     )
+    from assigner.launched import launched_rank
     from assigner.marking import partition
     from assigner.plan import Plan, load_plan, save_plan
     from assigner.profile import Profile, load_profile, save_profile
@@ -35,6 +36,7 @@ _HOMES = {
         "AssignerError", "FormatError", "InfeasibleError", "LimitError", "MarkingError", "MeasurementError",
         "UsageError", "WorkerError",
     ),
+    "assigner.launched": ("launched_rank",),
     "assigner.marking": ("partition",),
     "assigner.plan": ("Plan", "load_plan", "save_plan"),
     "assigner.profile": ("Profile", "load_profile", "save_profile"),
@@ -50,6 +52,7 @@ __all__ = [  # noqa: RUF022 - as grouped above
     "AssignerError", "FormatError", "InfeasibleError", "LimitError", "MarkingError", "MeasurementError", "UsageError",
     "WorkerError", "partition", "Plan", "load_plan", "save_plan", "Profile", "load_profile", "save_profile", "Pipeline",
     "predict", "SolveOptions", "solve", "solve_baseline", "Trace", "load_trace", "Workload", "load_workload",
+    "launched_rank",
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import typer
 
 from assigner.document import refuse_existing
 from assigner.errors import MeasurementError, UsageError
+from assigner.launched import launched, launched_rank
 
 from . import console
 from .group import INTERRUPTED
@@ -128,7 +129,7 @@ def profile_command(
     files = Output(
         output, force=force, resume=resume, only=tuple(only or ()), others=tuple(merge or ()), notice=console.notice
     )
-    if "RANK" in os.environ:
+    if launched() is not None:
         _measure_as_rank(workload, options, files, threads=threads)
         return
     _check_before(workload, options, files, workers=workers)
@@ -218,12 +219,13 @@ def _measure_as_rank(entry: str, options: "ProfileOptions", files: "Output", *, 
 
     torch.set_num_threads(threads)
     try:
-        with MeasuringProgress(wanted=os.environ["RANK"] == "0") as progress:
+        with MeasuringProgress(wanted=launched_rank() == 0) as progress:
             profile = profile_workload(load_workload(entry), entry, options, output=files, progress=progress.update)
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error  # whoever started the ranks says so, once
     except RefusedError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        place = launched()
+        if place is None or place.local_rank == 0:
             raise
         raise typer.Exit(error.exit_code) from error  # one rank of each host says why
     if profile is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from assigner.runtime.transport import LostConnectionError
+from assigner.runtime.sending import LostConnectionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

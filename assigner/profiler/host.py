@@ -16,6 +16,8 @@ from torch import nn
 
 from assigner.cgroup import core_limit
 from assigner.errors import UsageError
+from assigner.launched import launched
+from assigner.runtime.direct import use_many_queues
 from assigner.runtime.memory import free_bytes
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ def host_facts(device: torch.device, *, sharing: int = 1) -> HostFacts:
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_kind()
     return HostFacts(
         host=os.environ.get("ASSIGNER_HOST") or socket.gethostname(),
-        node=int(os.environ.get("GROUP_RANK", "0")),
+        node=place.node if (place := launched()) else 0,
         device=str(device),
         kind=kind,
         memory_bytes=share_of_free(device, sharing=sharing),
@@ -88,7 +90,7 @@ def share_of_free(device: torch.device, *, sharing: int = 1) -> int:
         device: Of this rank.
         sharing: Ranks that have the same GPU; a host's memory is shared by all ranks on it.
     """
-    ranks = sharing if device.type == "cuda" else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    ranks = sharing if device.type == "cuda" else _local()[1]
     return free_bytes(device, sharing=ranks)
 
 
@@ -102,7 +104,7 @@ def rank_device(devices: Sequence[str] = ()) -> torch.device:
     Raises:
         UsageError: there are more or fewer devices than ranks, or this host has no such device.
     """
-    local, ranks_here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local, ranks_here = _local()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not devices:
         return torch.device("cuda", local) if local < gpus else torch.device("cpu")
@@ -117,6 +119,12 @@ def rank_device(devices: Sequence[str] = ()) -> torch.device:
             hint="write cpu or cuda:N",
         )
     return device
+
+
+def _local() -> tuple[int, int]:
+    """This rank's number on its host, and how many there are."""
+    place = launched()
+    return (place.local_rank, place.local_ranks or 1) if place else (0, 1)
 
 
 def ranks_on(device: torch.device, devices: Sequence[str]) -> int:
@@ -139,10 +147,11 @@ def start_up(workload: Workload, device: torch.device) -> None:
     A forward, a backward and an update of one number: kernels, autograd's threads and the optimizer's modules.
     """
     if device.type == "cuda":
+        use_many_queues()
         torch.cuda.set_device(device)
     number = nn.Parameter(torch.ones(1, 1, device=device))
     torch.mm(number, number).sum().backward()  # type: ignore[no-untyped-call]
-    workload.optimizer([number]).step()
+    workload.make_optimizer([("weight", number)]).step()
 
 
 def _interface() -> str:

@@ -1,23 +1,28 @@
 """One rank's messages to and from the others while links are measured: on the runtime's own transport.
 
-A message is then posted, copied from and to the device, sent and waited for as in training. Both ends count the
-messages of their directed pair, so that each has a tag of its own.
+A message is then posted, copied from and to the device, sent and waited for as in training, and goes the same way: a
+GPU's to another GPU through NCCL where training would. Both ends count the messages of their directed pair, so that
+each has a tag of its own; they are posted in that order, which is the one that a channel without tags needs.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from assigner.runtime.transport import Message, Transport
+from assigner.runtime.direct import direct_channels
+from assigner.runtime.ordering import Message
+from assigner.runtime.transport import Transport
 from assigner.schedule import Payload, Route
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from types import TracebackType
+
+    from assigner.profiler.pairs import Pair
 
 _FIRST_MESSAGE = 16  # the tags below are those of `tell`, and of the clocks' comparison
 _TAG_TOLD = 1
@@ -32,15 +37,16 @@ class Lane:
 
     Args:
         rank: This rank.
-        workers: How many ranks there are.
+        devices: Every rank's.
         device: Where its tensors are.
         timeout_s: A wait for another rank that takes longer fails.
     """
 
-    def __init__(self, rank: int, workers: int, *, device: torch.device, timeout_s: float) -> None:
-        self.rank, self.workers, self.device = rank, workers, device
-        self._transport = Transport(device=device, timeout_s=timeout_s)
-        self._transport.know(_route(source, target) for source, target in itertools.permutations(range(workers), 2))
+    def __init__(self, rank: int, devices: Sequence[str], *, device: torch.device, timeout_s: float) -> None:
+        self.rank, self.workers, self.device = rank, len(devices), device
+        names = [f"worker:{n}/{each}" for n, each in enumerate(devices)]
+        direct = direct_channels(names, device, timeout_s=timeout_s)
+        self._transport = Transport(device=device, timeout_s=timeout_s, direct=direct)
         self._sent: Counter[int] = Counter()
         self._posted: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
@@ -50,6 +56,10 @@ class Lane:
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         self._transport.close()
+
+    def open(self, pairs: Iterable[Pair]) -> None:
+        """Get ready for messages between some pairs. All ranks call this with the same ones, before they use them."""
+        self._transport.know(_route(*way) for pair in pairs for way in (pair, pair[::-1]))
 
     def buffer(self, size: int) -> torch.Tensor:
         """A tensor of `size` bytes to send."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from torch.distributed import DistError, PrefixStore  # type: ignore[attr-define
 
 from assigner.document import refuse_existing
 from assigner.errors import AssignerError, MeasurementError, UsageError
+from assigner.launched import launched
 from assigner.merging import check_same_partitions, check_same_workload, merged
 from assigner.profile import Profile, load_profile, save_profile
 from assigner.profiler.accord import Links, RefusedError, Start, describe
@@ -23,6 +23,7 @@ from assigner.profiler.rank import Keeping, RankSession
 from assigner.profiler.standings import Heart
 from assigner.profiler.untouched import untouched
 from assigner.runtime.failure import FailureWatch
+from assigner.runtime.rendezvous import farewell, group_store, join_group, leave_group
 from assigner.selection import Selection
 from assigner.usercode import user_code
 
@@ -128,9 +129,12 @@ def profile_workload(
         FormatError: a file that the run starts from belongs to something else.
         MeasurementError: a rank was lost.
     """
-    dist.init_process_group("gloo", timeout=timedelta(seconds=options.timeout_s))
-    rank = dist.get_rank()
-    jobs, name = dist.distributed_c10d._get_default_store(), f"profile {next(_count)}"
+    place = launched()
+    if place is None:
+        raise UsageError("this process was started alone", hint="assigner profile starts the ranks; torchrun does, too")
+    join_group(place, options.timeout_s)
+    rank, goodbye = dist.get_rank(), farewell()
+    jobs, name = group_store(), f"profile {next(_count)}"
     store, *own = (  # connections of their own: calls on one wait for each other
         PrefixStore(name, each)
         for each in (jobs, jobs.clone(), jobs.clone())  # type: ignore[attr-defined]
@@ -143,7 +147,9 @@ def profile_workload(
         with untouched():
             session = RankSession(workload, entry, options, table, progress or (lambda _: None))
             profile = _measure(session, output)
-            watch.close()
+            for each in (watch, heart):
+                each.close()
+            goodbye()  # the rank that hosts the run's store stays until nobody looks into it
             return profile
     except (RefusedError, KeyboardInterrupt):
         watch.close()  # it would meet a store that has gone
@@ -157,7 +163,7 @@ def profile_workload(
             raise
     finally:
         heart.close()
-        dist.destroy_process_group()
+        leave_group()
 
 
 def _measure(session: RankSession, output: Output | None) -> Profile | None:

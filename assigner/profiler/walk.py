@@ -155,7 +155,7 @@ class _Pass:
         """As `run`, with what the partition made of another micro-batch, repeated to this one's shapes."""
         made = {value: tensor for value, tensor in other.values.items() if value.partition == piece.name}
         shapes = {value: graph.values[value].sizes(self.cut.inputs) for value in made}
-        self._keep(piece, {value: _repeated(tensor, shapes[value]) for value, tensor in made.items()})
+        self._keep(piece, {value: _repeated(tensor, shapes[value] or tensor.shape) for value, tensor in made.items()})
 
     def _keep(self, piece: Piece, made: Mapping[Value, torch.Tensor]) -> None:
         self.values.update(made)

@@ -2,52 +2,71 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from assigner.errors import UsageError
+from assigner.launched import launched
 from assigner.location import Location
+from assigner.runtime.direct import check_workers, use_many_queues
+from assigner.runtime.rendezvous import check_backend, join_group, leave_group
 
 if TYPE_CHECKING:
     from assigner.plan import Plan
+    from assigner.runtime.rendezvous import Backend
 
 
-_groups = itertools.count()  # the n-th group of every rank is the same one
-
-
-def join_run(plan: Plan, timeout_s: float) -> bool:
+def join_run(plan: Plan, timeout_s: float, backend: Backend | None = None) -> bool:
     """Be part of the run's process group; True: this call made it.
 
     A plan on one worker without a launcher runs in this process alone.
+
+    Args:
+        plan: What is to run.
+        timeout_s: A wait for another rank that takes longer fails.
+        backend: See `Pipeline`.
+
+    Raises:
+        UsageError: fewer ranks than the plan needs, a launcher that says too little, or a backend that is not there.
+        WorkerError: some ranks did not come.
     """
+    check_backend(backend)
+    check_workers(plan, backend)
     made = False
     if not dist.is_initialized():
-        if "RANK" not in os.environ and plan.world_size == 1:
+        place = launched()
+        if place is None and plan.world_size == 1:
             return False
-        if "RANK" not in os.environ:
+        if place is None:
             raise UsageError(
                 f"the plan needs {plan.world_size} ranks, and this process was started alone",
-                hint="assigner run PLAN -- SCRIPT starts them on this host; torchrun on several",
+                hint="assigner run PLAN -- SCRIPT starts them on this host; torchrun, mpirun or srun on several",
             )
-        store, rank, ranks = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-        # The launcher's store outlives a group: a second one of this process would read the first one's addresses.
-        own = dist.PrefixStore(f"assigner/group {next(_groups)}", store)
-        dist.init_process_group("gloo", store=own, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout_s))
+        join_group(place, timeout_s, backend)
         made = True
-    ranks = dist.get_world_size()
-    if ranks < plan.world_size:
+    try:
+        check_world(plan)
+    except UsageError:
         if made:
-            dist.destroy_process_group()
+            leave_group()
+        raise
+    return made
+
+
+def check_world(plan: Plan) -> None:
+    """Refuse a plan that needs more ranks than the run has.
+
+    Raises:
+        UsageError: it does.
+    """
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    if ranks < plan.world_size:
         raise UsageError(
             f"the plan needs {plan.world_size} ranks, and the run has {ranks}",
-            hint=f"start {plan.world_size} (torchrun --nproc-per-node, times --nnodes)",
+            hint=f"start {plan.world_size} (torchrun --nproc-per-node, times --nnodes; mpirun -n; srun -n)",
         )
-    return made
 
 
 def set_threads(plan: Plan, worker: str | None) -> None:
@@ -68,6 +87,7 @@ def worker_device(worker: str | None) -> torch.device:
     """
     device = torch.device(Location.parse(worker).device if worker else "cpu")
     if device.type == "cuda":
+        use_many_queues()
         if (device.index or 0) >= torch.cuda.device_count():
             raise UsageError(
                 f"the plan places {worker}, and this process sees {torch.cuda.device_count()} CUDA devices",

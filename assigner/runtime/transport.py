@@ -1,57 +1,45 @@
 """Messages between workers: one tag for each route and micro-batch, receives posted ahead, sends freed when done.
 
 gloo moves a message once both sides have posted it, in threads of its own. So a receive is posted two micro-batches
-before it is needed, and runs while the worker computes; sends are waited for by a thread that drops their memory.
-Messages are CPU tensors; what lies on another device is copied at both ends.
+before it is needed, and runs while the worker computes; what is sent is kept until it has left (see `sending`).
+
+    from, to                                            way
+    CPU, CPU                                            gloo
+    GPU, CPU or CPU, GPU                                gloo, through pinned memory at the GPU's end (`staging`)
+    GPU, GPU, and each is its rank's alone              NCCL (`direct`)
+    GPU, GPU that ranks share                           gloo, through pinned memory at both ends
+
+Ranks of one host use gloo on the loopback interface; what shared memory would gain is measured in benchmarks/transport.
 """
 
 from __future__ import annotations
 
 import functools
-import queue
-import threading
 import time
-from collections import deque
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from assigner.location import Location
 from assigner.runtime.clock import ClockComparison, answer_clock, compare_clock
-from assigner.schedule import Route
+from assigner.runtime.direct import rank_of
+from assigner.runtime.sending import Departures, LostConnectionError
+from assigner.runtime.staging import Staging
+from assigner.schedule import Payload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from assigner.runtime.direct import DirectChannels
+    from assigner.runtime.ordering import Message
     from assigner.runtime.recorder import Span
+    from assigner.schedule import Program, Route
 
 T = TypeVar("T")
 
 _MOST_MICRO_BATCHES = 1 << 15  # of a step; a tag has 31 bits
-
-
-@dataclass(frozen=True)
-class Message:
-    """One message: a route and a micro-batch."""
-
-    route: Route
-    micro_batch: int
-
-
-@functools.cache
-def _rank(worker: str) -> int:
-    return Location.parse(worker).rank
-
-
-class LostConnectionError(Exception):
-    """A message to or from `peer` broke off."""
-
-    def __init__(self, peer: str, cause: BaseException) -> None:
-        super().__init__(str(cause))
-        self.peer = peer
+_POLL_S = 5e-5
 
 
 class Transport:
@@ -60,35 +48,60 @@ class Transport:
     Args:
         device: Where received tensors go.
         timeout_s: A wait for another rank that takes longer fails.
+        direct: The channels to other GPUs; None: there are none.
     """
 
-    def __init__(self, *, device: torch.device, timeout_s: float) -> None:
+    def __init__(self, *, device: torch.device, timeout_s: float, direct: DirectChannels | None = None) -> None:
         self._numbers: dict[Route, int] = {}
         self.device = device
         self.timeout = timedelta(seconds=timeout_s)
-        self._posted: dict[Message, tuple[torch.Tensor, dist.Work]] = {}
-        self._sending: queue.SimpleQueue[tuple[str, torch.Tensor, dist.Work, Span | None] | None] = queue.SimpleQueue()
-        self._unsent: deque[str] = deque()  # the targets of what has not left, oldest first
-        self._idle = threading.Condition()
-        self._broken: LostConnectionError | None = None
-        self._thread = threading.Thread(target=self._finish_sends, name="assigner-sends", daemon=True)
-        self._thread.start()
+        self._polls = dist.get_backend() == "mpi"
+        self._direct = direct
+        self._staging = Staging(device) if device.type == "cuda" else None
+        self._posted: dict[Message, tuple[torch.Tensor, dist.Work | None]] = {}
+        self._departures = Departures(self.timeout, self._wait, self._staging.attend if self._staging else None)
 
     def know(self, routes: Iterable[Route]) -> None:
         """Number the routes of a program that have no number yet; every rank knows the same programs in one order."""
+        routes = tuple(routes)
         for route in routes:
             self._numbers.setdefault(route, len(self._numbers))
+        if self._direct is not None:
+            self._checked("another worker", functools.partial(self._direct.open, routes))
+
+    def begin(self, program: Program) -> None:
+        """The messages of a program come next; its routes are known."""
+        if self._direct is not None:
+            self._direct.begin(program)
+
+    def due(self, message: Message) -> Sequence[Message]:
+        """What to post, in this order, so that `message` is posted: those before it, too, where there are no tags."""
+        if self._is_direct(message):
+            assert self._direct is not None
+            return self._direct.due(message)
+        return () if message in self._posted else (message,)
+
+    def _is_direct(self, message: Message) -> bool:
+        return self._direct is not None and self._direct.carries(message.route)
+
+    def _staging_of(self, message: Message) -> Staging | None:
+        """None: the message's tensor is on the CPU at this end; so are shapes everywhere."""
+        return None if message.route.payload is Payload.SHAPE else self._staging
 
     def _tag(self, message: Message) -> int:
         return 1 + self._numbers[message.route] * _MOST_MICRO_BATCHES + message.micro_batch + 1
 
     def post(self, message: Message, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Get ready to receive a message; a second call for the same one does nothing."""
-        if message in self._posted:
+        """Get ready to receive a message that is due."""
+        name = message.route.source
+        if self._is_direct(message):
+            direct, buffer = self._direct, torch.empty(shape, dtype=dtype, device=self.device)
+            assert direct is not None
+            self._posted[message] = buffer, self._checked(name, lambda: direct.start(message, buffer))
             return
-        buffer = torch.empty(shape, dtype=dtype)
-        source = _rank(message.route.source)
-        work = self._checked(message.route.source, lambda: dist.irecv(buffer, source, tag=self._tag(message)))
+        staging = self._staging_of(message)
+        buffer = torch.empty(shape, dtype=dtype) if staging is None else staging.buffer(shape, dtype)
+        work = self._checked(name, lambda: dist.irecv(buffer, rank_of(name), tag=self._tag(message)))
         assert work is not None
         self._posted[message] = buffer, work
 
@@ -99,10 +112,14 @@ class Transport:
             LostConnectionError: the sender is gone, or did not send within the time-out.
         """
         buffer, work = self._posted.pop(message)
-        self._checked(message.route.source, lambda: work.wait(self.timeout))
+        is_direct = self._is_direct(message)
+        if work is not None:
+            wait = self._direct.wait if is_direct and self._direct is not None else self._wait
+            self._checked(message.route.source, lambda: wait(work))
         if span is not None:
             span.done(buffer.nbytes)
-        return buffer.to(self.device)
+        staging = self._staging_of(message)
+        return buffer if is_direct or staging is None else staging.to_device(buffer)
 
     def send(self, message: Message, tensor: torch.Tensor, span: Span | None = None) -> None:
         """Send a tensor; returns at once. `span` gets the times at which it was handed over and had left.
@@ -110,19 +127,44 @@ class Transport:
         Raises:
             LostConnectionError: this or an earlier send found its receiver gone.
         """
-        if self._broken is not None:
-            raise self._broken
-        buffer = tensor.detach().to("cpu").contiguous()
+        self._departures.check()
+        name = message.route.target
+        data = tensor.detach().resolve_conj().resolve_neg().contiguous()  # memory that says what the tensor is
         if span is not None:
-            span.handed_over(buffer.nbytes)
-        self._start_send(message.route.target, buffer, _rank(message.route.target), self._tag(message), span)
+            span.handed_over(data.nbytes)
+        if self._is_direct(message):
+            direct, data = self._direct, data.to(self.device)
+            assert direct is not None
+            work = self._checked(name, lambda: direct.start(message, data))
+            if work is not None:
+                self._departures.add(name, data, work, span)
+        elif (staging := self._staging_of(message)) is not None:
+            buffer, copied = staging.to_host(data)
+            start = functools.partial(self._isend, buffer, rank_of(name), self._tag(message))
+            self._departures.add_copied(name, buffer, copied, start, span)
+        else:
+            self._start_send(name, data, rank_of(name), self._tag(message), span)
 
     def _start_send(self, name: str, buffer: torch.Tensor, target: int, tag: int, span: Span | None = None) -> None:
-        work = self._checked(name, lambda: dist.isend(buffer, target, tag=tag))
+        work = self._checked(name, lambda: self._isend(buffer, target, tag))
+        self._departures.add(name, buffer, work, span)
+
+    @staticmethod
+    def _isend(buffer: torch.Tensor, target: int, tag: int) -> dist.Work:
+        work = dist.isend(buffer, target, tag=tag)
         assert work is not None
-        with self._idle:
-            self._unsent.append(name)
-        self._sending.put((name, buffer, work, span))
+        return work
+
+    def _wait(self, work: dist.Work) -> None:
+        """MPI's own wait would keep every other thread of this process from MPI."""
+        if not self._polls:
+            work.wait(self.timeout)
+            return
+        until = time.monotonic() + self.timeout.total_seconds()
+        while not work.is_completed():
+            if time.monotonic() > until:
+                raise RuntimeError(f"no message for {self.timeout.total_seconds():g} s")
+            time.sleep(_POLL_S)
 
     def flush(self) -> None:
         """Wait until everything sent has left.
@@ -130,15 +172,7 @@ class Transport:
         Raises:
             LostConnectionError: a receiver is gone, or did not receive within the time-out.
         """
-        with self._idle:
-            left = self._idle.wait_for(
-                lambda: not self._unsent or self._broken is not None, self.timeout.total_seconds()
-            )
-            late = None if left else self._unsent[0]
-        if self._broken is not None:
-            raise self._broken
-        if late is not None:
-            raise LostConnectionError(late, TimeoutError(f"it took no message for {self.timeout.total_seconds():g} s"))
+        self._departures.flush()
 
     def share(self, value: torch.Tensor, root: int) -> torch.Tensor:
         """A small CPU tensor of rank `root` on every rank.
@@ -158,7 +192,7 @@ class Transport:
         name = f"worker:{source}"
         work = self._checked(name, lambda: dist.irecv(buffer, source, tag=0))
         assert work is not None
-        self._checked(name, lambda: work.wait(self.timeout))
+        self._checked(name, lambda: self._wait(work))
         return buffer
 
     def gather(self, data: bytes) -> list[bytes]:
@@ -168,15 +202,28 @@ class Transport:
             LostConnectionError: a rank is gone.
         """
         if dist.get_rank():
-            for part in (torch.tensor(len(data)), torch.frombuffer(bytearray(data), dtype=torch.uint8)):
-                self._start_send("worker:0", part, 0, tag=0)
+            self.put(data, 0)
             self.flush()
             return []
-        found = [data]
-        for rank in range(1, dist.get_world_size()):
-            size = int(self._take(torch.tensor(0), rank))
-            found.append(self._take(torch.empty(size, dtype=torch.uint8), rank).numpy().tobytes())
-        return found
+        return [data, *(self.get(rank) for rank in range(1, dist.get_world_size()))]
+
+    def put(self, data: bytes, target: int) -> None:
+        """Send bytes to a rank, outside of the program; returns at once. `data` is not empty.
+
+        Raises:
+            LostConnectionError: the rank is gone.
+        """
+        for part in (torch.tensor(len(data)), torch.frombuffer(bytearray(data), dtype=torch.uint8)):
+            self._start_send(f"worker:{target}", part, target, tag=0)
+
+    def get(self, source: int) -> bytes:
+        """The bytes that a rank puts next.
+
+        Raises:
+            LostConnectionError: the rank is gone.
+        """
+        size = int(self._take(torch.tensor(0), source))
+        return self._take(torch.empty(size, dtype=torch.uint8), source).numpy().tobytes()
 
     def compare_clocks(self) -> ClockComparison:
         """Rank 0's clock against this rank's; all ranks call this between two steps.
@@ -199,23 +246,10 @@ class Transport:
         self._checked("another worker", dist.barrier)
 
     def close(self) -> None:
-        """Stop the thread; what is still on its way is given up."""
-        self._sending.put(None)
-        self._thread.join(1.0)
-
-    def _finish_sends(self) -> None:
-        while (item := self._sending.get()) is not None:
-            target, buffer, work, span = item
-            try:
-                work.wait(self.timeout)
-            except RuntimeError as error:
-                self._broken = self._broken or LostConnectionError(target, error)
-            if span is not None:
-                span.done()
-            del item, buffer, work, span  # the message's memory is free now
-            with self._idle:
-                self._unsent.popleft()
-                self._idle.notify_all()
+        """Stop the threads; what is still on its way is given up."""
+        self._departures.close()
+        if self._direct is not None:
+            self._direct.close()
 
     @staticmethod
     def _checked(peer: str, call: Callable[[], T]) -> T:

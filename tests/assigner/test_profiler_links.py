@@ -17,7 +17,7 @@ from assigner.profiler import busy, links
 from assigner.profiler.host import HostFacts
 from assigner.profiler.links import LinkOptions, SweepPoint, message_sizes
 from assigner.profiler.sampling import Sample
-from assigner.runtime.transport import LostConnectionError
+from assigner.runtime.sending import LostConnectionError
 
 RUN = Path(__file__).resolve().parent.parent / "runs" / "links.py"
 
@@ -65,10 +65,11 @@ def test_a_lost_receiver_is_an_error_of_the_measurement() -> None:
         busy.send_busy_share(lane, 1, 1024, 0.1)
 
 
+@pytest.mark.parametrize("way", [(), ("--ordered",)])
 @pytest.mark.distributed
-def test_both_directions_are_measured(tmp_path: Path) -> None:
+def test_both_directions_are_measured(tmp_path: Path, way: tuple[str, ...]) -> None:
     """Each rank has the link that starts at it: growing sizes, positive times, shares from 0 to 1; notes are shared."""
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", str(RUN), str(tmp_path / "links")]
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", str(RUN), str(tmp_path / "links"), *way]
     done = subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, timeout=240, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -1,7 +1,8 @@
 """On two ranks: the links between them, with little time for each.
 
-    torchrun --nproc-per-node 2 tests/runs/links.py FILE
+    torchrun --nproc-per-node 2 tests/runs/links.py FILE [--ordered]
 
+With --ordered, on channels without tags, as between GPUs: gloo stands in for NCCL.
 Rank r writes FILE.r: its links, and what was said of all links.
 """
 
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from assigner.profiler import busy, contention, links
 from assigner.profiler.host import host_facts
 from assigner.profiler.links import LinkOptions, LinkSweep, measure_links
+from assigner.runtime import direct
 
 TIMEOUT_S = 60.0
 
@@ -26,6 +28,9 @@ TIMEOUT_S = 60.0
 def main(path: Path) -> None:
     links._BUDGET_S, busy._ALONE_S, busy._STREAM_S = 0.02, 0.02, 0.05
     contention._LARGEST_BYTES = 1 << 20
+    if sys.argv[2:] == ["--ordered"]:
+        direct.GROUP_BACKEND = "gloo"
+        direct.direct_ranks = lambda *_: frozenset(range(2))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     cpu = torch.device("cpu")

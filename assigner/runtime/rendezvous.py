@@ -1,0 +1,194 @@
+"""Where the ranks of a run meet: at a store under one address and port, which torchrun keeps or else rank 0 hosts.
+
+A process connects to the store once and keeps it to its end. Each process group that it makes has its own keys there:
+a second one would otherwise read the first one's addresses.
+
+    launcher    address                                          port
+    torchrun    MASTER_ADDR                                      MASTER_PORT
+    mpirun      MASTER_ADDR, or 127.0.0.1 on one host            MASTER_PORT, or from the job's name
+    srun        MASTER_ADDR, or the step's first host            MASTER_PORT, or from the job's and the step's number
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import time
+import zlib
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch.distributed as dist
+from torch.distributed import DistError, PrefixStore, rendezvous  # type: ignore[attr-defined]
+
+from assigner.errors import UsageError, WorkerError
+from assigner.launched import first_host, launcher_process
+from assigner.runtime.failure import joining
+from assigner.sockets import Connections
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+    from assigner.launched import Launched
+
+Backend = Literal["gloo", "mpi", "nccl"]
+
+_PORTS = range(10_000, 30_000)  # below those that systems hand out for connections
+_COMMON_PORT = 29_500  # torchrun's
+_FAREWELL_S = 5.0
+
+_groups = itertools.count()  # the n-th group of every rank is the same one
+_stores: dict[tuple[str, int, int, int], Store] = {}
+_current: list[Store] = []  # of the group that this process is in, where it was made here
+_opened: list[Connections] = []  # that group's
+
+
+def meeting_point(place: Launched, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """The address and port of a run's store.
+
+    Raises:
+        UsageError: nothing says where rank 0 is.
+    """
+    address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    if port is not None and not (port.isdigit() and int(port) < 1 << 16):
+        raise UsageError(f"MASTER_PORT is {port!r}; expected a port's number", hint="take a free one, 1024 to 65535")
+    if place.launcher == "torchrun":
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if name not in environment:
+                raise UsageError(f"RANK is {place.rank}, and {name} is not set", hint="torchrun sets both")
+    return address or _address(place, environment), int(port) if port else _port(place)
+
+
+def _address(place: Launched, environment: Mapping[str, str]) -> str:
+    if place.on_one_host:
+        return "127.0.0.1"
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        if environment.get(name):
+            return first_host(environment[name])
+    raise UsageError(
+        f"{place.launcher} has started {place.ranks} ranks, and nothing says on which host rank 0 is",
+        hint="set MASTER_ADDR to that host's name or address on every rank (mpirun -x MASTER_ADDR=HOST,"
+        " or -genv MASTER_ADDR HOST)",
+    )
+
+
+def _port(place: Launched) -> int:
+    """A port that all ranks of a job find, and that two jobs of a host rarely share."""
+    job = place.job
+    if not job and place.on_one_host:
+        job = f"launcher {launcher_process(place.variable)}"
+    return _PORTS[zlib.crc32(job.encode()) % len(_PORTS)] if job else _COMMON_PORT
+
+
+def job_store(place: Launched, timeout_s: float) -> Store:
+    """The run's store; the same connection at every call.
+
+    Raises:
+        UsageError: nothing says where it is, or rank 0 cannot open its port.
+        WorkerError: some ranks did not come.
+    """
+    address, port = meeting_point(place)
+    key = (address, port, place.rank, place.ranks)
+    if key not in _stores:
+        host = f"[{address}]" if ":" in address else address
+        url = f"tcp://{host}:{port}?rank={place.rank}&world_size={place.ranks}"
+        try:
+            _stores[key] = next(rendezvous(url, timeout=timedelta(seconds=timeout_s)))[0]
+        except DistError as error:
+            reason = str(error).partition("\n")[0]
+            if "EADDRINUSE" in reason:
+                raise UsageError(
+                    f"port {port} of this host is taken: rank 0 cannot host the run's store there",
+                    hint="set MASTER_PORT to a free port, the same on every rank",
+                ) from error
+            raise WorkerError(
+                f"the {place.ranks} ranks did not meet at {host}:{port}: {reason}",
+                hint="rank 0's host must be reachable there from all ranks; MASTER_ADDR and MASTER_PORT say where",
+            ) from error
+    return _stores[key]
+
+
+def join_group(place: Launched, timeout_s: float, backend: Backend | None = None) -> None:
+    """Make the process group of a run's ranks. NCCL groups come later, among the ranks with GPUs of their own.
+
+    Args:
+        place: This rank.
+        timeout_s: A wait for another rank that takes longer fails.
+        backend: What the world group is: "mpi", or gloo for all others.
+
+    Raises:
+        UsageError: this torch lacks the backend; see also `job_store`.
+        WorkerError: see `job_store`.
+    """
+    check_backend(backend)
+    world = "mpi" if backend == "mpi" else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    opened = Connections()
+    try:
+        store = job_store(place, timeout_s)
+        own = PrefixStore(f"assigner/group {next(_groups)}", store)
+        opened.keep()
+        if world == "mpi":  # it has its own way to know who is there
+            dist.init_process_group(world, timeout=timeout)
+        else:
+            with joining(store.clone(), f"worker:{place.rank}"):  # type: ignore[attr-defined]
+                dist.init_process_group(world, store=own, rank=place.rank, world_size=place.ranks, timeout=timeout)
+    except BaseException:
+        opened.close()
+        raise
+    opened.settle()
+    _current[:], _opened[:] = [own], [opened]
+
+
+def check_backend(backend: Backend | None) -> None:
+    """Raise UsageError unless this torch can do what is asked for."""
+    if backend is not None and backend not in get_args(Backend):
+        raise UsageError(f"backend {backend!r} is unknown", hint=f"one of {', '.join(get_args(Backend))}, or none")
+    if backend == "mpi" and not dist.is_mpi_available():
+        raise UsageError(
+            "backend 'mpi': this torch was built without MPI",
+            hint="leave it out: gloo carries messages under mpirun, too; MPI itself needs a torch built from source",
+        )
+    if backend == "nccl" and not dist.is_nccl_available():
+        raise UsageError("backend 'nccl': this torch was built without NCCL", hint="install torch for CUDA")
+
+
+def group_store() -> Store:
+    """The store of the process group that this process is in."""
+    return _current[0] if _current else dist.distributed_c10d._get_default_store()
+
+
+def group_connections() -> Connections | None:
+    """The connections of that group; None: it was not made here."""
+    return _opened[0] if _opened else None
+
+
+def leave_group() -> None:
+    """Leave the group that `join_group` made; the run's store stays."""
+    dist.destroy_process_group()
+    opened = _opened.pop()
+    opened.hang_up()  # an exception on its way may hold a message that is still awaited, and that the connections
+    opened.close()
+    _current.clear()
+
+
+def farewell() -> Callable[[], None]:
+    """What each rank calls once it has left the group for good: the one that hosts the store stays until all have.
+
+    Whoever was later would find the connection closed, and torch prints a page about that.
+    """
+    return functools.partial(_take_leave, group_store(), dist.get_rank(), dist.get_world_size())
+
+
+def _take_leave(store: Store, rank: int, ranks: int) -> None:
+    try:
+        left = store.add("assigner/left", 1)
+        until = time.monotonic() + _FAREWELL_S
+        while rank == 0 and left < ranks and time.monotonic() < until:
+            time.sleep(0.005)
+            left = store.add("assigner/left", 0)
+    except DistError:
+        return  # rank 0 has waited long enough

@@ -1,0 +1,174 @@
+"""Sends on their way: their memory is kept until they have left.
+
+gloo tells nobody when a send has left; somebody has to wait for it. A thread does that for large ones, whose memory
+should be free soon, and for those of which a trace wants the time. To wake it costs more than a small message is worth:
+those are waited for at the end of a step, where the worker waits in any case, or by the thread once they are many.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from assigner.runtime.recorder import Span
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+SMALL_BYTES = 1 << 16
+_MOST_KEPT_BYTES = 1 << 20
+_MOST_KEPT = 128
+
+
+class LostConnectionError(Exception):
+    """A message to or from `peer` broke off."""
+
+    def __init__(self, peer: str, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.peer = peer
+
+
+@dataclass(slots=True)
+class _Send:
+    """A send, and what starts it where its copy from the device has to be there first."""
+
+    number: int
+    target: str
+    buffer: torch.Tensor
+    span: Span | None
+    work: dist.Work | None = None
+    copied: torch.cuda.Event | None = None
+    start: Callable[[], dist.Work] | None = None
+
+
+class Departures:
+    """The sends of one rank.
+
+    Args:
+        timeout: A wait for another rank that takes longer fails.
+        wait: Waits for a message.
+        attend: Called first in each thread; None: nothing to do there.
+    """
+
+    def __init__(
+        self, timeout: timedelta, wait: Callable[[dist.Work], None], attend: Callable[[], None] | None = None
+    ) -> None:
+        self.timeout, self._wait, self._attend = timeout, wait, attend
+        self._numbers = itertools.count()
+        self._kept: list[_Send] = []  # small ones
+        self._kept_bytes = 0
+        self._unsent: dict[int, str] = {}  # the targets of what the threads have and has not left, oldest first
+        self._idle = threading.Condition()
+        self._broken: LostConnectionError | None = None
+        self._copying: queue.SimpleQueue[_Send | None] = queue.SimpleQueue()
+        self._sending: queue.SimpleQueue[_Send | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=self._finish, name="assigner-sends", daemon=True)]
+        if attend is not None:
+            self._threads.append(threading.Thread(target=self._start, name="assigner-copies", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def check(self) -> None:
+        """Raise LostConnectionError where a send is known to have found its receiver gone."""
+        if self._broken is not None:
+            raise self._broken
+
+    def add(self, target: str, buffer: torch.Tensor, work: dist.Work, span: Span | None = None) -> None:
+        """A send that has been started."""
+        send = _Send(next(self._numbers), target, buffer, span, work)
+        if span is not None or buffer.nbytes > SMALL_BYTES or buffer.is_cuda:
+            self._hand_over(send, self._sending)
+            return
+        self._kept.append(send)
+        self._kept_bytes += buffer.nbytes
+        if self._kept_bytes > _MOST_KEPT_BYTES or len(self._kept) > _MOST_KEPT:
+            for each in self._taken():
+                self._hand_over(each, self._sending)
+
+    def add_copied(
+        self,
+        target: str,
+        buffer: torch.Tensor,
+        copied: torch.cuda.Event,
+        start: Callable[[], dist.Work],
+        span: Span | None = None,
+    ) -> None:
+        """A send that starts once its buffer has been filled; a thread waits for that."""
+        self._hand_over(_Send(next(self._numbers), target, buffer, span, copied=copied, start=start), self._copying)
+
+    def flush(self) -> None:
+        """Wait until everything sent has left.
+
+        Raises:
+            LostConnectionError: a receiver is gone, or did not receive within the time-out.
+        """
+        for send in self._taken():
+            assert send.work is not None
+            try:
+                self._wait(send.work)
+            except RuntimeError as error:
+                raise LostConnectionError(send.target, error) from error
+        with self._idle:
+            seconds = self.timeout.total_seconds()
+            left = self._idle.wait_for(lambda: not self._unsent or self._broken is not None, seconds)
+            late = None if left else next(iter(self._unsent.values()))
+        self.check()
+        if late is not None:
+            raise LostConnectionError(late, TimeoutError(f"it took no message for {seconds:g} s"))
+
+    def close(self) -> None:
+        """Stop the threads; what is still on its way is given up."""
+        for each in (self._copying, self._sending):
+            each.put(None)
+        for thread in self._threads:
+            thread.join(1.0)
+        self._kept.clear()
+
+    def _taken(self) -> list[_Send]:
+        kept, self._kept, self._kept_bytes = self._kept, [], 0
+        return kept
+
+    def _hand_over(self, send: _Send, to: queue.SimpleQueue[_Send | None]) -> None:
+        with self._idle:
+            self._unsent[send.number] = send.target
+        to.put(send)
+
+    def _start(self) -> None:
+        """The thread that starts sends when their copies are there: it never waits for another rank."""
+        if self._attend is not None:
+            self._attend()
+        while (send := self._copying.get()) is not None:
+            assert send.copied is not None
+            assert send.start is not None
+            try:
+                send.copied.synchronize()
+                send.work = send.start()
+            except RuntimeError as error:
+                self._broken = self._broken or LostConnectionError(send.target, error)
+            self._sending.put(send)
+            del send
+
+    def _finish(self) -> None:
+        """The thread that waits until sends have left."""
+        if self._attend is not None:
+            self._attend()
+        while (send := self._sending.get()) is not None:
+            try:
+                if send.work is not None:
+                    self._wait(send.work)
+            except RuntimeError as error:
+                self._broken = self._broken or LostConnectionError(send.target, error)
+            if send.span is not None:
+                send.span.done()
+            number = send.number
+            del send  # the message's memory is free now
+            with self._idle:
+                del self._unsent[number]
+                self._idle.notify_all()

@@ -1,0 +1,188 @@
+"""Sends are kept until they have left: small ones by the worker itself, large ones by a thread."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from assigner.runtime.ordering import Message
+from assigner.runtime.recorder import Span
+from assigner.runtime.sending import SMALL_BYTES, Departures, LostConnectionError
+from assigner.runtime.transport import Transport
+from assigner.schedule import Payload, Route
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SMALL, LARGE = torch.zeros(8), torch.zeros(SMALL_BYTES)
+
+
+class Sent:
+    """A send that leaves when it is let go."""
+
+    def __init__(self, error: str | None = None, *, gone: bool = True) -> None:
+        self.left = threading.Event()
+        self.error = error
+        self.waited_in: str | None = None
+        if gone:
+            self.left.set()
+
+    def wait(self) -> None:
+        self.waited_in = threading.current_thread().name
+        if not self.left.wait(10):
+            raise RuntimeError("late")
+        if self.error:
+            raise RuntimeError(self.error)
+
+
+def wait(work: Any) -> None:
+    work.wait()
+
+
+@pytest.fixture
+def departures() -> Iterator[Departures]:
+    made = Departures(timedelta(seconds=10), wait)
+    yield made
+    made.close()
+
+
+def test_small_sends_wake_no_thread(departures: Departures) -> None:
+    """The worker waits for them itself, where everything has to have left."""
+    small, large = Sent(), Sent()
+    departures.add("worker:1/cpu", SMALL, small)  # type: ignore[arg-type]
+    departures.add("worker:1/cpu", LARGE, large)  # type: ignore[arg-type]
+    departures.flush()
+    assert small.waited_in == threading.current_thread().name
+    assert large.waited_in == "assigner-sends"
+
+
+def test_many_small_sends_do_not_pile_up(departures: Departures) -> None:
+    """Beyond a number and a size the thread gets them."""
+    sends = [Sent() for _ in range(300)]
+    for each in sends:
+        departures.add("worker:1/cpu", SMALL, each)  # type: ignore[arg-type]
+    departures.flush()
+    assert {each.waited_in for each in sends[:129]} == {"assigner-sends"}
+    assert sends[-1].waited_in == threading.current_thread().name
+
+
+def test_memory_is_free_when_a_send_has_left(departures: Departures) -> None:
+    """A large tensor goes with the message, without a flush."""
+    tensor, sent = torch.zeros(SMALL_BYTES), Sent(gone=False)
+    gone = threading.Event()
+    weakref.finalize(tensor, gone.set)
+    departures.add("worker:1/cpu", tensor, sent)  # type: ignore[arg-type]
+    del tensor
+    assert not gone.is_set()
+    sent.left.set()
+    assert gone.wait(10)
+
+
+def test_a_traced_send_is_seen_off(departures: Departures) -> None:
+    """Its span ends when it has left, however small it is."""
+    span = Span(None, 0.0)
+    departures.add("worker:1/cpu", SMALL, Sent(), span)  # type: ignore[arg-type]
+    departures.flush()
+    assert span.end_s > 0
+
+
+@pytest.mark.parametrize("tensor", [SMALL, LARGE])
+def test_a_lost_receiver_is_named(departures: Departures, tensor: torch.Tensor) -> None:
+    """Whoever waits learns which one is gone."""
+    departures.add("worker:2/cpu", tensor, Sent("closed by peer"))  # type: ignore[arg-type]
+    with pytest.raises(LostConnectionError, match="closed by peer") as raised:
+        departures.flush()
+    assert raised.value.peer == "worker:2/cpu"
+
+
+def test_a_receiver_that_does_not_come() -> None:
+    """A flush ends after the time-out, and names it."""
+    departures, sent = Departures(timedelta(seconds=0.05), wait), Sent(gone=False)
+    departures.add("worker:3/cpu", LARGE, sent)  # type: ignore[arg-type]
+    with pytest.raises(LostConnectionError, match=r"it took no message for 0\.05 s") as raised:
+        departures.flush()
+    assert raised.value.peer == "worker:3/cpu"
+    sent.left.set()
+    departures.close()
+
+
+def test_a_copied_send_starts_when_its_copy_is_there() -> None:
+    """One that is still copied holds up no other thread; each starts after its own copy, in order."""
+    attended: list[str] = []
+    departures = Departures(timedelta(seconds=10), wait, lambda: attended.append(threading.current_thread().name))
+    copies = [Copied(), Copied()]
+    started: list[int] = []
+    for n, copied in enumerate(copies):
+        departures.add_copied("worker:1/cpu", SMALL, copied, lambda n=n: started.append(n) or Sent())  # type: ignore
+    copies[1].done.set()
+    departures.add("worker:1/cpu", LARGE, Sent())  # type: ignore[arg-type]
+    assert started == []
+    copies[0].done.set()
+    departures.flush()
+    assert started == [0, 1]
+    assert sorted(attended) == ["assigner-copies", "assigner-sends"]
+    departures.close()
+
+
+class Copied:
+    """A CUDA event that is reached when it is told so."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+
+    def synchronize(self) -> None:
+        assert self.done.wait(10)
+
+
+class Polled:
+    """A message of MPI's: it is there at the third look, and nobody may wait for it."""
+
+    looks = 0
+
+    def is_completed(self) -> bool:
+        self.looks += 1
+        return self.looks > 2
+
+
+def test_mpi_is_polled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait inside MPI would keep the other thread out of it; one that takes too long fails."""
+    monkeypatch.setattr(dist, "get_backend", lambda: "mpi")
+    transport, work = Transport(device=torch.device("cpu"), timeout_s=5.0), Polled()
+    transport._wait(work)  # type: ignore[arg-type]
+    assert work.looks == 3
+    transport.timeout = timedelta(seconds=-1)
+    with pytest.raises(RuntimeError, match="no message for"):
+        transport._wait(Polled())  # type: ignore[arg-type]
+    transport.close()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([1 + 2j, 3 - 1j]).conj(),
+        torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+        torch.arange(6).reshape(2, 3).T,
+        torch.tensor(4.0).expand(3),
+    ],
+)
+def test_what_leaves_is_what_the_tensor_says(monkeypatch: pytest.MonkeyPatch, tensor: torch.Tensor) -> None:
+    """Conjugates and negatives that torch has put off, and strides, are worked out: gloo sends bare memory."""
+    left: list[torch.Tensor] = []
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(dist, "isend", lambda buffer, _, tag: left.append(buffer) or Sent())  # noqa: ARG005
+    transport = Transport(device=torch.device("cpu"), timeout_s=5.0)
+    route = Route(Payload.ACTIVATION, "p", 0, "worker:0/cpu", "worker:1/cpu")
+    transport.know([route])
+    transport.send(Message(route, 0), tensor)
+    sent = left[0]
+    assert not sent.is_conj()
+    assert not sent.is_neg()
+    assert sent.is_contiguous()
+    assert torch.equal(sent, tensor)
+    transport.close()
