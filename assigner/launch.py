@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,10 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from assigner.departure import leaving_together
+from assigner.departure import HostFailure, OtherHosts, leaving_together
 from assigner.ending import how_it_ended
 from assigner.errors import FormatError, UsageError, WorkerError
+from assigner.sockets import Connections
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,12 +61,12 @@ def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str
     kept = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
-        with leaving_together(nodes=layout.nodes, node=layout.node, address=layout.address, port=layout.port):
-            elastic_launch(config, command[0])(*command[1:])
-    except SignalException as error:
-        if error.sigval == signal.SIGINT:
-            raise KeyboardInterrupt from error
-        raise SystemExit(128 + error.sigval) from error  # as a shell says of a killed process
+        meeting = leaving_together(nodes=layout.nodes, node=layout.node, address=layout.address, port=layout.port)
+        with closing(Connections()), meeting as others:
+            try:
+                _launch_and_tell(config, command, others)
+            except SignalException as error:
+                raise _ended_by_signal(error, others) from error
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise RankFailedError(f"worker:{rank} {how_it_ended(failure.exitcode)}", failure.exitcode) from error
@@ -79,6 +81,27 @@ def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _launch_and_tell(config: LaunchConfig, command: Sequence[str], others: OtherHosts) -> None:
+    try:
+        elastic_launch(config, command[0])(*command[1:])
+    except ChildFailedError as error:
+        others.close()  # the ranks of this host have ended
+        rank, failure = error.get_first_failure()
+        others.tell(HostFailure(f"worker:{rank}", how_it_ended(failure.exitcode)))
+        raise
+
+
+def _ended_by_signal(error: SignalException, others: OtherHosts) -> BaseException:
+    if others.failure is not None:
+        return WorkerError(
+            f"{others.failure.worker} {others.failure.how}; the ranks of this host were ended",
+            hint="the first error is on the output of its host",
+        )
+    if error.sigval == signal.SIGINT:
+        return KeyboardInterrupt()
+    return SystemExit(128 + error.sigval)  # as a shell says of a killed process
 
 
 def _configuration(layout: Layout) -> LaunchConfig:

@@ -16,6 +16,7 @@ from .console import fail
 
 def main() -> None:
     """Start the ranks, wait for them, and end with the exit code of what happened."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost store is told in one line; torch adds a page
     from assigner.launch import Layout, launch
 
     parser = argparse.ArgumentParser(prog="python -m assigner_cli.ranks")

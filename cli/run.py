@@ -1,5 +1,6 @@
 """`assigner run`: start a training script on the ranks of a plan."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -46,6 +47,7 @@ def run_command(
     if script.suffix == ".py" and not script.is_file():
         raise UsageError(f"{script}: no such file", hint="assigner run PLAN -- SCRIPT.py ARGUMENTS")
     program = [sys.executable, "-u", *command] if script.suffix == ".py" else list(command)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost store is told in one line; torch adds a page
     from assigner.launch import Layout, launch
 
     layout = Layout(ranks, nnodes, node_rank, master_addr, master_port)

@@ -3,7 +3,8 @@
 Whoever fails writes the cause under one key of the job's store; the first to write wins. Who knows of a failure stays
 a moment before it ends, so that all can read it. A thread on every rank looks at that key and prints what it finds.
 The main thread mostly learns of a dead neighbour from its closed connection and then asks for the cause; a main thread
-that sits in a wait which never ends is ended by the watching thread.
+that sits in a wait which never ends is ended by the watching thread. Of a process that died before it could join, its
+launcher tells.
 
     rank 1: raises in a forward        report  ······ stays 0.6 s ······ raises, ends
     rank 0: waits for a gradient                 prints the cause        connection closed: raises WorkerError, ends
@@ -20,15 +21,22 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from torch.distributed import DistError
+from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]  # without `__all__`
 
-from assigner.errors import WorkerError
+from assigner.departure import read_host_failure
+from assigner.errors import AssignerError, WorkerError
+from assigner.runtime.carried import error_like
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch.distributed import Store  # type: ignore[attr-defined]
+
+    from assigner.sockets import Connections
 
 _KEY = "assigner/failure"
 _POLL_S = 0.25
@@ -44,22 +52,45 @@ class Failure:
     Args:
         worker: Who failed.
         where: What it was doing; empty: nobody knows.
-        error: Type and message.
+        error: What it said.
+        kind: The type of the error; empty: there is none, the worker is gone.
+        module: Where that type is defined.
         trace: Its traceback.
+        hint: What to do next.
     """
 
     worker: str
     where: str
     error: str
-    trace: str
+    kind: str = ""
+    module: str = ""
+    trace: str = ""
+    hint: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.worker} failed{' in ' if self.where else ''}{self.where}: {self.error}"
+        kind = f"{self.kind}: " if self.kind else ""
+        return f"{self.worker} failed{' in ' if self.where else ''}{self.where}: {kind}{self.error}"
+
+    @property
+    def told(self) -> str:
+        """All of it, with the traceback."""
+        trace = f"\n--- traceback of {self.worker} ---\n{self.trace.rstrip()}\n---" if self.trace else ""
+        return f"{self}{trace}"
 
     def to_error(self, *, traced: bool = True) -> WorkerError:
-        """The failure as an error on a rank that did not fail itself, with or without the traceback."""
-        trace = f"\n--- traceback of {self.worker} ---\n{self.trace.rstrip()}\n---" if self.trace and traced else ""
-        return WorkerError(f"{self}{trace}")
+        """The failure as an error on a rank that did not fail itself; where it was raised, of the same type.
+
+        Args:
+            traced: Note the traceback of its worker on it.
+        """
+        if not self.kind:
+            return WorkerError(str(self), hint=self.hint)
+        error = error_like(
+            self.module, self.kind, self.error, worker=self.worker, where=self.where, trace=self.trace, hint=self.hint
+        )
+        if traced and self.trace:
+            error.add_note(f"--- traceback of {self.worker} ---\n{self.trace.rstrip()}\n---")
+        return error
 
 
 class FailureWatch:
@@ -68,17 +99,29 @@ class FailureWatch:
     Args:
         store: The job's store; a connection of its own.
         worker: This rank's worker.
+        launcher: The same store as the launchers use it.
+        connections: The group's; None: they are not this package's to watch.
         exit_code: Of a process whose main thread has to be ended.
 
     Attributes:
         printed: Another rank's failure stands on this rank's stderr.
     """
 
-    def __init__(self, store: Store, worker: str, *, exit_code: int = WorkerError.exit_code) -> None:
-        self.store = store
+    def __init__(
+        self,
+        store: Store,
+        worker: str,
+        *,
+        launcher: Store | None = None,
+        connections: Connections | None = None,
+        exit_code: int = WorkerError.exit_code,
+    ) -> None:
+        self.store, self.launcher, self.connections = store, launcher, connections
         self.exit_code = exit_code
         self.worker = worker
         self.printed = False
+        self._found: Failure | None = None
+        self.grace_s = _GRACE_S
         self.known = threading.Event()  # the main thread is about to raise by itself
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._watch, name="assigner-failure", daemon=True)
@@ -87,27 +130,32 @@ class FailureWatch:
 
     def report(self, where: str, error: BaseException) -> Failure:
         """Write this rank's failure unless there is one already; return the first."""
-        trace = "".join(traceback.format_exception(error))
-        mine = Failure(self.worker, where, f"{type(error).__name__}: {error}", trace)
-        return self._write(mine)
+        kind, trace = type(error), "".join(traceback.format_exception(error))
+        hint = error.hint if isinstance(error, AssignerError) else None
+        return self._write(Failure(self.worker, where, str(error), kind.__name__, kind.__module__, trace, hint))
 
     def lost(self, peer: str, where: str, error: BaseException) -> Failure:
         """A connection broke: give the peer's own report a moment to appear, else report that the peer is gone."""
         self.known.set()
-        mine = Failure(
-            peer, "", f"its process is gone, cut off or stuck; {self.worker} noticed in {where}{_why(error)}", ""
-        )
-        deadline = time.monotonic() + _ASK_S
-        while time.monotonic() < deadline:
+        noticed = f"{self.worker} noticed in {where}{_why(error)}"
+        is_cut = self.connections is not None and bool(self.connections.silent)
+        mine = Failure(peer, "", f"its process is gone, cut off or stuck; {noticed}")
+        if is_cut and self.connections is not None and self.connections.is_alone():
+            mine = Failure(self.worker, "", f"its host is cut off: no other host answers; {noticed}")
+        deadline = time.monotonic() + (0.0 if is_cut else _ASK_S)  # a host that is cut off reports nothing
+        while True:
             try:
                 found = self._read()
             except DistError:
-                return mine if _launcher_keeps_store() else _host_gone(mine)
+                if self._found is not None:  # the watching thread was in time
+                    return self._found
+                return mine if mine.worker == self.worker else _host_gone(mine)
             if found is not None:
                 time.sleep(_STAY_S)
                 return found
+            if time.monotonic() >= deadline:
+                return self._write(mine)
             time.sleep(0.05)
-        return self._write(mine)
 
     def close(self) -> None:
         """Stop watching."""
@@ -125,9 +173,10 @@ class FailureWatch:
         return first
 
     def _read(self) -> Failure | None:
-        if not self.store.check([_KEY]):
-            return None
-        return Failure(**json.loads(self.store.get(_KEY)))
+        if self.store.check([_KEY]):
+            return Failure(**json.loads(self.store.get(_KEY)))
+        told = None if self.launcher is None else read_host_failure(self.launcher)
+        return None if told is None else Failure(told.worker, "", f"its process {told.how}")
 
     def _watch(self) -> None:
         while not self.closed.wait(_POLL_S):
@@ -141,23 +190,59 @@ class FailureWatch:
 
     def _end(self, found: Failure) -> None:
         """Print the cause, and end the process unless its main thread comes to know by itself."""
+        self._found = found
         if not self.known.is_set():
             self.printed = True
-            sys.stderr.write(f"[{self.worker}] error: {found.to_error()}\n")
+            sys.stderr.write(f"[{self.worker}] error: {found.told}\n")
             sys.stderr.flush()
-        if not self.known.wait(_GRACE_S) and not self.closed.is_set():
+        if not self.known.wait(self.grace_s) and not self.closed.is_set():
             os._exit(self.exit_code)
 
 
-def _launcher_keeps_store() -> bool:
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+def watched_run(name: str, store: Store, worker: str, connections: Connections | None) -> FailureWatch:
+    """Watch a run from now on, through a connection of its own.
+
+    Args:
+        name: The run's, the same on every rank.
+        store: Its process group's.
+        worker: This rank's worker.
+        connections: See `FailureWatch`.
+    """
+    own = root = store.clone()  # type: ignore[attr-defined]
+    while isinstance(root, PrefixStore):
+        root = root.underlying_store
+    if connections is not None:
+        connections.guard()
+    return FailureWatch(PrefixStore(name, own), worker, launcher=root, connections=connections)
+
+
+@contextmanager
+def joining(store: Store, worker: str) -> Iterator[None]:
+    """Watch while a block makes the process group: a launcher may tell of a rank that will not come.
+
+    Args:
+        store: The job's store, without prefixes; a connection of its own.
+        worker: This rank.
+
+    Raises:
+        WorkerError: the ranks lost each other.
+    """
+    watch = FailureWatch(PrefixStore("assigner/joining", store), worker, launcher=store)
+    watch.grace_s = _STAY_S  # a rank that waits for one that will not come learns of nothing by itself
+    try:
+        yield
+    except RuntimeError as error:  # torch has no type of its own for a connection that broke
+        raise watch.lost("another worker", "joining the run", error).to_error() from error
+    finally:
+        watch.close()
 
 
 def _host_gone(noticed: Failure) -> Failure:
-    """Rank 0 keeps the store, and does not answer: whoever lost a connection after that is no first cause."""
-    if noticed.worker.startswith("worker:0"):
+    """Host 0 keeps the store, and does not answer: whoever lost a connection after that is no first cause."""
+    one_host = os.environ.get("GROUP_WORLD_SIZE") == "1"  # its launcher is gone, and says why itself
+    if one_host or noticed.worker.partition("/")[0] == "worker:0":
         return noticed
-    return Failure("worker:0", "", f"its process is gone with the job's store; after it, {noticed}", "")
+    return Failure("worker:0", "", f"its process is gone with the job's store, or cut off; after it, {noticed}")
 
 
 def _why(error: BaseException) -> str:

@@ -15,15 +15,18 @@ import torch.distributed as dist
 
 from assigner.errors import UsageError
 from assigner.location import Location
-from assigner.runtime.failure import FailureWatch
+from assigner.runtime.direct import direct_channels
+from assigner.runtime.failure import FailureWatch, watched_run
 from assigner.runtime.process import join_run, set_threads, worker_device
-from assigner.runtime.rendezvous import farewell, group_store, leave_group
-from assigner.runtime.transport import LostConnectionError, Transport
+from assigner.runtime.rendezvous import farewell, group_connections, group_store, leave_group
+from assigner.runtime.sending import LostConnectionError
+from assigner.runtime.transport import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from assigner.plan import Plan
+    from assigner.runtime.rendezvous import Backend
 
 
 _count = itertools.count()  # the n-th membership of every rank is of the same run
@@ -35,6 +38,7 @@ class Membership:
     Args:
         plan: What the run executes.
         timeout_s: A wait for another rank that takes longer ends with an error.
+        backend: See `Pipeline`.
 
     Attributes:
         rank: This process's rank.
@@ -48,26 +52,44 @@ class Membership:
         UsageError: fewer ranks than the plan needs, or a device that this rank has not.
     """
 
-    def __init__(self, plan: Plan, *, timeout_s: float) -> None:
+    def __init__(self, plan: Plan, *, timeout_s: float, backend: Backend | None = None) -> None:
         self.at = "the start"
         self.on_leaving: Callable[[], None] | None = None
         self.transport: Transport | None = None
         self._watch: FailureWatch | None = None
         self._left = False
-        self._owns_group = join_run(plan, timeout_s)
+        self._owns_group = join_run(plan, timeout_s, backend)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self.take_place(plan)
+        self.worker: str | None = None
+        self.device: torch.device
         if dist.is_initialized():
-            self.transport = Transport(device=self.device, timeout_s=timeout_s)
-            own = dist.PrefixStore(f"pipeline {next(_count)}", group_store().clone())  # type: ignore[attr-defined]
-            self._watch = FailureWatch(own, self.name)
+            self._watch = watched_run(f"pipeline {next(_count)}", group_store(), self.name, group_connections())
+        with self.guarded("taking its place in the run"):
+            self.take_place(plan)
+            if self._watch is not None:
+                direct = direct_channels(plan.workers, self.device, timeout_s=timeout_s, backend=backend)
+                self.transport = Transport(device=self.device, timeout_s=timeout_s, direct=direct)
 
     def take_place(self, plan: Plan) -> None:
-        """Be the worker that a plan has for this rank, on its device and with its threads."""
+        """Be the worker that a plan has for this rank, on its device and with its threads.
+
+        Raises:
+            UsageError: this rank has no such device, or computes on another one already.
+        """
         mine = [worker for worker in plan.workers if Location.parse(worker).rank == self.rank]
-        self.worker = mine[0] if mine else None
-        self.device = worker_device(self.worker)
-        set_threads(plan, self.worker)
+        worker = mine[0] if mine else None
+        device = worker_device(worker)
+        if self.transport is not None and worker is not None and device != self.device:
+            raise UsageError(
+                f"the plan has {worker} for a rank that computes on {self.device}",
+                hint="a rank keeps its device during a run: save a checkpoint, and load it under the other plan",
+            )
+        self.worker = worker
+        if self.transport is None:
+            self.device = device
+        set_threads(plan, worker)
+        if self._watch is not None:
+            self._watch.worker = self.name
 
     @property
     def name(self) -> str:
@@ -91,7 +113,7 @@ class Membership:
             assert self._watch is not None
             failure = self._watch.lost(error.peer, self.at, error)
             self._leave()
-            raise failure.to_error(traced=not self._watch.printed) from error
+            raise failure.to_error(traced=not self._watch.printed) from None  # the cause says it all
         except BaseException as error:
             self.fail(self.at, error)
             raise
@@ -112,6 +134,16 @@ class Membership:
         shared = self.transport.share(torch.tensor(number, dtype=torch.float64), rank)
         self.transport.flush()
         return float(shared)
+
+    def numbers(self, number: float) -> list[float]:
+        """Every rank's number, in the ranks' order, on every rank; this rank's has left when it returns."""
+        if self.transport is None:
+            return [number]
+        first_mine = sorted(range(dist.get_world_size()), key=lambda rank: rank != self.rank)  # nobody waits for a send
+        mine = torch.tensor(number, dtype=torch.float64)
+        found = {rank: self.transport.share(mine.clone(), rank) for rank in first_mine}
+        self.transport.flush()
+        return [float(found[rank]) for rank in sorted(found)]
 
     def meet(self) -> None:
         """Wait until every rank is here."""

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 
 from assigner import formatting as fmt
-from assigner.errors import InfeasibleError, WorkerError
+from assigner.errors import InfeasibleError
 from assigner.runtime.memory import free_bytes
+from assigner.runtime.sending import LostConnectionError
 
 if TYPE_CHECKING:
     from assigner.plan import Plan
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
 _OFF = "check_memory=False tries it all the same"
 
 
-def check_room(plan: Plan, worker: str | None, device: torch.device) -> None:
+def check_room(plan: Plan, worker: str | None, device: torch.device, *, given_back: int = 0) -> None:
     """Refuse a plan whose predicted peak is more than a worker has. Every rank of the run calls this, and all raise.
 
     Args:
         plan: What is to run; one without a prediction passes.
         worker: This rank's; None: it holds no stage.
         device: Its device.
+        given_back: Bytes that this process holds now and will not hold then.
 
     Raises:
         InfeasibleError: the prediction is above the capacity that the plan was made for, or above what is free now.
@@ -37,7 +39,7 @@ def check_room(plan: Plan, worker: str | None, device: torch.device) -> None:
                 hint=f"assigner solve finds a plan that fits; {_OFF}",
             )
     mine = predicted.get(worker or "")
-    here = torch.tensor([mine.peak_bytes if mine else 0.0, free_bytes(device)], dtype=torch.float64)
+    here = torch.tensor([mine.peak_bytes if mine else 0.0, free_bytes(device) + given_back], dtype=torch.float64)
     for rank, (peak, free) in enumerate(pair.tolist() for pair in _of_all_ranks(here)):
         if peak > free:
             raise InfeasibleError(
@@ -50,7 +52,7 @@ def _of_all_ranks(mine: torch.Tensor) -> list[torch.Tensor]:
     """What every rank has to say, on every rank.
 
     Raises:
-        WorkerError: one of them has left.
+        LostConnectionError: one of them has left.
     """
     if not dist.is_initialized():
         return [mine]
@@ -58,5 +60,5 @@ def _of_all_ranks(mine: torch.Tensor) -> list[torch.Tensor]:
     try:
         dist.all_gather(theirs, mine)
     except RuntimeError as error:  # torch has no type of its own for a connection that broke
-        raise WorkerError("another worker left the run before it began", hint="its own error is above") from error
+        raise LostConnectionError("another worker", error) from error
     return theirs

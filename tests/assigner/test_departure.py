@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import threading
 import time
 
 import pytest
-from torch.distributed import DistError
+from torch.distributed import DistError, HashStore
 
 from assigner import departure
-from assigner.departure import leaving_together
+from assigner.departure import HostFailure, OtherHosts, leaving_together, read_host_failure
 
 
 @pytest.fixture
@@ -57,6 +59,12 @@ def test_a_host_that_comes_last_does_not_mind_that_host_0_is_gone(monkeypatch):
     """The run was good: a store that does not answer any more ends it well."""
 
     class Gone:
+        def clone(self):
+            return self
+
+        def check(self, _):
+            return False
+
         def add(self, *_):
             raise DistError("Connection reset by peer")
 
@@ -65,3 +73,59 @@ def test_a_host_that_comes_last_does_not_mind_that_host_0_is_gone(monkeypatch):
     with leaving_together(nodes=2, node=1, address="host", port=1):
         ran.append(True)
     assert ran
+
+
+@pytest.fixture
+def killed(monkeypatch):
+    """The signals that a launcher sends itself; it need not wait for them long."""
+    sent = []
+    monkeypatch.setattr(departure, "_LOOK_S", 0.01)
+    monkeypatch.setattr(departure, "_GRACE_S", 0.05)
+    monkeypatch.setattr(departure, "_STAY_S", 0.0)
+    monkeypatch.setattr(departure.os, "kill", lambda pid, number: sent.append((pid, number)))
+    return sent
+
+
+def wait_for(others: OtherHosts) -> None:
+    others._thread.join(10)
+    assert not others._thread.is_alive()
+
+
+def test_a_launcher_ends_its_ranks_when_another_host_has_failed(killed):
+    """The first failure that was told is known, and the launcher ends as Ctrl-C on it would, but for its message."""
+    store = HashStore()
+    here, there, late = OtherHosts(store, 1), OtherHosts(store, 2), OtherHosts(store, 0)
+    there.tell(HostFailure("worker:2", "was killed by SIGKILL"))
+    late.tell(HostFailure("worker:0", "ended with exit code 7"))
+    wait_for(here)
+    assert here.failure == read_host_failure(store) == HostFailure("worker:2", "was killed by SIGKILL")
+    assert (os.getpid(), signal.SIGTERM) in killed
+    for each in (here, there, late):
+        each.close()
+
+
+def test_a_launcher_ends_its_ranks_when_host_0_is_gone(killed):
+    """Its store does not answer: nobody else can tell what happened."""
+
+    class Gone:
+        def check(self, _):
+            raise DistError("Connection reset by peer")
+
+    others = OtherHosts(Gone(), 1)
+    wait_for(others)
+    assert others.failure is not None
+    assert others.failure.worker == "worker:0"
+    others.close()
+
+
+def test_a_launcher_lets_its_ranks_end_by_themselves(killed):
+    """They know more: nothing is sent where the block is over within the time of grace, or host 0 ended well."""
+    store = HashStore()
+    others = OtherHosts(store, 1)
+    others.close()
+    store.set(departure._ENDED, "")
+    done = OtherHosts(store, 1)
+    wait_for(done)
+    assert killed == []
+    assert done.failure is None
+    done.close()

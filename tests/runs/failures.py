@@ -8,6 +8,7 @@ seconds from the failure to the end of the last rank, and what each rank wrote t
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from torch import nn
 
 from assigner import Pipeline, Workload
 from assigner.errors import AssignerError
+from assigner.runtime.carried import OtherWorkerError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 
@@ -116,7 +118,9 @@ def child(rank: int, port: int, body: Callable[[], None]) -> NoReturn:
     try:
         body()
     except AssignerError as error:
-        sys.stderr.write(f"[{rank}] {error}\n")
+        traceback.print_exc()
+        if isinstance(error, OtherWorkerError) and isinstance(error, ArithmeticError):
+            sys.stderr.write(f"caught as an ArithmeticError of {error.worker}: {str(error).splitlines()[0]}")
         sys.exit(error.exit_code)
     except Exception:  # noqa: BLE001 - as the interpreter does at the end of a script
         traceback.print_exc()
@@ -161,6 +165,7 @@ def run(folder: Path, body: Callable[[], None], victim: int | None) -> dict[str,
 
 def main(folder: Path, names: list[str]) -> None:
     found = {}
+    gc.freeze()  # the ranks share torch's objects with this process: to collect them at their end would copy them all
     for n, (name, (body, victim)) in enumerate(SCENARIOS.items()):
         if not names or name in names:
             found[name] = run(folder / str(n), body, victim)

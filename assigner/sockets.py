@@ -1,0 +1,161 @@
+"""The connections that a run opens in this process: told to notice a wire that is cut.
+
+A host that is unplugged, or whose switch has died, closes nothing: its peers' connections stay open, and a wait on them
+lasts as long as its time-out. But a kernel can ask the other kernel, which answers for a process that computes, holds
+the interpreter's lock, gets little of its processor or is stopped; a thin wire's full queue only delays its answers.
+
+    nothing to send      the kernel asks after 2 s of silence, then every second (keepalive)
+    data on its way      it sends them again, after longer and longer pauses
+    5 s without answer   the connection is shut down, and whoever waits on it learns of it
+
+Works on Linux; elsewhere a cut wire is noticed by the time-out of a wait alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SILENCE_S = 5.0
+_FILES = Path("/proc/self/fd")
+_ASKING = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 10}
+_LOOK_S = 0.25
+_ESTABLISHED = 1
+_TCP_INFO = struct.Struct("=8B13I")  # the head of Linux's `struct tcp_info`, up to tcpi_last_ack_recv
+_UNANSWERED = 2  # so many questions or repetitions in a row are no chance
+
+
+class Connections:
+    """The TCP connections that this process opens from now on; those it has are left alone.
+
+    A thread looks after them until `close`.
+
+    Attributes:
+        silent: Addresses of the hosts that did not answer, and whose connections were shut down.
+    """
+
+    def __init__(self) -> None:
+        self.silent: set[str] = set()
+        self._before = {inode for inode, _ in _tcp_sockets()}
+        self._guarded: set[int] = set()
+        self._kept: set[int] = set()
+        self._ending: set[int] = set()
+        self._hosts: set[str] = set()
+        self._settled, self._closed = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._look, name="assigner-connections", daemon=True)
+        self._thread.start()
+
+    def guard(self) -> None:
+        """Look after those as well that were opened since the last call."""
+        for inode, each in _tcp_sockets():
+            if inode not in self._before and inode not in self._guarded:
+                with suppress(OSError):  # a kernel without an option: then nobody asks on it
+                    each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                    for name, value in _ASKING.items():
+                        each.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+                self._guarded.add(inode)
+                self._hosts |= {host for host in (_other_host(each),) if host}
+
+    def keep(self) -> None:
+        """Those that are open now survive `hang_up`."""
+        self.guard()
+        self._kept |= self._guarded
+
+    def settle(self) -> None:
+        """From here on only `guard` adds to them: what this process opens now may be its user's own."""
+        self._settled.set()
+        self.guard()
+        self._ending = self._guarded - self._kept
+
+    def hang_up(self) -> None:
+        """Shut down those opened between `keep` and `settle`, whoever still holds them: the other ends learn of it."""
+        for inode, each in _tcp_sockets():
+            if inode in self._ending:
+                with suppress(OSError):  # it is closed, or only listens
+                    each.getpeername()
+                    each.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._closed.set()
+        self._thread.join()
+
+    def is_alone(self) -> bool:
+        """True: this process was connected to two other hosts or more, and all of them have fallen silent."""
+        owing = {host for host, each in self._to_other_hosts() if (answers := _answers(each)) and answers.missing}
+        return len(self._hosts) > 1 and self._hosts <= self.silent | owing
+
+    def _to_other_hosts(self) -> Iterator[tuple[str, socket.socket]]:
+        for inode, each in _tcp_sockets():
+            host = _other_host(each) if inode in self._guarded else ""
+            if host:
+                yield host, each
+
+    def _look(self) -> None:
+        while not self._closed.wait(_LOOK_S):
+            if not self._settled.is_set():
+                self.guard()
+            for host, each in self._to_other_hosts():
+                answers = _answers(each)
+                if answers is not None and answers.missing and answers.silent_s >= SILENCE_S:
+                    self.silent.add(host)
+                    with suppress(OSError):  # the kernel was faster
+                        each.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """What the other kernel has answered.
+
+    Args:
+        missing: It owes the last answers.
+        silent_s: Seconds since the last one.
+    """
+
+    missing: bool
+    silent_s: float
+
+
+def _tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
+    """Every TCP socket of this process with its inode, as a handle that is closed when the next one is asked for."""
+    for entry in _FILES.iterdir() if _FILES.is_dir() else ():
+        with suppress(OSError):  # it was closed while we looked
+            number = os.dup(int(entry.name))
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.close(number)
+                continue
+            with socket.socket(fileno=number) as each:
+                if each.family in (socket.AF_INET, socket.AF_INET6) and each.type == socket.SOCK_STREAM:
+                    yield os.fstat(number).st_ino, each
+
+
+def _other_host(each: socket.socket) -> str:
+    """The address at the other end; empty: this host's own, or there is no connection."""
+    try:
+        here, there = each.getsockname()[0], each.getpeername()[0]
+    except OSError:
+        return ""
+    return "" if here == there else str(there)
+
+
+def _answers(each: socket.socket) -> _Answers | None:
+    """How the other kernel answers; None: the connection is over."""
+    try:
+        state, _, retransmits, probes, *rest = _TCP_INFO.unpack(
+            each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        )
+    except OSError:
+        return None
+    if state != _ESTABLISHED:
+        return None
+    return _Answers(max(retransmits, probes) >= _UNANSWERED, rest[-1] / 1e3)
