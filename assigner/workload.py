@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from assigner.errors import UsageError
 from assigner.usercode import user_code
 
 Batch = tuple[Any, Any]
+CompileOptions = bool | Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -29,27 +31,40 @@ class Workload:
         batch: `batch(rows, generator)` makes one batch of `rows` rows from the generator: (inputs, targets), each a
             tensor or a tuple, list or dict of tensors whose first dimension is the rows. The model is called as
             `model(inputs)`, `model(*inputs)` for a tuple or list, `model(**inputs)` for a dict.
-        loss: `loss(outputs, targets)`: a scalar tensor, the mean over the rows (see `reduction`).
-        optimizer: Builds a torch optimizer from parameters, as `lambda p: torch.optim.AdamW(p, lr=1e-3)`.
+        loss: `loss(outputs, targets)`: a scalar tensor, the mean over the rows (see `reduction`). A model that is used
+            for its outputs alone needs none.
+        optimizer: Builds a torch optimizer from the model's parameters, as
+            `lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)`. A function whose first parameter is called
+            `named_parameters` gets (name, parameter) pairs with the model's own names. Either may make param groups,
+            by name, shape or position: every rank calls it with all of the model's parameters, in the model's order,
+            of which those of other ranks have shape and type but no values (they lie on the meta device). A model that
+            is not trained needs none.
         batch_size: Rows in a step.
         name: For tables; empty: the name of the function that made the workload.
         marks: Name patterns of the partitions (`blocks.*`), where the code marks none itself.
         seed: Of the initial weights and of every random choice in training.
         reduction: What `loss` does over the rows: "mean" or "sum".
         autocast: "bfloat16" or "float16": forward and loss run under `torch.autocast` with this type; None: they do
-            not. float16 needs a gradient scaler, and there is none here: small gradients vanish.
+            not. With float16 the loss is scaled so that small gradients do not vanish (see `Pipeline`'s `scaler`).
+        weight: `weight(inputs, targets)` says what a micro-batch counts for under reduction "mean", for example the
+            number of its tokens that are not ignored: its loss counts by its share of the batch's weight. It must be
+            what `loss` divides by; a micro-batch of weight 0 adds nothing, whatever its loss. None: its rows.
+        compile: True: each partition's forward runs under `torch.compile`, in training and in the profiler; a mapping:
+            with these arguments of it, as {"mode": "max-autotune-no-cudagraphs"}; None: it does not.
     """
 
     model: Callable[[], nn.Module]
     batch: Callable[[int, torch.Generator], Batch]
-    loss: Callable[[Any, Any], torch.Tensor]
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-    batch_size: int
+    loss: Callable[[Any, Any], torch.Tensor] | None = None
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
+    batch_size: int = 0
     name: str = ""
     marks: tuple[str, ...] = ()
     seed: int = 0
     reduction: str = "mean"
     autocast: str | None = None
+    weight: Callable[[Any, Any], float | torch.Tensor] | None = None
+    compile: CompileOptions = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -59,6 +74,15 @@ class Workload:
         if self.autocast not in (None, "bfloat16", "float16"):
             raise UsageError(
                 f"Workload.autocast: {self.autocast!r} is not allowed; expected None, 'bfloat16' or 'float16'"
+            )
+        if self.weight is not None and self.reduction == "sum":
+            raise UsageError(
+                "Workload.weight has no meaning with reduction 'sum'", hint="summed losses add up as they are"
+            )
+        if not isinstance(self.compile, bool | Mapping | None):
+            raise UsageError(
+                f"Workload.compile: {self.compile!r} is not allowed",
+                hint='expected True, None or arguments of torch.compile, as {"mode": "max-autotune-no-cudagraphs"}',
             )
         if isinstance(self.marks, str):
             raise UsageError(f"Workload.marks: {self.marks!r} is text", hint=f"write ({self.marks!r},)")
@@ -77,6 +101,48 @@ class Workload:
                 hint="return (inputs, targets)",
             )
         return made
+
+    def require_loss(self) -> None:
+        """Raise UsageError if there is no loss."""
+        if self.loss is None:
+            raise UsageError("Workload.loss is missing", hint="give the workload a loss, or ask for outputs alone")
+
+    def compute_loss(self, outputs: Any, targets: Any) -> Any:
+        """What `loss` makes of the model's outputs.
+
+        Raises:
+            UsageError: there is no loss.
+        """
+        self.require_loss()
+        assert self.loss is not None
+        return self.loss(outputs, targets)
+
+    def make_optimizer(self, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        """The optimizer over parameters that are given with their names.
+
+        Raises:
+            UsageError: there is no optimizer, it failed, or gave something else.
+        """
+        if self.optimizer is None:
+            raise UsageError(
+                "Workload.optimizer is missing", hint="give the workload an optimizer, or use training=False"
+            )
+        pairs = list(named)
+        with user_code("Workload.optimizer"):
+            made = self.optimizer(pairs if _wants_names(self.optimizer) else [parameter for _, parameter in pairs])
+        if not isinstance(made, torch.optim.Optimizer):
+            raise UsageError(
+                f"Workload.optimizer gave {type(made).__name__}", hint="it must return a torch.optim.Optimizer"
+            )
+        return made
+
+
+def _wants_names(builder: Callable[..., Any]) -> bool:
+    try:
+        first = next(iter(inspect.signature(builder).parameters), "")
+    except ValueError:  # some functions written in C do not tell
+        return False
+    return first == "named_parameters"
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

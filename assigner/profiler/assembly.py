@@ -164,6 +164,7 @@ def _environment(workload: Workload, facts: Sequence[HostFacts]) -> dict[str, An
         "system": platform.platform(),
         "interface": ", ".join(sorted({each.interface for each in facts})),
         "autocast": workload.autocast or "",
+        "compile": str(workload.compile or ""),
     }
 
 
@@ -177,4 +178,4 @@ def _dtype(tensors: dict[str, torch.Tensor]) -> str:
 
 def optimizer_name(workload: Workload) -> str:
     """The class of the workload's optimizer."""
-    return type(workload.optimizer([torch.nn.Parameter(torch.zeros(1))])).__name__
+    return type(workload.make_optimizer([("weight", torch.nn.Parameter(torch.zeros(1, 1)))])).__name__

@@ -30,7 +30,9 @@ class UpdateBench:
     def __init__(self, workload: Workload, module: fx.GraphModule, device: torch.device, *, room: float) -> None:
         self.watch = Stopwatch(device)
         self.parameters = trained(module)
-        self.optimizer = workload.optimizer(self.parameters)
+        self.optimizer = workload.make_optimizer(
+            (name, each) for name, each in module.named_parameters() if each.requires_grad
+        )
         others = max(1, int(min(_OTHERS_BYTES, room / _OTHERS_SHARE)))
         self.others = torch.empty(others, dtype=torch.uint8, device=device)
 
@@ -63,7 +65,7 @@ def optimizer_share(workload: Workload, device: torch.device) -> float:
     """Bytes of state that the user's optimizer keeps for a byte of parameters, found on a small one."""
     parameter = nn.Parameter(torch.zeros(64, 64, device=device))
     parameter.grad = torch.zeros_like(parameter)
-    optimizer = workload.optimizer([parameter])
+    optimizer = workload.make_optimizer([("weight", parameter)])
     optimizer.step()
     return _state_bytes(optimizer) / parameter.nbytes
 

@@ -13,6 +13,7 @@ from assigner.profiler.accord import Point
 from assigner.profiler.compute import PartitionBench, PartitionBytes, TooLargeError
 from assigner.profiler.memory import memory_errors
 from assigner.profiler.walk import KindInputs
+from assigner.runtime.compiling import compiled
 from assigner.runtime.partition import PartitionRunner
 from assigner.workload import Workload
 
@@ -111,6 +112,7 @@ class Workbench:
             rematerialise=False,
             gradients=self.graph.output_gradients(piece),
             finish=self._loss(given) if piece is self.graph.last else None,
+            run=compiled(module, piece.name, self.workload.compile),
         )
         needs = [bool(value.partition) and self.graph.values[value].gradient for value in piece.reads]
         parameters = sum(each.nbytes for each in module.parameters())
@@ -124,4 +126,4 @@ class Workbench:
         targets = torch.utils._pytree.tree_map_only(
             torch.Tensor, lambda tensor: tensor.to(self.device), given.micro_batch.targets
         )
-        return lambda outputs, _: (self.workload.loss(self.graph.rebuild_output(outputs), targets),)
+        return lambda outputs, _: (self.workload.compute_loss(self.graph.rebuild_output(outputs), targets),)

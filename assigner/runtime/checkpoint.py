@@ -20,9 +20,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from assigner.errors import FormatError, UsageError
+from assigner.runtime.plain import from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from assigner.runtime.optimizer import PipelineOptimizer
 
 _INDEX = "model.safetensors.index.json"
 _OPTIMIZER = "optimizer.safetensors.index.json"
@@ -31,13 +34,54 @@ _FACTS = "training.json"
 _PLAIN = (bool, int, float, str, type(None))
 
 
+@dataclass(frozen=True)
+class Progress:
+    """Where training is, apart from weights and optimizer: the same on every rank.
+
+    No generator's state is here: every random choice in training is seeded by the batch's number.
+
+    Args:
+        steps: Updates that were made.
+        batches: Batches that were seen.
+        scaler: The gradient scaler's state; empty: it is disabled.
+        state: What the training script keeps: plain values.
+    """
+
+    steps: int
+    batches: int
+    scaler: dict[str, float]
+    state: Any = None
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON.
+
+        Raises:
+            UsageError: `state` holds a value that is not plain.
+        """
+        state = to_json(self.state, "state")
+        return {"steps": self.steps, "batches": self.batches, "scaler": self.scaler, "state": state}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], path: Path) -> Progress:
+        """From JSON; checkpoints of old have only the counts.
+
+        Raises:
+            FormatError: something else stands there.
+        """
+        counts, scaler = [facts.get(key) for key in ("steps", "batches")], facts.get("scaler", {})
+        numbers = [*counts, *(scaler.values() if isinstance(scaler, dict) else [None])]
+        if not all(isinstance(each, int | float) for each in numbers) or not all(isinstance(n, int) for n in counts):
+            raise FormatError(f"{path}: expected whole numbers and a scaler's state", hint="the checkpoint is damaged")
+        return cls(facts["steps"], facts["batches"], scaler, from_json(facts.get("state")))
+
+
 def save_checkpoint(
     folder: Path,
     rank: int,
     *,
     state: Mapping[str, torch.Tensor],
     parameters: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: PipelineOptimizer,
     facts: Mapping[str, Any],
     meet: Callable[[], None],
 ) -> None:
@@ -49,7 +93,7 @@ def save_checkpoint(
         state: This rank's tensors by the model's names.
         parameters: Its parameters by name.
         optimizer: Its optimizer.
-        facts: Plain values that are kept with it: `fingerprint` (of the model), and counts.
+        facts: What JSON can carry is kept with it: `fingerprint` (of the model), and `Progress`.
         meet: Waits for all ranks.
 
     Raises:
@@ -62,7 +106,7 @@ def save_checkpoint(
     meet()
     if not aside.is_dir():
         raise UsageError(f"{aside}: rank {rank} does not see it", hint="save to a file system that all hosts share")
-    moments = _OptimizerState.of(parameters, optimizer)
+    moments = OptimizerState.of(parameters, optimizer)
     _write(aside, f"model-{rank:05}", {name: tensor.detach() for name, tensor in state.items()}, {})
     _write(aside, f"optimizer-{rank:05}", moments.tensors, {"plain": moments.plain, "settings": moments.settings})
     meet()
@@ -80,8 +124,8 @@ def load_checkpoint(
     *,
     state: Mapping[str, torch.Tensor],
     parameters: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer | None,
-) -> dict[str, int]:
+    optimizer: PipelineOptimizer,
+) -> Progress:
     """Read into this rank's tensors, in place, whatever plan wrote the checkpoint.
 
     Args:
@@ -92,7 +136,7 @@ def load_checkpoint(
         optimizer: Their optimizer; its state and its settings (`lr`, ...) are replaced.
 
     Returns:
-        The counts that were saved with it.
+        Where training was.
 
     Raises:
         UsageError: there is no checkpoint.
@@ -100,10 +144,9 @@ def load_checkpoint(
             changed.
     """
     facts = _read_json(folder / _FACTS)
-    if facts.pop("fingerprint", None) != fingerprint:
+    if facts.get("fingerprint") != fingerprint:
         raise FormatError(f"{folder} was saved from another model", hint="load it with the workload that wrote it")
-    if not all(isinstance(fact, int) for fact in facts.values()):
-        raise FormatError(f"{folder / _FACTS}: expected whole numbers")
+    progress = Progress.of(facts, folder / _FACTS)
     found = _read(folder, _INDEX, state.__contains__)
     for name, tensor in state.items():
         if name not in found:
@@ -112,12 +155,11 @@ def load_checkpoint(
             raise FormatError(
                 f"{folder}: {name!r} has shape {tuple(found[name].shape)}, the model {tuple(tensor.shape)}"
             )
-    moments = _OptimizerState.read(folder, parameters)
+    moments = OptimizerState.read(folder, parameters)
     for name, tensor in state.items():
         tensor.detach().copy_(found[name])
-    if optimizer is not None:
-        moments.put(parameters, optimizer)
-    return facts
+    moments.put(parameters, optimizer)
+    return progress
 
 
 def read_weights(folder: Path | str) -> dict[str, torch.Tensor]:
@@ -131,7 +173,7 @@ def read_weights(folder: Path | str) -> dict[str, torch.Tensor]:
 
 
 @dataclass(frozen=True)
-class _OptimizerState:
+class OptimizerState:
     """An optimizer's state by the model's names.
 
     Args:
@@ -145,17 +187,16 @@ class _OptimizerState:
     settings: dict[str, dict[str, Any]]
 
     @classmethod
-    def of(cls, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer | None) -> _OptimizerState:
+    def of(cls, parameters: Mapping[str, nn.Parameter], optimizer: PipelineOptimizer) -> OptimizerState:
         """What an optimizer holds for these parameters.
 
         Raises:
             UsageError: a value that is neither a tensor nor plain.
         """
         made = cls({}, {}, {})
-        groups = optimizer.param_groups if optimizer is not None else []
-        group_of = {id(parameter): group for group in groups for parameter in group["params"]}
+        group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
         for name, parameter in parameters.items():
-            for key, value in (optimizer.state.get(parameter, {}) if optimizer is not None else {}).items():
+            for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     made.tensors[f"{name}/{key}"] = value.detach()
                 elif isinstance(value, _PLAIN):
@@ -166,7 +207,7 @@ class _OptimizerState:
         return made
 
     @classmethod
-    def read(cls, folder: Path, parameters: Mapping[str, nn.Parameter]) -> _OptimizerState:
+    def read(cls, folder: Path, parameters: Mapping[str, nn.Parameter]) -> OptimizerState:
         """The state of these parameters in a checkpoint."""
         index = _read_json(folder / _OPTIMIZER)
 
@@ -176,22 +217,25 @@ class _OptimizerState:
         plain, settings = _section(index, "plain", folder), _section(index, "settings", folder)
         return cls(_read(folder, _OPTIMIZER, mine), {key: plain[key] for key in filter(mine, plain)}, settings)
 
-    def put(self, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-        """Replace an optimizer's state; a group gets the settings of its first parameter."""
+    def put(self, parameters: Mapping[str, nn.Parameter], optimizer: PipelineOptimizer) -> None:
+        """Replace an optimizer's state; a group gets the settings of its first parameter, on whatever rank that is."""
         optimizer.state.clear()
+        self.add(parameters, optimizer)
+        for group, names in zip(optimizer.param_groups, optimizer.names, strict=True):
+            kept = next((self.settings[name] for name in names if name in self.settings), {})
+            for key, value in kept.items():
+                if isinstance(group.get(key), torch.Tensor):
+                    group[key].fill_(value)
+                else:
+                    group[key] = tuple(value) if isinstance(value, list) else value
+
+    def add(self, parameters: Mapping[str, nn.Parameter], optimizer: PipelineOptimizer) -> None:
+        """Give an optimizer this state of its parameters; the settings of its groups stay."""
         for key, value in {**self.tensors, **self.plain}.items():
             name, _, state = key.rpartition("/")
             parameter = parameters[name]
             on_device = isinstance(value, torch.Tensor) and value.dim()
             optimizer.state[parameter][state] = value.to(parameter.device) if on_device else value
-        name_of = {id(parameter): name for name, parameter in parameters.items()}
-        for group in optimizer.param_groups:
-            names = [name_of[id(parameter)] for parameter in group["params"] if id(parameter) in name_of]
-            for key, value in self.settings.get(names[0], {}).items() if names else ():
-                if isinstance(group.get(key), torch.Tensor):
-                    group[key].fill_(value)
-                else:
-                    group[key] = tuple(value) if isinstance(value, list) else value
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

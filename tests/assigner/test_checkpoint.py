@@ -144,6 +144,7 @@ def without(section: str) -> Any:
         ("optimizer.safetensors.index.json", without("settings"), "settings is missing"),
         ("training.json", without("fingerprint"), "another model"),
         ("training.json", lambda path: path.write_text("[]"), "expected an object"),
+        ("training.json", without("batches"), "expected whole numbers"),
     ],
 )
 def test_a_damaged_checkpoint_changes_nothing(tmp_path: Path, file, damage, message):
@@ -190,3 +191,54 @@ def test_one_buffer_under_two_names(tmp_path: Path):
         pipeline.save(tmp_path / "saved")
         pipeline.load(tmp_path / "saved")
     assert {"0.table", "1.table"} < set(read_weights(tmp_path / "saved"))
+
+
+def test_what_the_script_keeps_comes_back(tmp_path: Path):
+    """A scheduler's state with its types, the data's position, the scaler; and None where nothing was kept."""
+    made = skips()
+    with trained(made) as pipeline:
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(pipeline.optimizer, [1, 2])
+        state = {"scheduler": scheduler.state_dict(), "position": (3, "train")}
+        pipeline.save(tmp_path / "with", state=state)
+        pipeline.save(tmp_path / "without")
+    with trained(made, steps=1) as pipeline:
+        assert pipeline.load(tmp_path / "with") == state
+        assert pipeline.load(tmp_path / "without") is None
+
+
+def test_the_scalers_state_comes_back(tmp_path: Path):
+    """Scale and count of good updates are those of the checkpoint, and gradients of before are gone."""
+    made = skips()
+    with Pipeline(made, make_plan(made), scaler=torch.amp.GradScaler("cpu", init_scale=8.0)) as pipeline:
+        for n in range(3):
+            pipeline.step(made.make_batch(8, n))
+        pipeline.save(tmp_path / "saved")
+        expected = pipeline.scaler.state_dict()
+        losses = [pipeline.step(made.make_batch(8, n)) for n in (3, 4)]
+    with Pipeline(made, make_plan(made), scaler=torch.amp.GradScaler("cpu")) as pipeline:
+        pipeline.step(made.make_batch(8, 9), update=False)
+        pipeline.load(tmp_path / "saved")
+        assert pipeline.gradients() == {}
+        assert pipeline.scaler.state_dict() == expected
+        assert [pipeline.step(made.make_batch(8, n)) for n in (3, 4)] == losses
+
+
+def test_only_plain_values_are_kept(tmp_path: Path):
+    """Another value is refused with its place, nothing is written, and training can go on."""
+    with trained(skips()) as pipeline:
+        with pytest.raises(UsageError, match=r"state\['rng'\] is a Tensor"):
+            pipeline.save(tmp_path / "new", state={"rng": torch.get_rng_state()})
+        assert list(tmp_path.iterdir()) == []
+        pipeline.save(tmp_path / "new")
+
+
+def test_checkpoints_of_old_load(tmp_path: Path):
+    """One with nothing but counts in its facts gives no state and leaves the scaler as it is."""
+    made = skips()
+    with trained(made) as pipeline:
+        pipeline.save(tmp_path / "saved", state=[1])
+        path = tmp_path / "saved" / "training.json"
+        facts = json.loads(path.read_text())
+        path.write_text(json.dumps({key: facts[key] for key in ("fingerprint", "steps", "batches")}))
+        assert pipeline.load(tmp_path / "saved") is None
+        assert pipeline.steps == 3

@@ -49,3 +49,29 @@ def test_rows_are_those_of_the_first_tensor():
     assert row_count(((torch.tensor(1), rows(5)), None)) == 5
     with pytest.raises(UsageError, match="no tensor with rows"):
         row_count((3, rows(5)))
+
+
+def test_weights_are_shares_of_their_sum():
+    """Micro-batches count by what the user's function gives for their inputs and targets, as a number or a tensor."""
+    cut = split_batch((rows(5), rows(5)), 2, reduction="mean", weight=lambda inputs, targets: (inputs + targets).sum())
+    total = 2 * sum(range(5))
+    assert [each.weight for each in cut] == [2 / total, 10 / total, 8 / total]
+    assert [each.weight for each in split_batch((rows(3), rows(3)), 2, reduction="mean", weight=lambda *_: 4)] == [
+        0.5,
+        0.5,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (lambda *_: 0, "gave 0 for every micro-batch"),
+        (lambda *_: -1, "gave -1.0 for a micro-batch"),
+        (lambda *_: float("nan"), "gave nan for a micro-batch"),
+        (lambda *_: 1 / 0, "Workload.weight failed at"),
+    ],
+)
+def test_weights_that_cannot_be(weight, message):
+    """Negative, infinite and all-zero weights, and errors in the function, are refused in words."""
+    with pytest.raises(UsageError, match=message):
+        split_batch((rows(3), rows(3)), 2, reduction="mean", weight=weight)

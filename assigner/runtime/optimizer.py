@@ -1,0 +1,166 @@
+"""One optimizer over all ranks: each holds the same param groups, and in them the parameters that are its own.
+
+    plain PyTorch                                on every rank
+    groups[0]: tokens.weight, head.weight        groups[0]: head.weight
+    groups[1]: norm.bias, head.bias              groups[1]: head.bias
+
+The user's builder sees the whole model everywhere, with stand-ins for what other ranks hold, so it groups as it would
+without a pipeline; the stand-ins then leave the groups. Learning rates are set alike on every rank by the same
+scheduler, and a rank with nothing in a group, or with nothing at all, takes part without a special case.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from assigner.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from assigner.workload import Workload
+
+
+class PipelineOptimizer(torch.optim.Optimizer):
+    """The user's optimizer, as one handle on every rank: for schedulers, and for loops that call it themselves.
+
+        pipeline.step(batch, update=False)
+        pipeline.optimizer.step()
+        scheduler.step()
+        pipeline.optimizer.zero_grad()
+
+    All ranks call `step` together. State is keyed by the model's parameter names.
+
+    Args:
+        workload: Whose optimizer.
+        model: All of the model's parameters by name, in the model's order; those of other ranks only for their shapes.
+        held: This rank's parameters, by the same names.
+        apply: Applies the gradients with `local`, on every rank.
+
+    Attributes:
+        local: The optimizer that the user's builder made, over this rank's parameters.
+        names: For each param group the names of all its parameters, on whatever rank.
+
+    Raises:
+        UsageError: the builder failed, or made an optimizer that needs a closure (LBFGS).
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        model: Iterable[tuple[str, nn.Parameter]],
+        held: Mapping[str, nn.Parameter],
+        *,
+        apply: Callable[[], None],
+    ) -> None:
+        self._workload, self._apply = workload, apply
+        self._model = [(name, _stand_in(each)) for name, each in model]
+        self._made = False
+        self._hold(held)
+        super().__init__(self.local.param_groups, self.local.defaults)
+        self._follow()
+        self._made = True
+
+    def _hold(self, held: Mapping[str, nn.Parameter]) -> None:
+        """Build the user's optimizer over these parameters of the model."""
+        whole = {name: held.get(name, stand_in) for name, stand_in in self._model}
+        self.local = self._workload.make_optimizer(whole.items())
+        _refuse_closures(self.local)
+        name_of = {id(parameter): name for name, parameter in whole.items()}
+        self.names = [tuple(name_of[id(each)] for each in group["params"]) for group in self.local.param_groups]
+        for group, names in zip(self.local.param_groups, self.names, strict=True):
+            group["params"][:] = [whole[name] for name in names if name in held]
+            if "param_names" in group:
+                group["param_names"] = [name for name in names if name in held]
+        for name in whole.keys() - held.keys():
+            self.local.state.pop(whole[name], None)
+        self._held = held
+
+    def move(self, held: Mapping[str, nn.Parameter]) -> None:
+        """Be over other parameters of the same model, with the settings of the groups as they are and without state."""
+        settings = [{key: value for key, value in group.items() if key not in _MEMBERS} for group in self.param_groups]
+        self._hold(held)
+        for group, kept in zip(self.local.param_groups, settings, strict=True):
+            group.update(kept)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Groups and state are the local optimizer's own, not copies."""
+        self.param_groups, self.state = self.local.param_groups, self.local.state
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Apply the gradients, on all ranks together.
+
+        Raises:
+            UsageError: a closure is given: a pipeline cannot run the forward again from within.
+            WorkerError: another rank failed; the message has its error.
+        """
+        if closure is not None:
+            raise UsageError("a pipeline's optimizer takes no closure", hint="call pipeline.step(batch, update=False)")
+        self._apply()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: `Workload.optimizer` makes the groups.
+
+        Raises:
+            UsageError: always, once the optimizer is made.
+        """
+        if self._made:
+            raise UsageError("param groups cannot be added to a pipeline's optimizer", hint="make them in its builder")
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state by parameter name, and the groups with the names of all their parameters.
+
+        The form is that of torch.distributed.checkpoint's optimizer state: the states of all ranks can be put together.
+        """
+        names = {id(parameter): name for name, parameter in self._held.items()}
+        return {
+            "state": {names[id(each)]: dict(state) for each, state in self.state.items()},
+            "param_groups": [
+                {**{key: value for key, value in group.items() if key not in _MEMBERS}, "params": list(every)}
+                for group, every in zip(self.param_groups, self.names, strict=True)
+            ],
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave on this rank, or on several put together.
+
+        Raises:
+            UsageError: it has other groups.
+        """
+        groups = state_dict["param_groups"]
+        if [tuple(group["params"]) for group in groups] != self.names:
+            raise UsageError("the state is of an optimizer with other param groups", hint="build it as it was then")
+        mine = [name for names in self.names for name in names if name in self._held]
+        number = {name: n for n, name in enumerate(mine)}
+        kept = [{key: group[key] for key in _MEMBERS if key in group} for group in self.param_groups]
+        numbered = [
+            {**group, **members, "params": [number[name] for name in names if name in number]}
+            for group, members, names in zip(groups, kept, self.names, strict=True)
+        ]
+        state = {number[name]: each for name, each in state_dict["state"].items() if name in number}
+        self.local.load_state_dict({"state": state, "param_groups": numbered})
+        self._follow()
+
+
+_MEMBERS = ("params", "param_names")
+
+
+def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
+    """Shape and type of a parameter, without memory."""
+    return nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+
+
+def _refuse_closures(optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer whose step must be given a closure runs the loss as often as it likes: no pipeline can."""
+    needed = [each for each in inspect.signature(optimizer.step).parameters.values() if each.default is each.empty]
+    if any(each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in needed):
+        raise UsageError(
+            f"{type(optimizer).__name__}.step needs a closure, which a pipeline cannot run",
+            hint="use an optimizer that works from the gradients alone, as AdamW or SGD",
+        )

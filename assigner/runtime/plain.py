@@ -1,0 +1,67 @@
+"""Plain Python values as JSON, and back to the same values: what a training script keeps in a checkpoint.
+
+JSON has no tuples, no keys but text and no Counter (which torch's MultiStepLR keeps); each is written as a list with
+its name in front, and so is a list:
+
+    {"steps": (3, 5), 7: [1]}  ->  ["dict", ["steps", ["tuple", 3, 5]], [7, ["list", 1]]]
+
+A dict whose keys are all text stays an object.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from assigner.errors import FormatError, UsageError
+
+_SINGLE = (bool, int, float, str, type(None))
+
+
+def to_json(value: Any, where: str) -> Any:
+    """A value as JSON can carry it.
+
+    Args:
+        value: None, a bool, a number, text, or lists, tuples, dicts and Counters of these.
+        where: Its name, for errors: `state`.
+
+    Raises:
+        UsageError: another value is among them; the message says where.
+    """
+    kind = type(value)
+    if kind in _SINGLE:
+        return value
+    if kind in (list, tuple):
+        return [kind.__name__, *(to_json(each, f"{where}[{n}]") for n, each in enumerate(value))]
+    if kind is dict and all(type(key) is str for key in value):
+        return {key: to_json(each, f"{where}[{key!r}]") for key, each in value.items()}
+    if kind in (dict, Counter):
+        pairs = ([to_json(key, f"a key of {where}"), to_json(each, f"{where}[{key!r}]")] for key, each in value.items())
+        return [kind.__name__, *pairs]
+    raise UsageError(
+        f"{where} is a {kind.__name__}; a checkpoint keeps plain values",
+        hint="numbers, text, None, lists, tuples and dicts; of a tensor, .item() or .tolist()",
+    )
+
+
+def from_json(found: Any) -> Any:
+    """The value that `to_json` was given.
+
+    Raises:
+        FormatError: it did not write this.
+    """
+    if isinstance(found, dict):
+        return {key: from_json(each) for key, each in found.items()}
+    if not isinstance(found, list):
+        return found
+    name = found[0] if found else None
+    if name in ("list", "tuple"):
+        parts = [from_json(each) for each in found[1:]]
+        return parts if name == "list" else tuple(parts)
+    if name in ("dict", "Counter"):
+        try:
+            pairs = {from_json(key): from_json(each) for key, each in found[1:]}
+        except (TypeError, ValueError) as error:
+            raise FormatError(f"a checkpoint's state has a broken {name}", hint="the checkpoint is damaged") from error
+        return pairs if name == "dict" else Counter(pairs)
+    raise FormatError("a checkpoint's state has a list without its kind", hint="the checkpoint is damaged")

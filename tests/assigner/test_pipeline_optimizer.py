@@ -1,0 +1,143 @@
+"""The handle on the optimizer: what it refuses, its state by name, and what a builder of groups gets."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from training_cases import make_scaler, muon_like, no_decay_by_name, overflowing
+from workloads import language, make_plan, skips
+
+from assigner import Pipeline
+from assigner.errors import UsageError
+
+
+def test_it_is_an_optimizer():
+    """Schedulers and hooks see a torch optimizer; its groups and state are those of the user's own."""
+    made = skips()
+    with Pipeline(made, make_plan(made)) as pipeline:
+        seen = []
+        pipeline.optimizer.register_step_post_hook(lambda *_: seen.append("stepped"))
+        assert isinstance(pipeline.optimizer, torch.optim.Optimizer)
+        assert isinstance(pipeline.optimizer.local, torch.optim.SGD)
+        pipeline.step(made.make_batch(8, 0))
+        assert seen == ["stepped"]
+        assert pipeline.optimizer.param_groups is pipeline.optimizer.local.param_groups
+        assert len(pipeline.optimizer.state) == 8
+
+
+def test_closures_are_refused():
+    """LBFGS is refused when the pipeline is made, a closure when it is given; and added groups."""
+    made = skips()
+    with pytest.raises(UsageError, match=r"LBFGS\.step needs a closure"):
+        Pipeline(replace(made, optimizer=torch.optim.LBFGS), make_plan(made))
+    with Pipeline(made, make_plan(made)) as pipeline:
+        with pytest.raises(UsageError, match="takes no closure"):
+            pipeline.optimizer.step(lambda: 0.0)
+        with pytest.raises(UsageError, match="groups cannot be added"):
+            pipeline.optimizer.add_param_group({"params": []})
+
+
+def test_a_builder_that_fails_is_named():
+    """The error of a builder, and a result that is no optimizer, are the workload's."""
+    made = skips()
+    with pytest.raises(UsageError, match=r"Workload\.optimizer failed at .*ZeroDivisionError"):
+        Pipeline(replace(made, optimizer=lambda _: 1 / 0), make_plan(made))
+    with pytest.raises(UsageError, match=r"Workload\.optimizer gave list"):
+        Pipeline(replace(made, optimizer=list), make_plan(made))
+
+
+def test_names_and_shapes_of_the_whole_model():
+    """A builder gets every parameter of the model once, in its order, with or without names."""
+    made, seen = language(), []
+
+    def named(named_parameters: Any) -> torch.optim.Optimizer:
+        seen.extend(named_parameters)
+        return torch.optim.SGD([each for _, each in seen], lr=0.1)
+
+    with Pipeline(replace(made, optimizer=named), make_plan(made)) as pipeline:
+        model = made.model()
+        expected = {name: each.shape for name, each in model.named_parameters()}
+        assert {name: each.shape for name, each in seen} == expected
+        assert [name for name, _ in seen] == list(expected)
+        assert pipeline.optimizer.names == [tuple(expected)]
+
+
+def named_adam(named_parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(named_parameters)
+
+
+@pytest.mark.parametrize("build", [muon_like, no_decay_by_name, named_adam])
+def test_state_goes_by_name(build):
+    """What state_dict gave is taken over by another handle, which then makes the same steps; numbers stay numbers."""
+    made = replace(language(), optimizer=build)
+    with Pipeline(made, make_plan(made)) as one, Pipeline(made, make_plan(made)) as other:
+        for n in range(2):
+            one.step(made.make_batch(8, n))
+        state = one.optimizer.state_dict()
+        assert set(state["state"]) == {name for name, _ in one.named_parameters()}
+        assert [tuple(group["params"]) for group in state["param_groups"]] == one.optimizer.names
+        state["param_groups"][0]["lr"] = 0.003
+        with torch.no_grad():
+            for (_, mine), (_, theirs) in zip(other.named_parameters(), one.named_parameters(), strict=True):
+                mine.copy_(theirs)
+        for pipeline in (one, other):
+            pipeline.optimizer.load_state_dict(copy.deepcopy(state))  # torch keeps the tensors that it is given
+            assert pipeline.optimizer.param_groups[0]["lr"] == 0.003
+        losses = [[pipeline.step(made.make_batch(8, n)) for n in (2, 3)] for pipeline in (one, other)]
+        assert losses[0] == losses[1]
+
+
+def test_state_of_other_groups_is_refused():
+    """The error says so, and nothing has changed."""
+    made = language()
+    with Pipeline(made, make_plan(made)) as one:
+        one.step(made.make_batch(8, 0))
+        state = one.optimizer.state_dict()
+    with Pipeline(replace(made, optimizer=no_decay_by_name), make_plan(made)) as other:
+        with pytest.raises(UsageError, match="other param groups"):
+            other.optimizer.load_state_dict(state)
+        assert not other.optimizer.state
+
+
+def test_norms_that_make_no_sense():
+    """A norm type that is not positive, and clipping in a step without an update, are refused."""
+    made = skips()
+    with Pipeline(made, make_plan(made)) as pipeline:
+        with pytest.raises(UsageError, match="max_norm without an update"):
+            pipeline.step(made.make_batch(8, 0), update=False, max_norm=1.0)
+        pipeline.step(made.make_batch(8, 0), update=False)
+        with pytest.raises(UsageError, match="norm_type=0"):
+            pipeline.clip_grad_norm_(1.0, 0)
+
+
+def test_gradients_are_seen_without_the_scale():
+    """gradients() is the same with and without a scaler, before and after they are unscaled."""
+    made = overflowing()
+    made = replace(made, model=lambda: torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)).double())
+    made = replace(made, marks=(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    batch = made.make_batch(8, 0)
+    with Pipeline(made, make_plan(made)) as plain, Pipeline(made, make_plan(made), scaler=make_scaler()) as scaled:
+        for pipeline in (plain, scaled):
+            pipeline.step(batch, update=False)
+            pipeline.step(batch, update=False)
+        expected = plain.gradients()
+        assert all(torch.equal(each, expected[name]) for name, each in scaled.gradients().items())
+        assert scaled.clip_grad_norm_(1e9) == plain.clip_grad_norm_(1e9)
+        assert all(torch.equal(each, expected[name]) for name, each in scaled.gradients().items())
+        for pipeline in (plain, scaled):  # scaled again, so that both kinds add up
+            pipeline.step(batch, update=False)
+            pipeline.optimizer.step()
+        assert all(torch.equal(each, plain.state_dict()[name]) for name, each in scaled.state_dict().items())
+
+
+def test_a_scaler_of_another_kind():
+    """What is no GradScaler is refused by name; a disabled one switches scaling off."""
+    made = skips()
+    with pytest.raises(UsageError, match="scaler=65536"):
+        Pipeline(made, make_plan(made), scaler=65536)
+    with Pipeline(made, make_plan(made)) as pipeline:
+        assert not pipeline.scaler.is_enabled()

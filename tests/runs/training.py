@@ -1,0 +1,150 @@
+"""The cases of tests/training_cases.py on three ranks, most of them under two placements.
+
+    torchrun --nproc-per-node 3 tests/runs/training.py FOLDER
+
+Writes FOLDER/RANK.json: case -> placement -> what this rank found; and what else only several ranks can show.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from assigner import Pipeline
+from assigner.errors import UsageError
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
+
+from training_cases import CASES, make_scaler, overflowing
+from workloads import graph_of, language, make_plan
+
+if TYPE_CHECKING:
+    from assigner.plan import Plan
+    from assigner.workload import Workload
+
+
+LONG = ("optimizers", "schedulers")
+"""Cases that run under one placement."""
+
+
+def spread(made: Workload) -> Plan:
+    """On all three ranks, in another order than theirs."""
+    names = [piece.name for piece in graph_of(made).pieces]
+    stages = [(2, names[:1]), (0, names[1:2]), (1, names[2:])]
+    return make_plan(made, stages, remat=names[1:2])
+
+
+def one_idle(made: Workload) -> Plan:
+    """On two ranks; the first has nothing."""
+    names = [piece.name for piece in graph_of(made).pieces]
+    return make_plan(made, [(1, names[:2]), (2, names[2:])], schedule="1f1b", micro_batches=3)
+
+
+def alike() -> dict[str, Any]:
+    """Numbers that every rank must have alike, though only one of them overflows."""
+    made = overflowing()
+    with Pipeline(made, spread(made), scaler=make_scaler()) as pipeline:
+        norms, scales = [], []
+        for n in range(6):
+            pipeline.step(made.make_batch(8, n), update=False)
+            finite = all(bool(each.isfinite().all()) for each in pipeline.gradients().values())
+            norms.append(str(pipeline.clip_grad_norm_(1e300)))
+            pipeline.optimizer.step()
+            pipeline.optimizer.zero_grad()
+            scales.append([pipeline.scaler.get_scale(), pipeline.steps])
+            if n == 0:
+                first_finite = finite
+        return {"norms": norms, "scales": scales, "first finite": first_finite}
+
+
+def not_finite() -> str:
+    """`error_if_nonfinite` raises on every rank, and the run goes on."""
+    made = overflowing()
+    with Pipeline(made, spread(made), scaler=make_scaler()) as pipeline:
+        pipeline.step(made.make_batch(8, 0), update=False)
+        try:
+            pipeline.clip_grad_norm_(1.0, error_if_nonfinite=True)
+        except UsageError as error:
+            pipeline.optimizer.step()
+            assert pipeline.steps == 0
+            return str(error)
+    return "none"
+
+
+def checkpoint(folder: Path) -> dict[str, Any]:
+    """Scheduler, scaler and data position go on under another placement, where another rank has nothing."""
+    made = language()
+    losses: dict[str, list[float]] = {"expected": [], "found": []}
+
+    def scheduled(pipeline: Pipeline) -> Any:
+        return torch.optim.lr_scheduler.MultiStepLR(pipeline.optimizer, [2, 4], gamma=0.5)
+
+    def go_on(pipeline: Pipeline, scheduler: Any, key: str) -> list[float]:
+        for n in range(3, 6):
+            losses[key].append(pipeline.step(made.make_batch(8, n)))
+            scheduler.step()
+        return [group["lr"] for group in pipeline.optimizer.param_groups]
+
+    with Pipeline(made, spread(made), scaler=make_scaler()) as pipeline:
+        scheduler = scheduled(pipeline)
+        for n in range(3):
+            pipeline.step(made.make_batch(8, n))
+            scheduler.step()
+        pipeline.save(folder, state={"scheduler": scheduler.state_dict(), "position": (3, "train")})
+        scale = pipeline.scaler.get_scale()
+        rates = go_on(pipeline, scheduler, "expected")
+    with Pipeline(made, one_idle(made), scaler=make_scaler()) as pipeline:
+        scheduler = scheduled(pipeline)
+        state = pipeline.load(folder)
+        scheduler.load_state_dict(state["scheduler"])
+        assert state["position"] == (3, "train")
+        assert pipeline.scaler.get_scale() == scale
+        same = go_on(pipeline, scheduler, "found") == rates
+    differences = [abs(a - b) for a, b in zip(losses["expected"], losses["found"], strict=True)]
+    return {"loss": max(differences), "same rates": same}
+
+
+def handle() -> dict[str, Any]:
+    """State by name, put together from all ranks, loads under another placement."""
+    made = language()
+    states: list[Any] = [None] * 3
+    with Pipeline(made, spread(made)) as pipeline:
+        for n in range(2):
+            pipeline.step(made.make_batch(8, n))
+        weights: list[Any] = [None] * 3
+        dist.all_gather_object(states, pipeline.optimizer.state_dict())
+        dist.all_gather_object(weights, {name: each.detach() for name, each in pipeline.named_parameters()})
+        expected = pipeline.step(made.make_batch(8, 2)), pipeline.step(made.make_batch(8, 3))
+    together = {name: each for state in states for name, each in state["state"].items()}
+    with Pipeline(made, one_idle(made)) as pipeline:
+        for name, parameter in pipeline.named_parameters():
+            parameter.data.copy_(next(held[name] for held in weights if name in held))
+        pipeline.optimizer.load_state_dict({"state": together, "param_groups": states[0]["param_groups"]})
+        found = pipeline.step(made.make_batch(8, 2)), pipeline.step(made.make_batch(8, 3))
+    return {
+        "loss": max(abs(a - b) for a, b in zip(expected, found, strict=True)),
+        "groups alike": all(state["param_groups"] == states[0]["param_groups"] for state in states),
+        "names": sorted(together),
+    }
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found: dict[str, Any] = {}
+    for name, case in CASES.items():
+        places = (one_idle,) if name in LONG else (spread, one_idle)
+        found[name] = {place.__name__: case(place) for place in places}
+    found |= {"alike": alike(), "not finite": not_finite(), "handle": handle()}
+    found["checkpoint"] = checkpoint(folder / "checkpoint")
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
