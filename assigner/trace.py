@@ -103,7 +103,8 @@ class Trace:
         schedule: The plan's.
         micro_batches: The plan's.
         micro_batch_size: The plan's.
-        remat: What the run did with the plan's rematerialisation: "plan", "always" or "never".
+        remat: What the run did with the plan's rematerialisation: "plan": what it says; "always": every partition;
+            "except_last": every partition, but in the step's last micro-batch; "never": none.
         steps: How many steps were traced.
         workers: Those that hold a stage, in pipeline order.
         environment: Of the run.
@@ -124,7 +125,7 @@ class Trace:
     schedule: Schedule
     micro_batches: Count
     micro_batch_size: Count
-    remat: Literal["plan", "always", "never"] = "plan"
+    remat: Literal["plan", "always", "except_last", "never"] = "plan"
     steps: Count
     workers: tuple[WorkerTrace, ...]
 

@@ -126,12 +126,16 @@ class Agreement:
 
 
 def as_run(plan: Plan, trace: Trace) -> Plan:
-    """The plan with the rematerialisation that the traced run had."""
+    """The plan with the rematerialisation that the traced run had.
+
+    One that kept the graphs of each step's last micro-batch ("except_last") is priced as if it had not: the cost model
+    has one price for all micro-batches of a stage. Its step is shorter by a recompute, and it holds more. With one
+    micro-batch there is none but the last.
+    """
     if trace.remat == "plan":
         return plan
-    stages = (
-        replace(stage, rematerialise=stage.partitions if trace.remat == "always" else ()) for stage in plan.stages
-    )
+    everything = trace.remat == "always" or (trace.remat == "except_last" and plan.micro_batches > 1)
+    stages = (replace(stage, rematerialise=stage.partitions if everything else ()) for stage in plan.stages)
     return replace(plan, stages=tuple(stages))
 
 

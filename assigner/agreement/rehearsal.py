@@ -6,7 +6,7 @@ So what was predicted and what was measured are read by the same code (observed.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assigner.schedule import Action, Kind
 from assigner.simulate import worker_memory
@@ -69,9 +69,9 @@ def _actions(
             yield TracedAction(0, action.kind.value, stage, m, event.start_s, event.end_s)
             continue
         there = action.kind is Kind.RECEIVE
-        message = TracedMessage(
-            route.payload.value, route.partition, route.output, route.source if there else route.target, sizes[route]
-        )  # fmt: skip
+        payload: Any = route.payload.value
+        peer = route.source if there else route.target
+        message = TracedMessage(payload, route.partition, route.output, peer, sizes[route])
         if there:
             start, free = free, max(free, arrivals[route, m])
             yield TracedAction(0, "receive", stage, m, start, free, message)

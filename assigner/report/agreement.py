@@ -39,13 +39,17 @@ def _step(found: Agreement) -> Line:
 def _circumstances(found: Agreement) -> Report:
     lines = []
     if found.remat != "plan":
-        lines.append(Line(f"the run rematerialised {_REMAT[found.remat]}: it is priced so, not as the plan says"))
+        lines.append(Line(f"the run rematerialised {_REMAT[found.remat]}, not as the plan says"))
     if found.clock_error_s > 0:
         lines.append(Line(f"clocks of the workers agree to {fmt.seconds(found.clock_error_s)}"))
     return tuple(lines)
 
 
-_REMAT = {"always": "every partition", "never": "no partition"}
+_REMAT = {
+    "always": "every partition: it is priced so",
+    "never": "no partition: it is priced so",
+    "except_last": "all but the last micro-batch of each step: it is priced as if that one, too",
+}
 
 
 def _explanation(found: Agreement) -> Sheet:

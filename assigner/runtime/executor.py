@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,20 +12,27 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.marking import PartitionGraph, Value
+from assigner.runtime.absent import absent_like, is_absent
+from assigner.runtime.compiling import compiled
+from assigner.runtime.headers import post_header, receive_header, send_header
+from assigner.runtime.lookahead import posted_ahead
 from assigner.runtime.microbatch import MicroBatch
+from assigner.runtime.ordering import Message
 from assigner.runtime.partition import PartitionRunner, Place
-from assigner.runtime.transport import Message, Transport
+from assigner.runtime.ranges import Ranges
 from assigner.schedule import Action, Kind, Payload, Program, Route
 
 if TYPE_CHECKING:
     from torch import fx
 
+    from assigner.runtime.batchnorm import DeferredStatistics
     from assigner.runtime.membership import Membership
     from assigner.runtime.recorder import Recorder, Span
+    from assigner.runtime.remat import Rematerialisation
+    from assigner.runtime.transport import Transport
     from assigner.workload import Workload
 
 _COMPUTE = (Kind.FORWARD, Kind.BACKWARD)
-_AHEAD = 2  # the receives of so many forwards and backwards to come are posted
 
 Key = tuple[Value, int]
 
@@ -37,20 +44,26 @@ class _Step:
     Args:
         number: The batch's number in training.
         micro_batches: The batch, cut.
+        places: Their numbers in the whole batch.
         leaves: The values that partitions of this rank read, by value and micro-batch; their gradients are in `.grad`.
         readers: How many backwards of this rank still need a leaf.
         gradients: Gradients that came from other ranks.
         outbox: What the last forward made for others.
         losses: The weighted losses of the micro-batches, where the last partition runs.
+        shapes: Of what this rank has sent, where shapes depend on data; the gradients have the same.
+        loss_factor: What the gradient of a weighted loss is multiplied by.
     """
 
     number: int
     micro_batches: Sequence[MicroBatch]
+    places: Sequence[int]
     leaves: dict[Key, torch.Tensor] = field(default_factory=dict)
     readers: Counter[Key] = field(default_factory=Counter)
     gradients: dict[Key, list[torch.Tensor]] = field(default_factory=lambda: defaultdict(list))
     outbox: dict[Key, torch.Tensor] = field(default_factory=dict)
     losses: list[torch.Tensor] = field(default_factory=list)
+    shapes: dict[Key, tuple[int, ...]] = field(default_factory=dict)
+    loss_factor: float = 1.0
 
 
 class Executor:
@@ -61,7 +74,8 @@ class Executor:
         modules: The forwards of this worker's partitions, in its order.
         member: This process in the run: it carries the messages, and knows what is being done.
         workload: The loss and the seed.
-        rematerialise: The partitions that keep no graph and run their forward again.
+        remat: What keeps no graph and runs its forward again.
+        statistics: Of BatchNorm modules.
 
     Attributes:
         recorder: Notes what is done, while a trace is made.
@@ -74,23 +88,28 @@ class Executor:
         member: Membership,
         workload: Workload,
         *,
-        rematerialise: Container[str],
+        remat: Rematerialisation,
+        statistics: DeferredStatistics,
     ) -> None:
         self.graph, self.member = graph, member
-        self.loss, self.seed = workload.loss, workload.seed
+        self.loss, self.seed = workload.compute_loss, workload.seed
         self.device = member.device
-        self.runners = {
-            name: self._runner(name, module, rematerialise=name in rematerialise) for name, module in modules.items()
-        }
+        self.statistics = statistics
+        self.runners = {name: self._runner(module, name, remat, workload) for name, module in modules.items()}
         self.local_readers = Counter(value for name in modules for value in graph.piece[name].reads)
         self.recorder: Recorder | None = None
         self.step: _Step | None = None
 
-    def _runner(self, name: str, module: fx.GraphModule, *, rematerialise: bool) -> PartitionRunner:
+    def _runner(
+        self, module: fx.GraphModule, name: str, remat: Rematerialisation, workload: Workload
+    ) -> PartitionRunner:
         piece = self.graph.piece[name]
         gradients = self.graph.output_gradients(piece)
         finish = self._weighted_loss if piece is self.graph.last else None
-        return PartitionRunner(piece, module, self.device, rematerialise, gradients, finish)
+        return PartitionRunner(
+            piece, module, self.device, name in remat.partitions, gradients, finish,
+            run=compiled(module, name, workload.compile), keep_last=remat.keeps_last, statistics=self.statistics,
+        )  # fmt: skip
 
     @property
     def transport(self) -> Transport:
@@ -98,24 +117,47 @@ class Executor:
         assert self.member.transport is not None
         return self.member.transport
 
-    def run(self, program: Program, micro_batches: Sequence[MicroBatch], number: int) -> float:
+    def run(
+        self,
+        program: Program,
+        micro_batches: Sequence[MicroBatch],
+        number: int,
+        *,
+        places: Sequence[int] | None = None,
+        loss_factor: float = 1.0,
+    ) -> float:
         """Run forwards and backwards of one step; gradients add up in the parameters.
+
+        Args:
+            program: What to do.
+            micro_batches: The batch, cut, or some of it.
+            number: The batch's number in training.
+            places: Numbers of these micro-batches in the whole batch; None: they are all of it.
+            loss_factor: What the loss's gradient is multiplied by.
 
         Returns:
             The step's loss where the last partition runs, else 0.
         """
-        self.step = _Step(number, micro_batches)
+        places = range(len(micro_batches)) if places is None else places
+        self.step = _Step(number, micro_batches, places, loss_factor=loss_factor)
         actions = [action for action in program.actions.get(self.member.name, ()) if action.micro_batch >= 0]
-        ahead = self._post_ahead(actions)
+        if self.member.transport is not None:
+            self.transport.begin(program)
+        ahead = self._post_ahead(actions, posted_ahead(self.graph, program, self.member.name))
         next(ahead, None)
+        ranges = Ranges(program.plan.stages)
         for action in actions:
             if action.kind in _COMPUTE:
                 next(ahead, None)
-            self._act(program, action)
+            if ranges.active:
+                with ranges.of(action):
+                    self._act(program, action)
+            else:
+                self._act(program, action)
         loss, self.step = math.fsum(map(float, self.step.losses)), None
         return loss
 
-    def _post_ahead(self, actions: Sequence[Action]) -> Iterator[None]:
+    def _post_ahead(self, actions: Sequence[Action], ahead: int) -> Iterator[None]:
         """Post the receives of the first forwards and backwards; then, at each one, those of one more.
 
         So a message travels while its receiver computes, and its memory exists no longer than that takes.
@@ -123,10 +165,12 @@ class Executor:
         computed = 0
         for action in actions:
             if action.kind is Kind.RECEIVE:
-                self._post(action)
+                assert action.route is not None
+                for message in self.transport.due(Message(action.route, action.micro_batch)):
+                    self._post(message)
             elif action.kind in _COMPUTE:
                 computed += 1
-                if computed >= _AHEAD:
+                if computed >= ahead:
                     yield
 
     def exchange_ties(
@@ -145,36 +189,45 @@ class Executor:
         routes = [
             action for action in program.actions.get(self.member.name, ()) if action.route and action.micro_batch < 0
         ]
+        ranges = Ranges(program.plan.stages)
         for action in routes:
             assert action.route is not None
             self.member.at = f"the exchange of shared parameter {self.graph.ties[action.route.output].parameter!r}"
             message, mine = Message(action.route, -1), gradient_of[action.route.output]
             span = None if self.recorder is None else self.recorder.begin(action)
-            if action.kind is Kind.SEND:
-                self.transport.send(message, mine, span)
-            else:
-                self.transport.post(message, tuple(mine.shape), mine.dtype)
-                found[action.route.output].append((action.route.source, self.transport.receive(message, span)))
+            with ranges.of(action):
+                if action.kind is Kind.SEND:
+                    self.transport.send(message, mine, span)
+                else:
+                    for each in self.transport.due(message):
+                        like = gradient_of[each.route.output]
+                        self.transport.post(each, tuple(like.shape), like.dtype)
+                    found[action.route.output].append((action.route.source, self.transport.receive(message, span)))
         return {number: sorted(gradients, key=lambda pair: pair[0]) for number, gradients in found.items()}
 
     def update(self, optimizer: torch.optim.Optimizer | None) -> None:
         """The program's last action."""
         self.member.at = "the optimizer's update"
-        span = None if self.recorder is None else self.recorder.begin(Action(Kind.UPDATE, -1, -1))
+        action = Action(Kind.UPDATE, -1, -1)
+        span = None if self.recorder is None else self.recorder.begin(action)
         if optimizer is not None:
-            optimizer.step()
+            with Ranges(()).of(action):
+                optimizer.step()
         if self.recorder is not None and span is not None:
             self.recorder.end(span)
 
     def forget(self) -> None:
         """Drop what an unfinished step holds."""
         self.step = None
+        self.statistics.forget()
         for runner in self.runners.values():
             runner.forget()
 
-    def _weighted_loss(self, outputs: Sequence[torch.Tensor], micro_batch: int) -> tuple[torch.Tensor, ...]:
-        """The weighted loss of one micro-batch, from what the last partition returned."""
-        cut = self._stepped.micro_batches[micro_batch]
+    def _weighted_loss(self, outputs: Sequence[torch.Tensor], place: int) -> tuple[torch.Tensor, ...]:
+        """The weighted loss of one micro-batch, by its number in the batch, from what the last partition returned."""
+        cut = self._stepped.micro_batches[self._stepped.places.index(place)]
+        if not cut.weight:
+            return (_zero_of(outputs, self.device),)
         value = self.loss(self.graph.rebuild_output(outputs), _to_device(cut.targets, self.device))
         if not isinstance(value, torch.Tensor) or value.dim():
             given = (
@@ -207,11 +260,13 @@ class Executor:
         return self.step
 
     def _place(self, micro_batch: int) -> Place:
-        return Place(self.seed, self._stepped.number, micro_batch)
+        step = self._stepped
+        return Place(self.seed, step.number, step.places[micro_batch], micro_batch == len(step.micro_batches) - 1)
 
     def _inputs(self, runner: PartitionRunner, micro_batch: int) -> tuple[list[torch.Tensor], list[Any]]:
         """The values that a partition reads, and its numbers."""
-        step, inputs = self._stepped, self._stepped.micro_batches[micro_batch].inputs
+        step = self._stepped
+        inputs = step.micro_batches[micro_batch].inputs
         reads = [
             step.leaves[value, micro_batch] if value.partition else inputs[value.index].to(self.device)
             for value in runner.piece.reads
@@ -221,44 +276,52 @@ class Executor:
     def _forward(self, runner: PartitionRunner, micro_batch: int) -> None:
         name = runner.piece.name
         self.member.at = f"forward of partition {name!r}, micro-batch {micro_batch}"
-        outputs = runner.forward(self._place(micro_batch), *self._inputs(runner, micro_batch))
+        outputs, step = runner.forward(self._place(micro_batch), *self._inputs(runner, micro_batch)), self._stepped
         if runner.finish is not None:
-            self._stepped.losses.append(outputs[0])
+            step.losses.append(outputs[0])
             return
         for index, output in enumerate(outputs):
             value = Value(name, index)
-            self._stepped.outbox[value, micro_batch] = output
+            step.outbox[value, micro_batch] = output
             if self.local_readers[value]:
                 self._keep(value, micro_batch, output)
 
     def _keep(self, value: Value, micro_batch: int, tensor: torch.Tensor) -> None:
         """Make a value a leaf that partitions of this rank read."""
-        leaf = tensor.detach().requires_grad_(self.graph.values[value].gradient)
-        self._stepped.leaves[value, micro_batch] = leaf
-        self._stepped.readers[value, micro_batch] = self.local_readers[value]
+        step, key = self._stepped, (value, micro_batch)
+        step.leaves[key] = tensor.detach().requires_grad_(self.graph.values[value].gradient)
+        step.readers[key] = self.local_readers[value]
 
     def _backward(self, runner: PartitionRunner, micro_batch: int) -> None:
         piece = runner.piece
         self.member.at = f"backward of partition {piece.name!r}, micro-batch {micro_batch}"
         gradients = [
-            None if runner.finish else self._gradient(Value(piece.name, index), micro_batch)
+            self._loss_gradient() if runner.finish else self._gradient(Value(piece.name, index), micro_batch)
             for index in range(len(runner.gradients))
         ]
-        reads, sizes = self._inputs(runner, micro_batch) if runner.rematerialise else ([], [])
-        runner.backward(self._place(micro_batch), reads, sizes, gradients)
+        place = self._place(micro_batch)
+        reads, sizes = self._inputs(runner, micro_batch) if runner.recomputes(place) else ([], [])
+        runner.backward(place, reads, sizes, gradients)
+        step = self._stepped
         for value in piece.reads:
-            if value.partition:
-                self._stepped.readers[value, micro_batch] -= 1
-                if not self._stepped.readers[value, micro_batch] and not self.graph.values[value].gradient:
-                    del self._stepped.leaves[value, micro_batch]
+            if value.partition and not self.graph.values[value].gradient:  # else it goes with its gradient
+                key = value, micro_batch
+                step.readers[key] -= 1
+                if not step.readers[key]:
+                    del step.leaves[key]
+
+    def _loss_gradient(self) -> torch.Tensor:
+        """Where backward starts; in float64, which autograd casts to the loss's type."""
+        return torch.tensor(self._stepped.loss_factor, dtype=torch.float64, device=self.device)
 
     def _gradient(self, value: Value, micro_batch: int) -> torch.Tensor | None:
         """The gradient of a value that this rank made: of its readers here, and of those elsewhere."""
         if not self.graph.values[value].gradient:
             return None
-        leaf = self._stepped.leaves.pop((value, micro_batch), None)
+        step, key = self._stepped, (value, micro_batch)
+        leaf = step.leaves.pop(key, None)
         parts = [] if leaf is None or leaf.grad is None else [leaf.grad]
-        parts += self._stepped.gradients.pop((value, micro_batch), [])
+        parts += step.gradients.pop(key, ())
         if not parts:
             return None
         total = parts[0]
@@ -273,37 +336,47 @@ class Executor:
         self.member.at = f"the send of {_what(route)}, micro-batch {micro_batch}"
         if route.payload is Payload.GRADIENT:
             leaf = self._stepped.leaves.pop((value, micro_batch))
-            tensor = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            tensor = absent_like(leaf) if leaf.grad is None else leaf.grad
         else:
             tensor = self._stepped.outbox[value, micro_batch]
             self._check_shape(value, micro_batch, tensor)
+        if route.payload is Payload.ACTIVATION and self.graph.values[value].shape is None:
+            self._stepped.shapes[value, micro_batch] = tuple(tensor.shape)
+            send_header(self.transport, Message(route, micro_batch), tensor)
         self.transport.send(Message(route, micro_batch), tensor, span)
 
     def _check_shape(self, value: Value, micro_batch: int, tensor: torch.Tensor) -> None:
         """The receiver works the shape out by itself: a value of another shape must not leave."""
         expected = self.graph.values[value].sizes(self._stepped.micro_batches[micro_batch].inputs)
-        if tuple(tensor.shape) != expected:
+        if expected is not None and tuple(tensor.shape) != expected:
             raise ValueError(
                 f"output {value.index} of partition {value.partition!r} has shape {tuple(tensor.shape)};"
                 f" the captured forward says {expected}"
             )
 
-    def _post(self, action: Action) -> None:
-        assert action.route is not None
-        route = action.route
-        self.member.at = f"getting ready for {_what(route)} from {route.source}, micro-batch {action.micro_batch}"
+    def _post(self, message: Message) -> None:
+        route = message.route
+        self.member.at = f"getting ready for {_what(route)} from {route.source}, micro-batch {message.micro_batch}"
         shape = self.graph.values[Value(route.partition, route.output)]
-        inputs = self._stepped.micro_batches[action.micro_batch].inputs
-        self.transport.post(Message(route, action.micro_batch), shape.sizes(inputs), shape.dtype)
+        sizes = shape.sizes(self._stepped.micro_batches[message.micro_batch].inputs)
+        if sizes is not None:
+            self.transport.post(message, sizes, shape.dtype)
+        elif route.payload is Payload.ACTIVATION:
+            post_header(self.transport, message)
 
     def _receive(self, action: Action, span: Span | None) -> None:
         assert action.route is not None
         route, micro_batch = action.route, action.micro_batch
         self.member.at = f"the receive of {_what(route)} from {route.source}, micro-batch {micro_batch}"
-        tensor = self.transport.receive(Message(route, micro_batch), span)
-        value = Value(route.partition, route.output)
+        message, value = Message(route, micro_batch), Value(route.partition, route.output)
+        shape = self.graph.values[value]
+        if shape.shape is None:
+            known = self._stepped.shapes.get((value, micro_batch))
+            self.transport.post(message, known or receive_header(self.transport, message), shape.dtype)
+        tensor = self.transport.receive(message, span)
         if route.payload is Payload.GRADIENT:
-            self._stepped.gradients[value, micro_batch].append(tensor)
+            if not is_absent(tensor):
+                self._stepped.gradients[value, micro_batch].append(tensor)
         else:
             self._keep(value, micro_batch, tensor)
 
@@ -313,5 +386,13 @@ def _what(route: Route) -> str:
     return f"{kind} {route.output} of partition {route.partition!r}"
 
 
+def _zero_of(outputs: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Zero whose gradients are zeros: a loss that counts for nothing may be 0 / 0, and is not computed."""
+    parts = [output.unsqueeze(0)[:0].sum() for output in outputs if output.requires_grad]
+    return sum(parts, torch.zeros((), device=device))
+
+
 def _to_device(tree: Any, device: torch.device) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return tree.to(device)
     return torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), tree)

@@ -1,7 +1,7 @@
 """One partition at work: forward, recompute and backward of a micro-batch, as an autograd island.
 
 What a partition reads are leaves of its own little graph; their gradients add up over all its readers on this worker,
-and go to the partition that made the value. A rematerialised partition keeps no graph, only what it read, and runs
+and go to the partition that made the value. A rematerialised micro-batch keeps no graph, only what it read, and runs
 its forward again right before its backward.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -18,22 +18,25 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from assigner.marking import Piece
 from assigner.marking.casting import casting
+from assigner.runtime.batchnorm import DeferredStatistics
+from assigner.runtime.compiling import Forward
 from assigner.runtime.randomness import partition_seed, seed_device
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Which forward this is: the randomness and the micro-batch belong to it.
 
     Args:
         seed: The workload's seed.
         step: The batch's number in training.
         micro_batch: The micro-batch's number.
+        last: It is the step's last one.
     """
 
     seed: int
     step: int
     micro_batch: int
+    last: bool = False
 
 
 @dataclass
@@ -45,8 +48,11 @@ class PartitionRunner:
         module: Its forward with its weights.
         device: Where it runs.
         rematerialise: Keep no graph, run the forward again before the backward.
-        finish: Applied to what the module returned: the last partition's loss, as a tuple of one tensor.
         gradients: Which of its outputs get a gradient back.
+        finish: Applied to what the module returned: the last partition's loss, as a tuple of one tensor.
+        run: What runs its forward in the place of the module: the module, compiled.
+        keep_last: The step's last micro-batch keeps its graph all the same.
+        statistics: Of its BatchNorm modules, where they are deferred.
     """
 
     piece: Piece
@@ -55,7 +61,14 @@ class PartitionRunner:
     rematerialise: bool
     gradients: tuple[bool, ...]
     finish: Callable[[Sequence[torch.Tensor], int], tuple[torch.Tensor, ...]] | None = None
+    run: Forward | None = None
+    keep_last: bool = False
+    statistics: DeferredStatistics | None = None
     _graphs: dict[int, list[GradientEdge | None]] = field(default_factory=dict)
+
+    def recomputes(self, place: Place) -> bool:
+        """The forward runs again before this backward, and needs what it read."""
+        return self.rematerialise and not (self.keep_last and place.last)
 
     def forward(self, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """Run the forward of one micro-batch.
@@ -68,7 +81,7 @@ class PartitionRunner:
         Returns:
             The outputs, without graph.
         """
-        if self.rematerialise:
+        if self.recomputes(place):
             with torch.no_grad():
                 outputs = self._run(place, reads, sizes)
         else:
@@ -87,11 +100,11 @@ class PartitionRunner:
 
         Args:
             place: As in the forward.
-            reads: As in the forward; only a rematerialised partition looks at them.
+            reads: As in the forward; only one that recomputes looks at them.
             sizes: Likewise.
             output_gradients: For each output its gradient; None: nobody used it (the loss has none and needs none).
         """
-        if self.rematerialise:
+        if self.recomputes(place):
             with self._kept_buffers():
                 roots = self._roots(self._run(place, reads, sizes))
         else:
@@ -110,9 +123,16 @@ class PartitionRunner:
 
     def _run(self, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         seed_device(partition_seed(place.seed, place.step, self.piece.name, place.micro_batch), self.device)
+        if self.statistics is not None:
+            self.statistics.begin(self.piece.name, place.micro_batch)
+        if self.piece.autocast is None:  # even an empty context is a tenth of a small partition's time
+            return self._made(place, reads, sizes)
         with casting(self.piece.autocast, self.device.type):
-            outputs = self.module(*reads, *sizes)
-            return outputs if self.finish is None else self.finish(outputs, place.micro_batch)
+            return self._made(place, reads, sizes)
+
+    def _made(self, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        outputs = (self.run or self.module)(*reads, *sizes)
+        return outputs if self.finish is None else self.finish(outputs, place.micro_batch)
 
     def _roots(self, outputs: Sequence[torch.Tensor]) -> list[GradientEdge | None]:
         """Where backward starts, without the outputs' own memory: that is free once they are sent."""
@@ -123,7 +143,7 @@ class PartitionRunner:
 
     @contextlib.contextmanager
     def _kept_buffers(self) -> Iterator[None]:
-        """Running statistics count each micro-batch once: a recompute leaves them as they were."""
+        """What a forward counts in buffers it counts once for a micro-batch: a recompute leaves them as they were."""
         buffers = list(self.module.buffers())
         kept = [buffer.clone() for buffer in buffers]
         yield

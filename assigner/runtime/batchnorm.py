@@ -1,0 +1,188 @@
+"""BatchNorm's running statistics as of the whole batch, though each micro-batch is normalised by its own.
+
+Plain BatchNorm would move its running values at every micro-batch. Here each micro-batch leaves its mean, variance and
+count aside, and the step's end merges them and moves the running values once, as one forward of the whole batch does:
+
+    N = sum n_m      mean = sum n_m mean_m / N      M2 = sum (n_m - 1) var_m + n_m (mean_m - mean)^2
+    running_mean <- (1 - a) running_mean + a mean        running_var <- (1 - a) running_var + a M2 / (N - 1)
+
+There is no second pass over the data: the module's own forward runs on a twin that shares its weights, has momentum 1,
+and whose running values are the place where the micro-batch's figures belong. A recompute writes the same figures into
+the same place again, so it does not count; a step that fails leaves the running values as they were.
+
+Source: Chan, Golub, LeVeque, Updating formulae and a pairwise algorithm for computing sample variances, 1979; deferred
+until the step's end as in Kim et al., torchgpipe, 2020 (arXiv 2004.09910), which passes over the data once more.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from assigner.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+BatchNorm = Literal["deferred", "micro_batch"]
+
+
+@dataclass(slots=True)
+class _Figures:
+    """What one call saw of one micro-batch: mean and unbiased variance of each channel, and values in a channel."""
+
+    mean: torch.Tensor
+    variance: torch.Tensor
+    count: int = 0
+
+
+class _DeferredNorm:
+    """One BatchNorm module, whose forwards go to twins while it trains: one for its first call in a forward, ...
+
+    Args:
+        module: The pipeline's own copy of it.
+    """
+
+    def __init__(self, module: _BatchNorm) -> None:
+        self.module = module
+        self.twins: list[_BatchNorm] = []
+        self.seen: list[dict[int, _Figures]] = []  # for each twin, by micro-batch
+        self.now: list[_Figures] = []  # for each twin, of the micro-batch that runs
+        self.micro_batch = self.called = 0
+        self._add_twin()
+        module.__dict__["forward"] = self.forward
+
+    def _add_twin(self) -> None:
+        twin = copy.copy(self.module)
+        twin._buffers = dict(self.module._buffers)
+        twin.training, twin.momentum, twin.num_batches_tracked = True, 1.0, None
+        self.twins.append(twin)
+        self.seen.append({})
+        self.begin(self.micro_batch)
+
+    def begin(self, micro_batch: int) -> None:
+        """A forward of this micro-batch comes next."""
+        self.micro_batch, self.called = micro_batch, 0
+        self.now = [self._figures(seen, micro_batch) for seen in self.seen]
+        for twin, figures in zip(self.twins, self.now, strict=True):
+            twin._buffers["running_mean"], twin._buffers["running_var"] = figures.mean, figures.variance
+
+    def _figures(self, seen: dict[int, _Figures], micro_batch: int) -> _Figures:
+        if micro_batch not in seen:
+            mean, variance = self.module.running_mean, self.module.running_var
+            assert mean is not None
+            assert variance is not None
+            seen[micro_batch] = _Figures(torch.zeros_like(mean), torch.zeros_like(variance))
+        return seen[micro_batch]
+
+    def forward(self, input: torch.Tensor) -> Any:  # noqa: A002 - the name that it has in torch
+        """The module's own forward."""
+        if not self.module.training:
+            return type(self.module).forward(self.module, input)
+        call, self.called = self.called, self.called + 1
+        if call == len(self.twins):
+            self._add_twin()
+            self.called = call + 1
+        twin = self.twins[call]
+        output = type(twin).forward(twin, input)
+        self.now[call].count = input.numel() // input.shape[1]
+        return output
+
+    def commit(self) -> None:
+        """Move the running values, once for each call that a forward makes."""
+        for seen in self.seen:
+            found = [figures for figures in seen.values() if figures.count]
+            if found:
+                self._move(*_merged(found))
+        self.forget()
+
+    @torch.no_grad()
+    def _move(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        module = self.module
+        assert module.running_mean is not None
+        assert module.running_var is not None
+        if module.num_batches_tracked is not None:
+            module.num_batches_tracked.add_(1)
+        share = module.momentum
+        if share is None:
+            share = 1.0 / float(module.num_batches_tracked) if module.num_batches_tracked is not None else 0.0
+        for running, new in ((module.running_mean, mean), (module.running_var, variance)):
+            running.mul_(1 - share).add_(new.to(running.dtype), alpha=share)
+
+    def forget(self) -> None:
+        """Leave the running values as they are."""
+        used = [figures for seen in self.seen for figures in seen.values() if figures.count]
+        for figures in used:
+            figures.count = 0
+        if used:  # an infinity in there would outlive momentum 1
+            torch._foreach_zero_([tensor for figures in used for tensor in (figures.mean, figures.variance)])
+
+
+def _merged(found: Sequence[_Figures]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and unbiased variance of all values, from those of parts."""
+    means = torch.stack([figures.mean for figures in found]).double()
+    variances = torch.stack([figures.variance for figures in found]).double()
+    counts = means.new_tensor([figures.count for figures in found]).unsqueeze(1)
+    total = counts.sum()
+    mean = (counts * means).sum(0) / total
+    squares = ((counts - 1) * variances + counts * (means - mean).square()).sum(0)
+    return mean, squares / (total - 1)
+
+
+class DeferredStatistics:
+    """The running statistics of some partitions' BatchNorm modules. Those that keep none are left alone.
+
+    Args:
+        modules: The partitions; their modules are the pipeline's own copies.
+        choice: "deferred"; with "micro_batch" every BatchNorm stays as torch made it.
+
+    Raises:
+        UsageError: `choice` is none of the two, or a module cannot run in a pipeline.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], choice: BatchNorm) -> None:
+        if choice not in get_args(BatchNorm):
+            raise UsageError(f"batch_norm={choice!r} is not allowed", hint=f"one of {', '.join(get_args(BatchNorm))}")
+        self._norms: dict[str, list[_DeferredNorm]] = {}
+        for partition, held in modules.items():
+            found = {name: each for name, each in held.named_modules() if isinstance(each, _BatchNorm)}
+            for name, each in found.items():
+                _check(name, each, choice)
+            if choice == "deferred":
+                tracking = [each for each in found.values() if each.track_running_stats]
+                self._norms[partition] = [_DeferredNorm(each) for each in tracking if each.running_mean is not None]
+
+    def begin(self, partition: str, micro_batch: int) -> None:
+        """A forward of this micro-batch comes next, or its recompute."""
+        for norm in self._norms.get(partition, ()):
+            norm.begin(micro_batch)
+
+    def commit(self) -> None:
+        """A step's forwards have run: move the running values."""
+        for norms in self._norms.values():
+            for norm in norms:
+                norm.commit()
+
+    def forget(self) -> None:
+        """The step failed: the running values stay as they are."""
+        for norms in self._norms.values():
+            for norm in norms:
+                norm.forget()
+
+
+def _check(name: str, module: _BatchNorm, choice: BatchNorm) -> None:
+    if isinstance(module, nn.SyncBatchNorm):
+        raise UsageError(
+            f"{name} is a SyncBatchNorm: it would wait for the ranks that hold other partitions",
+            hint="use BatchNorm; with batch_norm='deferred' its running statistics are those of the whole batch",
+        )
+    if choice == "deferred" and "forward" in module.__dict__:
+        raise UsageError(
+            f"{name} has a forward of its own set on the object: its statistics cannot be deferred",
+            hint="override forward in a class, or use batch_norm='micro_batch'",
+        )

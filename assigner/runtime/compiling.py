@@ -1,0 +1,73 @@
+"""A partition's forward under `torch.compile`: one graph for each partition, with any number of rows.
+
+The first other number of rows, as of a ragged last micro-batch, compiles once more, and from then on rows are a
+variable. A recompute must draw what its first forward drew, though one of them runs without gradients and is another
+compiled graph: so random operations stay those of eager torch, which draw from the generators that are seeded before
+each forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from assigner.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from assigner.workload import CompileOptions
+
+Forward = Callable[..., Any]
+
+_EAGER_RANDOM = {"fallback_random": True}
+_NO_GRAPHS = {"triton.cudagraphs": False}
+
+
+def compiled(module: fx.GraphModule, name: str, options: CompileOptions) -> Forward:
+    """What runs a partition's forward.
+
+    Args:
+        module: The partition; its parameters keep their names.
+        name: The partition's name, for errors.
+        options: `Workload.compile`: None: as it is; True: compiled as torch likes; else arguments of `torch.compile`.
+
+    Raises:
+        UsageError: torch does not take the options, or (when the forward runs) cannot compile it.
+    """
+    if options is None or options is False:
+        return module.forward  # nobody hooks into a partition itself, and its __call__ takes time
+    try:
+        run = torch.compile(module.forward, **_arguments({} if options is True else options))
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise UsageError(f"Workload.compile: {_beginning(error)}", hint="see torch.compile") from error
+
+    def forward(*arguments: Any) -> Any:
+        try:
+            return run(*arguments)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise UsageError(
+                f"torch.compile of partition {name!r} failed: {_beginning(error)}",
+                hint="compile=None runs it as it is; the cause is above",
+            ) from error
+
+    return forward
+
+
+def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `torch.compile` is given; inductor's own random numbers and CUDA graphs are off."""
+    given = dict(options)
+    if given.get("backend", "inductor") != "inductor":
+        return given
+    mode = given.pop("mode", None)
+    inner = {**(torch._inductor.list_mode_options(mode) if mode else {}), **(given.pop("options", None) or {})}
+    if inner.get("triton.cudagraphs"):
+        raise ValueError("CUDA graphs keep the outputs of one micro-batch only, and several are in flight")
+    return {**given, "options": {**inner, **_EAGER_RANDOM, **_NO_GRAPHS}}
+
+
+def _beginning(error: BaseException) -> str:
+    """Its first two lines, of which torch gives the first to the backend's name."""
+    return " ".join(str(error).strip().splitlines()[:2])[:200] or type(error).__name__

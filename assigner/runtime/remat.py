@@ -1,0 +1,55 @@
+"""Which forwards run again before their backward: as the plan says, all, none, or all but the last micro-batch's.
+
+    except_last, M = 3    F0 and F1 keep nothing, F2 keeps its graph; before B0 and B1 the forward runs again
+
+The last micro-batch's backward comes right behind its forward on the last stage, and first of all under GPipe: to run
+its forward again would save memory for no time at all. Source: Kim et al., torchgpipe, 2020 (arXiv 2004.09910),
+section 2.2, `checkpoint="except_last"`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+from assigner.errors import UsageError
+
+if TYPE_CHECKING:
+    from assigner.plan import Plan
+
+Remat = Literal["plan", "always", "except_last", "never"]
+
+
+class Rematerialisation:
+    """What a run rematerialises.
+
+    Args:
+        choice: "plan": as the plan says; "always": every partition; "except_last": every partition, in all
+            micro-batches of a step but its last one; "never": nothing.
+        plan: The run's plan.
+
+    Raises:
+        UsageError: `choice` is none of these.
+    """
+
+    def __init__(self, choice: Remat, plan: Plan) -> None:
+        if choice not in get_args(Remat):
+            raise UsageError(f"remat={choice!r} is not allowed", hint=f"one of {', '.join(get_args(Remat))}")
+        self.choice = choice
+        planned = frozenset(name for stage in plan.stages for name in stage.rematerialise)
+        everything = frozenset(plan.partitions)
+        self.partitions = {"plan": planned, "never": frozenset[str]()}.get(choice, everything)
+        self._at_least_planned = choice in ("plan", "never") or (choice == "except_last" and planned == everything)
+
+    @property
+    def keeps_last(self) -> bool:
+        """The step's last micro-batch keeps its graph everywhere."""
+        return self.choice == "except_last"
+
+    @property
+    def takes_planned_memory(self) -> bool:
+        """Such a run takes as much memory as the plan's prediction says, or more: what is too large will not fit.
+
+        With everything rematerialised it takes less. With all but the last micro-batch it takes more than a plan that
+        rematerialises everything, and mostly less than one that keeps graphs: nobody has predicted that run.
+        """
+        return self._at_least_planned

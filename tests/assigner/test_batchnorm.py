@@ -1,0 +1,207 @@
+"""Running statistics under a pipeline are those of the whole batch, and nothing else of BatchNorm changes."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from torch import nn
+from workloads import WIDTH, Reference, make_plan, normalised, sgd, workload
+
+from assigner import Pipeline, Workload
+from assigner.errors import UsageError
+from assigner.marking import partition_graph
+from assigner.runtime.batchnorm import DeferredStatistics
+
+EXACT = 1e-10
+
+
+def first(**options: Any) -> Workload:
+    """A model whose first layer, partition 0, is a BatchNorm."""
+    return workload(lambda: nn.Sequential(nn.BatchNorm1d(WIDTH, **options), nn.Linear(WIDTH, 1)), rows=12)
+
+
+def statistics(named: Any) -> dict[str, torch.Tensor]:
+    """Buffers by name."""
+    return {name: each.clone() for name, each in named if "running" in name or "tracked" in name}
+
+
+def assert_plain(made: Workload, reference: Reference, pipeline: Pipeline, rows: tuple[int, ...]) -> None:
+    """Some steps move the buffers as the plain model's."""
+    for n, count in enumerate(rows):
+        batch = made.make_batch(count, n)
+        pipeline.step(batch, update=False)
+        reference.model.zero_grad()
+        reference.loss(batch).backward()
+    assert statistics(pipeline.state_dict().items())
+    assert reference.distance(statistics(pipeline.state_dict().items()).items()) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "remat", "momentum"), [(1, "always", 0.1), (3, "never", 0.7), (6, "except_last", None)]
+)
+def test_they_are_the_plain_models(micro_batches, remat, momentum):
+    """Of a first layer to 1e-10, whatever the micro-batches, uneven ones too; a recompute does not count again."""
+    made = first(momentum=momentum)
+    with Pipeline(made, make_plan(made, micro_batches=micro_batches), remat=remat) as pipeline:
+        assert_plain(made, Reference(made), pipeline, (12, 10, 12, 8))
+
+
+def test_accumulated_steps_count_each():
+    """A step is one batch to BatchNorm, whether or not an update follows it."""
+    made = first()
+    with Pipeline(made, make_plan(made, micro_batches=3)) as pipeline:
+        for n in range(4):
+            pipeline.step(made.make_batch(12, n), update=n % 2 == 1)
+        assert int(pipeline.state_dict()["0.num_batches_tracked"]) == 4
+
+
+class Deep(nn.Module):
+    """BatchNorms of every kind inside one marked module: one is called twice, one is frozen, two track nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat = nn.BatchNorm1d(WIDTH, affine=False)
+        self.inner = nn.Sequential(nn.Sequential(nn.Identity(), nn.BatchNorm2d(4), nn.BatchNorm3d(2)))
+        self.free = nn.BatchNorm1d(WIDTH, track_running_stats=False)
+        self.frozen = nn.BatchNorm1d(WIDTH).eval()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.flat(x) + self.flat(2 * x.detach() + 1)
+        made = self.inner[0][1](x.detach().unflatten(1, (4, 2, 1)))
+        made = made + self.inner[0][2](x.detach().unflatten(1, (2, 4, 1, 1))).reshape(made.shape)
+        return self.linear(self.frozen(self.free(made.flatten(1)))) + x
+
+
+def test_every_kind_at_any_depth():
+    """Two calls in a forward move the running values twice; what tracks nothing or is frozen stays as it is."""
+    made = workload(lambda: nn.Sequential(Deep(), nn.Linear(WIDTH, 1)), rows=12)
+    reference = Reference(made)
+    with Pipeline(made, make_plan(made, micro_batches=3), remat="always") as pipeline:
+        for n in range(2):
+            batch = made.make_batch(12, n)
+            pipeline.step(batch, update=False)
+            reference.loss(batch)
+        mine, plain = pipeline.state_dict(), dict(reference.model.named_buffers())
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            assert torch.allclose(mine[f"0.flat.{name}"], plain[f"0.flat.{name}"], atol=EXACT, rtol=0)
+        assert int(mine["0.flat.num_batches_tracked"]) == 4
+        assert int(mine["0.inner.0.1.num_batches_tracked"]) == int(mine["0.inner.0.2.num_batches_tracked"]) == 2
+        assert int(mine["0.frozen.num_batches_tracked"]) == 0
+        assert torch.equal(mine["0.frozen.running_mean"], torch.zeros(WIDTH, dtype=torch.float64))
+        assert not any(name.startswith("0.free.running") for name in mine)
+
+
+def test_one_forward_of_a_large_batch():
+    """BatchNorm2d and 3d count every place of an image, and unbiased variances divide by all of them less one."""
+    for norm, shape in ((nn.BatchNorm2d(3), (7, 3, 4, 5)), (nn.BatchNorm3d(3), (7, 3, 2, 2, 3))):
+        plain, copied = norm.double(), copy.deepcopy(norm)
+        x = torch.randn(shape, dtype=torch.float64)
+        plain(x)
+        deferred = DeferredStatistics({"part": nn.Sequential(copied)}, "deferred")
+        for n, rows in enumerate(x.split(3)):
+            deferred.begin("part", n)
+            copied(rows)
+        assert int(copied.num_batches_tracked) == 0
+        deferred.commit()
+        for name, buffer in plain.named_buffers():
+            assert torch.allclose(copied.get_buffer(name).double(), buffer.double(), atol=EXACT, rtol=0), name
+
+
+def test_switched_off_it_is_plain_batch_norm_for_each_micro_batch():
+    """With "micro_batch" every micro-batch moves the running values, as in a plain loop over them."""
+    made = first()
+    model = made.model()
+    with Pipeline(made, make_plan(made, micro_batches=3), batch_norm="micro_batch", remat="always") as pipeline:
+        for n in range(2):
+            batch = made.make_batch(12, n)
+            pipeline.step(batch)
+            for rows in batch[0].split(4):
+                model[0](rows)
+        for name, buffer in model[0].named_buffers():
+            assert torch.allclose(pipeline.state_dict()[f"0.{name}"].double(), buffer.double(), atol=EXACT, rtol=0)
+
+
+def test_the_loss_is_that_of_micro_batches():
+    """Only running values are deferred: losses and weights are those that "micro_batch" gives."""
+    made = workload(normalised)
+    found = []
+    for choice in ("deferred", "micro_batch"):
+        with Pipeline(made, make_plan(made, micro_batches=2), batch_norm=choice, remat="always") as pipeline:
+            losses = [pipeline.step(made.make_batch(8, n)) for n in range(3)]
+            found.append((losses, {name: each.detach().clone() for name, each in pipeline.named_parameters()}))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(each, found[1][1][name]) for name, each in found[0][1].items())
+
+
+def test_a_failed_step_leaves_them():
+    """A step that raises moves nothing, and the next one starts anew."""
+    calls: list[int] = []
+
+    def failing(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ArithmeticError("no such loss")
+        return F.mse_loss(output, targets)
+
+    made = replace(first(), loss=failing)
+    with Pipeline(made, make_plan(made, micro_batches=3)) as pipeline:
+        before = statistics(pipeline.state_dict().items())
+        with pytest.raises(ArithmeticError):
+            pipeline.step(made.make_batch(12, 0))
+        after = statistics(pipeline.state_dict().items())
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        calls[:] = [1, 1]
+        assert_plain(made, Reference(made), pipeline, (12, 12))
+
+
+def test_nothing_is_left_in_the_model():
+    """The user's module objects, names, kinds and the fingerprint are what they were."""
+    kept: list[nn.Module] = []
+
+    def build() -> nn.Module:
+        kept.append(normalised())
+        return kept[-1]
+
+    made = workload(build)
+    graph = partition_graph(made)
+    with Pipeline(made, make_plan(made), graph=graph) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        names = set(pipeline.state_dict())
+    assert names == set(normalised().state_dict())
+    for model in (*kept, graph.deferred.model):
+        assert all("forward" not in module.__dict__ for module in model.modules())
+        assert all(module.momentum == 0.1 for module in model.modules() if isinstance(module, nn.BatchNorm1d))
+    assert partition_graph(made).fingerprint == graph.fingerprint
+
+
+class Activated(nn.BatchNorm1d):
+    """A user's BatchNorm with a forward of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(super().forward(x))
+
+
+def test_a_subclass():
+    """A class that overrides forward keeps it, and its statistics are deferred alike."""
+    made = workload(lambda: nn.Sequential(Activated(WIDTH), nn.Linear(WIDTH, 1)), rows=12, optimizer=sgd)
+    with Pipeline(made, make_plan(made, micro_batches=4)) as pipeline:
+        assert_plain(made, Reference(made), pipeline, (12, 9))
+
+
+def test_what_cannot_run_is_refused():
+    """SyncBatchNorm, a forward that was set on the object and an unknown choice are errors in words."""
+    with pytest.raises(UsageError, match=r"0\.1 is a SyncBatchNorm.*other partitions"):
+        DeferredStatistics({"part": nn.Sequential(nn.Sequential(nn.Identity(), nn.SyncBatchNorm(4)))}, "micro_batch")
+    patched = nn.BatchNorm1d(4)
+    patched.forward = lambda x: x
+    with pytest.raises(UsageError, match="forward of its own"):
+        DeferredStatistics({"part": nn.Sequential(patched)}, "deferred")
+    made = first()
+    with pytest.raises(UsageError, match="batch_norm='never' is not allowed"):
+        Pipeline(made, make_plan(made), batch_norm="never")

@@ -1,0 +1,26 @@
+"""Receives of small messages are posted earlier than those of large ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from workloads import language, make_plan
+
+from assigner.marking import partition_graph
+from assigner.runtime.lookahead import posted_ahead
+from assigner.schedule import build_program
+
+
+@pytest.mark.parametrize(("bytes_per_sample", "ahead"), [(64.0, 4), (1e6, 2)])
+def test_it_depends_on_the_largest_message(bytes_per_sample, ahead):
+    """One large value that a worker receives is enough."""
+    graph = partition_graph(language())
+    values = dict(graph.values)
+    last = max(values, key=lambda value: graph.pieces.index(graph.piece[value.partition]) if value.partition else -1)
+    values[last] = replace(values[last], bytes_per_sample=bytes_per_sample)
+    graph = replace(graph, values=values)
+    names = [piece.name for piece in graph.pieces]
+    program = build_program(make_plan(language(), [(0, names[:-1]), (1, names[-1:])]), graph.edges, graph.ties)
+    assert posted_ahead(graph, program, "worker:1/cpu") == ahead
+    assert posted_ahead(graph, program, "worker:2/cpu") == 4
