@@ -1,0 +1,133 @@
+"""Random ways to run the drawn models: plan, number of micro-batches, schedule, rematerialisation, steps."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+from workloads import Reference
+
+from assigner import Pipeline
+from assigner.graph import topological_order
+from assigner.plan import Plan, Stage
+from assigner.profile import WorkloadReference
+from assigner.runtime.remat import Remat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from assigner.marking import PartitionGraph
+    from assigner.workload import Workload
+
+MODELS_EVERY = 8
+"""So many combinations in a row have one model: to find its partitions takes a second."""
+EXACT = 1e-9
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One way to run a model.
+
+    Args:
+        plan: Who runs what, in how many micro-batches.
+        remat: What `Pipeline` is told.
+        batches: (rows, update) of each step.
+    """
+
+    plan: Plan
+    remat: Any
+    batches: tuple[tuple[int, bool], ...]
+
+    def __str__(self) -> str:
+        plan = self.plan
+        lines = [
+            f"  {each.worker} {' '.join(each.partitions)}; remat {' '.join(each.rematerialise) or '-'};"
+            f" depth {each.in_flight}"
+            for each in plan.stages
+        ]
+        what = f"{plan.schedule}, {plan.micro_batches} micro-batches of {plan.micro_batch_size}, remat={self.remat}"
+        return "\n".join([f"{what}, (rows, update) {self.batches}", *lines])
+
+
+def drawn_combination(made: Workload, graph: PartitionGraph, seed: int, *, workers: int) -> Combination:
+    """The combination of a seed, the same in every process."""
+    rng = random.Random(f"combination {seed} {workers}")
+    rows = rng.choice([1, 2, 5, 6, 7, 8, 11, 12])
+    size = -(-rows // rng.randint(1, 8))
+    micro_batches = -(-rows // size)
+    schedule = rng.choice(["gpipe", "1f1b", "interleaved"])
+    stages = _stages(graph, rng, schedule, workers=workers, micro_batches=micro_batches)
+    plan = Plan(
+        workload=WorkloadReference(made.name, batch_size=rows, fingerprint=graph.fingerprint),
+        schedule=schedule, micro_batches=micro_batches, micro_batch_size=size, stages=tuple(stages),
+    )  # fmt: skip
+    steps = rng.randint(2, 3)
+    batches = [(rng.choice([rows, rows, 1, 3, 9]) if n else rows, rng.random() < 0.75) for n in range(steps)]
+    batches[-1] = batches[-1][0], True
+    return Combination(plan, rng.choice(get_args(Remat)), tuple(batches))
+
+
+def _stages(
+    graph: PartitionGraph, rng: random.Random, schedule: str, *, workers: int, micro_batches: int
+) -> Iterator[Stage]:
+    """Stages cut from a random topological order; under 1f1b one a worker, of depths that never grow."""
+    names = [piece.name for piece in graph.pieces]
+    rng.shuffle(names)
+    order = topological_order(names, [(edge.source, edge.target) for edge in graph.edges])
+    most = workers if schedule == "1f1b" else len(order)
+    cuts = sorted(rng.sample(range(1, len(order)), rng.randint(0, min(most, len(order)) - 1)))
+    parts = [order[a:b] for a, b in itertools.pairwise([0, *cuts, len(order)])]
+    if schedule == "1f1b":
+        ranks = rng.sample(range(workers), len(parts))
+        depths: list[int | None] = [None] * len(parts)
+        if rng.random() < 0.7:
+            depths = sorted((rng.randint(1, micro_batches + 1) for _ in parts), reverse=True)
+    else:
+        ranks = [rng.randrange(workers) for _ in parts]
+        depths = [None] * len(parts)
+    for rank, part, depth in zip(ranks, parts, depths, strict=True):
+        again = tuple(name for name in part if rng.random() < 0.35)
+        yield Stage(f"worker:{rank}/cpu", tuple(part), again, depth)
+
+
+def differences(made: Workload, graph: PartitionGraph, combination: Combination) -> Iterator[str]:
+    """What this rank finds to be other than in the plain model, trained on whole batches; nothing: all is equal."""
+    reference = Reference(made)
+    with Pipeline(made, combination.plan, remat=combination.remat, graph=graph, timeout_s=60) as pipeline:
+        reference.optimizer.zero_grad()
+        for n, (rows, update) in enumerate(combination.batches):
+            batch = made.make_batch(rows, n)
+            expected = reference.loss(batch)
+            expected.backward()
+            if update:
+                reference.optimizer.step()
+            loss = pipeline.step(batch, update=update)
+            if not abs(loss - expected.item()) <= EXACT * max(1.0, abs(loss)):
+                yield f"step {n}: loss {loss!r}, plain {expected.item()!r}"
+            plain = dict(reference.model.named_parameters(remove_duplicate=False))
+            for name, parameter in pipeline.named_parameters():
+                yield from _compare(f"step {n}: gradient of {name}", parameter.grad, plain[name].grad)
+            state = reference.model.state_dict()
+            for name, tensor in pipeline.state_dict().items():
+                yield from _compare(f"step {n}: {name}", tensor.detach(), state[name])
+            if update:
+                reference.optimizer.zero_grad()
+
+
+def _compare(what: str, mine: torch.Tensor | None, plain: torch.Tensor | None) -> Iterator[str]:
+    if mine is None or plain is None:
+        if mine is not plain:
+            yield f"{what} is {_size(mine)}, plain {_size(plain)}"
+        return
+    distance = float((mine - plain).abs().max()) if mine.shape == plain.shape else math.inf
+    if not distance <= EXACT * max(1.0, float(plain.abs().max())):
+        yield f"{what} is {distance:.3g} off"
+
+
+def _size(tensor: torch.Tensor | None) -> str:
+    return "None" if tensor is None else f"a tensor up to {float(tensor.abs().max()):.3g}"

@@ -1,0 +1,105 @@
+"""Random models under random plans on some ranks, each against the plain model.
+
+    torchrun --nproc-per-node 3 tests/runs/combinations.py --seeds 0 200
+    torchrun --nproc-per-node 3 tests/runs/combinations.py --seed 137
+    python tests/runs/combinations.py --seed 137
+
+Without torchrun all partitions are on one worker; a seed gives another plan for each number of ranks. The last line
+of rank 0 counts what was tried; what differs goes to stderr, with its seed, and the run ends with 1. A model that
+cannot be cut is refused by all its seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from assigner import MarkingError
+from assigner.marking import PartitionGraph, partition_graph
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
+
+from drawn_combinations import MODELS_EVERY, differences, drawn_combination
+from drawn_models import drawn_model
+
+
+def failing(seed: int, workers: int, combination: object, found: list[str]) -> str:
+    """What a failure says."""
+    start = f"torchrun --nproc-per-node {workers}" if dist.is_initialized() else "python"
+    return "\n".join(
+        [
+            f"seed {seed} differs on rank {rank()}; again: {start} tests/runs/combinations.py --seed {seed}",
+            *found[:8],
+            str(combination),
+            drawn_model(seed // MODELS_EVERY).text,
+            "",
+        ]
+    )
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def captured(seed: int, known: dict[int, PartitionGraph | MarkingError]) -> PartitionGraph | MarkingError:
+    """The partitions of a seed's model, or why there are none; found once a model."""
+    number = seed // MODELS_EVERY
+    if number not in known:
+        known.clear()
+        try:
+            known[number] = partition_graph(drawn_model(number).workload)
+        except MarkingError as error:
+            known[number] = error
+            if rank() == 0:
+                sys.stderr.write(f"model {number} refused: {error}\n")
+    return known[number]
+
+
+def main(seeds: range) -> int:
+    torch.set_num_threads(1)
+    workers = 1
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        workers = dist.get_world_size()
+    known: dict[int, Any] = {}
+    other: list[int] = []
+    refused = 0
+    for seed in seeds:
+        graph = captured(seed, known)
+        if isinstance(graph, MarkingError):
+            refused += 1
+            continue
+        made = drawn_model(seed // MODELS_EVERY).workload
+        combination = drawn_combination(made, graph, seed, workers=workers)
+        try:
+            found = list(differences(made, graph, combination))
+        except BaseException:
+            sys.stderr.write(failing(seed, workers, combination, [traceback.format_exc()]))
+            raise
+        if found:
+            other.append(seed)
+            sys.stderr.write(failing(seed, workers, combination, found))
+    me, everywhere = rank(), [other] * workers
+    if dist.is_initialized():
+        dist.all_gather_object(everywhere, other)
+        dist.destroy_process_group()
+    different = sorted(set().union(*everywhere))
+    if me == 0:
+        equal = len(seeds) - refused - len(different)
+        sys.stdout.write(f"{equal} equal, {len(different)} not {different}, {refused} refused\n")
+    return int(bool(different))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seeds", type=int, nargs=2, default=(0, 200), metavar=("FIRST", "BEHIND"))
+    given = parser.parse_args()
+    raise SystemExit(main(range(given.seed, given.seed + 1) if given.seed is not None else range(*given.seeds)))
