@@ -201,6 +201,30 @@ class DeferredModel:
         found.update(self.model.named_buffers(remove_duplicate=False))
         return found
 
+    @contextlib.contextmanager
+    def mode(self, *, training: bool) -> Iterator[None]:
+        """The model in the mode that it was built in (training), or after its own `eval()`, while the block runs."""
+        flags = self.flags(training=training)
+        before = {module: module.training for module in self.model.modules()}
+        for name, module in self.model.named_modules():
+            module.training = flags[name]
+        try:
+            yield
+        finally:
+            for module, flag in before.items():
+                module.training = flag
+
+    def flags(self, *, training: bool) -> dict[str, bool]:
+        """Each submodule's `training`, by name: as it was built, or after the model's own `eval()`."""
+        before = {module: module.training for module in self.model.modules()}
+        try:
+            if not training:
+                self.model.eval()
+            return {name: module.training for name, module in self.model.named_modules()}
+        finally:
+            for module, flag in before.items():
+                module.training = flag
+
     def materialise(self, names: Iterable[str], device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
         """The named parameters and buffers with their initial values.
 

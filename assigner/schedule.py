@@ -47,6 +47,8 @@ class Payload(StrEnum):
     ACTIVATION = "activation"
     GRADIENT = "gradient"
     TIE = "tie"
+    SHAPE = "shape"
+    OUTPUT = "output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class Route:
 
     Args:
         payload: An activation goes from its maker to its readers, a gradient the way back, a tie is the summed
-            gradient of a shared parameter.
+            gradient of a shared parameter. Outside of programs: an output of the model goes to the rank that asks for
+            it, a shape goes ahead of a value whose shape depends on data.
         partition: The partition that makes the value (of a tie: the first that holds the parameter).
         output: Which of its outputs (of a tie: the number of the tie).
         source: The worker that sends.
@@ -181,6 +184,35 @@ def build_program(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -
         mine.append(Action(Kind.UPDATE, -1, -1))
         actions[worker] = tuple(mine)
     return Program(plan, actions, wiring.routes)
+
+
+def build_forward_program(plan: Plan, edges: Sequence[Edge]) -> Program:
+    """The program of a plan that computes the model's output and nothing else.
+
+    Each worker runs all micro-batches through its first stage, then through its next one, whatever the schedule says of
+    training; so every worker has the next micro-batch to work on while the one before is on its way:
+
+        2 stages, M = 3      worker 0: F0 F1 F2
+                             worker 1:    F0 F1 F2
+
+    Args:
+        plan: As in `build_program`.
+        edges: As in `build_program`.
+
+    Raises:
+        FormatError: as `build_program`.
+    """
+    wiring = wire(plan, edges)
+    actions = {}
+    for worker in plan.workers:
+        mine: list[Action] = []
+        for stage in _stages_of(plan, worker):
+            for m in range(plan.micro_batches):
+                mine += [Action(Kind.RECEIVE, stage, m, route) for route in wiring.incoming.get(stage, ())]
+                mine.append(Action(Kind.FORWARD, stage, m))
+                mine += [Action(Kind.SEND, stage, m, route) for route in wiring.outgoing.get(stage, ())]
+        actions[worker] = tuple(mine)
+    return Program(plan, actions, tuple(route for route in wiring.routes if route.payload is Payload.ACTIVATION))
 
 
 def _check_direction(plan: Plan, edges: Sequence[Edge], stage_of: Mapping[str, int]) -> None:

@@ -22,7 +22,7 @@ import assigner
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-REMAT = ("plan", "always", "never")
+REMAT = ("plan", "always", "except_last", "never")
 LINE_EVERY_S = 2.0
 
 
@@ -33,6 +33,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workload", metavar="FILE.py:FUNCTION", help="default: the plan's own")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--batch-size", type=int, help="rows in a step; default: the plan's")
+    parser.add_argument("--clip", type=float, metavar="NORM", help="clip the gradients of all ranks to this norm")
     parser.add_argument("--remat", choices=REMAT, default="plan", help="which partitions rematerialise")
     parser.add_argument("--no-memory-check", action="store_true", help="run a plan that is predicted not to fit, too")
     parser.add_argument("--save", metavar="DIR", help="write a checkpoint at the end")
@@ -42,6 +43,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.steps < 1 or (options.batch_size is not None and options.batch_size < 1):
         parser.error("--steps and --batch-size are 1 or more")
+    if options.clip is not None and not options.clip > 0:
+        parser.error("--clip is more than 0")
     if not options.plan:
         parser.error("no plan: give --plan PLAN, or start with assigner run PLAN -- SCRIPT")
     if options.save and Path(options.save).exists():
@@ -68,7 +71,7 @@ def train(options: argparse.Namespace) -> None:
             for _ in range(options.steps):
                 batch = workload.make_batch(rows, seed=workload.seed + 1 + pipeline.steps)
                 start = time.perf_counter()
-                losses.append(pipeline.step(batch))
+                losses.append(pipeline.step(batch, max_norm=options.clip))
                 seconds.append(time.perf_counter() - start)
                 progress.show(losses, seconds)
         if options.save:

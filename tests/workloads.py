@@ -184,7 +184,7 @@ def diamond() -> Workload:
 
 
 @functools.cache
-def _graph(made: Workload) -> PartitionGraph:
+def graph_of(made: Workload) -> PartitionGraph:
     return partition_graph(made)
 
 
@@ -198,7 +198,7 @@ def make_plan(
     in_flight: int | None = None,
 ) -> Plan:
     """A plan with stages as (rank, partition names); none given: everything on rank 0."""
-    graph = _graph(made)
+    graph = graph_of(made)
     return Plan(
         workload=WorkloadReference(made.name, batch_size=made.batch_size, fingerprint=graph.fingerprint),
         schedule=schedule,
@@ -214,7 +214,7 @@ def make_plan(
 def random_plan(made: Workload, seed: int, *, workers: int) -> Plan:
     """Stages cut from a random topological order, on random workers of which most hold several; some remat."""
     rng = random.Random(seed)
-    graph = _graph(made)
+    graph = graph_of(made)
     names = [piece.name for piece in graph.pieces]
     rng.shuffle(names)
     order = topological_order(names, [(edge.source, edge.target) for edge in graph.edges])
@@ -233,7 +233,7 @@ class Reference:
         self.made = made
         torch.manual_seed(made.seed)
         self.model = made.model()
-        self.optimizer = made.optimizer(self.model.parameters())
+        self.optimizer = made.make_optimizer(self.model.named_parameters())
 
     def loss(self, batch: Any) -> torch.Tensor:
         args, kwargs = call_arguments(batch[0])

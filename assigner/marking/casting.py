@@ -23,12 +23,10 @@ def casting(autocast: str | None, device_type: str) -> AbstractContextManager[ob
 def casting_within(autocast: str | None) -> Iterator[None]:
     """`casting` on the CPU for a forward that runs inside an operator's implementation.
 
-    There, composite operations (einsum) reach the fake tensors whole, and the operations in them would not be cast;
-    with the autograd keys back they are taken apart above autocast, as in an ordinary forward.
+    There, composite operations (einsum, cross_entropy) reach the fake tensors whole: the operations in them would not
+    be cast, and some come out with the wrong shape (torch 2.13: an nll_loss without reduction is a scalar). With the
+    autograd keys back they are taken apart above autocast, as in an ordinary forward.
     """
-    if autocast is None:
-        yield
-        return
     with (
         torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False),
         casting(autocast, "cpu"),

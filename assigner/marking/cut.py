@@ -11,21 +11,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
 
 from assigner.deferred import DeferredModel
 from assigner.errors import MarkingError
 from assigner.marking.capture import Capture, capture
+from assigner.marking.domain import input_key
 from assigner.marking.glue import Ownership, is_size, value_bytes
-from assigner.marking.graph import LEAF, PartitionGraph, Piece, Size, Value, ValueShape
+from assigner.marking.graph import LEAF, Output, PartitionGraph, Piece, Size, Value, ValueShape
 from assigner.marking.marks import Mark, find_marks
 from assigner.marking.piece import PieceBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch.utils._pytree import TreeSpec
+
     from assigner.workload import Workload
 
 _ROWS = 4  # rows of the example batch; not 1, which torch.export would take for a fixed size
+_MOST_RECUTS = 16
 
 
 def partition_graph(workload: Workload, marks: Sequence[str] = ()) -> PartitionGraph:
@@ -45,6 +51,46 @@ def partition_graph(workload: Workload, marks: Sequence[str] = ()) -> PartitionG
     return Cutter(deferred, marked, captured, workload.autocast).cut()
 
 
+def recut(graph: PartitionGraph, structure: TreeSpec, leaves: Sequence[Any], *, training: bool) -> PartitionGraph:
+    """The same model cut again, for other inputs or in the other mode; what can stay where it was stays.
+
+    Args:
+        graph: The model as it was cut first; it keeps the last ones that were made of it.
+        structure: Of the model's (args, kwargs).
+        leaves: A micro-batch's flattened inputs.
+        training: The mode that it is cut in: as it was built, or after `model.eval()`.
+
+    Returns:
+        Its partitions have the same names; one whose modules are not called is left out.
+
+    Raises:
+        MarkingError: the forward cannot be cut for these inputs.
+    """
+    key, made = input_key(structure, leaves), graph.recuts[training]
+    found = next((each for each in made if each.domain.admits(key)), None)
+    if found is None:
+        args, kwargs = pytree.tree_unflatten([_on_cpu(leaf) for leaf in leaves], structure)
+        found = _recut(graph, kwargs or args, training=training)
+        made.append(found)
+        del made[:-_MOST_RECUTS]
+    return found
+
+
+def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGraph:
+    deferred = graph.deferred
+    marked = find_marks(deferred.model, graph.marks)
+    with deferred.mode(training=training):
+        captured = capture(deferred.model, list(marked), inputs, autocast=graph.last.autocast, any_rows=False)
+    return Cutter(deferred, marked, captured, graph.last.autocast, base=graph).cut()
+
+
+def _on_cpu(leaf: Any) -> Any:
+    """An input to capture with, where captures run: only its shape and type count."""
+    if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+        return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype)
+    return leaf
+
+
 class Symbols:
     """Turns symbolic sizes into numbers and into `Size` descriptions."""
 
@@ -55,7 +101,6 @@ class Symbols:
             spec.arg.name for spec in captured.program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT
         ]
         nodes = {node.name: node for node in captured.graph.nodes if node.op == "placeholder"}
-        self.rows: Any = None
         for leaf, name in enumerate(users):
             value = nodes[name].meta.get("val") if name in nodes else None
             if not isinstance(value, torch.Tensor):
@@ -64,28 +109,33 @@ class Symbols:
                 if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
                     self.places.setdefault(size.node.expr, (leaf, dim))
                     self.example.setdefault(size.node.expr, captured.inputs[leaf].size(dim))
-                    if dim == 0 and captured.inputs[leaf].size(0) == _ROWS and self.rows is None:
-                        self.rows = size.node.expr
+        self.example_rows = captured.rows
+        self.rows = {
+            symbol for symbol, place in self.places.items() if place[1] == 0 and self.example[symbol] == captured.rows
+        }
 
     def number(self, size: Any, rows: int | None = None) -> int:
-        """A size for the example batch, or for another number of rows."""
+        """A size for the example batch, or for another number of rows; one that depends on data counts as the rows."""
         if not isinstance(size, torch.SymInt):
             return int(size)
         values = dict(self.example)
-        if rows is not None and self.rows is not None:
-            values = {
-                symbol: rows if place[1] == 0 and values[symbol] == _ROWS else values[symbol]
-                for symbol, place in self.places.items()
-            }
-        self._check(size.node.expr)
+        if rows is not None:
+            values.update(dict.fromkeys(self.rows, rows))
+        values.update(dict.fromkeys(free_unbacked_symbols(size), rows or self.example_rows or 1))
         return int(size.node.expr.subs(values))
 
-    def _check(self, expression: Any) -> None:
-        if any(symbol not in self.places for symbol in expression.free_symbols):
-            raise MarkingError(
-                f"the glue between partitions needs a size that depends on data ({expression})",
-                hint="mark a larger module that contains the line which makes it (nonzero, masked_select, item)",
-            )
+    def rows_dimension(self, shape: Sequence[Any]) -> int | None:
+        """Along which dimension the micro-batches of a value are joined; None: it has no rows.
+
+        A size that depends on data is one of rows too: what was chosen of each micro-batch, in order.
+        """
+        found = [
+            dim
+            for dim, size in enumerate(shape)
+            if isinstance(size, torch.SymInt)
+            and (free_unbacked_symbols(size) or self.rows & size.node.expr.free_symbols)
+        ]
+        return found[0] if len(found) == 1 else None
 
     def names(self, shape: Sequence[Any]) -> tuple[str, ...]:
         """A shape in words that do not depend on torch's names for its symbols."""
@@ -95,7 +145,6 @@ class Symbols:
     def describe(self, value: Any) -> Size:
         """How a rank works a symbolic size out from its inputs' shapes."""
         expression = value.node.expr
-        self._check(expression)
         return Size(expression, {symbol: self.places[symbol] for symbol in expression.free_symbols})
 
 
@@ -103,11 +152,21 @@ class Cutter:
     """Cuts one capture into pieces."""
 
     def __init__(
-        self, deferred: DeferredModel, marked: Mapping[str, Mark], captured: Capture, autocast: str | None
+        self,
+        deferred: DeferredModel,
+        marked: Mapping[str, Mark],
+        captured: Capture,
+        autocast: str | None,
+        base: PartitionGraph | None = None,
     ) -> None:
         self.deferred, self.marked, self.captured, self.autocast = deferred, marked, captured, autocast
         self.symbols = Symbols(captured)
-        self.ownership = Ownership(captured, list(marked), lambda node: value_bytes(node, self.symbols.number))
+        self.called = {mark.name or name: name for name, mark in marked.items()}
+        homes = {} if base is None else {part: self.called[name] for part, name in base.homes.items()}
+        self.ownership = Ownership(
+            captured, list(marked), lambda node: value_bytes(node, self.symbols.number),
+            homes=homes, all_called=base is None,
+        )  # fmt: skip
         self.names = [marked[name].name or name for name in self.ownership.order]
         self.outputs = self._outputs()
         self.crossing = self._crossing()
@@ -161,24 +220,39 @@ class Cutter:
         shapes = {value: self._shape(node, value) for node, value in self.crossing.items()}
         values = _with_gradients(shapes, pieces, self.deferred)
         pieces = tuple(replace(piece, kind=_kind(piece, values, is_last=piece is pieces[-1])) for piece in pieces)
-        return PartitionGraph(self.deferred, pieces, values, self._output_spec())
+        return PartitionGraph(self.deferred, pieces, values, self._output(), tuple(self.marked), self.captured.domain)
 
-    def _output_spec(self) -> tuple[Any, list[Any]]:
-        constants = [LEAF if isinstance(each, fx.Node) else each for each in self.outputs]
-        return self.captured.program.call_spec.out_spec, constants
+    def _output(self) -> Output:
+        leaves = tuple(LEAF if isinstance(each, fx.Node) else each for each in self.outputs)
+        made = [each.meta["val"] if isinstance(each, fx.Node) else None for each in self.outputs]
+        rows = tuple(
+            self.symbols.rows_dimension(each.shape) if isinstance(each, torch.Tensor) else None for each in made
+        )
+        spec = self.captured.program.call_spec.out_spec
+        return Output(spec, leaves, rows, rows_known=bool(self.symbols.rows))
 
     def _shape(self, node: fx.Node, value: Value) -> ValueShape:
         tensor = node.meta["val"]
         if not isinstance(tensor, torch.Tensor):
             raise MarkingError(f"output {value.index} of {value.partition!r} is no tensor", hint="mark a larger module")
-        one, two = (
-            math.prod(self.symbols.number(size, rows) for size in tensor.shape) * tensor.element_size()
-            for rows in (1, 2)
-        )
-        shape = tuple(
+        try:
+            one, two = (self._bytes(tensor, rows) for rows in (1, 2))
+        except ZeroDivisionError:  # a size like rows // (rows // 2)
+            few, many = (self._bytes(tensor, rows) for rows in (_ROWS, 2 * _ROWS))
+            one, two = few - (many - few) * (_ROWS - 1) // _ROWS, few - (many - few) * (_ROWS - 2) // _ROWS
+        gradient = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+        return ValueShape(two - one, 2 * one - two, tensor.dtype, gradient, self._sizes(tensor))
+
+    def _bytes(self, tensor: torch.Tensor, rows: int) -> int:
+        return math.prod(self.symbols.number(size, rows) for size in tensor.shape) * tensor.element_size()
+
+    def _sizes(self, tensor: torch.Tensor) -> tuple[int | Size, ...] | None:
+        """A value's shape as the ranks work it out; None: it depends on data."""
+        if any(free_unbacked_symbols(size) for size in tensor.shape if isinstance(size, torch.SymInt)):
+            return None
+        return tuple(
             self.symbols.describe(size) if isinstance(size, torch.SymInt) else int(size) for size in tensor.shape
         )
-        return ValueShape(two - one, 2 * one - two, tensor.dtype, tensor.dtype.is_floating_point, shape)
 
 
 def _with_gradients(

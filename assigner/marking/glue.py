@@ -1,6 +1,7 @@
 """Who runs the glue: the nodes between marked modules, each given to one partition.
 
     free     depends on shapes, constants and the batch alone (masks, position ids): run again wherever it is read
+    counted  a number that depends on values (how many are not zero): worked out again wherever it is read
     owned    everything else: runs in one partition
 
 Partitions are numbered in the order of their first call. Along every edge of the graph the owner's number never falls,
@@ -22,13 +23,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
-from assigner.marking.capture import Capture, is_call
+from assigner.marking.opaque import is_call
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from assigner.marking.capture import Capture
+
+
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Ownership:
@@ -38,6 +45,9 @@ class Ownership:
         capture: The captured forward.
         marked: Names of the partitions' modules, in the model's order.
         size_of: Bytes of a value for one typical micro-batch.
+        homes: The partition that runs an unmarked module or holds a tensor of the glue, by its name, where another
+            capture of the model has decided that.
+        all_called: Every marked module must be called; False: those that are not are left out.
 
     Attributes:
         order: The marked names in the order of their first call.
@@ -47,8 +57,16 @@ class Ownership:
         MarkingError: a marked module is never called, or the glue would make a cycle.
     """
 
-    def __init__(self, capture: Capture, marked: Sequence[str], size_of: Any) -> None:
-        self.capture = capture
+    def __init__(
+        self,
+        capture: Capture,
+        marked: Sequence[str],
+        size_of: Any,
+        *,
+        homes: Mapping[str, str],
+        all_called: bool = True,
+    ) -> None:
+        self.capture, self.homes = capture, homes
         self.size_of = size_of
         self.nodes = list(capture.graph.nodes)
         self.placeholders = placeholder_names(capture)
@@ -56,11 +74,12 @@ class Ownership:
         called = [self._module(node) for node in self.nodes if is_call(node)]
         self.order = list(dict.fromkeys(name for name in called if name in marked))
         missing = [name for name in marked if name not in self.order]
-        if missing:
+        if missing and (all_called or not self.order):
             raise MarkingError(
                 f"{missing[0]!r} is marked, and the model's forward never calls it",
                 hint="mark a module that is called (a ModuleList is not: mark 'blocks.*')",
             )
+        self.counted = {node for node in self.nodes if _is_counted(node)}
         self.free = self._find_free()
         self._assign()
 
@@ -79,6 +98,7 @@ class Ownership:
                 node.op == "call_function"
                 and not is_call(node)
                 and not _is_random(node)
+                and node not in self.counted
                 and all(argument in free for argument in node.all_input_nodes)
             ):
                 free.add(node)
@@ -97,14 +117,15 @@ class Ownership:
 
     def _owned(self) -> list[fx.Node]:
         skipped = ("placeholder", "output", "get_attr")
-        return [node for node in self.nodes if node not in self.free and node.op not in skipped]
+        return [
+            node for node in self.nodes if node not in self.free and node not in self.counted and node.op not in skipped
+        ]
 
     def _assign(self) -> None:
         position = {name: n for n, name in enumerate(self.order)}
         owned = self._owned()
-        fixed = {
-            node: position[self._module(node)] for node in owned if is_call(node) and self._module(node) in position
-        }
+        homes = {node: position.get(self._home(node), -1) for node in owned}
+        fixed = {node: home for node, home in homes.items() if home >= 0}
         for node in owned:
             inputs = [self.owner[each] for each in self._sources(node)]
             if node in fixed:
@@ -117,6 +138,14 @@ class Ownership:
             else:
                 self.owner[node] = max(inputs, default=-1)  # -1: before every partition, until a reader is known
         self._settle(owned, fixed)
+
+    def _home(self, node: fx.Node) -> str:
+        """The partition that must run a node: of a marked module, or as another capture has it."""
+        if is_call(node):
+            name = self._module(node)
+            return name if name in self.order else self.homes.get(name, "")
+        held = [self.placeholders[each][1] for each in node.all_input_nodes if each.op == "placeholder"]
+        return next((self.homes[name] for name in held if name in self.homes), "")
 
     def _settle(self, owned: list[fx.Node], fixed: Mapping[fx.Node, int]) -> None:
         """Move nodes to where fewer bytes cross; an item of a tuple goes where its tuple goes."""
@@ -147,13 +176,16 @@ class Ownership:
 
     def _sources(self, node: fx.Node) -> list[fx.Node]:
         """The owned nodes whose values a node reads."""
-        return [each for each in node.all_input_nodes if each in self.owner]
+        found: list[fx.Node] = []
+        for each in node.all_input_nodes:
+            found += self._sources(each) if each in self.counted else [each]
+        return [each for each in found if each in self.owner]
 
     def _readers(self, node: fx.Node) -> list[fx.Node]:
         """The owned nodes that read a node's value, also through the items of its tuple."""
         found: list[fx.Node] = []
         for user in node.users:
-            found += self._readers(user) if is_getitem(user) else [user]
+            found += self._readers(user) if is_getitem(user) or user in self.counted else [user]
         return [each for each in found if each in self.owner]
 
     def _bytes(self, node: fx.Node, place: int) -> float:
@@ -177,8 +209,13 @@ def placeholder_names(capture: Capture) -> dict[fx.Node, tuple[InputKind, str]]:
 
 
 def is_size(node: fx.Node) -> bool:
-    """True if a node's value is a number worked out from shapes."""
-    return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
+    """True if a node's value is a number worked out from the inputs' shapes."""
+    return isinstance(node.meta.get("val"), _NUMBERS) and not free_unbacked_symbols(node.meta["val"])
+
+
+def _is_counted(node: fx.Node) -> bool:
+    """True if a node's value is a number that depends on values."""
+    return isinstance(node.meta.get("val"), _NUMBERS) and bool(free_unbacked_symbols(node.meta["val"]))
 
 
 def is_in_place(node: fx.Node) -> bool:

@@ -7,26 +7,26 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from assigner.deferred import DeferredModel
+from assigner.marking.domain import Domain
 from assigner.marking.marks import Mark
-from assigner.marking.module import build_module
+from assigner.marking.module import around_module, build_module
 from assigner.profile import Edge, Tie
 
 LEAF = object()
 
 
-@dataclass(frozen=True, order=True)
-class Value:
+class Value(NamedTuple):
     """A tensor that a partition reads: output `index` of `partition`, or input `index` of the model (partition "")."""
 
     partition: str
-    index: int
+    index: int  # type: ignore[assignment]  # not the method of tuples
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,12 @@ class ValueShape:
     fixed_bytes: float
     dtype: torch.dtype
     gradient: bool
-    shape: tuple[int | Size, ...]
+    shape: tuple[int | Size, ...] | None
 
-    def sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
-        """The value's shape for one micro-batch, given the flattened inputs of it."""
+    def sizes(self, inputs: Sequence[Any]) -> tuple[int, ...] | None:
+        """The value's shape for one micro-batch, given the flattened inputs of it; None: it depends on data."""
+        if self.shape is None:
+            return None
         return tuple(size if isinstance(size, int) else size.evaluate(inputs) for size in self.shape)
 
 
@@ -99,6 +101,33 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Output:
+    """The model's output.
+
+    Args:
+        structure: Of what the model returns.
+        leaves: LEAF for one that the last partition returns, else a plain value.
+        rows: For each leaf the dimension that micro-batches are joined along; None: none, or there are several.
+        rows_known: False: the capture has one fixed number of rows, and `rows` says nothing.
+    """
+
+    structure: Any
+    leaves: tuple[Any, ...]
+    rows: tuple[int | None, ...]
+    rows_known: bool
+
+    @property
+    def made(self) -> list[int]:
+        """The numbers of the leaves that the last partition returns."""
+        return [n for n, each in enumerate(self.leaves) if each is LEAF]
+
+    def filled(self, made: Sequence[Any]) -> list[Any]:
+        """All leaves, from those that the last partition returned."""
+        waiting = iter(made)
+        return [next(waiting) if each is LEAF else each for each in self.leaves]
+
+
+@dataclass(frozen=True)
 class PartitionGraph:
     """A model cut at its marks.
 
@@ -106,13 +135,21 @@ class PartitionGraph:
         deferred: The model without memory.
         pieces: The partitions in topological order; the last one makes the model's output.
         values: What is known of each value between partitions.
-        output: The structure of the model's output, and its leaves: LEAF for one that the last partition returns.
+        output: The structure of the model's output, and what its leaves are.
+        marks: Names of the marked modules.
+        domain: The inputs that all this holds for.
+        recuts: The same model cut for other inputs, by `training`, as far as that was needed (see `recut`).
     """
 
     deferred: DeferredModel
     pieces: tuple[Piece, ...]
     values: Mapping[Value, ValueShape]
-    output: tuple[Any, list[Any]]
+    output: Output
+    marks: tuple[str, ...]
+    domain: Domain
+    recuts: dict[bool, list[PartitionGraph]] = field(
+        default_factory=lambda: {True: [], False: []}, repr=False, compare=False
+    )
 
     @cached_property
     def piece(self) -> dict[str, Piece]:
@@ -143,6 +180,16 @@ class PartitionGraph:
             for value in piece.reads
             if value.partition
         )  # fmt: skip
+
+    @cached_property
+    def homes(self) -> dict[str, str]:
+        """The partition that runs an unmarked module or holds a tensor, by its name, where there is only one."""
+        found: dict[str, dict[str, None]] = defaultdict(dict)
+        for piece in self.pieces:
+            called = [str(node.target) for node in piece.graph.nodes if node.op == "call_module"]
+            for name in (*called, *piece.state):
+                found[name][piece.name] = None
+        return {name: next(iter(holders)) for name, holders in found.items() if len(holders) == 1}
 
     @cached_property
     def canonical(self) -> dict[str, str]:
@@ -182,6 +229,21 @@ class PartitionGraph:
         )
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
+    def rebuild(
+        self, modules: Mapping[str, fx.GraphModule], device: torch.device | str = "cpu"
+    ) -> dict[str, fx.GraphModule]:
+        """This rank's partitions of this graph, around the modules and tensors of those that another one has.
+
+        Args:
+            modules: The partitions of the first capture, by name; those that this one lacks are left out.
+            device: Where they are.
+        """
+        return {
+            name: around_module(module, self.piece[name], torch.device(device))
+            for name, module in modules.items()
+            if name in self.piece
+        }
+
     def build(self, names: Iterable[str], device: torch.device | str = "cpu") -> dict[str, fx.GraphModule]:
         """The named partitions as modules with their initial weights; nothing else is materialised.
 
@@ -193,6 +255,4 @@ class PartitionGraph:
 
     def rebuild_output(self, leaves: Sequence[torch.Tensor]) -> Any:
         """The model's output, in its own structure, from what the last partition returned."""
-        spec, constants = self.output
-        waiting = iter(leaves)
-        return pytree.tree_unflatten([next(waiting) if each is LEAF else each for each in constants], spec)
+        return pytree.tree_unflatten(self.output.filled(leaves), self.output.structure)

@@ -35,6 +35,28 @@ def build_module(
         owner = next((each for each in root if name.startswith(each + ".")), None)
         if owner is not None:
             _set_tensor(root[owner], name.removeprefix(owner + "."), tensors[name])
+    return _assemble(root, piece, device)
+
+
+def around_module(module: fx.GraphModule, piece: Piece, device: torch.device) -> fx.GraphModule:
+    """A piece of another capture as a module around the parts of `module`: the same objects, no second copy.
+
+    Args:
+        module: The partition as it was built first; it holds what this piece holds, or more.
+        piece: What to build.
+        device: Where it is.
+    """
+    root: dict[str, Any] = {name: constant.to(device) for name, constant in piece.constants.items()}
+    called = [str(node.target) for node in piece.graph.nodes if node.op == "call_module"]
+    root.update({name: module.get_submodule(name) for name in called})
+    for node in piece.graph.nodes:
+        if node.op == "get_attr" and node.target not in root:
+            path, _, leaf = str(node.target).rpartition(".")
+            root[str(node.target)] = getattr(module.get_submodule(path), leaf)
+    return _assemble(root, piece, device)
+
+
+def _assemble(root: dict[str, Any], piece: Piece, device: torch.device) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.graph_copy(piece.graph, {}))
     _retarget(graph, device)

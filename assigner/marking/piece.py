@@ -12,9 +12,9 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
-from assigner.marking.capture import Slot, is_call
 from assigner.marking.glue import is_getitem, is_in_place, is_size
 from assigner.marking.graph import Piece, Size, Value
+from assigner.marking.opaque import Slot, is_call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

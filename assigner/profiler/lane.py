@@ -1,7 +1,7 @@
 """One rank's messages to and from the others while links are measured: on the runtime's own transport.
 
 A message is then posted, copied from and to the device, sent and waited for as in training, and goes the same way: a
-GPU's to another GPU through NCCL where training would. Both ends count the messages of their directed pair, so that
+GPU's to another GPU through NCCL where training would, and a large one to a neighbour on the CPU through shared memory. Both ends count the messages of their directed pair, so that
 each has a tag of its own; they are posted in that order, which is the one that a channel without tags needs.
 """
 
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from assigner.runtime.direct import direct_channels
+from assigner.runtime.hostmemory import host_memory
 from assigner.runtime.ordering import Message
 from assigner.runtime.transport import Transport
 from assigner.schedule import Payload, Route
@@ -46,7 +47,8 @@ class Lane:
         self.rank, self.workers, self.device = rank, len(devices), device
         names = [f"worker:{n}/{each}" for n, each in enumerate(devices)]
         direct = direct_channels(names, device, timeout_s=timeout_s)
-        self._transport = Transport(device=device, timeout_s=timeout_s, direct=direct)
+        memory = host_memory(device)
+        self._transport = Transport(device=device, timeout_s=timeout_s, direct=direct, memory=memory)
         self._sent: Counter[int] = Counter()
         self._posted: Counter[int] = Counter()
         self._received: Counter[int] = Counter()

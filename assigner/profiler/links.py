@@ -20,7 +20,7 @@ from assigner.profiler.accord import Links
 from assigner.profiler.busy import answer_busy_share, send_busy_share
 from assigner.profiler.contention import find_shared_wires
 from assigner.profiler.lane import Lane
-from assigner.profiler.pairs import ALL_UP_TO, Classes, rounds_of, sampled_pairs, tournament
+from assigner.profiler.pairs import ALL_UP_TO, Classes, ring, rounds_of, sampled_pairs, tournament
 from assigner.profiler.sampling import Sample, summarise
 from assigner.runtime.clock import answer_clock, compare_clock
 
@@ -112,12 +112,14 @@ def measure_links(
     fitting = min(each.memory_bytes for each in fleet) // _MEMORY_SHARE
     largest = min(options.largest, fitting)
     options = replace(options, largest=largest, typical=max(1, min(options.typical, largest)))
-    with Lane(rank, workers, device=device, timeout_s=options.timeout_s) as lane:
+    with Lane(rank, [each.device for each in fleet], device=device, timeout_s=options.timeout_s) as lane:
+        lane.open(ring(workers))
         wires = find_shared_wires(lane, fitting)
         rounds = planned_rounds(fleet, options.pairs, alone=bool(wires))
         rounds = [pairs for pairs in rounds if any(wanted(low, high) or wanted(high, low) for low, high in pairs)]
         for n, pairs in enumerate(rounds):
             progress(n, len(rounds))
+            lane.open(pairs)
             dist.barrier()
             for source, target in (way for pair in pairs for way in (pair, pair[::-1])):
                 if rank in (source, target) and wanted(source, target):

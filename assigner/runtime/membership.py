@@ -17,6 +17,7 @@ from assigner.errors import UsageError
 from assigner.location import Location
 from assigner.runtime.direct import direct_channels
 from assigner.runtime.failure import FailureWatch, watched_run
+from assigner.runtime.hostmemory import host_memory
 from assigner.runtime.process import join_run, set_threads, worker_device
 from assigner.runtime.rendezvous import farewell, group_connections, group_store, leave_group
 from assigner.runtime.sending import LostConnectionError
@@ -68,7 +69,8 @@ class Membership:
             self.take_place(plan)
             if self._watch is not None:
                 direct = direct_channels(plan.workers, self.device, timeout_s=timeout_s, backend=backend)
-                self.transport = Transport(device=self.device, timeout_s=timeout_s, direct=direct)
+                memory = host_memory(self.device)
+                self.transport = Transport(device=self.device, timeout_s=timeout_s, direct=direct, memory=memory)
 
     def take_place(self, plan: Plan) -> None:
         """Be the worker that a plan has for this rank, on its device and with its threads.

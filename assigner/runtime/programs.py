@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assigner.schedule import Program, build_program
+from assigner.runtime.headers import header_routes
+from assigner.schedule import Program, build_forward_program, build_program
 
 if TYPE_CHECKING:
     from assigner.marking import PartitionGraph
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Programs:
-    """Programs that have been built, by number of rows.
+    """Programs that have been built, by number of rows or of micro-batches.
 
     Args:
         plan: What they execute.
@@ -25,6 +26,7 @@ class Programs:
     def __init__(self, plan: Plan, graph: PartitionGraph, transport: Transport | None) -> None:
         self.plan, self.graph, self.transport = plan, graph, transport
         self._built: dict[int, Program] = {}
+        self._counted: dict[tuple[int, bool], Program] = {}
 
     def training(self, rows: int) -> Program:
         """The program for a batch of so many rows: as many micro-batches as planned, or fewer where rows are few."""
@@ -36,8 +38,24 @@ class Programs:
                 micro_batch_size=size,
                 micro_batches=-(-rows // size),
             )
-            program = build_program(plan, self.graph.edges, self.graph.ties)
-            if self.transport is not None:
-                self.transport.know(program.routes)
-            self._built[rows] = program
+            self._built[rows] = self._known(build_program(plan, self.graph.edges, self.graph.ties))
         return self._built[rows]
+
+    def counted(self, count: int, *, training: bool) -> Program:
+        """The program for so many micro-batches of whatever size; without `training` their forwards alone."""
+        if (count, training) not in self._counted:
+            plan = replace(
+                self.plan,
+                workload=replace(self.plan.workload, batch_size=count),
+                micro_batch_size=1,
+                micro_batches=count,
+            )
+            edges, ties = self.graph.edges, self.graph.ties
+            program = build_program(plan, edges, ties) if training else build_forward_program(plan, edges)
+            self._counted[count, training] = self._known(program)
+        return self._counted[count, training]
+
+    def _known(self, program: Program) -> Program:
+        if self.transport is not None:
+            self.transport.know((*program.routes, *header_routes(self.graph, program)))
+        return program

@@ -24,7 +24,6 @@ class Share:
     Attributes:
         partitions: The names of its partitions, in the order in which it runs them.
         modules: Their forwards, with their weights.
-        rematerialise: Those that the plan rematerialises.
         parameters: Its parameters, each once, by the first of its names in the model.
         buffers: Its persistent buffers by name.
     """
@@ -32,14 +31,27 @@ class Share:
     def __init__(self, graph: PartitionGraph, plan: Plan, worker: str | None, device: torch.device) -> None:
         stages = [stage for stage in plan.stages if stage.worker == worker]
         self.partitions = tuple(name for stage in stages for name in stage.partitions)
-        self.rematerialise = frozenset(name for stage in stages for name in stage.rematerialise)
         self.modules = graph.build(self.partitions, device)
         self.parameters: dict[str, nn.Parameter] = {}
         self.buffers: dict[str, torch.Tensor] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
         for name in self.partitions:
             piece, module = graph.piece[name], self.modules[name]
-            self.parameters.update({graph.canonical[each]: module.get_parameter(each) for each in piece.parameters})
-            self.buffers.update({each: module.get_buffer(each) for each in piece.buffers if each in graph.persistent})
+            parameters = {graph.canonical[each]: module.get_parameter(each) for each in piece.parameters}
+            buffers = {each: module.get_buffer(each) for each in piece.buffers if each in graph.persistent}
+            self.parameters.update(parameters)
+            self.buffers.update(buffers)
+            self._names[name] = (*parameters, *buffers)
+
+    def names_in(self, partition: str) -> tuple[str, ...]:
+        """The names of the parameters and buffers that a partition of this rank holds, as `state` has them."""
+        return self._names[partition]
+
+    def frozen(self) -> dict[str, nn.Parameter]:
+        """Have the parameters want no gradient any more; none of them is trained."""
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(False)
+        return {}
 
     def state(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers under the model's own names; a shared parameter by its first name."""

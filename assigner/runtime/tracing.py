@@ -5,26 +5,32 @@ The ranks' clocks are compared with rank 0's at the start and at the end of the 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from assigner import __version__
-from assigner.document import decode, encode
+from assigner.document import decode, encode, refuse_existing
+from assigner.errors import UsageError
 from assigner.plan import Plan
 from assigner.runtime.clock import ClockComparison, PeersClock
 from assigner.runtime.memory import MemoryGauge
 from assigner.runtime.recorder import Recorder, Span
+from assigner.runtime.remat import Remat
 from assigner.schedule import Kind
-from assigner.trace import Trace, TracedAction, TracedMessage, WorkerTrace
+from assigner.trace import Trace, TracedAction, TracedMessage, WorkerTrace, save_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
+    from assigner.runtime.executor import Executor
+    from assigner.runtime.membership import Membership
     from assigner.runtime.transport import Transport
 
 
@@ -35,13 +41,13 @@ class TraceSettings:
     Args:
         plan: The run's plan.
         worker: This rank's worker; None: it holds no stage.
-        remat: What is rematerialised: as the plan says, all, or nothing.
+        remat: What is rematerialised.
         base_bytes: What this process held before it built its partitions.
     """
 
     plan: Plan
     worker: str | None
-    remat: Literal["plan", "always", "never"]
+    remat: Remat
     base_bytes: int
 
 
@@ -122,6 +128,51 @@ class Tracing:
         return WorkerTrace(self.settings.worker or "", actions, peak, base, clock.error_s)
 
 
+@contextlib.contextmanager
+def traced(
+    path: Path, settings: TraceSettings, member: Membership, executor: Executor, *, last: int, force: bool
+) -> Iterator[None]:
+    """Record the steps of the block and write them; see `Pipeline.trace`."""
+    if last < 1:
+        raise UsageError(f"last={last}: a trace has one step or more")
+    if executor.recorder is not None:
+        raise UsageError("a trace is being made already", hint="leave its block first")
+    with member.guarded("the start of a trace"):
+        refusal = _refusal(path, member, force=force)
+    if refusal is not None:
+        raise refusal
+    with member.guarded("the start of a trace"):
+        tracing = Tracing(settings, member.transport, device=member.device, last=last)
+    executor.recorder = tracing.recorder
+    try:
+        yield
+    finally:
+        executor.recorder = None
+        tracing.stop()
+    if not tracing.recorder.steps:
+        raise UsageError(
+            f"{path}: no step to write: none had {settings.plan.workload.batch_size} rows and an update",
+            hint="make steps of the plan's batch size in the block",
+        )
+    with member.guarded("the end of a trace"):
+        trace = tracing.collect()
+        if trace is not None:
+            save_trace(trace, path, force=force)
+
+
+def _refusal(path: Path, member: Membership, *, force: bool) -> UsageError | None:
+    """Why rank 0 cannot write a trace to a path, on every rank; None: it can."""
+    refusal = None
+    if member.rank == 0:
+        try:
+            refuse_existing(path, force=force)
+        except UsageError as error:
+            refusal = error
+    if not member.number_from(0, float(refusal is not None)):
+        return None
+    return refusal or UsageError(f"rank 0 cannot write a trace to {path}", hint="see what it says")
+
+
 def _traced(step: int, span: Span, clock: PeersClock, base: int) -> TracedAction:
     start, end = clock.time(span.start_s), clock.time(span.end_s)
     if span.action is None:
@@ -130,7 +181,7 @@ def _traced(step: int, span: Span, clock: PeersClock, base: int) -> TracedAction
     if action.route is not None:
         peer = action.route.target if action.kind is Kind.SEND else action.route.source
         message = TracedMessage(
-            action.route.payload.value, action.route.partition, action.route.output, peer, span.moved_bytes
+            cast("Any", action.route.payload.value), action.route.partition, action.route.output, peer, span.moved_bytes
         )
     held = None if span.held_bytes is None else max(0, span.held_bytes - base)
     return TracedAction(step, action.kind.value, action.stage, action.micro_batch, start, end, message, held)

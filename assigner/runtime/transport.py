@@ -5,17 +5,21 @@ before it is needed, and runs while the worker computes; what is sent is kept un
 
     from, to                                            way
     CPU, CPU                                            gloo
+    CPU, CPU of one host and network, from 1 MiB        memory that both have mapped (`hostmemory`)
     GPU, CPU or CPU, GPU                                gloo, through pinned memory at the GPU's end (`staging`)
     GPU, GPU, and each is its rank's alone              NCCL (`direct`)
     GPU, GPU that ranks share                           gloo, through pinned memory at both ends
 
-Ranks of one host use gloo on the loopback interface; what shared memory would gain is measured in benchmarks/transport.
+What shared memory gains over the loopback interface is measured in benchmarks/transport; ASSIGNER_SHARED_MEMORY=0 in
+the environment of a rank keeps it out of that.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,6 +28,7 @@ import torch.distributed as dist
 
 from assigner.runtime.clock import ClockComparison, answer_clock, compare_clock
 from assigner.runtime.direct import rank_of
+from assigner.runtime.hostmemory import is_elsewhere, unannounced
 from assigner.runtime.sending import Departures, LostConnectionError
 from assigner.runtime.staging import Staging
 from assigner.schedule import Payload
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from assigner.runtime.direct import DirectChannels
+    from assigner.runtime.hostmemory import HostMemory
     from assigner.runtime.ordering import Message
     from assigner.runtime.recorder import Span
     from assigner.schedule import Program, Route
@@ -42,6 +48,15 @@ _MOST_MICRO_BATCHES = 1 << 15  # of a step; a tag has 31 bits
 _POLL_S = 5e-5
 
 
+@dataclass(slots=True)
+class _Posted:
+    """A message that was posted: its memory, or its announcement's and what that is to be."""
+
+    buffer: torch.Tensor
+    work: dist.Work | None
+    announced: tuple[tuple[int, ...], torch.dtype] | None = None
+
+
 class Transport:
     """Sends and receives of one rank.
 
@@ -49,16 +64,24 @@ class Transport:
         device: Where received tensors go.
         timeout_s: A wait for another rank that takes longer fails.
         direct: The channels to other GPUs; None: there are none.
+        memory: What is shared with other CPU ranks; None: nothing.
     """
 
-    def __init__(self, *, device: torch.device, timeout_s: float, direct: DirectChannels | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        device: torch.device,
+        timeout_s: float,
+        direct: DirectChannels | None = None,
+        memory: HostMemory | None = None,
+    ) -> None:
         self._numbers: dict[Route, int] = {}
         self.device = device
         self.timeout = timedelta(seconds=timeout_s)
         self._polls = dist.get_backend() == "mpi"
-        self._direct = direct
+        self._direct, self._memory = direct, memory
         self._staging = Staging(device) if device.type == "cuda" else None
-        self._posted: dict[Message, tuple[torch.Tensor, dist.Work | None]] = {}
+        self._posted: dict[Message, _Posted] = {}
         self._departures = Departures(self.timeout, self._wait, self._staging.attend if self._staging else None)
 
     def know(self, routes: Iterable[Route]) -> None:
@@ -97,13 +120,39 @@ class Transport:
         if self._is_direct(message):
             direct, buffer = self._direct, torch.empty(shape, dtype=dtype, device=self.device)
             assert direct is not None
-            self._posted[message] = buffer, self._checked(name, lambda: direct.start(message, buffer))
+            self._posted[message] = _Posted(buffer, self._checked(name, lambda: direct.start(message, buffer)))
             return
+        if self._memory is not None:
+            self._post_announced()
+            size = math.prod(shape) * dtype.itemsize
+            if self._memory.carries(rank_of(name), size, sent=False):
+                self._posted[message] = self._irecv(message, unannounced(), (shape, dtype))
+                return
         staging = self._staging_of(message)
         buffer = torch.empty(shape, dtype=dtype) if staging is None else staging.buffer(shape, dtype)
+        self._posted[message] = self._irecv(message, buffer)
+
+    def _irecv(
+        self, message: Message, buffer: torch.Tensor, announced: tuple[tuple[int, ...], torch.dtype] | None = None
+    ) -> _Posted:
+        name = message.route.source
         work = self._checked(name, lambda: dist.irecv(buffer, rank_of(name), tag=self._tag(message)))
         assert work is not None
-        self._posted[message] = buffer, work
+        return _Posted(buffer, work, announced)
+
+    def _post_announced(self) -> None:
+        """Get ready for those messages of which it has been announced by now that they come through gloo."""
+        for message, posted in self._posted.items():
+            if posted.announced is not None and is_elsewhere(posted.buffer):
+                self._posted[message] = self._follow(message, posted)
+
+    def _follow(self, message: Message, posted: _Posted) -> _Posted:
+        """What comes after an announcement that says so."""
+        work, announced = posted.work, posted.announced
+        assert work is not None
+        assert announced is not None
+        self._checked(message.route.source, lambda: self._wait(work))
+        return self._irecv(message, torch.empty(announced[0], dtype=announced[1]))
 
     def receive(self, message: Message, span: Span | None = None) -> torch.Tensor:
         """The tensor of a message that was posted, once it is there; `span` gets the time at which it was.
@@ -111,15 +160,28 @@ class Transport:
         Raises:
             LostConnectionError: the sender is gone, or did not send within the time-out.
         """
-        buffer, work = self._posted.pop(message)
+        posted = self._posted.pop(message)
         is_direct = self._is_direct(message)
-        if work is not None:
-            wait = self._direct.wait if is_direct and self._direct is not None else self._wait
-            self._checked(message.route.source, lambda: wait(work))
+        buffer = self._arrived(message, posted, is_direct=is_direct)
         if span is not None:
             span.done(buffer.nbytes)
         staging = self._staging_of(message)
         return buffer if is_direct or staging is None else staging.to_device(buffer)
+
+    def _arrived(self, message: Message, posted: _Posted, *, is_direct: bool) -> torch.Tensor:
+        work = posted.work
+        if work is not None:
+            wait = self._direct.wait if is_direct and self._direct is not None else self._wait
+            self._checked(message.route.source, lambda: wait(work))
+        if posted.announced is None:
+            return posted.buffer
+        if is_elsewhere(posted.buffer):
+            return self._arrived(message, self._follow(message, posted), is_direct=False)
+        assert self._memory is not None
+        try:
+            return self._memory.take(rank_of(message.route.source), posted.buffer, *posted.announced)
+        except ProcessLookupError as error:
+            raise LostConnectionError(message.route.source, error) from error
 
     def send(self, message: Message, tensor: torch.Tensor, span: Span | None = None) -> None:
         """Send a tensor; returns at once. `span` gets the times at which it was handed over and had left.
@@ -143,7 +205,18 @@ class Transport:
             start = functools.partial(self._isend, buffer, rank_of(name), self._tag(message))
             self._departures.add_copied(name, buffer, copied, start, span)
         else:
-            self._start_send(name, data, rank_of(name), self._tag(message), span)
+            self._send_on_host(message, data, span)
+
+    def _send_on_host(self, message: Message, data: torch.Tensor, span: Span | None) -> None:
+        """Send a tensor that is on the CPU."""
+        name, target, tag = message.route.target, rank_of(message.route.target), self._tag(message)
+        if self._memory is not None and self._memory.carries(target, data.nbytes, sent=True):
+            announcement = self._memory.put(target, data)
+            follows = is_elsewhere(announcement)
+            self._start_send(name, announcement, target, tag, None if follows else span)
+            if not follows:
+                return
+        self._start_send(name, data, target, tag, span)
 
     def _start_send(self, name: str, buffer: torch.Tensor, target: int, tag: int, span: Span | None = None) -> None:
         work = self._checked(name, lambda: self._isend(buffer, target, tag))
@@ -250,6 +323,8 @@ class Transport:
         self._departures.close()
         if self._direct is not None:
             self._direct.close()
+        if self._memory is not None:
+            self._memory.close()
 
     @staticmethod
     def _checked(peer: str, call: Callable[[], T]) -> T:

@@ -74,10 +74,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, assigner.Pipeline(workload, plan) as pipeline:
         path = Path(folder) / "trace.json"
         with pipeline.trace(path):
-            recorder = pipeline._executor.recorder
+            recorder = pipeline._installed.executor.recorder
             for pair in range(-WARM_UP, args.pairs):
                 for kind in ("off", "on") if pair % 2 else ("on", "off"):
-                    pipeline._executor.recorder = recorder if kind == "on" else None
+                    pipeline._installed.executor.recorder = recorder if kind == "on" else None
                     begin = time.perf_counter(), time.process_time()
                     pipeline.step(batch)
                     end = time.perf_counter(), time.process_time()

@@ -127,15 +127,70 @@ def test_shapes_of_more_than_the_rows():
         (lambda s, x: s.c(s.b(s.a(x)) if x.sum() > 0 else x), r"cannot be traced at .*test_capture\.py:\d+"),
         (lambda s, x: s.b(s.a(x)), "'c' is marked, and the model's forward never calls it"),
         (lambda s, x: s.c(s.a(s.b(s.a(x)))), "'a' is called again with what 'b' made"),
-        (lambda s, x: s.c(s.b(s.a(x)[x[:, 0] > 0])), "size that depends on data"),
+        (lambda s, x: s.c(s.b(s.a(x))[: int((x > 0).sum())]), "a tensor's value decides what runs there"),
     ],
-    ids=["control flow on values", "never called", "around another", "sizes from data"],
+    ids=["control flow on values", "never called", "around another", "a slice as long as data says"],
 )  # fmt: skip
 def test_what_cannot_be_cut(forward, message):
     """One clear error each, with what to do."""
     with pytest.raises(MarkingError, match=message) as caught:
         partition_graph(of(forward))
     assert caught.value.hint
+
+
+class Chosen(nn.Module):
+    """Several sizes that depend on its input, of which some stay within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.layer(x)
+        return torch.cat([y[y[:, 0] > 0], y[y[:, 1] > 0]]), y[y[:, 2] > 0].sum()
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda s, x: s.c(s.b(s.a(x)[x[:, 0] > 0])),
+        lambda s, x: s.c(s.b(x[torch.nonzero(x[:, 0] > 0).flatten()] + 1) * s.a(x).mean()),
+        lambda s, x: s.c((z := s.chosen(s.a(x))[0]).view(z.shape[0], 2, 4).flatten(1)) * s.b(x).sum(),
+        lambda s, x: s.c(s.b(s.chosen(s.a(x))[0]).sum(0, keepdim=True)) + s.chosen(x)[1],
+        lambda s, x: s.c(s.b(s.a(x))) + torch.unique((x[:, 0] > 0).long()).sum(),
+    ],
+    ids=["mask", "nonzero", "a module, its size in glue", "two sizes added", "unique"],
+)
+def test_sizes_that_depend_on_data(forward):
+    """Values whose shape depends on data pass between partitions; their shape is known when they are there."""
+    check(of(forward, chosen=Chosen))
+
+
+def test_control_flow_on_values_in_a_partition():
+    """The module and the line are named; a larger mark is not what helps there."""
+
+    class Routed(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if x.sum() > 0 else x
+
+    made = of(lambda s, x: s.c(s.b(s.a(x))), b=lambda: Routed(WIDTH, WIDTH))
+    with pytest.raises(MarkingError, match=r"decides what runs in 'b', at .*test_capture\.py:\d+") as caught:
+        partition_graph(made)
+    assert "tensor operations" in caught.value.hint
+
+
+def test_losses_without_reduction():
+    """torch gives them the shape of a scalar where a module's forward is captured whole: not here."""
+
+    class Scored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(self.layer(x), x.argmax(1), reduction="none")
+
+    check(of(lambda s, x: s.c(s.a(x)) * s.b(x) * s.scored(x)[:, None], "a", "b", "c", "scored", scored=Scored))
 
 
 def test_changes_in_place_that_others_must_see():

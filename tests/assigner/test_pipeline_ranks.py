@@ -110,11 +110,13 @@ def test_a_checkpoint_of_three_ranks_on_one(ranks, folder):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_exception_in_a_partition(failures, rank):
-    """Every rank ends within seconds, and says which worker, partition and micro-batch failed, with the traceback."""
+    """Every rank ends within seconds with the same type and message, worker, partition, micro-batch and traceback."""
     found = failures[f"raises on rank {rank}"]
     assert found["codes"] == [1 if each == rank else 7 for each in range(3)]
     assert found["seconds"] < 10
-    for text in found["stderr"]:
+    for each, text in enumerate(found["stderr"]):
+        caught = f"caught as an ArithmeticError of worker:{rank}/cpu: the trap snapped"
+        assert (caught in text) == (each != rank)
         assert "ArithmeticError: the trap snapped" in text
         assert f"forward of partition '{rank}', micro-batch 2 on worker:{rank}/cpu" in text
         assert 'failures.py", line' in text
@@ -153,3 +155,8 @@ def test_a_quiet_end(failures, case):
 def test_pipelines_one_after_another():
     """Each pipeline of a process meets the others' addresses of its own group, never those of the one before."""
     start("-m", "torch.distributed.run", "--nproc-per-node", "2", RUNS / "rejoining.py")
+
+
+def test_a_plan_changes_during_the_run():
+    """Weights, statistics and optimizer state follow the partitions; training goes on as if nothing had happened."""
+    start("-m", "torch.distributed.run", "--nproc-per-node", "3", RUNS / "moving.py")

@@ -103,7 +103,7 @@ def test_a_summed_loss():
 
 
 def test_accumulation_over_steps():
-    """Two steps without an update give the sum of both gradients; `update()` applies it once."""
+    """Two steps without an update give the sum of both gradients; `optimizer.step()` applies it once."""
     made = skips()
     reference = Reference(made)
     batches = [made.make_batch(rows, rows) for rows in (8, 6)]
@@ -115,8 +115,10 @@ def test_accumulation_over_steps():
         assert pipeline.steps == 0
         assert reference.gradient_distance(pipeline.gradients()) < EXACT
         reference.optimizer.step()
-        pipeline.update()
+        pipeline.optimizer.step()
         assert reference.distance(pipeline.named_parameters()) < EXACT
+        pipeline.optimizer.zero_grad()
+        assert pipeline.gradients() == {}
         assert pipeline.step(batches[0]) == pytest.approx(reference.step(batches[0]), abs=EXACT)
         assert reference.gradient_distance(pipeline.gradients()) < EXACT
 

@@ -177,10 +177,10 @@ def test_steps_that_are_not_the_plans_program_are_not_kept(tmp_path):
     with Pipeline(made, make_plan(made)) as pipeline:
         with pipeline.trace(tmp_path / "trace.json"):
             pipeline.step(made.make_batch(8, 0), update=False)
-            pipeline.update()
+            pipeline.optimizer.step()
             pipeline.step(made.make_batch(8, 1), update=False)
             pipeline.step(made.make_batch(8, 2))
-            pipeline.update()
+            pipeline.optimizer.step()
             pipeline.step(made.make_batch(9, 3))
         assert pipeline.steps == 4
     trace = load_trace(tmp_path / "trace.json")
@@ -223,7 +223,7 @@ def test_nothing_leaks_over_a_hundred_traced_steps(tmp_path):
         with pipeline.trace(tmp_path / "trace.json", last=4):
             for n in range(100):
                 pipeline.step(made.make_batch(8, n))
-            watched = weakref.ref(pipeline._executor.recorder)
+            watched = weakref.ref(pipeline._installed.executor.recorder)
             assert len(watched().steps) == 4
         gc.collect()
         assert watched() is None

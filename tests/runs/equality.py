@@ -94,7 +94,8 @@ def main() -> None:
     parser.add_argument("--reference-rows", type=int, help="rows that the reference takes at once; default: all")
     options = parser.parse_args()
     workload = load_workload(options.entry)
-    with assigner.Pipeline(workload, options.plan) as pipeline:
+    batch_norm = "micro_batch" if options.reference_rows else "deferred"
+    with assigner.Pipeline(workload, options.plan, batch_norm=batch_norm) as pipeline:
         rows = pipeline.plan.workload.batch_size
         reference = Reference(workload, rows, options.reference_rows or rows)
         worst = compare(pipeline, reference, options.steps)

@@ -82,7 +82,7 @@ def drawn() -> dict[str, float]:
 
 
 def accumulation() -> dict[str, float]:
-    """Steps without an update, then `update()`, with weights that two workers share."""
+    """Steps without an update, then `optimizer.step()`, with weights that two workers share."""
     made = language()
     reference = Reference(made)
     batches = [made.make_batch(rows, rows) for rows in (8, 3)]
@@ -92,7 +92,7 @@ def accumulation() -> dict[str, float]:
     with Pipeline(made, make_plan(made, TRAINED)) as pipeline:
         for batch in batches:
             pipeline.step(batch, update=False)
-        pipeline.update()
+        pipeline.optimizer.step()
         return {
             "gradients": reference.gradient_distance(pipeline.gradients()),
             "weights": reference.distance(pipeline.state_dict().items()),
@@ -115,7 +115,7 @@ def leaks() -> dict[str, int]:
         for n in range(40):
             pipeline.step(made.make_batch(8, n))
             counts.append((threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))))
-        assert pipeline._executor.step is None
+        assert pipeline._installed.executor.step is None
     return {"threads": counts[-1][0] - counts[9][0], "files": counts[-1][1] - counts[9][1]}
 
 

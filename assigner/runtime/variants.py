@@ -1,0 +1,187 @@
+"""The graphs that a pipeline's batches run through: the plan's own, and others where a batch does not fit it.
+
+A capture holds for some inputs only (`assigner.marking.domain`). What does not fit the plan's own graph (another path
+through the model's code, one row, another dtype or plain value, eval mode) gets a graph of its own: captured once, on
+every rank alike, for all ranks see the same batches. It runs with the same modules and weights.
+
+    rows of the micro-batches    4 4 4 1
+    graph                        a a a b      the step runs a's program with three micro-batches, then b's with one
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from assigner.errors import FormatError, MarkingError
+from assigner.marking import PartitionGraph
+from assigner.marking.cut import recut
+from assigner.marking.domain import InputKey, input_key, input_structure
+from assigner.runtime.microbatch import MicroBatch
+from assigner.runtime.programs import Programs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.plan import Plan
+    from assigner.runtime.membership import Membership
+
+_MOST_VARIANTS = 16  # of each mode
+_MOST_KEYS = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """One graph of the model, and what this rank has of it.
+
+    Args:
+        graph: The model's partitions.
+        programs: What the workers do.
+        modules: This rank's partitions by name.
+        is_planned: It is the graph that the plan was made for.
+    """
+
+    graph: PartitionGraph
+    programs: Programs
+    modules: Mapping[str, fx.GraphModule]
+    is_planned: bool = False
+
+    @property
+    def last_worker(self) -> str:
+        """Who makes the model's output."""
+        return self.programs.plan.placement[self.graph.last.name]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Micro-batches of one batch that run through one graph.
+
+    Args:
+        variant: Which graph.
+        places: Their numbers in the batch.
+        micro_batches: Themselves.
+    """
+
+    variant: Variant
+    places: tuple[int, ...]
+    micro_batches: tuple[MicroBatch, ...]
+
+
+class Variants:
+    """The graphs that were needed so far.
+
+    Args:
+        graph: The plan's own.
+        plan: Who holds which partition.
+        programs: The plan's own.
+        modules: This rank's partitions of it.
+        member: This process in the run.
+    """
+
+    def __init__(
+        self,
+        graph: PartitionGraph,
+        plan: Plan,
+        programs: Programs,
+        modules: Mapping[str, fx.GraphModule],
+        member: Membership,
+    ) -> None:
+        self.planned = Variant(graph, programs, modules, is_planned=True)
+        self.plan, self.member = plan, member
+        self._made: dict[bool, list[Variant]] = {True: [self.planned], False: []}
+        self._known: OrderedDict[tuple[InputKey, bool], Variant] = OrderedDict()
+
+    def groups(self, inputs: Any, micro_batches: Sequence[MicroBatch], *, training: bool) -> list[Group]:
+        """The micro-batches of a batch by the graph that they run through, in order.
+
+        Args:
+            inputs: The batch's inputs.
+            micro_batches: The batch, cut.
+            training: False: in eval mode.
+
+        Raises:
+            MarkingError: the forward cannot be cut for these inputs as the plan has it.
+        """
+        structure = input_structure(inputs)
+        found: dict[Variant, list[int]] = {}
+        for place, cut in enumerate(micro_batches):
+            key = input_key(structure, cut.inputs)
+            found.setdefault(self._variant(key, cut.inputs, training=training), []).append(place)
+        return [
+            Group(variant, tuple(places), tuple(micro_batches[place] for place in places))
+            for variant, places in found.items()
+        ]
+
+    def _variant(self, key: InputKey, leaves: Sequence[Any], *, training: bool) -> Variant:
+        known = self._known.get((key, training))
+        if known is None:
+            made = self._made[training]
+            known = next((each for each in made if each.graph.domain.admits(key)), None)
+            if known is None:
+                self.member.at = f"capturing the forward again for inputs {key}"
+                known = self._capture(key, leaves, training=training)
+                made.append(known)
+                self._drop_oldest(made)
+            self._known[key, training] = known
+            if len(self._known) > _MOST_KEYS:
+                self._known.popitem(last=False)
+        self._known.move_to_end((key, training))
+        return known
+
+    def _drop_oldest(self, made: list[Variant]) -> None:
+        """Forget the graph that was captured first, and not that of the plan."""
+        if len(made) > _MOST_VARIANTS:
+            oldest = made.pop(1 if made[0].is_planned else 0)
+            for key in [key for key, variant in self._known.items() if variant is oldest]:
+                del self._known[key]
+
+    def _capture(self, key: InputKey, leaves: Sequence[Any], *, training: bool) -> Variant:
+        base = self.planned.graph
+        what = f"for inputs {key}{'' if training else ' in eval mode'}"
+        try:
+            graph = recut(base, key.structure, leaves, training=training)
+            _check_ownership(graph, base)
+            programs = Programs(_with_partitions(self.plan, graph), graph, self.member.transport)
+            programs.counted(1, training=training)
+        except (MarkingError, FormatError) as error:
+            raise MarkingError(f"{what}: {error.message}", hint=error.hint) from error
+        return Variant(graph, programs, graph.rebuild(self.planned.modules, self.member.device))
+
+
+def _check_ownership(graph: PartitionGraph, base: PartitionGraph) -> None:
+    """A partition may use less than what the plan's own graph has it hold, and nothing else.
+
+    Raises:
+        MarkingError: it would need a module or a tensor that another worker may hold.
+    """
+    for piece in graph.pieces:
+        held = set(base.piece[piece.name].state) | _called(base, piece.name)
+        strange = (set(piece.state) | _called(graph, piece.name)) - held
+        if strange:
+            raise MarkingError(
+                f"partition {piece.name!r} needs {min(strange)!r}, which it does not hold under the plan",
+                hint="mark a larger module that contains what differs, or a smaller one of its own for it",
+            )
+
+
+def _called(graph: PartitionGraph, name: str) -> set[str]:
+    return {str(node.target) for node in graph.piece[name].graph.nodes if node.op == "call_module"}
+
+
+def _with_partitions(plan: Plan, graph: PartitionGraph) -> Plan:
+    """A plan without the partitions that a graph does not have."""
+    if set(plan.partitions) <= set(graph.piece):
+        return plan
+    stages = [
+        replace(
+            stage,
+            partitions=tuple(name for name in stage.partitions if name in graph.piece),
+            rematerialise=tuple(name for name in stage.rematerialise if name in graph.piece),
+        )
+        for stage in plan.stages
+    ]
+    return replace(plan, stages=tuple(stage for stage in stages if stage.partitions))

@@ -1,0 +1,211 @@
+"""Batches that the plan's own graph does not hold for: another one is captured, once, around the same weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from cutting import of
+from torch import nn
+from workloads import WIDTH, Reference, graph_of, language, make_plan, numbers, workload
+
+from assigner import Pipeline
+from assigner.errors import MarkingError, UsageError
+from assigner.marking import partition_graph
+from assigner.marking.domain import input_key, input_structure
+
+EXACT = 1e-10
+
+
+def admits(graph: Any, inputs: Any) -> bool:
+    leaves = torch.utils._pytree.tree_leaves(((), inputs) if isinstance(inputs, dict) else ((inputs,), {}))
+    return graph.domain.admits(input_key(input_structure(inputs), leaves))
+
+
+def ids(rows: int, length: int) -> torch.Tensor:
+    return torch.zeros(rows, length, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        (ids(2, 6), True), (ids(9, 2), True), (ids(9, 7), False), (ids(1, 5), False), (ids(3, 1), False),
+        (ids(3, 5).int(), False), (ids(3, 5)[:, None], False), ({"ids": ids(3, 5)}, False),
+        (torch.zeros(5, 3, dtype=torch.long).t(), True),
+    ],
+    ids=["shortest", "short", "more than positions", "one row", "one token", "dtype", "dims", "keyword", "transposed"],
+)  # fmt: skip
+def test_what_a_capture_holds_for(inputs, expected):
+    """Any rows and lengths from 2 on up to the number of positions, of the type and in the structure captured."""
+    assert admits(graph_of(language()), inputs) is expected
+
+
+@pytest.mark.parametrize(
+    ("forward", "rows"),
+    [
+        (lambda s, x: s.c(s.b(s.a(x) * 2 if x.shape[0] > 3 else s.a(x))), {4, 6, 8}),
+        (lambda s, x: s.c(s.b(s.a(x).view(-1, 2, WIDTH).flatten(0, 1) + (0 if x.shape[0] % 2 else 1))), {4, 6, 8}),
+        (lambda s, x: s.c(s.b(s.a(x)) + torch.ones(4, x.shape[0]).double().mean(0)[:, None]), {2, 3, 4, 6, 8}),
+    ],
+    ids=["a range", "divisible", "any"],
+)
+def test_decisions_on_sizes(forward, rows):
+    """A size that decides what runs holds where the decision is the same."""
+    graph = partition_graph(of(forward))
+    found = {n for n in (1, 2, 3, 4, 6, 8) if admits(graph, torch.zeros(n, WIDTH, dtype=torch.float64))}
+    assert found == rows
+
+
+class Choosy(nn.Module):
+    """Its glue depends on rows, on the width of a second input, on plain values and on the mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor, more: torch.Tensor | None = None, *, scale: float = 1.0, n: int = 2) -> Any:
+        y = self.a(x)
+        y = y * 3 if x.shape[0] > 3 else y - 1
+        if more is not None:
+            y = y + (more.sum(1, keepdim=True) if more.shape[1] > 2 else more.mean(1, keepdim=True))
+        for _ in range(n):
+            y = torch.tanh(self.norm(self.b(y))) * scale
+        return self.c(F.dropout(y, 0.5, training=self.training) if n > 4 else y)
+
+
+def choosy(rows: int, generator: torch.Generator) -> Any:
+    x, y = numbers(rows, generator)
+    return {"x": x, "more": x[:, :3], "scale": 0.5, "n": 2}, y
+
+
+def in_two(reference: Reference, batch: Any) -> float:
+    """A step of the plain model that sees the rows in two parts, as its forward depends on how many there are."""
+    (inputs, targets), rows = batch, len(batch[1])
+    reference.optimizer.zero_grad()
+    size, loss = -(-rows // 2), 0.0
+    for part in (slice(0, size), slice(size, rows)):
+        cut = {name: each[part] if isinstance(each, torch.Tensor) else each for name, each in inputs.items()}
+        share = reference.loss((cut, targets[part])) * len(targets[part]) / rows
+        share.backward()
+        loss += share.item()
+    reference.optimizer.step()
+    return loss
+
+
+def test_each_path_is_captured_once():
+    """Rows, widths, plain values and structures that lead elsewhere are exact, and captured once each."""
+    made = workload(Choosy, "a", "b", "c", batch=choosy)
+    reference = Reference(made)
+    changes: list[dict[str, Any]] = [{}, {"width": 2}, {"scale": 0.25}, {"n": 1}, {"more": None}]
+    with Pipeline(made, make_plan(made, micro_batches=2), graph=graph_of(made)) as pipeline:
+        counts = []
+        for n, change in enumerate(2 * changes):
+            inputs, targets = made.make_batch((8, 5, 6)[n % 3], n % 3)
+            width = change.get("width", 3)
+            batch = {**inputs, "more": inputs["x"][:, :width], **change}, targets
+            batch[0].pop("width", None)
+            assert pipeline.step(batch) == pytest.approx(in_two(reference, batch), abs=EXACT)
+            assert reference.gradient_distance(pipeline.gradients()) < EXACT
+            counts.append(len(pipeline.graph.recuts[True]))
+        assert reference.distance(pipeline.named_parameters()) < EXACT
+        assert counts[-1] < 2 * len(changes)
+        pipeline.step(batch)
+        assert len(pipeline.graph.recuts[True]) == counts[-1]
+
+
+def test_one_set_of_weights():
+    """A graph that was captured again runs the same modules with the same parameters."""
+    made = workload(Choosy, "a", "b", "c", batch=choosy)
+    with Pipeline(made, make_plan(made, micro_batches=2), graph=partition_graph(made)) as pipeline:
+        pipeline.step(made.make_batch(5, 0))
+        first, *others = pipeline._installed.training.variants._made[True]
+        assert others
+        for name, module in others[0].modules.items():
+            assert module.get_submodule(name) is first.modules[name].get_submodule(name)
+            assert {id(each) for each in module.parameters()} <= {id(each) for each in first.modules[name].parameters()}
+
+
+def test_dropout_masks_do_not_depend_on_the_graphs():
+    """The micro-batches of a step keep their numbers, though some of them run through another graph."""
+    made = language(dropout=0.4)
+    graph = graph_of(made)
+    losses = []
+    for always in (False, True):
+        with Pipeline(made, make_plan(made), graph=graph, remat="always" if always else "never") as pipeline:
+            losses.append([pipeline.step(made.make_batch(rows, rows)) for rows in (5, 8)])
+    assert losses[0] == losses[1]
+
+
+def test_running_statistics_across_graphs():
+    """BatchNorm's running values move once a step, by the whole batch, though it ran through two graphs."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), Rows(), nn.Linear(WIDTH, 1))
+
+    class Rows(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, :, None].squeeze(2) if x.shape[0] > 2 else x[:, None].squeeze(1)
+
+    made = workload(build)
+    with Pipeline(made, make_plan(made, micro_batches=2), graph=graph_of(made)) as pipeline:
+        x, _ = batch = made.make_batch(5, 0)
+        torch.manual_seed(made.seed)
+        plain = made.model()
+        plain(x)
+        pipeline.step(batch)
+        assert not pipeline._installed.training.as_planned
+        state = pipeline.state_dict()
+        assert state["1.num_batches_tracked"] == 1
+        torch.testing.assert_close(state["1.running_mean"], plain[1].running_mean, rtol=0, atol=EXACT)
+        torch.testing.assert_close(state["1.running_var"], plain[1].running_var, rtol=0, atol=EXACT)
+
+
+class Moving(nn.Module):
+    """Its second half reads a weight of the first part, but for few rows only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.odd = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        return self.b(y if x.shape[0] > 2 else self.odd(y))
+
+
+def test_weights_that_the_plan_has_nowhere():
+    """A batch for which a partition needs what it does not hold is refused, with the shapes and a way out."""
+    made = workload(Moving, "a", "b")
+    pipeline = Pipeline(made, make_plan(made, micro_batches=1), graph=graph_of(made))
+    with pytest.raises(MarkingError, match=r"for inputs float64\[2, 8\]: partition '.' needs 'odd'") as caught:
+        pipeline.step(made.make_batch(2, 0))
+    assert caught.value.hint
+
+
+def test_strange_inputs():
+    """An input that is neither tensor nor plain value is refused in words."""
+    made = workload(Choosy, "a", "b", "c", batch=choosy)
+    pipeline = Pipeline(made, make_plan(made), graph=graph_of(made))
+    inputs, targets = made.make_batch(8, 0)
+    with pytest.raises(UsageError, match="inputs hold a set"):
+        pipeline.step(({**inputs, "n": {2}}, targets))
+
+
+def test_few_keys_and_graphs_are_kept(monkeypatch):
+    """Shapes without end do not fill the memory: the oldest graphs go."""
+    monkeypatch.setattr("assigner.runtime.variants._MOST_VARIANTS", 2)
+    monkeypatch.setattr("assigner.marking.cut._MOST_RECUTS", 2)
+    made = replace(workload(Choosy, "a", "b", "c", batch=choosy), name="kept")
+    reference = Reference(made)
+    with Pipeline(made, make_plan(made, micro_batches=1), graph=partition_graph(made)) as pipeline:
+        for scale in (0.5, 0.1, 0.2, 0.3, 0.1):
+            inputs, targets = made.make_batch(8, 0)
+            batch = {**inputs, "scale": scale}, targets
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
+            assert len(pipeline._installed.training.variants._made[True]) <= 2
+            assert len(pipeline.graph.recuts[True]) <= 2
+        assert pipeline._installed.training.variants._made[True][0].is_planned
