@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from assigner.document import refuse_existing
 from assigner.errors import UsageError
-from assigner.location import Location
 from assigner.plan import Plan, load_plan
-from assigner.runtime.checkpoint import load_checkpoint, save_checkpoint
-from assigner.runtime.executor import Executor
+from assigner.runtime.checkpoint import Progress, load_checkpoint, save_checkpoint
 from assigner.runtime.graph import plan_graph
+from assigner.runtime.inference import without_training
+from assigner.runtime.installation import Installation
 from assigner.runtime.membership import Membership
 from assigner.runtime.memory import held_bytes
 from assigner.runtime.microbatch import row_count, split_batch
-from assigner.runtime.programs import Programs
+from assigner.runtime.optimizer import PipelineOptimizer
+from assigner.runtime.process import check_world
 from assigner.runtime.randomness import kept_generators
+from assigner.runtime.relocation import relocate
+from assigner.runtime.remat import Remat, Rematerialisation
 from assigner.runtime.room import check_room
-from assigner.runtime.share import Share
-from assigner.runtime.tracing import TraceSettings, Tracing
-from assigner.trace import save_trace
+from assigner.runtime.scaling import GradientScaling
+from assigner.runtime.tracing import TraceSettings, traced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import torch
     from torch import nn
 
     from assigner.marking import PartitionGraph
-    from assigner.schedule import Program
+    from assigner.runtime.batchnorm import BatchNorm
+    from assigner.runtime.rendezvous import Backend
     from assigner.workload import Batch, Workload
-
-
-Remat = Literal["plan", "always", "never"]
 
 
 class Pipeline:
@@ -47,14 +46,23 @@ class Pipeline:
     Args:
         workload: The model, loss and optimizer; the plan must have been solved for it.
         plan: A plan or the path of one.
-        remat: "plan": as the plan says; "always": rematerialise every partition; "never": none.
+        remat: "plan": as the plan says; "always": rematerialise every partition; "except_last": every partition, in
+            all micro-batches of a step but its last one; "never": none.
+        batch_norm: "deferred": a step moves running statistics once, by those of the whole batch; "micro_batch": every
+            micro-batch moves them, as torch does.
         timeout_s: A wait for another rank that takes longer ends with an error.
+        backend: What carries messages. None: NCCL between GPUs that a rank has for itself, gloo otherwise; "nccl": so,
+            and every worker has such a GPU; "gloo": gloo alone; "mpi": MPI alone, where this torch has it.
         graph: The model's partitions, where the caller has found them for another plan already: it takes seconds.
         check_memory: Refuse a plan whose predicted peak is more than a worker has.
+        training: False: for `evaluate` and `forward` alone: no gradients and no optimizer, and the workload needs none.
+        scaler: Scales the loss so that float16 gradients do not vanish; an update that overflows on any rank is skipped
+            on all. None: torch's GradScaler with its defaults where the workload's autocast is float16, else none.
 
     Attributes:
-        optimizer: The user's optimizer over this rank's parameters; None where there are none.
-        steps: How many optimizer updates were made.
+        optimizer: One handle on every rank for the user's optimizer, see `PipelineOptimizer`.
+        scaler: The scaler; disabled where there is none.
+        steps: How many optimizer updates were made; one that was skipped does not count.
 
     Raises:
         FormatError: the plan is for another model.
@@ -68,30 +76,86 @@ class Pipeline:
         plan: Plan | Path | str,
         *,
         remat: Remat = "plan",
+        batch_norm: BatchNorm = "deferred",
         timeout_s: float = 600.0,
+        backend: Backend | None = None,
         graph: PartitionGraph | None = None,
         check_memory: bool = True,
+        training: bool = True,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        if remat not in get_args(Remat):
-            raise UsageError(f"remat={remat!r} is not allowed", hint=f"one of {', '.join(get_args(Remat))}")
-        self.workload = workload
+        self.workload, self._trains = workload, training
+        self._remat, self._batch_norm, self._checks_memory = remat, batch_norm, check_memory
         self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
+        remat_of_plan = Rematerialisation(remat, self.plan)
         self.graph = plan_graph(workload, self.plan, graph)
-        self._member = Membership(self.plan, timeout_s=timeout_s)
-        if check_memory and remat != "always":  # with everything rematerialised it takes less than was predicted
-            check_room(self.plan, self.worker, self._member.device)
-        base_bytes = held_bytes(self._member.device) or 0
-        self._trace_settings = TraceSettings(self.plan, self.worker, remat, base_bytes)
+        self._member = Membership(self.plan, timeout_s=timeout_s, backend=backend)
+        self._check_room(remat_of_plan)
+        self._base_bytes = held_bytes(self._member.device) or 0
         self.steps = self._batches = 0
-        self._updated = True
         with self._member.guarded("the building of the partitions"):
-            self._share = Share(self.graph, self.plan, self.worker, self._member.device)
-            self._programs = Programs(self.plan, self.graph, self._member.transport)
-            again = {"plan": self._share.rematerialise, "always": self.partitions, "never": ()}[remat]
-            self._executor = Executor(self.graph, self._share.modules, self._member, workload, rematerialise=again)
-            self._member.on_leaving = self._executor.forget
-            parameters = list(self._share.parameters.values())
-            self.optimizer = workload.optimizer(parameters) if parameters else None
+            if not training:
+                workload = without_training(workload)
+            self._scaling = GradientScaling(scaler, workload.autocast, self._member)
+            self.scaler = self._scaling.scaler
+            self._installed = self._install(remat_of_plan)
+            model = self.graph.deferred.model.named_parameters()
+            self.optimizer = PipelineOptimizer(workload, model, self._installed.trained, apply=self._update)
+
+    def _check_room(self, remat: Rematerialisation, *, given_back: int = 0) -> None:
+        if self._checks_memory and self._trains and remat.takes_planned_memory:
+            with self._member.guarded("the check of the memory"):
+                check_room(self.plan, self.worker, self._member.device, given_back=given_back)
+
+    def _install(self, remat: Rematerialisation) -> Installation:
+        """Build this rank's part of the plan and what executes it."""
+        self._trace_settings = TraceSettings(self.plan, self.worker, remat.choice, self._base_bytes)
+        self._updated = True
+        return Installation(
+            self.workload, self.plan, self.graph, self._member,
+            remat=remat, batch_norm=self._batch_norm, trains=self._trains, scaling=self._scaling,
+        )  # fmt: skip
+
+    def move(self, plan: Plan | Path | str) -> None:
+        """Go on under another plan for the same model from the next step on; every rank calls this.
+
+        Weights, running statistics and optimizer state go to the workers that hold their partitions from then on. The
+        optimizer's handle, and a scheduler on it, stay; gradients do not. The processes of the run stay as they are:
+        the plan may use more of them or fewer, with other stages, schedule and micro-batches. While it moves, a rank
+        holds its old and its new partitions.
+
+        Args:
+            plan: A plan or the path of one.
+
+        Raises:
+            FormatError: the plan is for another model.
+            UsageError: it needs more ranks than the run has or another device for a rank, gradients wait for their
+                update, or a trace is being made. The pipeline goes on under its old plan.
+            InfeasibleError: the plan does not fit into a worker's memory. The pipeline has left the run.
+            WorkerError: another rank failed; the message has its error.
+        """
+        old, new = self.plan, plan if isinstance(plan, Plan) else load_plan(Path(plan))
+        plan_graph(self.workload, new, self.graph)
+        check_world(new)
+        if self._installed.executor.recorder is not None:
+            raise UsageError("a trace is being made, of one plan", hint="leave its block first")
+        with self._member.guarded("the move to another plan"):
+            waiting = self._member.numbers(float(not self._updated and bool(self._installed.gradients.named())))
+        if any(waiting):
+            raise UsageError("gradients wait for their update", hint="apply or drop them before the move")
+        remat = Rematerialisation(self._remat, new)
+        self._member.take_place(new)
+        self.plan = new
+        self._check_room(remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
+        with self._member.guarded("the move to another plan"):
+            luggage = relocate(
+                old, new, self._installed.share, self.optimizer, rank=self.rank, transport=self._member.transport
+            )
+            self._installed.gradients.drop()
+            self._installed = self._install(remat)
+            self.optimizer.move(self._installed.trained)
+            for each in luggage.values():
+                each.unpack(self._installed.share, self.optimizer)
 
     @property
     def rank(self) -> int:
@@ -106,64 +170,129 @@ class Pipeline:
     @property
     def partitions(self) -> tuple[str, ...]:
         """Names of the partitions that this rank holds."""
-        return self._share.partitions
+        return self._installed.share.partitions
 
-    def step(self, batch: Batch, *, update: bool = True) -> float:
+    def step(self, batch: Batch, *, update: bool = True, scale: float = 1.0, max_norm: float | None = None) -> float:
         """Train on one batch: all micro-batches forward and backward, then one optimizer update.
+
+        The gradients stay until the next step begins, which drops them. With `update=False` the rest is the caller's,
+        as in a plain loop, and gradients add up until they are dropped:
+
+            pipeline.step(batch, update=False)
+            pipeline.optimizer.step()
+            pipeline.optimizer.zero_grad()
 
         Args:
             batch: (inputs, targets), the same on every rank, with any number of rows.
-            update: False: only add to the gradients; a later step, or `update()`, applies them.
+            update: False: only add to the gradients; a later step, or `pipeline.optimizer.step()`, applies them.
+            scale: The loss's gradient, not the loss, is multiplied by this: 1 / 4 for the mean over four batches.
+            max_norm: Clip the gradients to this norm over all ranks before the update.
 
         Returns:
             The loss over the batch, on every rank.
 
         Raises:
+            UsageError: `max_norm` without an update, a batch that cannot be used, or `training=False`.
             WorkerError: another rank failed; the message has its error.
         """
-        recorder = self._executor.recorder
+        if max_norm is not None and not update:
+            raise UsageError("max_norm without an update", hint="call pipeline.clip_grad_norm_ before the update")
+        self._require_training()
+        recorder = self._installed.executor.recorder
         if recorder is not None:
             recorder.begin_step()
         with self._member.guarded("the start of a step"), kept_generators(self._member.device):
-            program = self._programs.training(row_count(batch))
-            micro_batches = split_batch(batch, program.plan.micro_batch_size, reduction=self.workload.reduction)
+            program, made = self._installed.programs.training(row_count(batch)), self.workload
+            size = program.plan.micro_batch_size
+            micro_batches = split_batch(batch, size, reduction=made.reduction, weight=made.weight)
             if self._updated:
-                self.zero_grad()
-                self._updated = False
-            loss = self._executor.run(program, micro_batches, self._batches)
+                self._installed.gradients.drop()
+            self._installed.gradients.begin()
+            factor = scale * self._scaling.factor
+            losses = self._installed.training.run(program, batch, micro_batches, self._batches, loss_factor=factor)
+            self._installed.gradients.sum_shared(program, self._installed.executor)
             self._batches += 1
-            if update:
-                self._update(program)
-            self._member.at = "the end of the step"
-            loss = self._member.number_from(Location.parse(self.plan.placement[self.graph.last.name]).rank, loss)
+            self._updated = update
+        if max_norm is not None:
+            self.clip_grad_norm_(max_norm)
+        if update:
+            self.optimizer.step()
+        with self._member.guarded("the end of the step"):
+            loss = sum(self._member.number_from(rank, mine) for rank, mine in losses.items())
         if recorder is not None:
-            recorder.end_step(whole=update and row_count(batch) == self.plan.workload.batch_size)
+            whole = update and self._installed.training.as_planned and row_count(batch) == self.plan.workload.batch_size
+            recorder.end_step(whole=whole)
         return loss
 
-    def update(self) -> None:
-        """Apply the gradients that steps with `update=False` have added up."""
+    def evaluate(self, batch: Batch) -> float:
+        """The loss over a batch in eval mode, on every rank: no gradients, running statistics as they are.
+
+        Args:
+            batch: (inputs, targets), the same on every rank, with any number of rows and of any shape.
+
+        Raises:
+            UsageError: the workload has no loss, or a batch that cannot be used.
+            WorkerError: another rank failed; the message has its error.
+        """
+        with self._member.guarded("the start of an evaluation"), kept_generators(self._member.device):
+            return self._installed.inference.evaluate(batch, self._batches)
+
+    def forward(self, inputs: Any, *, to: int | None = 0) -> Any:
+        """The model's output for a batch's inputs, in eval mode and in the structure that the model gives it.
+
+        Micro-batches are joined along the rows, in order. What has no rows (a scalar) must be the same for all of them.
+
+        Args:
+            inputs: As a batch has them, the same on every rank, with any number of rows and of any shape.
+            to: The rank that gets the output, on its own device; None: every rank.
+
+        Returns:
+            The output on rank `to`; None on the others.
+
+        Raises:
+            UsageError: an output without rows differs between micro-batches, or there is no such rank.
+            WorkerError: another rank failed; the message has its error.
+        """
+        with self._member.guarded("the start of a forward"), kept_generators(self._member.device):
+            return self._installed.inference.forward(inputs, self._batches, to)
+
+    def _require_training(self) -> None:
+        if not self._trains:
+            raise UsageError("this pipeline was made with training=False", hint="make one that trains")
+
+    def _update(self) -> None:
+        """What the optimizer's handle does on every rank."""
+        self._require_training()
         with self._member.guarded("an update"):
-            self._update(self._programs.training(self.plan.workload.batch_size))
+            good = self._installed.gradients.ready()
+            self._installed.executor.update(self.optimizer.local if good else None)
+            self.steps += good
 
-    def _update(self, program: Program) -> None:
-        self._sum_ties(program)
-        self._executor.update(self.optimizer)
-        self.steps += 1
-        self._updated = True
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> float:
+        """Clip the gradients as torch.nn.utils.clip_grad_norm_ does on the whole model; all ranks call it together.
 
-    def _sum_ties(self, program: Program) -> None:
-        """A shared parameter's gradient is the sum over its holders, in one order on all of them."""
-        ties = {
-            n: self._share.parameters[tie.parameter]
-            for n, tie in enumerate(self.graph.ties)
-            if tie.parameter in self._share.parameters
-        }
-        gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in ties.items()}
-        for n, parts in self._executor.exchange_ties(program, gradients).items():
-            total = parts[0][1]
-            for _, part in parts[1:]:
-                total = total + part
-            ties[n].grad = total
+        Args:
+            max_norm: Gradients with a larger norm are multiplied so that they have this one.
+            norm_type: The p of the p-norm: a positive number or math.inf.
+            error_if_nonfinite: Refuse a norm that is not finite; nothing was changed then.
+
+        Returns:
+            The norm of the whole model's gradients before, the same number on every rank.
+
+        Raises:
+            UsageError: `norm_type` is not positive; or the norm is not finite, with `error_if_nonfinite`.
+        """
+        with self._member.guarded("the clipping of gradients"):
+            norm = self._installed.gradients.norm(norm_type)
+        if error_if_nonfinite and not math.isfinite(norm):
+            raise UsageError(f"the norm of the gradients is {norm}", hint="error_if_nonfinite=False clips nevertheless")
+        self._installed.gradients.shrink(norm, max_norm)
+        return norm
+
+    def clip_grad_value_(self, clip_value: float) -> None:
+        """Cut every element of the gradients to within plus or minus `clip_value`; all ranks call it together."""
+        with self._member.guarded("the clipping of gradients"):
+            self._installed.gradients.clamp(clip_value)
 
     @contextlib.contextmanager
     def trace(self, path: Path | str, *, last: int = 20, force: bool = False) -> Iterator[None]:
@@ -186,93 +315,72 @@ class Pipeline:
             UsageError: rank 0 cannot write `path`, a trace is being made already, or the block made no whole step.
             WorkerError: another rank failed; the message has its error.
         """
-        if last < 1:
-            raise UsageError(f"last={last}: a trace has one step or more")
-        if self._executor.recorder is not None:
-            raise UsageError("a trace is being made already", hint="leave its block first")
-        self._check_trace_path(Path(path), force=force)
-        with self._member.guarded("the start of a trace"):
-            tracing = Tracing(self._trace_settings, self._member.transport, device=self._member.device, last=last)
-        self._executor.recorder = tracing.recorder
-        try:
+        with traced(Path(path), self._trace_settings, self._member, self._installed.executor, last=last, force=force):
             yield
-        finally:
-            self._executor.recorder = None
-            tracing.stop()
-        if not tracing.recorder.steps:
-            raise UsageError(
-                f"{path}: no step to write: none had {self.plan.workload.batch_size} rows and an update",
-                hint="make steps of the plan's batch size in the block",
-            )
-        with self._member.guarded("the end of a trace"):
-            trace = tracing.collect()
-            if trace is not None:
-                save_trace(trace, path, force=force)
-
-    def _check_trace_path(self, path: Path, *, force: bool) -> None:
-        """Raise UsageError on every rank if rank 0 cannot write there."""
-        refusal = None
-        if self.rank == 0:
-            try:
-                refuse_existing(path, force=force)
-            except UsageError as error:
-                refusal = error
-        with self._member.guarded("the start of a trace"):
-            refused = self._member.number_from(0, float(refusal is not None))
-        if refused:
-            raise refusal or UsageError(f"rank 0 cannot write a trace to {path}", hint="see what it says")
-
-    def zero_grad(self) -> None:
-        """Drop the gradients of this rank's parameters."""
-        for parameter in self._share.parameters.values():
-            parameter.grad = None
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters under the model's own names; a shared one once, by its first name."""
-        yield from self._share.parameters.items()
+        yield from self._installed.share.parameters.items()
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """This rank's gradients by parameter name, as the last step left them."""
-        return {name: each.grad for name, each in self._share.parameters.items() if each.grad is not None}
+        """This rank's gradients by parameter name; a parameter that got none is not there.
+
+        That of a parameter which several ranks hold is the sum over them, after every step. A scaler's factor is taken
+        out here; it is still in the parameters' `.grad` until they are clipped or applied.
+        """
+        return self._installed.gradients.named()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """This rank's parameters and buffers under the model's own names; a shared parameter by its first name."""
-        return self._share.state()
+        return self._installed.share.state()
 
-    def save(self, folder: Path | str) -> None:
+    def save(self, folder: Path | str, state: Any = None) -> None:
         """Write a checkpoint: every rank its own part, weights and optimizer state, keyed by the model's names.
 
         The folder is complete or absent; it must lie on a file system that all ranks share. Any plan for the same
-        model can load it, on any number of ranks.
+        model can load it, on any number of ranks. The scaler's state and the counts of batches and updates are in it:
+        randomness is seeded by these, and needs nothing else. Gradients are not.
+
+        Args:
+            folder: Where to.
+            state: What the script needs to go on, as {"scheduler": scheduler.state_dict()}: plain values of rank 0.
 
         Raises:
-            UsageError: the folder exists.
+            UsageError: the folder exists, or `state` holds a value that is not plain.
         """
+        share = self._installed.share
+        progress = Progress(self.steps, self._batches, self.scaler.state_dict(), state).facts()
         with self._member.guarded(f"saving to {folder}"):
             taken = self._member.number_from(0, float(Path(folder).exists()))
         if taken:
             raise UsageError(f"{folder} exists", hint="save to a new folder, or remove it")
         with self._member.guarded(f"saving to {folder}"):
             save_checkpoint(
-                Path(folder), self.rank, state=self._share.state(), parameters=self._share.parameters,
-                optimizer=self.optimizer,
-                facts={"fingerprint": self.graph.fingerprint, "steps": self.steps, "batches": self._batches},
+                Path(folder), self.rank, state=share.state(), parameters=share.parameters, optimizer=self.optimizer,
+                facts={"fingerprint": self.graph.fingerprint, **progress},
                 meet=self._member.meet,
             )  # fmt: skip
 
-    def load(self, folder: Path | str) -> None:
-        """Read this rank's part of a checkpoint, written under this or another plan.
+    def load(self, folder: Path | str) -> Any:
+        """Read this rank's part of a checkpoint, written under this or another plan. Gradients are dropped.
+
+        Returns:
+            The `state` that was saved with it; None where there was none.
 
         Raises:
             UsageError: the folder is not there.
             FormatError: it is broken, or of another model.
         """
+        share = self._installed.share
         with self._member.guarded(f"loading {folder}"):
-            facts = load_checkpoint(
-                Path(folder), self.graph.fingerprint, state=self._share.state(), parameters=self._share.parameters,
+            progress = load_checkpoint(
+                Path(folder), self.graph.fingerprint, state=share.state(), parameters=share.parameters,
                 optimizer=self.optimizer,
             )  # fmt: skip
-            self.steps, self._batches = facts["steps"], facts["batches"]
+            self.steps, self._batches = progress.steps, progress.batches
+            self._installed.gradients.drop()
+            self._scaling.load(progress.scaler)
+        return progress.state
 
     def close(self) -> None:
         """Leave the run, together with the other ranks; one that has failed leaves alone. `with Pipeline(...)` does it.

@@ -1,0 +1,80 @@
+"""All that a rank has set up to execute one plan; another plan gets another one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from assigner.runtime.batchnorm import DeferredStatistics
+from assigner.runtime.gradients import Gradients
+from assigner.runtime.inference import Inference
+from assigner.runtime.programs import Programs
+from assigner.runtime.share import Share
+from assigner.runtime.training import Training
+from assigner.runtime.variants import Variants
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from assigner.marking import PartitionGraph
+    from assigner.plan import Plan
+    from assigner.runtime.batchnorm import BatchNorm
+    from assigner.runtime.executor import Executor
+    from assigner.runtime.membership import Membership
+    from assigner.runtime.remat import Rematerialisation
+    from assigner.runtime.scaling import GradientScaling
+    from assigner.workload import Workload
+
+
+class Installation:
+    """A rank's partitions under a plan, and what runs them.
+
+    Args:
+        workload: The model's loss and seed.
+        plan: What is to be executed.
+        graph: The model's partitions.
+        member: This process in the run, in its place under the plan.
+        remat: What runs its forward again.
+        batch_norm: How running statistics move.
+        trains: False: the parameters want no gradients.
+        scaling: Of the loss.
+
+    Attributes:
+        share: The partitions with their weights.
+        trained: Their parameters that are trained.
+        programs: Of the plan.
+        training: Forwards and backwards.
+        inference: Forwards alone.
+        gradients: Of the parameters.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        plan: Plan,
+        graph: PartitionGraph,
+        member: Membership,
+        *,
+        remat: Rematerialisation,
+        batch_norm: BatchNorm,
+        trains: bool,
+        scaling: GradientScaling,
+    ) -> None:
+        self.share = Share(graph, plan, member.worker, member.device)
+        self.trained: dict[str, nn.Parameter] = self.share.parameters if trains else self.share.frozen()
+        self.programs = Programs(plan, graph, member.transport)
+        statistics = DeferredStatistics(self.share.modules, batch_norm)
+        variants = Variants(graph, plan, self.programs, self.share.modules, member)
+        self.training = Training(variants, member, workload, remat=remat, statistics=statistics)
+        self.inference = Inference(variants, member, workload)
+        self.gradients = Gradients(self.trained, graph, plan, member, scaling)
+        member.on_leaving = self.forget
+
+    @property
+    def executor(self) -> Executor:
+        """What runs the plan's own graph in training."""
+        return self.training.executor
+
+    def forget(self) -> None:
+        """Drop what an unfinished step or forward holds."""
+        self.training.forget()
+        self.inference.forget()

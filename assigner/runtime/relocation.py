@@ -1,0 +1,116 @@
+"""Partitions on their way to other workers in the middle of a run, with all that belongs to them.
+
+    old plan   rank 0: a b    rank 1: c d          each rank that loses a partition sends weights, running statistics
+    new plan   rank 0: a      rank 1: c   rank 2: b d      and optimizer state of it to the one that gets it
+
+What travels is safetensors and JSON, partition by partition: nothing in it can run code, and a rank holds no more than
+one partition twice beside its own. A parameter that several partitions share goes with each of them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load, save
+
+from assigner.location import Location
+from assigner.runtime.checkpoint import OptimizerState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from assigner.plan import Plan
+    from assigner.runtime.optimizer import PipelineOptimizer
+    from assigner.runtime.share import Share
+    from assigner.runtime.transport import Transport
+
+
+@dataclass(frozen=True)
+class Luggage:
+    """What belongs to one partition.
+
+    Args:
+        state: Its parameters and buffers by the model's names.
+        moments: The optimizer's state of its parameters.
+    """
+
+    state: dict[str, torch.Tensor]
+    moments: OptimizerState
+
+    @classmethod
+    def of(cls, partition: str, share: Share, optimizer: PipelineOptimizer) -> Luggage:
+        """A partition's luggage, on the rank that holds it."""
+        names = share.names_in(partition)
+        state = share.state()
+        parameters = {name: share.parameters[name] for name in names if name in share.parameters}
+        return cls({name: state[name].detach() for name in names}, OptimizerState.of(parameters, optimizer))
+
+    def packed(self) -> tuple[bytes, bytes]:
+        """As bytes: the tensors, and the rest."""
+        tensors = {f"state/{name}": tensor for name, tensor in self.state.items()}
+        tensors.update({f"moments/{name}": tensor for name, tensor in self.moments.tensors.items()})
+        apart = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
+        return save(apart), json.dumps(self.moments.plain).encode()
+
+    def unpack(self, share: Share, optimizer: PipelineOptimizer) -> None:
+        """Put it where the partition is now."""
+        state = share.state()
+        for name, tensor in self.state.items():
+            state[name].detach().copy_(tensor)
+        self.moments.add(share.parameters, optimizer)
+
+    @classmethod
+    def unpacked(cls, tensors: bytes, rest: bytes) -> Luggage:
+        """From bytes."""
+        found = load(tensors)
+        return cls(_section(found, "state/"), OptimizerState(_section(found, "moments/"), json.loads(rest), {}))
+
+
+def _section(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+
+
+def removals(old: Plan, new: Plan) -> Iterator[tuple[str, int, int]]:
+    """(partition, the rank that has it, the rank that gets it) of every partition that changes its rank."""
+    for partition, worker in new.placement.items():
+        source, target = Location.parse(old.placement[partition]).rank, Location.parse(worker).rank
+        if source != target:
+            yield partition, source, target
+
+
+def relocate(
+    old: Plan, new: Plan, share: Share, optimizer: PipelineOptimizer, *, rank: int, transport: Transport | None
+) -> dict[str, Luggage]:
+    """Send what leaves this rank and receive what comes to it; every rank calls this.
+
+    Args:
+        old: Who holds what now.
+        new: Who shall hold what.
+        share: What this rank holds now.
+        optimizer: With the state.
+        rank: This rank.
+        transport: None: there are no other ranks.
+
+    Returns:
+        The luggage of every partition that this rank holds under the new plan.
+
+    Raises:
+        LostConnectionError: a rank is gone.
+    """
+    found: dict[str, Luggage] = {}
+    moved = {partition for partition, _, _ in removals(old, new)}
+    for partition in share.partitions:
+        if partition not in moved:
+            found[partition] = Luggage.of(partition, share, optimizer)
+    for partition, source, target in removals(old, new):
+        assert transport is not None
+        if rank == source:
+            for part in Luggage.of(partition, share, optimizer).packed():
+                transport.put(part, target)
+            transport.flush()
+        elif rank == target:
+            found[partition] = Luggage.unpacked(transport.get(source), transport.get(source))
+    return found
