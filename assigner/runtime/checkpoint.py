@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from assigner.errors import FormatError, UsageError
-from assigner.runtime.plain import from_json, to_json
+from assigner.runtime.plain import SINGLE, from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 _INDEX = "model.safetensors.index.json"
 _OPTIMIZER = "optimizer.safetensors.index.json"
 _FACTS = "training.json"
-
-_PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,18 @@ class Progress:
         if not all(isinstance(each, int | float) for each in numbers) or not all(isinstance(n, int) for n in counts):
             raise FormatError(f"{path}: expected whole numbers and a scaler's state", hint="the checkpoint is damaged")
         return cls(facts["steps"], facts["batches"], scaler, from_json(facts.get("state")))
+
+
+def check_save(folder: Path, progress: Progress, rank: int) -> None:
+    """Refuse what rank 0 cannot write; the other ranks have nothing to check.
+
+    Raises:
+        UsageError: the folder exists, or the script's state holds a value that is not plain.
+    """
+    if rank == 0:
+        if folder.exists():
+            raise UsageError(f"{folder} exists", hint="save to a new folder, or remove it")
+        progress.facts()
 
 
 def save_checkpoint(
@@ -199,7 +209,7 @@ class OptimizerState:
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     made.tensors[f"{name}/{key}"] = value.detach()
-                elif isinstance(value, _PLAIN):
+                elif isinstance(value, SINGLE):
                     made.plain[f"{name}/{key}"] = value
                 else:
                     raise UsageError(f"the optimizer's state {key!r} of {name!r} is a {type(value).__name__}")
@@ -214,7 +224,7 @@ class OptimizerState:
         def mine(key: str) -> bool:
             return key.rpartition("/")[0] in parameters
 
-        plain, settings = _section(index, "plain", folder), _section(index, "settings", folder)
+        plain, settings = _entries(index, "plain", folder), _entries(index, "settings", folder)
         return cls(_read(folder, _OPTIMIZER, mine), {key: plain[key] for key in filter(mine, plain)}, settings)
 
     def put(self, parameters: Mapping[str, nn.Parameter], optimizer: PipelineOptimizer) -> None:
@@ -244,7 +254,7 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in group.items():
         number = value.item() if isinstance(value, torch.Tensor) and not value.dim() else value
         parts = number if isinstance(number, tuple) else (number,)
-        if all(isinstance(part, _PLAIN) for part in parts):
+        if all(isinstance(part, SINGLE) for part in parts):
             found[key] = number
     return found
 
@@ -297,7 +307,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _section(index: Mapping[str, Any], name: str, folder: Path) -> dict[str, Any]:
+def _entries(index: Mapping[str, Any], name: str, folder: Path) -> dict[str, Any]:
     found = index.get(name)
     if not isinstance(found, dict):
         raise FormatError(f"{folder}: {name} is missing from an index", hint="the checkpoint is damaged")
@@ -305,7 +315,7 @@ def _section(index: Mapping[str, Any], name: str, folder: Path) -> dict[str, Any
 
 
 def _read(folder: Path, index: str, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
-    places = _section(_read_json(folder / index), "weight_map", folder)
+    places = _entries(_read_json(folder / index), "weight_map", folder)
     found: dict[str, torch.Tensor] = {}
     for shard in sorted(set(places.values())):
         names = [key for key, place in places.items() if place == shard and wanted(key)]

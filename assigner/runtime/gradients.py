@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from assigner.errors import UsageError
 from assigner.runtime.absent import absent_like, is_absent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
     from torch import nn
 
@@ -75,14 +74,17 @@ class Gradients:
 
     def begin(self) -> None:
         """The backwards of a step will add to the gradients."""
-        self.scaling.begin(self._held())
+        self.scaling.begin(self._elements())
         self._aside = {n: parameter.grad for n, parameter in self._shared.items()}
         for parameter in self._shared.values():
             parameter.grad = None
 
     def sum_shared(self, program: Program, executor: Executor) -> None:
-        """A shared parameter's gradient is the sum over the holders that have one, in one order on all of them."""
-        added = {n: absent_like(each) if each.grad is None else each.grad for n, each in self._shared.items()}
+        """A shared parameter's gradient is the sum over the holders that have one, in one order on all of them.
+
+        It is dense: a holder cannot know whether the others' are sparse (`nn.Embedding(sparse=True)`).
+        """
+        added = {n: absent_like(each) if each.grad is None else _dense(each.grad) for n, each in self._shared.items()}
         for n, parts in executor.exchange_ties(program, added).items():
             present = [part for _, part in parts if not is_absent(part)]
             before = self._aside[n]
@@ -94,18 +96,11 @@ class Gradients:
         self._aside = {}
 
     def norm(self, norm_type: float) -> float:
-        """The norm of all ranks' gradients as one vector, on every rank; a shared parameter counts once.
-
-        Raises:
-            UsageError: `norm_type` is not positive.
-        """
-        if not norm_type > 0:
-            raise UsageError(f"norm_type={norm_type}: expected a positive number or math.inf")
-        self.scaling.unscale(self._held())
+        """The norm of all ranks' gradients as one vector, on every rank; a shared parameter counts once."""
+        self.scaling.unscale(self._elements())
         counted = [
-            torch.linalg.vector_norm(each.grad, norm_type, dtype=torch.promote_types(each.grad.dtype, torch.float32))
-            for name, each in self.parameters.items()
-            if each.grad is not None and name not in self._counted_elsewhere
+            torch.linalg.vector_norm(each, norm_type, dtype=torch.promote_types(each.dtype, torch.float32))
+            for each in self._elements(without=self._counted_elsewhere)
         ]
         mine = torch.stack([norm.double() for norm in counted] or [torch.zeros((), dtype=torch.float64)])
         all_norms = self._member.numbers(float(torch.linalg.vector_norm(mine, norm_type)))
@@ -116,19 +111,30 @@ class Gradients:
         share = max_norm / (norm + 1e-6)
         if share >= 1:
             return
-        for gradient in self._held():  # also where the norm is not a number: then the gradients are none either
+        for gradient in self._elements():  # also where the norm is not a number: then the gradients are none either
             gradient.mul_(share)
 
     def clamp(self, limit: float) -> None:
         """Cut every element to within plus or minus `limit`."""
-        self.scaling.unscale(self._held())
-        for gradient in self._held():
+        self.scaling.unscale(self._elements())
+        for gradient in self._elements():
             gradient.clamp_(-limit, limit)
 
     def ready(self) -> bool:
         """Whether they can be applied: unscaled, and finite on all ranks where they were scaled."""
-        self.scaling.unscale(self._held())
+        self.scaling.unscale(self._elements())
         return self.scaling.good()
 
-    def _held(self) -> list[torch.Tensor]:
-        return [each.grad for each in self.parameters.values() if each.grad is not None]
+    def _elements(self, *, without: Container[str] = ()) -> list[torch.Tensor]:
+        """The gradients, to be changed in place; of a sparse one its values, of which it has each place's once then."""
+        found = []
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None and name not in without:
+                if parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.coalesce()
+                found.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
+        return found
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient

@@ -58,7 +58,7 @@ class _ForwardExecutor(Executor):
 
 def without_training(workload: Workload) -> Workload:
     """A workload for forwards alone: it needs no optimizer of the user's."""
-    return replace(workload, optimizer=lambda stand_ins: torch.optim.SGD(stand_ins, lr=0.0))
+    return replace(workload, optimizer=lambda stand_ins: torch.optim.SGD([{"params": stand_ins}], lr=0.0))
 
 
 class Inference:
@@ -85,7 +85,6 @@ class Inference:
             batch: (inputs, targets).
             number: Of the batch that is trained on next.
         """
-        self.workload.require_loss()
         losses: dict[int, float] = {}
         for group, executor in self._groups(batch):
             executor.outputs = None
@@ -96,8 +95,6 @@ class Inference:
     def forward(self, inputs: Any, number: int, to: int | None) -> Any:
         """The model's output on rank `to`; see `Pipeline.forward`."""
         world = dist.get_world_size() if dist.is_initialized() else 1
-        if to is not None and not 0 <= to < world:
-            raise UsageError(f"to={to}: there is no such rank; the run has {world}")
         made: dict[int, Part] = {}
         graphs, makers = [], set()
         for group, executor in self._groups((inputs, None)):
@@ -144,11 +141,17 @@ class Inference:
 
     @contextlib.contextmanager
     def _eval_mode(self) -> Iterator[None]:
-        """This rank's modules in the mode of the model's own `eval()`; then as they were."""
+        """This rank's modules in the mode of the model's own `eval()`; then as they were.
+
+        Those that it leaves training, as some models do with BatchNorm, move their buffers: these are put back.
+        """
         named = [
             (name, module) for held in self.variants.planned.modules.values() for name, module in held.named_modules()
         ]
         before = [(module, module.training) for _, module in named]
+        training = [module for name, module in named if self._flags.get(name, False)]
+        buffers = [buffer for module in training for buffer in module.buffers(recurse=False)]
+        kept = [buffer.clone() for buffer in buffers]
         try:
             for name, module in named:
                 module.training = self._flags.get(name, False)
@@ -156,6 +159,8 @@ class Inference:
         finally:
             for module, flag in before:
                 module.training = flag
+            for buffer, value in zip(buffers, kept, strict=True):
+                buffer.copy_(value)
 
     def forget(self) -> None:
         """Drop what an unfinished forward holds."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 from typing import TYPE_CHECKING
 
 import torch
@@ -72,8 +73,8 @@ class Membership:
                 memory = host_memory(self.device)
                 self.transport = Transport(device=self.device, timeout_s=timeout_s, direct=direct, memory=memory)
 
-    def take_place(self, plan: Plan) -> None:
-        """Be the worker that a plan has for this rank, on its device and with its threads.
+    def place(self, plan: Plan) -> tuple[str | None, torch.device]:
+        """The worker that a plan has for this rank, and its device.
 
         Raises:
             UsageError: this rank has no such device, or computes on another one already.
@@ -86,12 +87,58 @@ class Membership:
                 f"the plan has {worker} for a rank that computes on {self.device}",
                 hint="a rank keeps its device during a run: save a checkpoint, and load it under the other plan",
             )
-        self.worker = worker
+        return worker, device
+
+    def take_place(self, plan: Plan) -> None:
+        """Be the worker that a plan has for this rank, on its device and with its threads; errors as `place`."""
+        self.worker, device = self.place(plan)
         if self.transport is None:
             self.device = device
-        set_threads(plan, worker)
+        set_threads(plan, self.worker)
         if self._watch is not None:
             self._watch.worker = self.name
+
+    def check_rank(self, rank: int | None) -> None:
+        """Refuse a rank that the run has not; None passes.
+
+        Raises:
+            UsageError: there is no such rank.
+        """
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        if rank is not None and not 0 <= rank < world:
+            raise UsageError(f"there is no rank {rank}: the run has {world}", hint=f"0 to {world - 1}, or None for all")
+
+    def agree(self, at: str, check: Callable[[], None]) -> None:
+        """Make a check on every rank; one that fails on any rank is raised on all of them, and the run goes on.
+
+        Raises:
+            UsageError: this rank's own, or that of the first rank whose check failed.
+        """
+        refusal = None
+        try:
+            check()
+        except UsageError as error:
+            refusal = error
+        with self.guarded(at):
+            refused = self.numbers(float(refusal is not None))
+            first = next((rank for rank, number in enumerate(refused) if number), None)
+            if first is None:
+                return
+            told = self._told(first, "" if refusal is None else json.dumps([refusal.message, refusal.hint]))
+        message, hint = json.loads(told)
+        raise refusal or UsageError(f"worker:{first}: {message}", hint=hint)
+
+    def _told(self, rank: int, text: str) -> str:
+        """One rank's text, on every rank."""
+        if self.transport is None:
+            return text
+        if rank == self.rank:
+            for other in range(dist.get_world_size()):
+                if other != rank:
+                    self.transport.put(text.encode(), other)
+            self.transport.flush()
+            return text
+        return self.transport.get(rank).decode()
 
     @property
     def name(self) -> str:

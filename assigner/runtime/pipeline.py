@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assigner.errors import UsageError
 from assigner.plan import Plan, load_plan
-from assigner.runtime.checkpoint import Progress, load_checkpoint, save_checkpoint
+from assigner.runtime.checkpoint import Progress, check_save, load_checkpoint, save_checkpoint
 from assigner.runtime.graph import plan_graph
 from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
@@ -110,7 +111,7 @@ class Pipeline:
     def _install(self, remat: Rematerialisation) -> Installation:
         """Build this rank's part of the plan and what executes it."""
         self._trace_settings = TraceSettings(self.plan, self.worker, remat.choice, self._base_bytes)
-        self._updated = True
+        self._updated, self._waiting = True, False
         return Installation(
             self.workload, self.plan, self.graph, self._member,
             remat=remat, batch_norm=self._batch_norm, trains=self._trains, scaling=self._scaling,
@@ -130,7 +131,7 @@ class Pipeline:
         Raises:
             FormatError: the plan is for another model.
             UsageError: it needs more ranks than the run has or another device for a rank, gradients wait for their
-                update, or a trace is being made. The pipeline goes on under its old plan.
+                update, or a trace is being made. The pipeline goes on under its old plan, on every rank.
             InfeasibleError: the plan does not fit into a worker's memory. The pipeline has left the run.
             WorkerError: another rank failed; the message has its error.
         """
@@ -139,10 +140,7 @@ class Pipeline:
         check_world(new)
         if self._installed.executor.recorder is not None:
             raise UsageError("a trace is being made, of one plan", hint="leave its block first")
-        with self._member.guarded("the move to another plan"):
-            waiting = self._member.numbers(float(not self._updated and bool(self._installed.gradients.named())))
-        if any(waiting):
-            raise UsageError("gradients wait for their update", hint="apply or drop them before the move")
+        self._member.agree("the move to another plan", lambda: self._check_move(new))
         remat = Rematerialisation(self._remat, new)
         self._member.take_place(new)
         self.plan = new
@@ -154,8 +152,14 @@ class Pipeline:
             self._installed.gradients.drop()
             self._installed = self._install(remat)
             self.optimizer.move(self._installed.trained)
-            for each in luggage.values():
-                each.unpack(self._installed.share, self.optimizer)
+            for partition, each in luggage.items():
+                each.unpack(partition, self._installed.share, self.optimizer)
+        gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
+
+    def _check_move(self, plan: Plan) -> None:
+        self._member.place(plan)
+        if self._waiting and self._installed.gradients.named():
+            raise UsageError("gradients wait for their update", hint="apply or drop them before the move")
 
     @property
     def rank(self) -> int:
@@ -212,7 +216,7 @@ class Pipeline:
             losses = self._installed.training.run(program, batch, micro_batches, self._batches, loss_factor=factor)
             self._installed.gradients.sum_shared(program, self._installed.executor)
             self._batches += 1
-            self._updated = update
+            self._updated, self._waiting = update, True
         if max_norm is not None:
             self.clip_grad_norm_(max_norm)
         if update:
@@ -234,6 +238,7 @@ class Pipeline:
             UsageError: the workload has no loss, or a batch that cannot be used.
             WorkerError: another rank failed; the message has its error.
         """
+        self.workload.require_loss()
         with self._member.guarded("the start of an evaluation"), kept_generators(self._member.device):
             return self._installed.inference.evaluate(batch, self._batches)
 
@@ -253,6 +258,7 @@ class Pipeline:
             UsageError: an output without rows differs between micro-batches, or there is no such rank.
             WorkerError: another rank failed; the message has its error.
         """
+        self._member.check_rank(to)
         with self._member.guarded("the start of a forward"), kept_generators(self._member.device):
             return self._installed.inference.forward(inputs, self._batches, to)
 
@@ -265,6 +271,7 @@ class Pipeline:
         self._require_training()
         with self._member.guarded("an update"):
             good = self._installed.gradients.ready()
+            self._waiting = False
             self._installed.executor.update(self.optimizer.local if good else None)
             self.steps += good
 
@@ -282,6 +289,8 @@ class Pipeline:
         Raises:
             UsageError: `norm_type` is not positive; or the norm is not finite, with `error_if_nonfinite`.
         """
+        if not norm_type > 0:
+            raise UsageError(f"norm_type={norm_type}: expected a positive number or math.inf")
         with self._member.guarded("the clipping of gradients"):
             norm = self._installed.gradients.norm(norm_type)
         if error_if_nonfinite and not math.isfinite(norm):
@@ -349,15 +358,12 @@ class Pipeline:
             UsageError: the folder exists, or `state` holds a value that is not plain.
         """
         share = self._installed.share
-        progress = Progress(self.steps, self._batches, self.scaler.state_dict(), state).facts()
-        with self._member.guarded(f"saving to {folder}"):
-            taken = self._member.number_from(0, float(Path(folder).exists()))
-        if taken:
-            raise UsageError(f"{folder} exists", hint="save to a new folder, or remove it")
+        progress = Progress(self.steps, self._batches, self.scaler.state_dict(), state if self.rank == 0 else None)
+        self._member.agree(f"saving to {folder}", lambda: check_save(Path(folder), progress, self.rank))
         with self._member.guarded(f"saving to {folder}"):
             save_checkpoint(
                 Path(folder), self.rank, state=share.state(), parameters=share.parameters, optimizer=self.optimizer,
-                facts={"fingerprint": self.graph.fingerprint, **progress},
+                facts={"fingerprint": self.graph.fingerprint, **progress.facts()},
                 meet=self._member.meet,
             )  # fmt: skip
 
@@ -394,6 +400,6 @@ class Pipeline:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None:
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
             self._member.fail("the training script", error)
         self.close()

@@ -43,10 +43,9 @@ class Luggage:
     @classmethod
     def of(cls, partition: str, share: Share, optimizer: PipelineOptimizer) -> Luggage:
         """A partition's luggage, on the rank that holds it."""
-        names = share.names_in(partition)
-        state = share.state()
-        parameters = {name: share.parameters[name] for name in names if name in share.parameters}
-        return cls({name: state[name].detach() for name in names}, OptimizerState.of(parameters, optimizer))
+        state = share.held_by(partition)
+        parameters = {name: share.parameters[name] for name in state if name in share.parameters}
+        return cls({name: tensor.detach() for name, tensor in state.items()}, OptimizerState.of(parameters, optimizer))
 
     def packed(self) -> tuple[bytes, bytes]:
         """As bytes: the tensors, and the rest."""
@@ -55,9 +54,9 @@ class Luggage:
         apart = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
         return save(apart), json.dumps(self.moments.plain).encode()
 
-    def unpack(self, share: Share, optimizer: PipelineOptimizer) -> None:
+    def unpack(self, partition: str, share: Share, optimizer: PipelineOptimizer) -> None:
         """Put it where the partition is now."""
-        state = share.state()
+        state = share.held_by(partition)
         for name, tensor in self.state.items():
             state[name].detach().copy_(tensor)
         self.moments.add(share.parameters, optimizer)

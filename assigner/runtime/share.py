@@ -34,18 +34,18 @@ class Share:
         self.modules = graph.build(self.partitions, device)
         self.parameters: dict[str, nn.Parameter] = {}
         self.buffers: dict[str, torch.Tensor] = {}
-        self._names: dict[str, tuple[str, ...]] = {}
+        self._held: dict[str, dict[str, torch.Tensor]] = {}
         for name in self.partitions:
             piece, module = graph.piece[name], self.modules[name]
             parameters = {graph.canonical[each]: module.get_parameter(each) for each in piece.parameters}
-            buffers = {each: module.get_buffer(each) for each in piece.buffers if each in graph.persistent}
+            buffers = {each: module.get_buffer(each) for each in piece.buffers}
             self.parameters.update(parameters)
-            self.buffers.update(buffers)
-            self._names[name] = (*parameters, *buffers)
+            self.buffers.update({each: buffer for each, buffer in buffers.items() if each in graph.persistent})
+            self._held[name] = {**parameters, **buffers}
 
-    def names_in(self, partition: str) -> tuple[str, ...]:
-        """The names of the parameters and buffers that a partition of this rank holds, as `state` has them."""
-        return self._names[partition]
+    def held_by(self, partition: str) -> dict[str, torch.Tensor]:
+        """All tensors of a partition of this rank, also the buffers that no checkpoint has."""
+        return self._held[partition]
 
     def frozen(self) -> dict[str, nn.Parameter]:
         """Have the parameters want no gradient any more; none of them is trained."""

@@ -137,10 +137,7 @@ def traced(
         raise UsageError(f"last={last}: a trace has one step or more")
     if executor.recorder is not None:
         raise UsageError("a trace is being made already", hint="leave its block first")
-    with member.guarded("the start of a trace"):
-        refusal = _refusal(path, member, force=force)
-    if refusal is not None:
-        raise refusal
+    member.agree("the start of a trace", lambda: refuse_existing(path, force=force) if member.rank == 0 else None)
     with member.guarded("the start of a trace"):
         tracing = Tracing(settings, member.transport, device=member.device, last=last)
     executor.recorder = tracing.recorder
@@ -158,19 +155,6 @@ def traced(
         trace = tracing.collect()
         if trace is not None:
             save_trace(trace, path, force=force)
-
-
-def _refusal(path: Path, member: Membership, *, force: bool) -> UsageError | None:
-    """Why rank 0 cannot write a trace to a path, on every rank; None: it can."""
-    refusal = None
-    if member.rank == 0:
-        try:
-            refuse_existing(path, force=force)
-        except UsageError as error:
-            refusal = error
-    if not member.number_from(0, float(refusal is not None)):
-        return None
-    return refusal or UsageError(f"rank 0 cannot write a trace to {path}", hint="see what it says")
 
 
 def _traced(step: int, span: Span, clock: PeersClock, base: int) -> TracedAction:

@@ -251,7 +251,7 @@ def test_a_rank_that_is_not_there():
     """`to` names a rank of the run."""
     made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)))
     pipeline = Pipeline(made, make_plan(made), graph=graph_of(made))
-    with pytest.raises(UsageError, match="to=1: there is no such rank; the run has 1"):
+    with pytest.raises(UsageError, match="there is no rank 1: the run has 1"):
         pipeline.forward(made.make_batch(8, 0)[0], to=1)
 
 
