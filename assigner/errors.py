@@ -31,6 +31,8 @@ class AssignerError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint is not None:
+            self.add_note(f"hint: {hint}")  # what Python prints of it where nobody catches it
 
 
 class UsageError(AssignerError, ValueError):

@@ -135,6 +135,10 @@ class RankFailedError(WorkerError):
     """
 
     def __init__(self, message: str, rank_exit_code: int) -> None:
-        super().__init__(message, hint="the first error of the ranks is above")
+        killed = rank_exit_code < 0
+        super().__init__(
+            message,
+            hint="something outside ended it: out of memory? (dmesg says so)" if killed else "its own error is above",
+        )
         if rank_exit_code in (UsageError.exit_code, FormatError.exit_code):
             self.exit_code = rank_exit_code

@@ -43,6 +43,10 @@ def run_command(
                 hint="--ranks says how many this host has",
             )
         ranks = loaded.world_size // nnodes
+    if nnodes == 1 and ranks < loaded.world_size:
+        raise UsageError(
+            f"--ranks {ranks}: the plan needs {loaded.world_size} ranks", hint="leave it out, or give --nnodes"
+        )
     script = Path(command[0])
     if script.suffix == ".py" and not script.is_file():
         raise UsageError(f"{script}: no such file", hint="assigner run PLAN -- SCRIPT.py ARGUMENTS")

@@ -24,18 +24,27 @@ def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = No
     Raises:
         FormatError: the plan is for another model.
     """
-    if known is not None and known.fingerprint == plan.workload.fingerprint:
+    if known is not None and _fits(plan, known):
         return known
     names = {name for name, _ in DeferredModel(workload.model, seed=workload.seed).model.named_modules()}
     try:
         graph = partition_graph(workload, [name for name in plan.partitions if name in names])
-        if graph.fingerprint == plan.workload.fingerprint:
+        if _fits(plan, graph):
             return graph
         strange = set(graph.piece) ^ set(plan.partitions)
-        detail = f"partition {min(strange)!r} is in only one of the two" if strange else "it has other shapes or edges"
+        detail = (
+            f"partition {min(strange)!r} is in only one of the two"
+            if strange
+            else "shapes, edges, autocast or a setting of a module (a dropout's share, ...) differ"
+        )
     except MarkingError as error:
         detail = error.message
     raise FormatError(
         f"the plan is for workload {plan.workload.name!r}, and this model is another one: {detail}",
         hint="profile this workload and solve again",
     )
+
+
+def _fits(plan: Plan, graph: PartitionGraph) -> bool:
+    """The names are compared as well: a plan may have been edited by hand."""
+    return graph.fingerprint == plan.workload.fingerprint and set(graph.piece) == set(plan.partitions)

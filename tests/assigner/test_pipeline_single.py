@@ -332,7 +332,7 @@ def test_a_plan_for_another_model():
     with pytest.raises(FormatError, match=r"partition 'blocks\.0' is in only one of the two"):
         Pipeline(language(), plan)
     wider = workload(lambda: nn.Sequential(nn.Linear(8, 9), nn.Linear(9, 1)))
-    with pytest.raises(FormatError, match="other shapes or edges"):
+    with pytest.raises(FormatError, match="shapes, edges, autocast or a setting"):
         Pipeline(wider, make_plan(workload(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))))
 
 
