@@ -1,8 +1,9 @@
 """One rank's messages to and from the others while links are measured: on the runtime's own transport.
 
 A message is then posted, copied from and to the device, sent and waited for as in training, and goes the same way: a
-GPU's to another GPU through NCCL where training would, and a large one to a neighbour on the CPU through shared memory. Both ends count the messages of their directed pair, so that
-each has a tag of its own; they are posted in that order, which is the one that a channel without tags needs.
+GPU's to another GPU through NCCL where training would, a large one to another CPU rank of the host through memory. Both
+ends count the messages of their directed pair, so that each has a tag of its own; they are posted in that order, which
+is the one that a channel without tags needs.
 """
 
 from __future__ import annotations

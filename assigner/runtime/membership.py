@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from assigner.plan import Plan
+    from assigner.runtime.direct import DirectChannels
     from assigner.runtime.rendezvous import Backend
 
 
@@ -59,6 +61,7 @@ class Membership:
         self.on_leaving: Callable[[], None] | None = None
         self.transport: Transport | None = None
         self._watch: FailureWatch | None = None
+        self._direct: DirectChannels | None = None
         self._left = False
         self._owns_group = join_run(plan, timeout_s, backend)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
@@ -70,6 +73,7 @@ class Membership:
             self.take_place(plan)
             if self._watch is not None:
                 direct = direct_channels(plan.workers, self.device, timeout_s=timeout_s, backend=backend)
+                self._direct = direct
                 memory = host_memory(self.device)
                 self.transport = Transport(device=self.device, timeout_s=timeout_s, direct=direct, memory=memory)
 
@@ -156,16 +160,21 @@ class Membership:
         if self._left:
             raise UsageError("this pipeline has left its run: it was closed, or it failed", hint="make a new one")
         self.at = at
+        if self._watch is not None:
+            self._watch.busy_since = time.monotonic()
         try:
             yield
         except LostConnectionError as error:
             assert self._watch is not None
             failure = self._watch.lost(error.peer, self.at, error)
-            self._leave()
+            self._leave(failed=True)
             raise failure.to_error(traced=not self._watch.printed) from None  # the cause says it all
         except BaseException as error:
             self.fail(self.at, error)
             raise
+        finally:
+            if self._watch is not None:
+                self._watch.busy_since = None
 
     def fail(self, at: str, error: BaseException) -> None:
         """This rank failed: tell the others, and leave the run."""
@@ -174,7 +183,7 @@ class Membership:
         error.add_note(f"in {at} on {self.name}")
         if self._watch is not None:
             self._watch.report(at, error)
-        self._leave()
+        self._leave(failed=True)
 
     def number_from(self, rank: int, number: float) -> float:
         """One rank's number, on every rank; what this one has sent has left when it returns."""
@@ -213,11 +222,13 @@ class Membership:
         if goodbye is not None:
             goodbye()  # the rank that hosts the job's store must not be gone before the others are done
 
-    def _leave(self) -> None:
+    def _leave(self, *, failed: bool = False) -> None:
         """Drop an unfinished step, leave the process group if this membership joined it, and stop the threads.
 
         In this order: a thread that waits for a message wakes up when the group's connections are closed.
         """
+        if failed and self._direct is not None:
+            self._direct.abort()
         if self.on_leaving is not None:
             self.on_leaving()
         if self._owns_group:

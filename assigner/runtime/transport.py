@@ -144,15 +144,18 @@ class Transport:
         """Get ready for those messages of which it has been announced by now that they come through gloo."""
         for message, posted in self._posted.items():
             if posted.announced is not None and is_elsewhere(posted.buffer):
-                self._posted[message] = self._follow(message, posted)
+                self._wait_for(message, posted)
+                self._posted[message] = self._follow(message, *posted.announced)
 
-    def _follow(self, message: Message, posted: _Posted) -> _Posted:
-        """What comes after an announcement that says so."""
-        work, announced = posted.work, posted.announced
-        assert work is not None
-        assert announced is not None
-        self._checked(message.route.source, lambda: self._wait(work))
-        return self._irecv(message, torch.empty(announced[0], dtype=announced[1]))
+    def _follow(self, message: Message, shape: tuple[int, ...], dtype: torch.dtype) -> _Posted:
+        """Post what comes after its announcement."""
+        return self._irecv(message, torch.empty(shape, dtype=dtype))
+
+    def _wait_for(self, message: Message, posted: _Posted) -> None:
+        work = posted.work
+        if work is not None:
+            wait = self._direct.wait if self._direct is not None and self._is_direct(message) else self._wait
+            self._checked(message.route.source, lambda: wait(work))
 
     def receive(self, message: Message, span: Span | None = None) -> torch.Tensor:
         """The tensor of a message that was posted, once it is there; `span` gets the time at which it was.
@@ -161,23 +164,21 @@ class Transport:
             LostConnectionError: the sender is gone, or did not send within the time-out.
         """
         posted = self._posted.pop(message)
-        is_direct = self._is_direct(message)
-        buffer = self._arrived(message, posted, is_direct=is_direct)
+        self._wait_for(message, posted)
+        buffer = posted.buffer if posted.announced is None else self._take_announced(message, posted)
         if span is not None:
             span.done(buffer.nbytes)
         staging = self._staging_of(message)
-        return buffer if is_direct or staging is None else staging.to_device(buffer)
+        return buffer if staging is None or self._is_direct(message) else staging.to_device(buffer)
 
-    def _arrived(self, message: Message, posted: _Posted, *, is_direct: bool) -> torch.Tensor:
-        work = posted.work
-        if work is not None:
-            wait = self._direct.wait if is_direct and self._direct is not None else self._wait
-            self._checked(message.route.source, lambda: wait(work))
-        if posted.announced is None:
-            return posted.buffer
-        if is_elsewhere(posted.buffer):
-            return self._arrived(message, self._follow(message, posted), is_direct=False)
+    def _take_announced(self, message: Message, posted: _Posted) -> torch.Tensor:
+        """The message whose announcement is there."""
         assert self._memory is not None
+        assert posted.announced is not None
+        if is_elsewhere(posted.buffer):
+            follows = self._follow(message, *posted.announced)
+            self._wait_for(message, follows)
+            return follows.buffer
         try:
             return self._memory.take(rank_of(message.route.source), posted.buffer, *posted.announced)
         except ProcessLookupError as error:

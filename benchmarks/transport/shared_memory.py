@@ -1,160 +1,127 @@
-"""Messages between two ranks of a host: gloo over the loopback interface, and shared memory with a note through gloo.
+"""Messages between two CPU ranks of a host: the runtime's transport through gloo alone, and with shared memory.
 
-torchrun --nproc-per-node 2 benchmarks/transport/shared_memory.py
+torchrun --nproc-per-node 2 benchmarks/transport/shared_memory.py [KIB ...]
 
-Shared memory: the sender copies into a segment that both have mapped, and sends 8 bytes; the receiver copies out.
-Latency is half of a round trip of two ranks that do nothing else. A step has each rank compute and send, with the
-receives of two steps posted ahead, as in training. The two ways alternate in blocks.
+Latency is half of a round trip of two ranks that do nothing else. In a step each rank computes and sends a message,
+with the receives of two steps posted ahead, as in training; all sizes go through memory here, also those below the
+runtime's threshold. The two ways alternate in blocks, and a gain is the median over the blocks of one way's time over
+the other's next to it.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import statistics
+import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from assigner.runtime import hostmemory
+from assigner.runtime.ordering import Message
+from assigner.runtime.transport import Transport
+from assigner.schedule import Payload, Route
+
 KIB, MIB = 1 << 10, 1 << 20
-SIZES = (4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
-BLOCKS = 12
-SLOTS = 3  # two messages are on their way, and one is written
-SEGMENT = "/dev/shm/assigner-benchmark-{}"  # noqa: S108 - POSIX shared memory
+SIZES = (256, 1024, 4096, 16384)
+BLOCKS = 16
+AHEAD = 2
+CPU = torch.device("cpu")
 
 
-def mapped(owner: int, size: int) -> torch.Tensor:
-    """The segment of a rank; it has no name any more when both have it."""
-    mine = owner == dist.get_rank()
-    if mine:
-        file = os.open(SEGMENT.format(owner), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        os.ftruncate(file, size)
-    dist.barrier()
-    if not mine:
-        file = os.open(SEGMENT.format(owner), os.O_RDWR)
-    memory = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
-    os.close(file)
-    dist.barrier()
-    if mine:
-        Path(SEGMENT.format(owner)).unlink()
-    memory[:: mmap.PAGESIZE] = 0
-    return memory
+def route(source: int, target: int) -> Route:
+    """The way from one rank to the other."""
+    return Route(Payload.ACTIVATION, "", 0, f"worker:{source}/cpu", f"worker:{target}/cpu")
 
 
-class Loopback:
-    """gloo alone."""
+class Way:
+    """One of the two ways that messages can take."""
 
-    def __init__(self, size: int) -> None:
-        self.size, self.peer = size, 1 - dist.get_rank()
-        self.data = torch.ones(size, dtype=torch.uint8)
+    def __init__(self, memory: hostmemory.HostMemory | None) -> None:
+        self.rank = dist.get_rank()
+        self.transport = Transport(device=CPU, timeout_s=60.0, memory=memory)
+        self.out, self.back = route(self.rank, 1 - self.rank), route(1 - self.rank, self.rank)
+        self.transport.know([route(0, 1), route(1, 0)])
 
-    def send(self, n: int) -> dist.Work:
+    def send(self, n: int, data: torch.Tensor) -> None:
         """Send message n."""
-        return dist.isend(self.data, self.peer, tag=n)
+        self.transport.send(Message(self.out, n), data)
 
-    def post(self, n: int) -> tuple[torch.Tensor, dist.Work]:
-        """Get ready for message n."""
-        buffer = torch.empty(self.size, dtype=torch.uint8)
-        return buffer, dist.irecv(buffer, self.peer, tag=n)
+    def post(self, n: int, data: torch.Tensor) -> None:
+        """Get ready for message n, which is like `data`."""
+        self.transport.post(Message(self.back, n), tuple(data.shape), data.dtype)
 
-    def take(self, number: int, posted: tuple[torch.Tensor, dist.Work]) -> torch.Tensor:  # noqa: ARG002 - as below
-        """Message `number`, once it is there."""
-        posted[1].wait()
-        return posted[0]
+    def take(self, n: int) -> torch.Tensor:
+        """Message n, once it is there."""
+        return self.transport.receive(Message(self.back, n))
 
+    def latency_s(self, data: torch.Tensor, count: int) -> float:
+        """Seconds of a message one way: the median."""
+        found = []
+        for n in range(count):
+            self.post(n, data)
+            dist.barrier()
+            begin = time.perf_counter()
+            if self.rank == 0:
+                self.send(n, data)
+                self.take(n)
+            else:
+                self.send(n, self.take(n))
+            found.append((time.perf_counter() - begin) / 2)
+            self.transport.flush()
+        return statistics.median(found)
 
-class Shared(Loopback):
-    """Shared memory."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.note = torch.zeros(1, dtype=torch.int64)
-        self.segments = [mapped(rank, SLOTS * size) for rank in range(2)]
-
-    def slot(self, rank: int, n: int) -> torch.Tensor:
-        """Where message n of a rank lies."""
-        start = n % SLOTS * self.size
-        return self.segments[rank][start : start + self.size]
-
-    def send(self, n: int) -> dist.Work:
-        """Copy in, tell."""
-        self.slot(1 - self.peer, n).copy_(self.data)
-        return dist.isend(self.note, self.peer, tag=n)
-
-    def post(self, n: int) -> tuple[torch.Tensor, dist.Work]:
-        """Wait for the note."""
-        note = torch.empty(1, dtype=torch.int64)
-        return note, dist.irecv(note, self.peer, tag=n)
-
-    def take(self, number: int, posted: tuple[torch.Tensor, dist.Work]) -> torch.Tensor:
-        """Copy out."""
-        posted[1].wait()
-        return self.slot(self.peer, number).clone()
-
-
-def latencies(way: Loopback, count: int) -> list[float]:
-    """Seconds of messages one way."""
-    found = []
-    for n in range(count):
-        posted = way.post(n)
+    def step_s(self, data: torch.Tensor, matrix: torch.Tensor, count: int) -> tuple[float, float]:
+        """Seconds of a step, and of the processor in it, with a message each way in every step."""
+        repeats = max(4, 6 * data.nbytes // MIB)
         dist.barrier()
-        begin = time.perf_counter()
-        if way.peer == 1:
-            sent = way.send(n)
-            way.take(n, posted)
-        else:
-            way.take(n, posted)
-            sent = way.send(n)
-        found.append((time.perf_counter() - begin) / 2)
-        sent.wait()
-    return found
-
-
-def step_s(way: Loopback, matrix: torch.Tensor, count: int) -> tuple[float, float]:
-    """Seconds of a step, and of the processor in it, with a message each way in every step."""
-    repeats = max(4, 6 * way.size // MIB)
-    dist.barrier()
-    begin, used = time.perf_counter(), time.process_time()
-    posted = {n: way.post(n) for n in range(2)}
-    sent = []
-    for n in range(count):
-        for _ in range(repeats):
-            torch.mm(matrix, matrix)
-        sent.append(way.send(n))
-        if n + 2 < count:
-            posted[n + 2] = way.post(n + 2)
-        way.take(n, posted.pop(n))
-    for each in sent:
-        each.wait()
-    return (time.perf_counter() - begin) / count, (time.process_time() - used) / count
+        begin, used = time.perf_counter(), time.process_time()
+        for n in range(AHEAD):
+            self.post(n, data)
+        for n in range(count):
+            for _ in range(repeats):
+                torch.mm(matrix, matrix)
+            self.send(n, data.clone())
+            if n + AHEAD < count:
+                self.post(n + AHEAD, data)
+            self.take(n)
+        self.transport.flush()
+        return (time.perf_counter() - begin) / count, (time.process_time() - used) / count
 
 
 def main() -> None:
     """One line for each size."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    hostmemory.SHARED_FROM_BYTES = 1
+    memory = hostmemory.host_memory(CPU)
+    if memory is None:
+        sys.exit("these ranks cannot share memory")
+    ways = [Way(None), Way(memory)]
     matrix = torch.ones(256, 256)
-    for size in SIZES:
-        count = 24 if size <= MIB else 8
-        ways = {"loopback": Loopback(size), "shared": Shared(size)}
-        alone: dict[str, list[float]] = {name: [] for name in ways}
-        steps: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-        for block in range(BLOCKS):
-            for name in sorted(ways, reverse=block % 2 > 0):
-                alone[name] += latencies(ways[name], count)
-                steps[name].append(step_s(ways[name], matrix, count))
+    for kib in [int(each) for each in sys.argv[1:]] or SIZES:
+        data = torch.ones(kib * KIB, dtype=torch.uint8)
+        count = 24 if kib <= KIB else 8
+        found: list[list[tuple[float, float, float]]] = [[], []]
+        for block in range(1 + BLOCKS):
+            for index in (0, 1) if block % 2 else (1, 0):
+                way = ways[index]
+                measured = way.latency_s(data, count), *way.step_s(data, matrix, count)
+                if block:  # the first one fills page tables
+                    found[index].append(measured)
         if dist.get_rank() == 0:
-            line = [f"{size // KIB:6d} KiB"]
-            for name in ways:
-                quartile = statistics.quantiles(alone[name], n=4)[0]
-                wall, used = (statistics.median(each) for each in zip(*steps[name], strict=True))
-                line.append(
-                    f"{name}: alone {1e6 * statistics.median(alone[name]):.0f} us (quartile {1e6 * quartile:.0f}),"
-                    f" step {1e3 * wall:.2f} ms, processor {1e3 * used:.2f} ms"
+            parts = []
+            for name, gloo, shared in zip(("alone", "step", "processor"), *(zip(*each) for each in found)):  # noqa: B905
+                gain = statistics.quantiles([g / s for g, s in zip(gloo, shared, strict=True)], n=4)
+                parts.append(
+                    f"{name}: loopback {1e3 * statistics.median(gloo):.3f} ms, shared"
+                    f" {1e3 * statistics.median(shared):.3f} ms, {gain[1]:.2f} times ({gain[0]:.2f} to {gain[2]:.2f})"
                 )
-            print(" | ".join(line), flush=True)
+            print(f"{kib:6d} KiB | load {os.getloadavg()[0]:.1f} | " + " | ".join(parts), flush=True)
+    dist.barrier()
+    for way in ways:
+        way.transport.close()
     dist.destroy_process_group()
 
 
