@@ -8,6 +8,8 @@
     srun                      SLURM_PROCID           SLURM_STEP_NUM_TASKS  SLURM_LOCALID     SLURM_STEP_TASKS_PER_NODE
 
 The first that is there counts: mpirun starts its ranks through srun where it can, and torchrun may run under both.
+srun's own PMI (--mpi=pmi2) sets PMI_RANK without MPI_LOCALRANKID: then Slurm is asked first. An mpirun inside a rank of
+torchrun would hand that rank's RANK to all of its own: unset it there.
 """
 
 from __future__ import annotations
@@ -75,6 +77,8 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launched | None:
         UsageError: the variables contradict each other, or say only half of it.
     """
     for launcher, rank, ranks, local_rank, local_ranks in _TABLE:
+        if rank == "PMI_RANK" and _is_slurms_own(environment):
+            continue
         if rank in environment:
             return _checked(
                 Launched(
@@ -89,7 +93,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launched | None:
                 )
             )
     found = _slurm_task(environment)
-    if found is None and _PMIX in environment:
+    if found is None and _PMIX in environment and "SLURM_PROCID" not in environment:
         raise UsageError(
             f"{_PMIX} is {environment[_PMIX]}, and no variable says how many ranks there are",
             hint=f"start them with mpirun, srun or torchrun, or {_BY_HAND}",
@@ -126,6 +130,15 @@ def first_host(nodes: str) -> str:
     """The first of Slurm's list of hosts: `rack[01-02,07]n3,gpu1` begins with `rack01n3`."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
+
+
+def _is_slurms_own(environment: Mapping[str, str]) -> bool:
+    """Whether srun has set PMI_RANK: as many ranks as the step has tasks, and no place on the host among Hydra's."""
+    return (
+        {"SLURM_PROCID", "SLURM_STEP_ID", "PMI_SIZE"} <= set(environment)
+        and "MPI_LOCALRANKID" not in environment
+        and environment["PMI_SIZE"] == environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1"))
+    )
 
 
 def _slurm_task(environment: Mapping[str, str]) -> Launched | None:

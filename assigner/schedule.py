@@ -166,9 +166,11 @@ def build_program(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -
         ties: The parameters that several partitions hold.
 
     Raises:
-        FormatError: an edge leads backwards through the stages, or names a partition that the plan does not place.
+        FormatError: an edge leads backwards through the stages, or names a partition that the plan does not place; or
+            a 1f1b plan would wait for ever.
     """
     wiring = wire(plan, edges, ties)
+    _check_depths(plan, edges)
     order = SCHEDULES[plan.schedule]
     actions = {}
     for worker in plan.workers:
@@ -227,6 +229,20 @@ def _check_direction(plan: Plan, edges: Sequence[Edge], stage_of: Mapping[str, i
             raise FormatError(
                 f"stages[{stage_of[edge.target]}]: {edge.target!r} needs a value of {edge.source!r}, which runs later",
                 hint="order the stages and the partitions in them as the model's forward does",
+            )
+
+
+def _check_depths(plan: Plan, edges: Sequence[Edge]) -> None:
+    """Under 1f1b a stage's first backward waits for one that comes after as many forwards as its reader's depth."""
+    stage_of = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
+    for edge in edges:
+        source, target = stage_of[edge.source], stage_of[edge.target]
+        first, then = warm_up(plan, source), warm_up(plan, target)
+        if edge.gradient and first < then:
+            raise FormatError(
+                f"stages[{target}].in_flight: the program would wait for ever: {then} micro-batches in flight,"
+                f" where stages[{source}], whose output it needs, has {first}",
+                hint="give a stage no more micro-batches in flight than the stages before it",
             )
 
 

@@ -8,6 +8,10 @@ the interpreter's lock, gets little of its processor or is stopped; a thin wire'
     data on its way      it sends them again, after longer and longer pauses
     5 s without answer   the connection is shut down, and whoever waits on it learns of it
 
+A thread of the user's may open connections of its own at any time. What a run opens is told from them by its ends: the
+store's connections have the store's port, and the process group's have another rank at the other end (the ranks tell
+each other the ends that they have).
+
 Works on Linux; elsewhere a cut wire is noticed by the time-out of a wait alone.
 """
 
@@ -15,7 +19,6 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import struct
 import threading
 from contextlib import suppress
@@ -24,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 SILENCE_S = 5.0
 _FILES = Path("/proc/self/fd")
@@ -34,21 +37,28 @@ _ESTABLISHED = 1
 _TCP_INFO = struct.Struct("=8B13I")  # the head of Linux's `struct tcp_info`, up to tcpi_last_ack_recv
 _UNANSWERED = 2  # so many questions or repetitions in a row are no chance
 
+End = tuple[str, int]
+"""A connection's address and port on one host."""
+
 
 class Connections:
-    """The TCP connections that this process opens from now on; those it has are left alone.
+    """The TCP connections that a run opens in this process from now on; all others are left alone.
 
     A thread looks after them until `close`.
+
+    Args:
+        port: The port of the run's store, whose connections are the run's; None: all that are opened are (this process
+            runs no code but this package's).
 
     Attributes:
         silent: Addresses of the hosts that did not answer, and whose connections were shut down.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int | None = None) -> None:
         self.silent: set[str] = set()
+        self._port = port
         self._before = {inode for inode, _ in _tcp_sockets()}
         self._guarded: set[int] = set()
-        self._kept: set[int] = set()
         self._ending: set[int] = set()
         self._hosts: set[str] = set()
         self._settled, self._closed = threading.Event(), threading.Event()
@@ -56,33 +66,49 @@ class Connections:
         self._thread.start()
 
     def guard(self) -> None:
-        """Look after those as well that were opened since the last call."""
+        """Look after those as well that were opened to the store since the last call."""
         for inode, each in _tcp_sockets():
-            if inode not in self._before and inode not in self._guarded:
-                with suppress(OSError):  # a kernel without an option: then nobody asks on it
-                    each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                    for name, value in _ASKING.items():
-                        each.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-                self._guarded.add(inode)
-                self._hosts |= {host for host in (_other_host(each),) if host}
+            ends = _ends(each)
+            is_ours = self._port is None or (ends is not None and self._port in (ends[0][1], ends[1][1]))
+            if is_ours and inode not in self._before:
+                self._guard(inode, each)
 
-    def keep(self) -> None:
-        """Those that are open now survive `hang_up`."""
-        self.guard()
-        self._kept |= self._guarded
+    def ends(self) -> list[tuple[End, End]]:
+        """Both ends, this process's first, of every connection opened so far: what `settle` wants of each rank."""
+        opened = ((inode, _ends(each)) for inode, each in _tcp_sockets() if inode not in self._before)
+        return [ends for _, ends in opened if ends is not None]
 
-    def settle(self) -> None:
-        """From here on only `guard` adds to them: what this process opens now may be its user's own."""
+    def settle(self, theirs: Iterable[tuple[End, End]] = ()) -> None:
+        """Look after the connections to the other ranks, and let `hang_up` end them; only `guard` adds to them later.
+
+        Args:
+            theirs: What `ends` gave on the other ranks.
+        """
         self._settled.set()
         self.guard()
-        self._ending = self._guarded - self._kept
+        mirrored = {(here, there) for there, here in theirs}
+        for inode, each in _tcp_sockets():
+            if inode not in self._before | self._guarded and _ends(each) in mirrored:
+                self._guard(inode, each)
+                self._ending.add(inode)
 
     def hang_up(self) -> None:
-        """Shut down those opened between `keep` and `settle`, whoever still holds them: the other ends learn of it."""
+        """Shut down those to the other ranks, whoever still holds them: the other ends learn of it."""
         for inode, each in _tcp_sockets():
             if inode in self._ending:
                 with suppress(OSError):  # it is closed, or only listens
                     each.getpeername()
+                    each.shutdown(socket.SHUT_RDWR)
+
+    def look(self) -> None:
+        """End the connections to hosts that do not answer; before `settle`, find new ones. The thread calls it."""
+        if not self._settled.is_set():
+            self.guard()
+        for host, each in self._to_other_hosts():
+            answers = _answers(each)
+            if answers is not None and answers.missing and answers.silent_s >= SILENCE_S:
+                self.silent.add(host)
+                with suppress(OSError):  # the kernel was faster
                     each.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -99,18 +125,20 @@ class Connections:
         for inode, each in _tcp_sockets():
             host = _other_host(each) if inode in self._guarded else ""
             if host:
+                self._hosts.add(host)  # not sooner: a connection that is still being made has no other end
                 yield host, each
+
+    def _guard(self, inode: int, each: socket.socket) -> None:
+        if inode not in self._guarded:
+            with suppress(OSError):  # a kernel without an option: then nobody asks on it
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for name, value in _ASKING.items():
+                    each.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            self._guarded.add(inode)
 
     def _look(self) -> None:
         while not self._closed.wait(_LOOK_S):
-            if not self._settled.is_set():
-                self.guard()
-            for host, each in self._to_other_hosts():
-                answers = _answers(each)
-                if answers is not None and answers.missing and answers.silent_s >= SILENCE_S:
-                    self.silent.add(host)
-                    with suppress(OSError):  # the kernel was faster
-                        each.shutdown(socket.SHUT_RDWR)
+            self.look()
 
 
 @dataclass(frozen=True)
@@ -127,16 +155,37 @@ class _Answers:
 
 
 def _tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
-    """Every TCP socket of this process with its inode, as a handle that is closed when the next one is asked for."""
+    """Every TCP socket of this process with its inode, as a handle that is closed when the next one is asked for.
+
+    Only sockets are touched: to close a second handle of a file would release all locks that this process holds on it.
+    """
     for entry in _FILES.iterdir() if _FILES.is_dir() else ():
         with suppress(OSError):  # it was closed while we looked
-            number = os.dup(int(entry.name))
-            if not stat.S_ISSOCK(os.fstat(number).st_mode):
-                os.close(number)
+            if not entry.readlink().name.startswith("socket:"):
                 continue
-            with socket.socket(fileno=number) as each:
+            number = os.dup(int(entry.name))
+            try:
+                each = socket.socket(fileno=number)
+            except OSError:
+                os.close(number)
+                raise
+            with each:
                 if each.family in (socket.AF_INET, socket.AF_INET6) and each.type == socket.SOCK_STREAM:
                     yield os.fstat(number).st_ino, each
+
+
+def _ends(each: socket.socket) -> tuple[End, End] | None:
+    """This process's end and the other one, written as both processes write them; None: there is no connection."""
+    try:
+        here, there = each.getsockname(), each.getpeername()
+    except OSError:
+        return None
+    return (_plain(here[0]), here[1]), (_plain(there[0]), there[1])
+
+
+def _plain(address: str) -> str:
+    """Without an interface's name, and IPv4 as such: `fe80::1%eth0` and `::ffff:10.0.0.1` are one host's own words."""
+    return address.partition("%")[0].removeprefix("::ffff:")
 
 
 def _other_host(each: socket.socket) -> str:

@@ -19,11 +19,12 @@ SCRIPT = Path(__file__).resolve().parent / "runs" / "wire.py"
 VICTIM = 1
 
 
-def cut_when_all_train(folder: Path, cut_s: list[float]) -> None:
+def cut_when_all_train(folder: Path, trains: list[bool], cut_s: list[float]) -> None:
     """Take the victim's port off its switch: what is sent is lost without a word."""
-    until = time.monotonic() + 90
+    until = time.monotonic() + 120
     while len(list(folder.glob("ready.*"))) < 3 and time.monotonic() < until:
         time.sleep(0.05)
+    trains.append(len(list(folder.glob("ready.*"))) == 3)
     call("ip", "-n", f"{lab_name()}.switch0", "link", "set", f"p{VICTIM}", "nomaster")
     cut_s.append(time.time())
 
@@ -31,12 +32,14 @@ def cut_when_all_train(folder: Path, cut_s: list[float]) -> None:
 def test_a_cut_wire_is_noticed_and_named(tmp_path, monkeypatch):
     """All ranks raise within ten seconds: the others name the host behind the wire, and that one says it of itself."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    trains: list[bool] = []
     cut_s: list[float] = []
-    cutter = threading.Thread(target=cut_when_all_train, args=(tmp_path, cut_s))
+    cutter = threading.Thread(target=cut_when_all_train, args=(tmp_path, trains, cut_s))
     cutter.start()
     with pytest.raises(WorkerError, match=r"host . ended with exit code 7"):
-        run_on_hosts(Cluster(tuple(Host(name) for name in "abc")), [str(SCRIPT), str(tmp_path)], limits=Limits(150, 40))
+        run_on_hosts(Cluster(tuple(Host(name) for name in "abc")), [str(SCRIPT), str(tmp_path)], limits=Limits(200, 40))
     cutter.join()
+    assert trains == [True]
     said = [(tmp_path / f"said.{rank}").read_text().partition(" ") for rank in range(3)]
     for rank, (at_s, _, text) in enumerate(said):
         assert float(at_s) - cut_s[0] < 10

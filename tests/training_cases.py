@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from mixed_precision import Mixed, make_workload
 from torch import nn
-from torch.optim import lr_scheduler
+from training_models import lookups, shared
+from training_optimizers import OPTIMIZERS, SCHEDULERS, no_decay_by_name
 from workloads import WIDTH, Reference, graph_of, language, tokens, workload
 
 from assigner import Pipeline
@@ -28,85 +29,6 @@ if TYPE_CHECKING:
     Place = Callable[[Workload], Plan]
 
 Found = dict[str, float]
-
-
-class Orthogonal(torch.optim.Optimizer):
-    """As Muon: matrices by a Newton-Schulz step of their momentum, the rest by plain descent; numbers in its state."""
-
-    def __init__(self, groups: Any, lr: float = 0.02) -> None:
-        super().__init__(groups, {"lr": lr, "matrices": False})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        assert closure is None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                state["count"] = state.get("count", 0) + 1
-                state["momentum"] = state.get("momentum", torch.zeros_like(parameter)) * 0.9 + parameter.grad
-                move = state["momentum"]
-                if group["matrices"]:
-                    move = move / (move.norm() + 1e-9)
-                    move = 1.5 * move - 0.5 * move @ move.T @ move
-                parameter.sub_(group["lr"] * move)
-
-
-def muon_like(named_parameters: Any) -> torch.optim.Optimizer:
-    """Matrices of the blocks in one group, all the rest in another."""
-    matrices = [each for name, each in named_parameters if each.dim() == 2 and name.startswith("blocks")]
-    rest = [each for name, each in named_parameters if not (each.dim() == 2 and name.startswith("blocks"))]
-    return Orthogonal([{"params": matrices, "matrices": True}, {"params": rest}])
-
-
-def no_decay_by_name(named_parameters: Any) -> torch.optim.Optimizer:
-    """No weight decay for biases and norms, told by their names; a group of its own for the head."""
-    plain = [each for name, each in named_parameters if name.endswith("bias") or "norm" in name]
-    decayed = [each for name, each in named_parameters if not (name.endswith("bias") or "norm" in name)]
-    return torch.optim.AdamW([{"params": decayed, "weight_decay": 0.3}, {"params": plain, "lr": 0.02}], lr=0.01)
-
-
-def no_decay_by_shape(parameters: Any) -> torch.optim.Optimizer:
-    """No weight decay for what has one dimension, from plain parameters; an empty group is left out."""
-    every = list(parameters)
-    groups = [([p for p in every if p.dim() > 1], 0.3), ([p for p in every if p.dim() == 1], 0.0)]
-    groups += [([p for p in every if p.dim() > 7], 0.5)]
-    return torch.optim.AdamW([{"params": held, "weight_decay": decay} for held, decay in groups if held], lr=0.01)
-
-
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
-    "SGD foreach": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, foreach=True),
-    "Adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.2),
-    "AdamW foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
-    "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
-    "AdamW with a tensor for its rate": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), foreach=False),
-    "AdamW of named pairs": lambda named_parameters: torch.optim.AdamW(named_parameters, lr=0.01),
-    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
-    "Adadelta": torch.optim.Adadelta,
-    "Adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
-    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01),
-    "RAdam": lambda p: torch.optim.RAdam(p, lr=0.01),
-    "ASGD": lambda p: torch.optim.ASGD(p, lr=0.01),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True),
-    "matrices apart": muon_like,
-    "groups by name": no_decay_by_name,
-    "groups by shape": no_decay_by_shape,
-}
-
-SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
-    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, [lambda n: 0.9**n, lambda n: 1 / (1 + n)]),
-    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=6),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=[0.05, 0.02], total_steps=12),
-    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 5, 5]),
-    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, factor=0.5, threshold=0.05),
-    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.LinearLR(o, total_iters=3), lr_scheduler.ExponentialLR(o, 0.8)], [3]
-    ),
-}
 
 
 def differences(pipeline: Pipeline, reference: Reference) -> Found:
@@ -278,33 +200,6 @@ def accumulation(place: Place) -> Found:
     return worst
 
 
-class Shared(nn.Module):
-    """Four linear layers; between the outer ones a frozen weight is shared, a trained one, and one that is not used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.last = nn.Linear(WIDTH, 1)
-        for part in self.parts:
-            part.frozen = nn.Parameter(torch.randn(WIDTH), requires_grad=False)
-            part.idle = nn.Parameter(torch.randn(WIDTH))
-        for part in self.parts[1:]:
-            part.frozen, part.idle, part.bias = self.parts[0].frozen, self.parts[0].idle, self.parts[0].bias
-        self.parts[1].weight.requires_grad_(False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for part in self.parts:
-            x = torch.tanh(part(x) * part.frozen) + part.idle.detach()
-        return self.last(x)
-
-
-def shared() -> Workload:
-    """`Shared` with weight decay, which would change a weight that got zeros for a gradient."""
-    return workload(
-        Shared, "parts.*", "last", optimizer=lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.5)
-    )  # fmt: skip
-
-
 def frozen(place: Place) -> Found:
     """Shared weights that are frozen, or that no backward reaches, get no gradient and stay as they are."""
     worst: Found = {}
@@ -407,6 +302,41 @@ def clip_but_huge(reference: Reference) -> float:
     return float(nn.utils.clip_grad_norm_(reference.model.parameters(), CLIP, math.inf))
 
 
+def sparse(place: Place) -> Found:
+    """Sparse gradients add up, are scaled, summed over those who share the weight, and clipped as dense ones."""
+    worst: Found = {}
+    made = lookups()
+    reference = Reference(made)
+    parameters = list(reference.model.parameters())
+    with Pipeline(made, place(made), scaler=torch.amp.GradScaler("cpu", init_scale=64.0)) as pipeline:
+        for n, norm_type in enumerate((1.0, 2.0, math.inf)):
+            reference.optimizer.zero_grad()
+            for rows in (8, 5):
+                batch = made.make_batch(rows, n + rows)
+                loss = reference.loss(batch)
+                loss.backward()
+                larger(worst, {"loss": abs(pipeline.step(batch, update=False) - loss.item())})
+            for parameter in parameters:
+                parameter.grad = parameter.grad.to_dense()
+            larger(worst, {"sum": reference.gradient_distance(dense(pipeline))})
+            expected = nn.utils.clip_grad_norm_(parameters, 0.1, norm_type)
+            larger(worst, {f"norm {norm_type}": abs(pipeline.clip_grad_norm_(0.1, norm_type) - float(expected))})
+            larger(worst, {"clipped by norm": reference.gradient_distance(dense(pipeline))})
+            nn.utils.clip_grad_value_(parameters, 1e-3)
+            pipeline.clip_grad_value_(1e-3)
+            larger(worst, {"clipped by value": reference.gradient_distance(dense(pipeline))})
+            reference.optimizer.step()
+            pipeline.optimizer.step()
+            pipeline.optimizer.zero_grad()
+            larger(worst, {"weights": reference.distance(pipeline.named_parameters())})
+    return worst
+
+
+def dense(pipeline: Pipeline) -> dict[str, torch.Tensor]:
+    """This rank's gradients, none of them sparse."""
+    return {name: each.to_dense() if each.is_sparse else each for name, each in pipeline.gradients().items()}
+
+
 def half(place: Place) -> Found:
     """float16: the pipeline makes its own scaler, finds a scale that works, and learns."""
     made = make_workload(Mixed, autocast="float16")
@@ -425,4 +355,5 @@ CASES: dict[str, Callable[[Place], Found]] = {
     "frozen": frozen,
     "scaling": scaling,
     "half": half,
+    "sparse": sparse,
 }

@@ -25,6 +25,7 @@ from assigner.marking.casting import casting
 from assigner.marking.domain import Domain, find_domain, input_key, input_structure
 from assigner.marking.opaque import OpaqueCall, is_tensor, opaque_modules, replaced
 from assigner.marking.regions import without_regions
+from assigner.marking.rows import RowLeaves, may_carry
 from assigner.usercode import user_line
 from assigner.workload import call_arguments
 
@@ -42,6 +43,7 @@ class Capture:
         calls: The opaque calls by their number in the graph.
         inputs: The flattened example inputs, (args, kwargs).
         rows: How many rows they have; None: no tensor is among them.
+        carriers: For each of them: its first dimension is the rows.
         domain: The inputs that it holds for.
     """
 
@@ -50,6 +52,7 @@ class Capture:
     calls: list[OpaqueCall]
     inputs: list[Any]
     rows: int | None
+    carriers: list[bool]
     domain: Domain
 
 
@@ -106,7 +109,13 @@ _THESE_ROWS = (_Dims(Dim.AUTO, Dim.AUTO), _Dims(Dim.STATIC, Dim.STATIC))
 
 
 def capture(
-    model: nn.Module, marked: Sequence[str], inputs: Any, *, autocast: str | None = None, any_rows: bool = True
+    model: nn.Module,
+    marked: Sequence[str],
+    inputs: Any,
+    *,
+    autocast: str | None = None,
+    any_rows: bool = True,
+    row_leaves: RowLeaves | None = None,
 ) -> Capture:
     """Capture one forward, in the mode that the model is in.
 
@@ -117,6 +126,7 @@ def capture(
         autocast: The type that autocast computes in; it decides the types of the values.
         any_rows: The capture must hold for any number of rows, and the example has two or more; False: it holds for
             these inputs, and for what the forward treats alike.
+        row_leaves: Which inputs carry rows; None: those whose first dimension is that of the first tensor.
 
     Raises:
         MarkingError: the forward cannot be traced; the message has the line.
@@ -125,11 +135,11 @@ def capture(
     first, second = _ANY_ROWS if any_rows else _THESE_ROWS
     with _silence():
         try:
-            return _export(model, names, inputs, first, autocast)
+            return _export(model, names, inputs, first, autocast=autocast, known=row_leaves)
         except MarkingError:
             raise
         except Exception:  # noqa: BLE001 - torch.export raises many kinds; the second try's own error is reported
-            return _export_or_explain(model, names, inputs, second, autocast)
+            return _export_or_explain(model, names, inputs, second, autocast=autocast, known=row_leaves)
 
 
 @contextlib.contextmanager
@@ -145,11 +155,17 @@ def _silence() -> Iterator[None]:
 
 
 def _export_or_explain(
-    model: nn.Module, names: Sequence[str], inputs: Any, dims: _Dims, autocast: str | None
+    model: nn.Module,
+    names: Sequence[str],
+    inputs: Any,
+    dims: _Dims,
+    *,
+    autocast: str | None,
+    known: RowLeaves | None,
 ) -> Capture:
     """Second try: less may vary. Its error is the one that the user sees."""
     try:
-        return _export(model, names, inputs, dims, autocast)
+        return _export(model, names, inputs, dims, autocast=autocast, known=known)
     except MarkingError:
         raise
     except Exception as error:
@@ -163,17 +179,25 @@ def _export_or_explain(
         ) from error
 
 
-def _export(model: nn.Module, names: Sequence[str], inputs: Any, dims: _Dims, autocast: str | None) -> Capture:
+def _export(
+    model: nn.Module,
+    names: Sequence[str],
+    inputs: Any,
+    dims: _Dims,
+    *,
+    autocast: str | None,
+    known: RowLeaves | None,
+) -> Capture:
     calls: list[OpaqueCall] = []
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     real = call_arguments(inputs)
     leaves = pytree.tree_leaves(real)
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: mode.from_tensor(tensor, static_shapes=True), real)
     shapes = ShapesCollection()  # type: ignore[no-untyped-call]
-    rows = next((leaf.size(0) for leaf in leaves if is_tensor(leaf) and leaf.dim()), None)
-    for leaf, fake in zip(leaves, pytree.tree_leaves((args, kwargs)), strict=True):
+    rows, carriers = _carriers(known, inputs, leaves)
+    for leaf, carries, fake in zip(leaves, carriers, pytree.tree_leaves((args, kwargs)), strict=True):
         if is_tensor(leaf) and leaf.dim():
-            kinds = [dims.rows if leaf.size(0) == rows else dims.others, *[dims.others] * (leaf.dim() - 1)]
+            kinds = [dims.rows if carries else dims.others, *[dims.others] * (leaf.dim() - 1)]
             shapes[fake] = {
                 n: kind if leaf.size(n) > 1 or kind is Dim.DYNAMIC else Dim.STATIC for n, kind in enumerate(kinds)
             }
@@ -182,4 +206,11 @@ def _export(model: nn.Module, names: Sequence[str], inputs: Any, dims: _Dims, au
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
     domain = find_domain(program, input_key(input_structure(inputs), leaves))
-    return Capture(without_regions(program.graph_module), program, calls, leaves, rows, domain)
+    return Capture(without_regions(program.graph_module), program, calls, leaves, rows, carriers, domain)
+
+
+def _carriers(known: RowLeaves | None, inputs: Any, leaves: Sequence[Any]) -> tuple[int | None, list[bool]]:
+    """The rows of the example inputs, and which leaves carry them."""
+    may = may_carry(known, input_structure(inputs), leaves)
+    rows = next((leaf.size(0) for leaf, each in zip(leaves, may, strict=True) if each), None)
+    return rows, [each and leaf.size(0) == rows for leaf, each in zip(leaves, may, strict=True)]

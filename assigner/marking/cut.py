@@ -22,6 +22,7 @@ from assigner.marking.glue import Ownership, is_size, value_bytes
 from assigner.marking.graph import LEAF, Output, PartitionGraph, Piece, Size, Value, ValueShape
 from assigner.marking.marks import Mark, find_marks
 from assigner.marking.piece import PieceBuilder
+from assigner.marking.rows import EXAMPLE_ROWS, batch_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from assigner.workload import Workload
 
-_ROWS = 4  # rows of the example batch; not 1, which torch.export would take for a fixed size
 _MOST_RECUTS = 16
 
 
@@ -46,9 +46,10 @@ def partition_graph(workload: Workload, marks: Sequence[str] = ()) -> PartitionG
     """
     deferred = DeferredModel(workload.model, seed=workload.seed)
     marked = find_marks(deferred.model, (*workload.marks, *marks))
-    inputs, _ = workload.make_batch(_ROWS, workload.seed)
-    captured = capture(deferred.model, list(marked), inputs, autocast=workload.autocast)
-    return Cutter(deferred, marked, captured, workload.autocast).cut()
+    example = workload.make_batch(EXAMPLE_ROWS, workload.seed)
+    row_leaves = batch_rows(workload, example).inputs
+    captured = capture(deferred.model, list(marked), example[0], autocast=workload.autocast, row_leaves=row_leaves)
+    return replace(Cutter(deferred, marked, captured, workload.autocast).cut(), row_leaves=row_leaves)
 
 
 def recut(graph: PartitionGraph, structure: TreeSpec, leaves: Sequence[Any], *, training: bool) -> PartitionGraph:
@@ -80,7 +81,10 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGr
     deferred = graph.deferred
     marked = find_marks(deferred.model, graph.marks)
     with deferred.mode(training=training):
-        captured = capture(deferred.model, list(marked), inputs, autocast=graph.last.autocast, any_rows=False)
+        captured = capture(
+            deferred.model, list(marked), inputs,
+            autocast=graph.last.autocast, any_rows=False, row_leaves=graph.row_leaves,
+        )  # fmt: skip
     return Cutter(deferred, marked, captured, graph.last.autocast, base=graph).cut()
 
 
@@ -101,6 +105,7 @@ class Symbols:
             spec.arg.name for spec in captured.program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT
         ]
         nodes = {node.name: node for node in captured.graph.nodes if node.op == "placeholder"}
+        self.rows: set[Any] = set()
         for leaf, name in enumerate(users):
             value = nodes[name].meta.get("val") if name in nodes else None
             if not isinstance(value, torch.Tensor):
@@ -109,10 +114,9 @@ class Symbols:
                 if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
                     self.places.setdefault(size.node.expr, (leaf, dim))
                     self.example.setdefault(size.node.expr, captured.inputs[leaf].size(dim))
+                    if dim == 0 and captured.carriers[leaf]:
+                        self.rows.add(size.node.expr)
         self.example_rows = captured.rows
-        self.rows = {
-            symbol for symbol, place in self.places.items() if place[1] == 0 and self.example[symbol] == captured.rows
-        }
 
     def number(self, size: Any, rows: int | None = None) -> int:
         """A size for the example batch, or for another number of rows; one that depends on data counts as the rows."""
@@ -238,8 +242,9 @@ class Cutter:
         try:
             one, two = (self._bytes(tensor, rows) for rows in (1, 2))
         except ZeroDivisionError:  # a size like rows // (rows // 2)
-            few, many = (self._bytes(tensor, rows) for rows in (_ROWS, 2 * _ROWS))
-            one, two = few - (many - few) * (_ROWS - 1) // _ROWS, few - (many - few) * (_ROWS - 2) // _ROWS
+            n = EXAMPLE_ROWS
+            few, many = (self._bytes(tensor, rows) for rows in (n, 2 * n))
+            one, two = few - (many - few) * (n - 1) // n, few - (many - few) * (n - 2) // n
         gradient = tensor.dtype.is_floating_point or tensor.dtype.is_complex
         return ValueShape(two - one, 2 * one - two, tensor.dtype, gradient, self._sizes(tensor))
 

@@ -17,6 +17,7 @@ from assigner.deferred import DeferredModel
 from assigner.marking.domain import Domain
 from assigner.marking.marks import Mark
 from assigner.marking.module import around_module, build_module
+from assigner.marking.rows import RowLeaves
 from assigner.profile import Edge, Tie
 
 LEAF = object()
@@ -138,6 +139,7 @@ class PartitionGraph:
         output: The structure of the model's output, and what its leaves are.
         marks: Names of the marked modules.
         domain: The inputs that all this holds for.
+        row_leaves: Which inputs carry rows; None: those that have as many as the first tensor.
         recuts: The same model cut for other inputs, by `training`, as far as that was needed (see `recut`).
     """
 
@@ -147,6 +149,7 @@ class PartitionGraph:
     output: Output
     marks: tuple[str, ...]
     domain: Domain
+    row_leaves: RowLeaves | None = None
     recuts: dict[bool, list[PartitionGraph]] = field(
         default_factory=lambda: {True: [], False: []}, repr=False, compare=False
     )

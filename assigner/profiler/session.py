@@ -23,7 +23,7 @@ from assigner.profiler.rank import Keeping, RankSession
 from assigner.profiler.standings import Heart
 from assigner.profiler.untouched import untouched
 from assigner.runtime.failure import FailureWatch
-from assigner.runtime.rendezvous import farewell, group_store, join_group, leave_group
+from assigner.runtime.rendezvous import farewell, group_connections, group_store, join_group, leave_group
 from assigner.selection import Selection
 from assigner.usercode import user_code
 
@@ -139,7 +139,10 @@ def profile_workload(
         PrefixStore(name, each)
         for each in (jobs, jobs.clone(), jobs.clone())  # type: ignore[attr-defined]
     )
-    watch = FailureWatch(own[0], f"worker:{rank}", exit_code=MeasurementError.exit_code)
+    connections = group_connections()
+    if connections is not None:
+        connections.guard()  # those to the store as well
+    watch = FailureWatch(own[0], f"worker:{rank}", connections=connections, exit_code=MeasurementError.exit_code)
     heart = Heart(own[1], rank)
     table = Exchange(store, rank, dist.get_world_size(), timeout_s=options.timeout_s)
     session = None
@@ -164,6 +167,7 @@ def profile_workload(
     finally:
         heart.close()
         leave_group()
+        watch.close()
 
 
 def _measure(session: RankSession, output: Output | None) -> Profile | None:

@@ -18,7 +18,7 @@ from torch import fx
 from assigner.marking import PartitionGraph, Piece, Value
 from assigner.marking.casting import casting
 from assigner.profiler.memory import peak_bytes
-from assigner.runtime.microbatch import MicroBatch, split_batch
+from assigner.runtime.microbatch import Cutting, MicroBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -101,7 +101,8 @@ def collect_inputs(
     Returns:
         By micro-batch size, then by partition name; without those that were left out.
     """
-    passes = {rows: _Pass(workload, graph, rows, device) for rows in sizes}
+    cutting = Cutting(workload)
+    passes = {rows: _Pass(workload, graph, rows, device, cutting=cutting) for rows in sizes}
     names = [piece.name for piece in graph.pieces]
     names = names[: 1 + max((n for n, name in enumerate(names) if name in wanted), default=-1)]
     found: dict[int, dict[str, KindInputs]] = {rows: {} for rows in sizes}
@@ -134,8 +135,10 @@ def collect_inputs(
 class _Pass:
     """One forward of the model on one micro-batch, partition by partition."""
 
-    def __init__(self, workload: Workload, graph: PartitionGraph, rows: int, device: torch.device) -> None:
-        (self.cut,) = split_batch(workload.make_batch(rows, workload.seed), rows, reduction=workload.reduction)
+    def __init__(
+        self, workload: Workload, graph: PartitionGraph, rows: int, device: torch.device, *, cutting: Cutting
+    ) -> None:
+        (self.cut,) = cutting.split(workload.make_batch(rows, workload.seed), rows, weighed=False)
         self.device = device
         self.readers = Counter(value for piece in graph.pieces for value in piece.reads)
         self.values: dict[Value, torch.Tensor] = {}

@@ -54,6 +54,7 @@ class _DeferredNorm:
         self.seen: list[dict[int, _Figures]] = []  # for each twin, by micro-batch
         self.now: list[_Figures] = []  # for each twin, of the micro-batch that runs
         self.micro_batch = self.called = 0
+        self.recording = False
         self._add_twin()
         module.__dict__["forward"] = self.forward
 
@@ -63,11 +64,16 @@ class _DeferredNorm:
         twin.training, twin.momentum, twin.num_batches_tracked = True, 1.0, None
         self.twins.append(twin)
         self.seen.append({})
-        self.begin(self.micro_batch)
+        self._point()
 
     def begin(self, micro_batch: int) -> None:
-        """A forward of this micro-batch comes next."""
-        self.micro_batch, self.called = micro_batch, 0
+        """A forward of this micro-batch comes next; `commit` or `forget` ends the step."""
+        self.micro_batch, self.called, self.recording = micro_batch, 0, True
+        self._point()
+
+    def _point(self) -> None:
+        """Have the twins write where this micro-batch's figures belong."""
+        micro_batch = self.micro_batch
         self.now = [self._figures(seen, micro_batch) for seen in self.seen]
         for twin, figures in zip(self.twins, self.now, strict=True):
             twin._buffers["running_mean"], twin._buffers["running_var"] = figures.mean, figures.variance
@@ -82,12 +88,11 @@ class _DeferredNorm:
 
     def forward(self, input: torch.Tensor) -> Any:  # noqa: A002 - the name that it has in torch
         """The module's own forward."""
-        if not self.module.training:
+        if not (self.module.training and self.recording):
             return type(self.module).forward(self.module, input)
         call, self.called = self.called, self.called + 1
         if call == len(self.twins):
             self._add_twin()
-            self.called = call + 1
         twin = self.twins[call]
         output = type(twin).forward(twin, input)
         self.now[call].count = input.numel() // input.shape[1]
@@ -116,6 +121,7 @@ class _DeferredNorm:
 
     def forget(self) -> None:
         """Leave the running values as they are."""
+        self.recording = False
         used = [figures for seen in self.seen for figures in seen.values() if figures.count]
         for figures in used:
             figures.count = 0

@@ -109,13 +109,7 @@ def save_checkpoint(
     Raises:
         UsageError: the ranks do not share its file system.
     """
-    aside = folder.with_name(f".{folder.name}.part")
-    if rank == 0:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-    meet()
-    if not aside.is_dir():
-        raise UsageError(f"{aside}: rank {rank} does not see it", hint="save to a file system that all hosts share")
+    aside = _made_aside(folder, rank, meet)
     moments = OptimizerState.of(parameters, optimizer)
     _write(aside, f"model-{rank:05}", {name: tensor.detach() for name, tensor in state.items()}, {})
     _write(aside, f"optimizer-{rank:05}", moments.tensors, {"plain": moments.plain, "settings": moments.settings})
@@ -128,13 +122,25 @@ def save_checkpoint(
     meet()
 
 
+def _made_aside(folder: Path, rank: int, meet: Callable[[], None]) -> Path:
+    """The empty folder, beside the one to be, that rank 0 has made for all."""
+    aside = folder.with_name(f".{folder.name}.part")
+    if rank == 0:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+    meet()
+    if not aside.is_dir():
+        raise UsageError(f"{aside}: rank {rank} does not see it", hint="save to a file system that all hosts share")
+    return aside
+
+
 def load_checkpoint(
     folder: Path,
     fingerprint: str,
     *,
     state: Mapping[str, torch.Tensor],
     parameters: Mapping[str, nn.Parameter],
-    optimizer: PipelineOptimizer,
+    optimizer: PipelineOptimizer | None,
 ) -> Progress:
     """Read into this rank's tensors, in place, whatever plan wrote the checkpoint.
 
@@ -142,21 +148,31 @@ def load_checkpoint(
         folder: The checkpoint.
         fingerprint: Of the model.
         state: The tensors to fill, by the model's names.
-        parameters: The parameters among them.
-        optimizer: Their optimizer; its state and its settings (`lr`, ...) are replaced.
+        parameters: Those of its parameters that are trained.
+        optimizer: Their optimizer; its state and its settings (`lr`, ...) are replaced. None: nothing is trained.
 
     Returns:
         Where training was.
 
     Raises:
         UsageError: there is no checkpoint.
-        FormatError: it is broken, of another model, or lacks a tensor or has it in another shape; then nothing was
-            changed.
+        FormatError: it is broken, of another model, or lacks a tensor of this shape; then nothing was changed.
     """
     facts = _read_json(folder / _FACTS)
     if facts.get("fingerprint") != fingerprint:
         raise FormatError(f"{folder} was saved from another model", hint="load it with the workload that wrote it")
     progress = Progress.of(facts, folder / _FACTS)
+    found = _read_state(folder, state)
+    moments = None if optimizer is None else OptimizerState.read(folder, parameters)
+    for name, tensor in state.items():
+        tensor.detach().copy_(found[name])
+    if optimizer is not None and moments is not None:
+        moments.put(parameters, optimizer)
+    return progress
+
+
+def _read_state(folder: Path, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A tensor for each of these, of its shape."""
     found = _read(folder, _INDEX, state.__contains__)
     for name, tensor in state.items():
         if name not in found:
@@ -165,11 +181,7 @@ def load_checkpoint(
             raise FormatError(
                 f"{folder}: {name!r} has shape {tuple(found[name].shape)}, the model {tuple(tensor.shape)}"
             )
-    moments = OptimizerState.read(folder, parameters)
-    for name, tensor in state.items():
-        tensor.detach().copy_(found[name])
-    moments.put(parameters, optimizer)
-    return progress
+    return found
 
 
 def read_weights(folder: Path | str) -> dict[str, torch.Tensor]:
@@ -230,7 +242,6 @@ class OptimizerState:
     def put(self, parameters: Mapping[str, nn.Parameter], optimizer: PipelineOptimizer) -> None:
         """Replace an optimizer's state; a group gets the settings of its first parameter, on whatever rank that is."""
         optimizer.state.clear()
-        self.add(parameters, optimizer)
         for group, names in zip(optimizer.param_groups, optimizer.names, strict=True):
             kept = next((self.settings[name] for name in names if name in self.settings), {})
             for key, value in kept.items():
@@ -238,13 +249,20 @@ class OptimizerState:
                     group[key].fill_(value)
                 else:
                     group[key] = tuple(value) if isinstance(value, list) else value
+        self.add(parameters, optimizer)  # its place depends on the settings
 
     def add(self, parameters: Mapping[str, nn.Parameter], optimizer: PipelineOptimizer) -> None:
-        """Give an optimizer this state of its parameters; the settings of its groups stay."""
+        """Give an optimizer this state of its parameters; the settings of its groups stay.
+
+        Tensors go to their parameter's device as in torch's own `Optimizer.load_state_dict`: the count of steps is read
+        by Python, and stays where it is, unless the group is fused or capturable.
+        """
+        group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
         for key, value in {**self.tensors, **self.plain}.items():
             name, _, state = key.rpartition("/")
-            parameter = parameters[name]
-            on_device = isinstance(value, torch.Tensor) and value.dim()
+            parameter, group = parameters[name], group_of.get(id(parameters[name]), {})
+            goes = state != "step" or group.get("fused") or group.get("capturable")
+            on_device = isinstance(value, torch.Tensor) and goes
             optimizer.state[parameter][state] = value.to(parameter.device) if on_device else value
 
 

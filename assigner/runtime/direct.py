@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -143,10 +144,14 @@ class DirectChannels:
         """Make the channels that a program's routes need. Every rank of the run calls this with the same routes.
 
         A value that a header with its shape goes before is not carried: its receiver learns the shape late, and cannot
-        post in the channel's order.
+        post in the channel's order. One that gets its first header in a later program is not carried from then on.
         """
         routes = tuple(routes)
         unshaped = {(each.partition, each.output) for each in routes if each.payload is Payload.SHAPE}
+        for route, carried in self._carried.items():
+            if carried and route.payload is not Payload.TIE and (route.partition, route.output) in unshaped:
+                self._carried[route] = False
+                self._postings.clear()
         for route in routes:
             known = route.payload is Payload.TIE or (route.partition, route.output) not in unshaped
             ends = rank_of(route.source), rank_of(route.target)
@@ -206,6 +211,20 @@ class DirectChannels:
             work.wait()
         else:
             work.wait(self.timeout)
+
+    def abort(self) -> None:
+        """End what is on its way, and the groups with it: without their peers they would be waited for.
+
+        What is under way ends then, so that the device and the threads that wait for it come free.
+        """
+        end = getattr(dist.distributed_c10d, "_abort_process_group", None)  # torch has no public one
+        if end is None or not dist.is_initialized() or self.device.type != "cuda":
+            return
+        for channel, group in self._groups.items():
+            if self.rank in channel:
+                with suppress(RuntimeError):  # it has failed already; leaving the world group ends what is left
+                    end(group)
+        self._groups.clear()
 
     def close(self) -> None:
         """Leave the groups, where the world group has not been left with them in it."""

@@ -14,7 +14,7 @@ from assigner.errors import UsageError
 from assigner.marking import PartitionGraph, Value
 from assigner.runtime.absent import absent_like, is_absent
 from assigner.runtime.compiling import compiled
-from assigner.runtime.headers import post_header, receive_header, send_header
+from assigner.runtime.headers import Header, post_header, receive_header, send_header
 from assigner.runtime.lookahead import posted_ahead
 from assigner.runtime.microbatch import MicroBatch
 from assigner.runtime.ordering import Message
@@ -143,7 +143,7 @@ class Executor:
         actions = [action for action in program.actions.get(self.member.name, ()) if action.micro_batch >= 0]
         if self.member.transport is not None:
             self.transport.begin(program)
-        ahead = self._post_ahead(actions, posted_ahead(self.graph, program, self.member.name))
+        ahead = self._post_ahead(actions, posted_ahead(self.graph, program, self.member.name, micro_batches))
         next(ahead, None)
         ranges = Ranges(program.plan.stages)
         for action in actions:
@@ -342,7 +342,7 @@ class Executor:
             self._check_shape(value, micro_batch, tensor)
         if route.payload is Payload.ACTIVATION and self.graph.values[value].shape is None:
             self._stepped.shapes[value, micro_batch] = tuple(tensor.shape)
-            send_header(self.transport, Message(route, micro_batch), tensor)
+            send_header(self.transport, Message(route, micro_batch), Header(tuple(tensor.shape)))
         self.transport.send(Message(route, micro_batch), tensor, span)
 
     def _check_shape(self, value: Value, micro_batch: int, tensor: torch.Tensor) -> None:
@@ -372,7 +372,7 @@ class Executor:
         shape = self.graph.values[value]
         if shape.shape is None:
             known = self._stepped.shapes.get((value, micro_batch))
-            self.transport.post(message, known or receive_header(self.transport, message), shape.dtype)
+            self.transport.post(message, known or receive_header(self.transport, message).shape, shape.dtype)
         tensor = self.transport.receive(message, span)
         if route.payload is Payload.GRADIENT:
             if not is_absent(tensor):
@@ -386,9 +386,10 @@ def _what(route: Route) -> str:
     return f"{kind} {route.output} of partition {route.partition!r}"
 
 
-def _zero_of(outputs: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+def _zero_of(outputs: Sequence[Any], device: torch.device) -> torch.Tensor:
     """Zero whose gradients are zeros: a loss that counts for nothing may be 0 / 0, and is not computed."""
-    parts = [output.unsqueeze(0)[:0].sum() for output in outputs if output.requires_grad]
+    tensors = [output for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad]
+    parts = [tensor.unsqueeze(0)[:0].sum() for tensor in tensors]
     return sum(parts, torch.zeros((), device=device))
 
 

@@ -9,6 +9,9 @@ launcher tells.
     rank 1: raises in a forward        report  ······ stays 0.6 s ······ raises, ends
     rank 0: waits for a gradient                 prints the cause        connection closed: raises WorkerError, ends
     rank 2: waits for rank 0                     prints the cause ······ 3 s ······ ended by its watching thread
+
+A main thread that knows the cause has 20 s to leave the run. Where nobody can tell a cause any more, since the store or
+a host does not answer, one that stays at the same thing for 30 s is ended: it waits for something that does not come.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -39,10 +42,14 @@ if TYPE_CHECKING:
     from assigner.sockets import Connections
 
 _KEY = "assigner/failure"
+_NO_ADDRESS = re.compile(r"tcp/device\.cc|Unable to (?:find|resolve)|makeDeviceFor|unsupported gloo device")
 _POLL_S = 0.25
+_LEAVE_S = 10.0  # its thread ends after a poll; one that starves on a busy machine must not see the interpreter's end
 _STAY_S = 0.6  # more than two polls
 _ASK_S = 1.5
 _GRACE_S = 3.0
+_LEAVE_S = 20.0
+_BUSY_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,7 @@ class FailureWatch:
 
     Attributes:
         printed: Another rank's failure stands on this rank's stderr.
+        busy_since: When the main thread began what it does for the run (`time.monotonic`); None: it does nothing there.
     """
 
     def __init__(
@@ -120,6 +128,7 @@ class FailureWatch:
         self.exit_code = exit_code
         self.worker = worker
         self.printed = False
+        self.busy_since: float | None = None
         self._found: Failure | None = None
         self.grace_s = _GRACE_S
         self.known = threading.Event()  # the main thread is about to raise by itself
@@ -161,7 +170,7 @@ class FailureWatch:
         """Stop watching."""
         atexit.unregister(self.close)
         self.closed.set()
-        self.thread.join(2 * _POLL_S + 1)
+        self.thread.join(_LEAVE_S)
 
     def _write(self, failure: Failure) -> Failure:
         self.known.set()
@@ -182,11 +191,29 @@ class FailureWatch:
         while not self.closed.wait(_POLL_S):
             try:
                 found = self._read()
-            except DistError:
-                return  # the store's host has left: a rank that still waits for somebody finds the connection closed
+            except DistError:  # its host has left, as it may: a rank that waits for somebody mostly finds it closed
+                self._end_without("the job's store is gone")
+                return
             if found is not None:
                 self._end(found)
                 return
+            if self.connections is not None and self.connections.silent:
+                self._end_without(f"{' and '.join(sorted(self.connections.silent))} does not answer")
+                return
+
+    def _end_without(self, noticed: str) -> None:
+        """No rank can tell a cause: end the process when its main thread stays where it is and comes to know of none.
+
+        A wait for NCCL or for a GPU does not notice that a connection is closed.
+        """
+        since = time.monotonic()
+        while not self.closed.wait(_POLL_S) and not self.known.is_set():
+            busy = self.busy_since
+            if busy is not None and time.monotonic() - max(busy, since) > _BUSY_S:
+                mine = Failure(self.worker, "", f"it has waited for {_BUSY_S:g} s since {noticed}")
+                sys.stderr.write(f"[{self.worker}] error: {mine}\n")
+                self._exit()
+        self._see_out()
 
     def _end(self, found: Failure) -> None:
         """Print the cause, and end the process unless its main thread comes to know by itself."""
@@ -196,7 +223,20 @@ class FailureWatch:
             sys.stderr.write(f"[{self.worker}] error: {found.told}\n")
             sys.stderr.flush()
         if not self.known.wait(self.grace_s) and not self.closed.is_set():
-            os._exit(self.exit_code)
+            self._exit()
+        self._see_out()
+
+    def _see_out(self) -> None:
+        """The main thread knows, and leaves the run; one that gets stuck there is ended."""
+        if not self.closed.wait(_LEAVE_S):
+            sys.stderr.write(f"[{self.worker}] error: it could not leave the run within {_LEAVE_S:g} s: ended\n")
+            self._exit()
+
+    def _exit(self) -> None:
+        for each in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # it is closed, or its reader is gone
+                each.flush()
+        os._exit(self.exit_code)
 
 
 def watched_run(name: str, store: Store, worker: str, connections: Connections | None) -> FailureWatch:
@@ -217,21 +257,28 @@ def watched_run(name: str, store: Store, worker: str, connections: Connections |
 
 
 @contextmanager
-def joining(store: Store, worker: str) -> Iterator[None]:
+def joining(store: Store, name: str, worker: str) -> Iterator[FailureWatch]:
     """Watch while a block makes the process group: a launcher may tell of a rank that will not come.
 
     Args:
         store: The job's store, without prefixes; a connection of its own.
+        name: The group's, the same on every rank.
         worker: This rank.
 
     Raises:
-        WorkerError: the ranks lost each other.
+        WorkerError: the ranks lost each other, or this one cannot take part.
     """
-    watch = FailureWatch(PrefixStore("assigner/joining", store), worker, launcher=store)
+    watch = FailureWatch(PrefixStore(f"{name} joining", store), worker, launcher=store)
     watch.grace_s = _STAY_S  # a rank that waits for one that will not come learns of nothing by itself
     try:
-        yield
+        yield watch
     except RuntimeError as error:  # torch has no type of its own for a connection that broke
+        if _is_own(error):
+            watch.report("joining the run", error)
+            raise WorkerError(
+                f"{worker} cannot join the run{_why(error)}",
+                hint="GLOO_SOCKET_IFNAME names the network interface to use; without it, the host's name must resolve",
+            ) from error
         raise watch.lost("another worker", "joining the run", error).to_error() from error
     finally:
         watch.close()
@@ -243,6 +290,11 @@ def _host_gone(noticed: Failure) -> Failure:
     if one_host or noticed.worker.partition("/")[0] == "worker:0":
         return noticed
     return Failure("worker:0", "", f"its process is gone with the job's store, or cut off; after it, {noticed}")
+
+
+def _is_own(error: RuntimeError) -> bool:
+    """Whether gloo found no interface or address of this host; all else that it says while it joins is of others."""
+    return not isinstance(error, DistError) and bool(_NO_ADDRESS.search(str(error)))
 
 
 def _why(error: BaseException) -> str:

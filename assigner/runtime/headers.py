@@ -9,7 +9,7 @@ Its gradient needs no header on the way back: whoever made the value knows its s
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -22,7 +22,19 @@ if TYPE_CHECKING:
     from assigner.runtime.transport import Transport
     from assigner.schedule import Program, Route
 
-MOST_DIMENSIONS = 16
+_MOST_DIMENSIONS = 16
+
+
+class Header(NamedTuple):
+    """What goes ahead of a value.
+
+    Args:
+        shape: The value's.
+        kind: What else its receiver must know, as a number; between partitions nothing.
+    """
+
+    shape: tuple[int, ...]
+    kind: int = 0
 
 
 def header_routes(graph: PartitionGraph, program: Program) -> tuple[Route, ...]:
@@ -42,17 +54,17 @@ def header_route(route: Route) -> Route:
 
 def post_header(transport: Transport, message: Message) -> None:
     """Get ready for the shape of a message."""
-    transport.post(Message(header_route(message.route), message.micro_batch), (1 + MOST_DIMENSIONS,), torch.int64)
+    transport.post(Message(header_route(message.route), message.micro_batch), (2 + _MOST_DIMENSIONS,), torch.int64)
 
 
-def send_header(transport: Transport, message: Message, tensor: torch.Tensor) -> None:
-    """Send the shape of a message."""
-    numbers = torch.zeros(1 + MOST_DIMENSIONS, dtype=torch.int64)
-    numbers[: 1 + tensor.dim()] = torch.tensor([tensor.dim(), *tensor.shape])
+def send_header(transport: Transport, message: Message, header: Header) -> None:
+    """Send what goes ahead of a message."""
+    numbers = torch.zeros(2 + _MOST_DIMENSIONS, dtype=torch.int64)
+    numbers[: 2 + len(header.shape)] = torch.tensor([header.kind, len(header.shape), *header.shape])
     transport.send(Message(header_route(message.route), message.micro_batch), numbers)
 
 
-def receive_header(transport: Transport, message: Message) -> tuple[int, ...]:
-    """The shape of a message whose header was posted, once it is there."""
-    dimensions, *sizes = transport.receive(Message(header_route(message.route), message.micro_batch)).tolist()
-    return tuple(sizes[:dimensions])
+def receive_header(transport: Transport, message: Message) -> Header:
+    """The header of a message, for which `post_header` got ready, once it is there."""
+    kind, dimensions, *sizes = transport.receive(Message(header_route(message.route), message.micro_batch)).tolist()
+    return Header(tuple(sizes[:dimensions]), kind)

@@ -18,7 +18,6 @@ from assigner.errors import UsageError
 from assigner.location import Location
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.executor import Executor
-from assigner.runtime.microbatch import row_count, split_batch
 from assigner.runtime.outputs import OutputRoutes, Part, join
 from assigner.runtime.remat import Rematerialisation
 
@@ -26,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.runtime.membership import Membership
+    from assigner.runtime.microbatch import Cutting
     from assigner.runtime.partition import PartitionRunner
+    from assigner.runtime.sameness import SameCall
     from assigner.runtime.variants import Group, Variant, Variants
     from assigner.workload import Batch, Workload
 
@@ -68,10 +69,15 @@ class Inference:
         variants: The model's graphs.
         member: This process in the run.
         workload: The loss and the seed.
+        cutting: Of batches into micro-batches.
+        same: Whether all ranks make the same call.
     """
 
-    def __init__(self, variants: Variants, member: Membership, workload: Workload) -> None:
+    def __init__(
+        self, variants: Variants, member: Membership, workload: Workload, *, cutting: Cutting, same: SameCall
+    ) -> None:
         self.variants, self.member, self.workload = variants, member, workload
+        self.cutting, self.same = cutting, same
         self._flags = variants.planned.graph.deferred.flags(training=False)
         self._always = Rematerialisation("always", variants.plan)
         self._no_statistics = DeferredStatistics({}, "micro_batch")
@@ -85,6 +91,7 @@ class Inference:
             batch: (inputs, targets).
             number: Of the batch that is trained on next.
         """
+        self.same.check("evaluate", batch)
         losses: dict[int, float] = {}
         for group, executor in self._groups(batch):
             executor.outputs = None
@@ -94,6 +101,7 @@ class Inference:
 
     def forward(self, inputs: Any, number: int, to: int | None) -> Any:
         """The model's output on rank `to`; see `Pipeline.forward`."""
+        self.same.check(f"forward(to={to})", inputs)
         world = dist.get_world_size() if dist.is_initialized() else 1
         made: dict[int, Part] = {}
         graphs, makers = [], set()
@@ -102,7 +110,7 @@ class Inference:
             self._run(group, executor, number)
             graphs.append(group.variant.graph)
             makers.add(group.variant.last_worker)
-            rows = {place: row_count((cut.inputs, None)) for place, cut in _placed(group)}
+            rows = {place: cut.rows for place, cut in _placed(group)}
             output = group.variant.graph.output
             made.update({n: Part(output, output.filled(each), rows[n]) for n, each in executor.outputs.items()})
             executor.outputs = None
@@ -119,9 +127,8 @@ class Inference:
         return None if leaves is None else graphs[0].rebuild_output(leaves)
 
     def _groups(self, batch: Batch) -> Iterator[tuple[Group, _ForwardExecutor]]:
-        size = -(-row_count(batch) // self.variants.plan.micro_batches)
-        weight = self.workload.weight if batch[1] is not None else None
-        micro_batches = split_batch(batch, size, reduction=self.workload.reduction, weight=weight)
+        size = -(-self.cutting.row_count(batch[0]) // self.variants.plan.micro_batches)
+        micro_batches = self.cutting.split(batch, size, weighed=batch[1] is not None)
         for group in self.variants.groups(batch[0], micro_batches, training=False):
             variant = group.variant
             if variant not in self._executors:

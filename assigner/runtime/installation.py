@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.gradients import Gradients
 from assigner.runtime.inference import Inference
+from assigner.runtime.microbatch import Cutting, MicroBatch
 from assigner.runtime.programs import Programs
+from assigner.runtime.sameness import SameCall
 from assigner.runtime.share import Share
 from assigner.runtime.training import Training
 from assigner.runtime.variants import Variants
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from assigner.runtime.membership import Membership
     from assigner.runtime.remat import Rematerialisation
     from assigner.runtime.scaling import GradientScaling
-    from assigner.workload import Workload
+    from assigner.schedule import Program
+    from assigner.workload import Batch, Workload
 
 
 class Installation:
@@ -43,6 +46,8 @@ class Installation:
         trained: Their parameters that are trained.
         programs: Of the plan.
         training: Forwards and backwards.
+        cutting: Of batches into micro-batches.
+        same: Whether all ranks make the same call.
         inference: Forwards alone.
         gradients: Of the parameters.
     """
@@ -65,7 +70,8 @@ class Installation:
         statistics = DeferredStatistics(self.share.modules, batch_norm)
         variants = Variants(graph, plan, self.programs, self.share.modules, member)
         self.training = Training(variants, member, workload, remat=remat, statistics=statistics)
-        self.inference = Inference(variants, member, workload)
+        self.cutting, self.same = Cutting(workload), SameCall(member)
+        self.inference = Inference(variants, member, workload, cutting=self.cutting, same=self.same)
         self.gradients = Gradients(self.trained, graph, plan, member, scaling)
         member.on_leaving = self.forget
 
@@ -73,6 +79,21 @@ class Installation:
     def executor(self) -> Executor:
         """What runs the plan's own graph in training."""
         return self.training.executor
+
+    def begin(self, call: str, batch: Batch) -> tuple[Program, list[MicroBatch]]:
+        """The program for a training batch, and the batch cut for it.
+
+        Args:
+            call: What is called, with its arguments but the batch.
+            batch: (inputs, targets).
+
+        Raises:
+            UsageError: rank 0 makes another call or has another batch, or the batch cannot be used.
+        """
+        rows = self.cutting.row_count(batch[0])
+        self.same.check(call, batch)
+        program = self.programs.training(rows)
+        return program, self.cutting.split(batch, program.plan.micro_batch_size)
 
     def forget(self) -> None:
         """Drop what an unfinished step or forward holds."""

@@ -13,7 +13,10 @@ from assigner.marking import Value
 from assigner.schedule import Payload
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from assigner.marking import PartitionGraph
+    from assigner.runtime.microbatch import MicroBatch
     from assigner.schedule import Program
 
 _AHEAD = 2
@@ -21,9 +24,16 @@ _SMALL_AHEAD = 4
 _SMALL_BYTES = 1 << 18
 
 
-def posted_ahead(graph: PartitionGraph, program: Program, worker: str) -> int:
-    """For so many forwards and backwards to come a worker has posted the receives: 4 where its messages are small."""
-    rows = program.plan.micro_batch_size
+def posted_ahead(graph: PartitionGraph, program: Program, worker: str, micro_batches: Sequence[MicroBatch]) -> int:
+    """For so many forwards and backwards to come a worker has posted the receives: 4 where its messages are small.
+
+    Args:
+        graph: What the values between partitions are.
+        program: What the worker does; how many rows there really are its plan does not say.
+        worker: Its name.
+        micro_batches: What it does it to.
+    """
+    rows = max(each.rows for each in micro_batches)
     values = [
         graph.values[Value(route.partition, route.output)]
         for route in program.routes

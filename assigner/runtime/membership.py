@@ -208,8 +208,11 @@ class Membership:
         if self.transport is not None:
             self.transport.meet()
 
-    def close(self) -> None:
+    def close(self, *, check: Callable[[], None]) -> None:
         """Leave the run, together with the other ranks; one that has failed leaves alone.
+
+        Args:
+            check: Whether all of them leave.
 
         Raises:
             WorkerError: another rank failed before it came here.
@@ -217,6 +220,7 @@ class Membership:
         goodbye = farewell() if self._owns_group else None
         if goodbye is not None:
             with self.guarded("the end of the run"):
+                check()
                 self.meet()
         self._leave()
         if goodbye is not None:

@@ -1,20 +1,25 @@
-"""Cutting a batch into micro-batches, along the first dimension of every tensor in it."""
+"""Cutting a batch into micro-batches, along the first dimension of every tensor in it that carries rows."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
+from assigner.marking.domain import input_structure
+from assigner.marking.rows import BatchRows, RowLeaves, batch_rows, may_carry
 from assigner.usercode import user_code
-from assigner.workload import Batch, call_arguments
+from assigner.workload import Batch, Workload, call_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
+    from torch.utils._pytree import TreeSpec
 
 
 @dataclass(frozen=True)
@@ -25,64 +30,84 @@ class MicroBatch:
         inputs: The flattened arguments of the model's forward; tensors have this micro-batch's rows.
         targets: The targets, in their own structure.
         weight: What its loss counts for in the step's loss; 0: it is not even computed.
+        rows: How many it has.
     """
 
     inputs: list[Any]
     targets: Any
     weight: float
+    rows: int
 
 
-def row_count(batch: Batch) -> int:
-    """Rows of a batch: the first dimension of its first input tensor.
+class Cutting:
+    """How the batches of a workload are cut.
 
-    Raises:
-        UsageError: there is none.
-    """
-    for leaf in pytree.tree_leaves(call_arguments(batch[0])):
-        if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.size(0):
-            return leaf.size(0)
-    raise UsageError("the batch's inputs hold no tensor with rows", hint="the first dimension of inputs is the rows")
-
-
-def split_batch(
-    batch: Batch, size: int, *, reduction: str, weight: Callable[[Any, Any], float | torch.Tensor] | None = None
-) -> list[MicroBatch]:
-    """A batch as micro-batches of `size` rows; the last one has what is left.
+    Which tensors carry rows is learnt from two batches of the workload's own, once, at the first use. Where the
+    workload makes none for 4 and for 8 rows, and in a batch of another structure than those, every tensor does that
+    has as many rows as the first one.
 
     Args:
-        batch: (inputs, targets). Tensors whose first dimension is the batch's rows are cut, the rest goes whole to
-            every micro-batch.
-        size: Rows in a micro-batch.
-        reduction: "mean": a micro-batch's loss counts by its share of the rows; "sum": in full.
-        weight: `weight(inputs, targets)` of a micro-batch: under "mean" its share of these counts, not that of rows.
-
-    Raises:
-        UsageError: a weight that is negative or not finite, or all of them are 0.
+        workload: Its batch maker, what its loss does over the rows, and what its micro-batches count for.
     """
-    rows = row_count(batch)
-    count = -(-rows // size)
 
-    def cut(tree: Any) -> list[Any]:
-        leaves, spec = pytree.tree_flatten(tree)
-        parts = [
-            leaf.split(size)  # type: ignore[no-untyped-call]
-            if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.size(0) == rows
-            else (leaf,) * count
-            for leaf in leaves
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+
+    @cached_property
+    def _known(self) -> BatchRows:
+        return batch_rows(self._workload)
+
+    def row_count(self, inputs: Any) -> int:
+        """Rows of a batch: the first dimension of its first input tensor that carries them.
+
+        Raises:
+            UsageError: there is none.
+        """
+        leaves, structure = pytree.tree_flatten(call_arguments(inputs))
+        for leaf, may in zip(leaves, may_carry(self._known.inputs, structure, leaves), strict=True):
+            if may and leaf.size(0):
+                return int(leaf.size(0))
+        raise UsageError(
+            "the batch's inputs hold no tensor with rows", hint="the first dimension of inputs is the rows"
+        )
+
+    def split(self, batch: Batch, size: int, *, weighed: bool = True) -> list[MicroBatch]:
+        """A batch as micro-batches of `size` rows; the last one has what is left.
+
+        Args:
+            batch: (inputs, targets). Tensors that carry the batch's rows are cut, the rest goes whole to every
+                micro-batch.
+            size: Rows in a micro-batch.
+            weighed: False: micro-batches count by their rows, whatever the workload's `weight` says.
+
+        Raises:
+            UsageError: a weight that is negative or not finite, or all of them are 0.
+        """
+        rows = self.row_count(batch[0])
+        sizes = [min(size, rows - start) for start in range(0, rows, size)]
+        inputs = _cut(batch[0], self._known.inputs, input_structure(batch[0]), rows, size)
+        targets = _cut(batch[1], self._known.targets, pytree.tree_structure(batch[1]), rows, size)
+        if self._workload.reduction == "sum":
+            shares = [1.0] * len(sizes)
+        elif self._workload.weight is None or not weighed:
+            shares = [each / rows for each in sizes]
+        else:
+            shares = _shares([_weigh(self._workload.weight, *pair) for pair in zip(inputs, targets, strict=True)])
+        return [
+            MicroBatch(pytree.tree_leaves(call_arguments(mine)), wanted, share, each)
+            for mine, wanted, share, each in zip(inputs, targets, shares, sizes, strict=True)
         ]
-        return [pytree.tree_unflatten([part[n] for part in parts], spec) for n in range(count)]
 
-    parts = list(zip(cut(batch[0]), cut(batch[1]), strict=True))
-    if reduction == "sum":
-        shares = [1.0] * count
-    elif weight is None:
-        shares = [min(size, rows - start) / rows for start in range(0, rows, size)]
-    else:
-        shares = _shares([_weigh(weight, inputs, targets) for inputs, targets in parts])
-    return [
-        MicroBatch(pytree.tree_leaves(call_arguments(inputs)), targets, share)
-        for (inputs, targets), share in zip(parts, shares, strict=True)
+
+def _cut(tree: Any, known: RowLeaves | None, structure: TreeSpec, rows: int, size: int) -> list[Any]:
+    """A tree of each micro-batch; `structure` is what `known` speaks of."""
+    leaves, spec = pytree.tree_flatten(tree)
+    count = -(-rows // size)
+    parts = [
+        leaf.split(size) if may and leaf.size(0) == rows else (leaf,) * count
+        for leaf, may in zip(leaves, may_carry(known, structure, leaves), strict=True)
     ]
+    return [pytree.tree_unflatten([part[n] for part in parts], spec) for n in range(count)]
 
 
 def _weigh(weight: Callable[[Any, Any], float | torch.Tensor], inputs: Any, targets: Any) -> float:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from assigner.errors import UsageError
 from assigner.location import Location
 from assigner.marking.graph import Output
-from assigner.runtime.headers import MOST_DIMENSIONS, header_route
+from assigner.runtime.headers import Header, header_route, post_header, receive_header, send_header
 from assigner.runtime.ordering import Message
 from assigner.schedule import Payload, Route
 
@@ -142,20 +142,18 @@ class OutputRoutes:
 
 
 def _send(transport: Transport, route: Route, leaf: Any) -> None:
-    """The header has the type (of a number: below zero), the dimensions and the sizes."""
+    """The header's kind is the type; of a number, which goes as a tensor, below zero."""
     is_tensor = isinstance(leaf, torch.Tensor)
     tensor = leaf if is_tensor else torch.tensor(leaf)
     kind = _DTYPES.index(tensor.dtype) if is_tensor else -1 - _NUMBERS.index(type(leaf))
-    header = torch.zeros(2 + MOST_DIMENSIONS, dtype=torch.int64)
-    header[: 2 + tensor.dim()] = torch.tensor([kind, tensor.dim(), *tensor.shape])
-    transport.send(Message(header_route(route), 0), header)
+    send_header(transport, Message(route, 0), Header(tuple(tensor.shape), kind))
     transport.send(Message(route, 0), tensor if is_tensor else tensor.to(torch.float64))
 
 
 def _receive(transport: Transport, route: Route) -> Any:
-    head, message = Message(header_route(route), 0), Message(route, 0)
-    transport.post(head, (2 + MOST_DIMENSIONS,), torch.int64)
-    kind, dimensions, *sizes = transport.receive(head).tolist()
-    transport.post(message, tuple(sizes[:dimensions]), _DTYPES[kind] if kind >= 0 else torch.float64)
+    message = Message(route, 0)
+    post_header(transport, message)
+    shape, kind = receive_header(transport, message)
+    transport.post(message, shape, _DTYPES[kind] if kind >= 0 else torch.float64)
     found = transport.receive(message)
     return found if kind >= 0 else _NUMBERS[-1 - kind](found.item())

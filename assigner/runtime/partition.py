@@ -65,6 +65,8 @@ class PartitionRunner:
     keep_last: bool = False
     statistics: DeferredStatistics | None = None
     _graphs: dict[int, list[GradientEdge | None]] = field(default_factory=dict)
+    _buffers: list[torch.Tensor] | None = None
+    _changing: set[int] = field(default_factory=set)
 
     def recomputes(self, place: Place) -> bool:
         """The forward runs again before this backward, and needs what it read."""
@@ -82,7 +84,7 @@ class PartitionRunner:
             The outputs, without graph.
         """
         if self.recomputes(place):
-            with torch.no_grad():
+            with torch.no_grad(), self._watched_buffers():
                 outputs = self._run(place, reads, sizes)
         else:
             outputs = self._run(place, reads, sizes)
@@ -105,6 +107,8 @@ class PartitionRunner:
             output_gradients: For each output its gradient; None: nobody used it (the loss has none and needs none).
         """
         if self.recomputes(place):
+            if self.finish is None and all(gradient is None for gradient in output_gradients):
+                return  # nothing in it, or behind it, is trained
             with self._kept_buffers():
                 roots = self._roots(self._run(place, reads, sizes))
         else:
@@ -142,10 +146,32 @@ class PartitionRunner:
         ]
 
     @contextlib.contextmanager
+    def _watched_buffers(self) -> Iterator[None]:
+        """Learn which buffers the forward changes; most are constants, as masks are.
+
+        torch counts the changes of a tensor, but not those through `.data`: in the first forward values are compared.
+        """
+        first, before = self._buffers is None, []
+        if self._buffers is None:
+            self._buffers = list(self.module.buffers())
+            before = [buffer.clone() for buffer in self._buffers]
+        versions = [buffer._version for buffer in self._buffers]
+        yield
+        self._changing.update(n for n, buffer in enumerate(self._buffers) if buffer._version != versions[n])
+        if first:
+            pairs = zip(self._buffers, before, strict=True)
+            self._changing.update(n for n, pair in enumerate(pairs) if not _equal(*pair))
+
+    @contextlib.contextmanager
     def _kept_buffers(self) -> Iterator[None]:
         """What a forward counts in buffers it counts once for a micro-batch: a recompute leaves them as they were."""
-        buffers = list(self.module.buffers())
+        assert self._buffers is not None
+        buffers = [self._buffers[n] for n in sorted(self._changing)]
         kept = [buffer.clone() for buffer in buffers]
         yield
         for buffer, value in zip(buffers, kept, strict=True):
             buffer.data.copy_(value)  # through .data: not a change that backward would object to
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.layout is torch.strided and torch.equal(one, other)

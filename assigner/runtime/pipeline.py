@@ -16,7 +16,6 @@ from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
 from assigner.runtime.membership import Membership
 from assigner.runtime.memory import held_bytes
-from assigner.runtime.microbatch import row_count, split_batch
 from assigner.runtime.optimizer import PipelineOptimizer
 from assigner.runtime.process import check_world
 from assigner.runtime.randomness import kept_generators
@@ -120,10 +119,9 @@ class Pipeline:
     def move(self, plan: Plan | Path | str) -> None:
         """Go on under another plan for the same model from the next step on; every rank calls this.
 
-        Weights, running statistics and optimizer state go to the workers that hold their partitions from then on. The
-        optimizer's handle, and a scheduler on it, stay; gradients do not. The processes of the run stay as they are:
-        the plan may use more of them or fewer, with other stages, schedule and micro-batches. While it moves, a rank
-        holds its old and its new partitions.
+        Weights, buffers and optimizer state go to the workers that hold their partitions from then on; the optimizer's
+        handle, and a scheduler on it, stay. The plan may use more of the run's processes or fewer, and have another
+        schedule and other micro-batches. While it moves, a rank holds its old and its new partitions.
 
         Args:
             plan: A plan or the path of one.
@@ -206,9 +204,8 @@ class Pipeline:
         if recorder is not None:
             recorder.begin_step()
         with self._member.guarded("the start of a step"), kept_generators(self._member.device):
-            program, made = self._installed.programs.training(row_count(batch)), self.workload
-            size = program.plan.micro_batch_size
-            micro_batches = split_batch(batch, size, reduction=made.reduction, weight=made.weight)
+            call = f"step(update={update}, scale={scale}, max_norm={max_norm})"
+            program, micro_batches = self._installed.begin(call, batch)
             if self._updated:
                 self._installed.gradients.drop()
             self._installed.gradients.begin()
@@ -224,7 +221,7 @@ class Pipeline:
         with self._member.guarded("the end of the step"):
             loss = sum(self._member.number_from(rank, mine) for rank, mine in losses.items())
         if recorder is not None:
-            whole = update and self._installed.training.as_planned and row_count(batch) == self.plan.workload.batch_size
+            whole = update and self._installed.training.as_planned and program.plan.workload == self.plan.workload
             recorder.end_step(whole=whole)
         return loss
 
@@ -380,8 +377,8 @@ class Pipeline:
         share = self._installed.share
         with self._member.guarded(f"loading {folder}"):
             progress = load_checkpoint(
-                Path(folder), self.graph.fingerprint, state=share.state(), parameters=share.parameters,
-                optimizer=self.optimizer,
+                Path(folder), self.graph.fingerprint, state=share.state(), parameters=self._installed.trained,
+                optimizer=self.optimizer if self._trains else None,
             )  # fmt: skip
             self.steps, self._batches = progress.steps, progress.batches
             self._installed.gradients.drop()
@@ -389,12 +386,8 @@ class Pipeline:
         return progress.state
 
     def close(self) -> None:
-        """Leave the run, together with the other ranks; one that has failed leaves alone. `with Pipeline(...)` does it.
-
-        Raises:
-            WorkerError: another rank failed before it came here.
-        """
-        self._member.close()
+        """Leave the run, together with the other ranks; one that has failed leaves alone. `with Pipeline(...)` does it."""
+        self._member.close(check=lambda: self._installed.same.check("close()", ()))
 
     def __enter__(self) -> Pipeline:
         return self

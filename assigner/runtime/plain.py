@@ -15,7 +15,7 @@ from typing import Any
 
 from assigner.errors import FormatError, UsageError
 
-_SINGLE = (bool, int, float, str, type(None))
+SINGLE = (bool, int, float, str, type(None))
 
 
 def to_json(value: Any, where: str) -> Any:
@@ -29,7 +29,7 @@ def to_json(value: Any, where: str) -> Any:
         UsageError: another value is among them; the message says where.
     """
     kind = type(value)
-    if kind in _SINGLE:
+    if kind in SINGLE:
         return value
     if kind in (list, tuple):
         return [kind.__name__, *(to_json(each, f"{where}[{n}]") for n, each in enumerate(value))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,14 @@ if TYPE_CHECKING:
     from assigner.runtime.transport import Transport
 
 
+_MOST_BUILT = 32
+
+
 class Programs:
     """Programs that have been built, by number of rows or of micro-batches.
+
+    Of those by rows the ones used last are kept, of those by micro-batches all: a batch has no more than planned. The
+    transport goes on knowing the routes of one that was dropped, so that every rank numbers them alike for ever.
 
     Args:
         plan: What they execute.
@@ -25,12 +32,14 @@ class Programs:
 
     def __init__(self, plan: Plan, graph: PartitionGraph, transport: Transport | None) -> None:
         self.plan, self.graph, self.transport = plan, graph, transport
-        self._built: dict[int, Program] = {}
+        self._built: OrderedDict[int, Program] = OrderedDict()  # the one that was used last at the end
         self._counted: dict[tuple[int, bool], Program] = {}
 
     def training(self, rows: int) -> Program:
         """The program for a batch of so many rows: as many micro-batches as planned, or fewer where rows are few."""
-        if rows not in self._built:
+        if rows in self._built:
+            self._built.move_to_end(rows)
+        else:
             size = -(-rows // self.plan.micro_batches)
             plan = replace(
                 self.plan,
@@ -39,6 +48,8 @@ class Programs:
                 micro_batches=-(-rows // size),
             )
             self._built[rows] = self._known(build_program(plan, self.graph.edges, self.graph.ties))
+            if len(self._built) > _MOST_BUILT:
+                self._built.popitem(last=False)
         return self._built[rows]
 
     def counted(self, count: int, *, training: bool) -> Program:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import os
 import time
 import zlib
@@ -20,7 +21,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch.distributed as dist
-from torch.distributed import DistError, PrefixStore, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import DistError, DistStoreError, PrefixStore, rendezvous  # type: ignore[attr-defined]
 
 from assigner.errors import UsageError, WorkerError
 from assigner.launched import first_host, launcher_process
@@ -33,12 +34,17 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
     from assigner.launched import Launched
+    from assigner.runtime.failure import FailureWatch
+    from assigner.sockets import End
 
 Backend = Literal["gloo", "mpi", "nccl"]
 
 _PORTS = range(10_000, 30_000)  # below those that systems hand out for connections
 _COMMON_PORT = 29_500  # torchrun's
 _FAREWELL_S = 5.0
+_JOIN_S = 300.0  # a rank that takes longer to come has died, or was never started
+
+_DIED = "a rank may have died before it came: its own output says why; srun -K and torchrun then end the others at once"
 
 _groups = itertools.count()  # the n-th group of every rank is the same one
 _stores: dict[tuple[str, int, int, int], Store] = {}
@@ -84,7 +90,7 @@ def _port(place: Launched) -> int:
 
 
 def job_store(place: Launched, timeout_s: float) -> Store:
-    """The run's store; the same connection at every call.
+    """The run's store; the same connection at every call. Ranks wait for each other here where rank 0 hosts it.
 
     Raises:
         UsageError: nothing says where it is, or rank 0 cannot open its port.
@@ -96,7 +102,9 @@ def job_store(place: Launched, timeout_s: float) -> Store:
         host = f"[{address}]" if ":" in address else address
         url = f"tcp://{host}:{port}?rank={place.rank}&world_size={place.ranks}"
         try:
-            _stores[key] = next(rendezvous(url, timeout=timedelta(seconds=timeout_s)))[0]
+            store = next(rendezvous(url, timeout=timedelta(seconds=min(timeout_s, _JOIN_S))))[0]
+            store.set_timeout(timedelta(seconds=timeout_s))
+            _stores[key] = store
         except DistError as error:
             reason = str(error).partition("\n")[0]
             if "EADDRINUSE" in reason:
@@ -106,7 +114,8 @@ def job_store(place: Launched, timeout_s: float) -> Store:
                 ) from error
             raise WorkerError(
                 f"the {place.ranks} ranks did not meet at {host}:{port}: {reason}",
-                hint="rank 0's host must be reachable there from all ranks; MASTER_ADDR and MASTER_PORT say where",
+                hint="rank 0's host must be reachable there from all ranks; MASTER_ADDR and MASTER_PORT say where."
+                f" {_DIED}",
             ) from error
     return _stores[key]
 
@@ -126,21 +135,47 @@ def join_group(place: Launched, timeout_s: float, backend: Backend | None = None
     check_backend(backend)
     world = "mpi" if backend == "mpi" else "gloo"
     timeout = timedelta(seconds=timeout_s)
-    opened = Connections()
+    opened = Connections(meeting_point(place)[1])
     try:
         store = job_store(place, timeout_s)
-        own = PrefixStore(f"assigner/group {next(_groups)}", store)
-        opened.keep()
-        if world == "mpi":  # it has its own way to know who is there
+        # two jobs may derive one port; torchrun's ranks may be of several jobs, one on each host
+        name = f"assigner/{'' if place.launcher == 'torchrun' else place.job} group {next(_groups)}"
+        own = PrefixStore(name, store)
+        if world == "mpi":  # it has its own way to know who is there, and its own connections
             dist.init_process_group(world, timeout=timeout)
+            opened.settle()
         else:
-            with joining(store.clone(), f"worker:{place.rank}"):  # type: ignore[attr-defined]
+            with joining(store.clone(), name, f"worker:{place.rank}") as watch:  # type: ignore[attr-defined]
+                _wait_for_all(own, place, min(timeout_s, _JOIN_S), watch)
                 dist.init_process_group(world, store=own, rank=place.rank, world_size=place.ranks, timeout=timeout)
+                opened.settle(_ends_of_others(own, place, opened.ends()))
     except BaseException:
         opened.close()
         raise
-    opened.settle()
     _current[:], _opened[:] = [own], [opened]
+
+
+def _wait_for_all(store: Store, place: Launched, limit_s: float, watch: FailureWatch) -> None:
+    """Gloo waits as long as for a message, and does not say for how many ranks."""
+    came, all_came = "assigner/came", "assigner/all came"
+    if store.add(came, 1) == place.ranks:
+        store.set(all_came, "")
+    try:
+        store.wait([all_came], timedelta(seconds=limit_s))
+    except DistStoreError as error:
+        failure = WorkerError(
+            f"{store.add(came, 0)} of {place.ranks} ranks have come to the run within {limit_s:g} s", hint=_DIED
+        )
+        watch.report("joining the run", failure)
+        raise failure from error
+
+
+def _ends_of_others(store: Store, place: Launched, ends: list[tuple[End, End]]) -> list[tuple[End, End]]:
+    """Tell the other ranks this one's connections, and learn theirs: by now each has all of the group's."""
+    store.set(f"assigner/ends {place.rank}", json.dumps(ends))
+    names = [f"assigner/ends {rank}" for rank in range(place.ranks) if rank != place.rank]
+    told = store.multi_get(names) if names else []
+    return [((here[0], here[1]), (there[0], there[1])) for each in told for here, there in json.loads(each)]
 
 
 def check_backend(backend: Backend | None) -> None:

@@ -25,18 +25,20 @@ class GradientScaling:
     """The loss's scale and what the gradients of this rank have of it.
 
     Args:
-        scaler: The user's; None: torch's own with its defaults under float16, and a disabled one else.
+        scaler: The user's; None: torch's own with its defaults under float16, and a disabled one else. One that is
+            enabled on any rank is on all: torch's own for "cuda" disables itself where there is no GPU.
         autocast: The workload's.
-        member: Tells an overflow to the other ranks.
+        member: Tells an overflow to the other ranks. All of them make their `GradientScaling` together.
 
     Raises:
-        UsageError: `scaler` is of another class.
+        UsageError: `scaler` is of another class, or set otherwise on another rank.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler | None, autocast: str | None, member: Membership) -> None:
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
             raise UsageError(f"scaler={scaler!r} is not allowed", hint="give a torch.amp.GradScaler")
-        self.scaler = scaler or torch.amp.GradScaler(member.device.type, enabled=autocast == "float16")
+        mine = scaler or torch.amp.GradScaler(member.device.type, enabled=autocast == "float16")
+        self.scaler = _agreed(mine, member)
         self._member = member
         self._checked = self._overflowed = False
         self.scaled = False
@@ -65,7 +67,8 @@ class GradientScaling:
         self.scaled = False
         peaks = [torch.linalg.vector_norm(each, math.inf).double() for each in gradients]
         overflowed = bool(peaks) and not bool(torch.stack(peaks).isfinite().all())
-        self._overflowed = any(self._member.numbers(float(overflowed)))
+        everywhere = self._member.numbers(float(overflowed))
+        self._overflowed |= any(everywhere)  # until the update: what clipping made finite since then is still wrong
         self._checked = True
 
     def good(self) -> bool:
@@ -91,6 +94,29 @@ class GradientScaling:
         self._checked = self._overflowed = self.scaled = False
 
 
+def _agreed(scaler: torch.amp.GradScaler, member: Membership) -> torch.amp.GradScaler:
+    """This rank's scaler, enabled and set as on all ranks: an own one where it is disabled on this rank alone."""
+    mine = scaler.state_dict()
+    found = {key: member.numbers(float(mine.get(key, math.nan))) for key in _SETTINGS}
+    enabled = [rank for rank, scale in enumerate(found["scale"]) if not math.isnan(scale)]
+    if not enabled:
+        return scaler
+    for key, numbers in found.items():
+        first, other = enabled[0], next((rank for rank in enabled if numbers[rank] != numbers[enabled[0]]), None)
+        if other is not None:
+            raise UsageError(
+                f"the scaler's {key} is {numbers[first]:g} on worker:{first} and {numbers[other]:g} on worker:{other}",
+                hint="give every rank a scaler with the same settings",
+            )
+    if mine:
+        return scaler
+    made = torch.amp.GradScaler("cpu")
+    state = {key: numbers[enabled[0]] for key, numbers in found.items()}
+    made.load_state_dict({key: type(value)(state[key]) for key, value in made.state_dict().items()})
+    return made
+
+
+_SETTINGS = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
 _LARGEST = torch.finfo(torch.float32).max  # GradScaler keeps the scale in float32
 
 

@@ -127,8 +127,9 @@ class Departures:
         """Stop the threads; what is still on its way is given up."""
         for each in (self._copying, self._sending):
             each.put(None)
+        given_up = bool(self._unsent)
         for thread in self._threads:
-            thread.join(1.0)
+            thread.join(1.0 if given_up else 10.0)
         self._kept.clear()
 
     def _taken(self) -> list[_Send]:

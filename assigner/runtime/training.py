@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 
 from assigner.location import Location
 from assigner.runtime.executor import Executor
-from assigner.runtime.sameness import SameBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +47,6 @@ class Training:
     ) -> None:
         self.variants, self.member, self.workload = variants, member, workload
         self.remat, self.statistics = remat, statistics
-        self.same = SameBatch(member)
         self._executors: WeakKeyDictionary[Variant, Executor] = WeakKeyDictionary()
         self.executor = self._executor(variants.planned)
         self.as_planned = True
@@ -76,7 +74,6 @@ class Training:
         Returns:
             By the ranks that make the model's output: the loss there.
         """
-        self.same.check(batch)
         groups = self.variants.groups(batch[0], micro_batches, training=True)
         self.as_planned = len(groups) == 1 and groups[0].variant.is_planned
         losses: dict[int, float] = defaultdict(float)

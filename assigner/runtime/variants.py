@@ -148,7 +148,8 @@ class Variants:
             programs = Programs(_with_partitions(self.plan, graph), graph, self.member.transport)
             programs.counted(1, training=training)
         except (MarkingError, FormatError) as error:
-            raise MarkingError(f"{what}: {error.message}", hint=error.hint) from error
+            # Its own cause is pages of torch.export; the message has the model's line.
+            raise MarkingError(f"{what}: {error.message}", hint=error.hint) from None
         return Variant(graph, programs, graph.rebuild(self.planned.modules, self.member.device))
 
 

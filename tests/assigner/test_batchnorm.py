@@ -180,6 +180,41 @@ def test_nothing_is_left_in_the_model():
     assert partition_graph(made).fingerprint == graph.fingerprint
 
 
+class Adapting(nn.Module):
+    """Its eval() leaves its BatchNorm training: it normalises by the batch at hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 1)
+
+    def train(self, mode: bool = True) -> Adapting:
+        super().train(mode)
+        self.norm.train()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(x))
+
+
+@pytest.mark.parametrize("choice", ["deferred", "micro_batch"])
+def test_inference_records_nothing(choice):
+    """Such a BatchNorm uses each micro-batch's own figures, as torch does, and no evaluation moves its statistics."""
+    made = workload(Adapting, "*", rows=12)
+    model = made.model()
+    with Pipeline(made, make_plan(made, micro_batches=3), batch_norm=choice) as pipeline:
+        model.load_state_dict(pipeline.state_dict())
+        x, y = made.make_batch(12, 0)
+        expected = torch.cat([model(rows) for rows in x.split(4)]).detach()
+        before = statistics(pipeline.state_dict().items())
+        assert torch.allclose(pipeline.forward(x), expected, atol=EXACT, rtol=0)
+        for _ in range(2):
+            assert pipeline.evaluate((x, y)) == pytest.approx(float(F.mse_loss(expected, y)), abs=EXACT)
+        after = statistics(pipeline.state_dict().items())
+        assert all(torch.equal(before[name], each) for name, each in after.items())
+        if choice == "deferred":
+            assert_plain(made, Reference(made), pipeline, (12, 9))
+
+
 class Activated(nn.BatchNorm1d):
     """A user's BatchNorm with a forward of its own."""
 

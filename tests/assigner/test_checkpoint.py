@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +14,7 @@ from workloads import language, make_plan, skips, workload
 
 from assigner import Pipeline
 from assigner.errors import FormatError, UsageError
-from assigner.runtime.checkpoint import read_weights
+from assigner.runtime.checkpoint import OptimizerState, read_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +68,35 @@ def test_training_goes_on_as_if_nothing_had_been(tmp_path: Path):
         assert pipeline.steps == 3
         assert all(torch.equal(tensor, saved[name]) for name, tensor in weights(pipeline).items())
         assert [pipeline.step(made.make_batch(8, n)) for n in range(3, 6)] == expected
+
+
+def test_without_training_weights_alone_are_read(tmp_path: Path):
+    """The optimizer's state stays in the checkpoint, and settings are not taken over."""
+    made = workload(two_layers, optimizer=counting)
+    with trained(made) as pipeline:
+        pipeline.save(tmp_path / "saved")
+        saved = weights(pipeline)
+    with Pipeline(made, make_plan(made), training=False) as pipeline:
+        pipeline.load(tmp_path / "saved")
+        assert all(torch.equal(tensor, saved[name]) for name, tensor in weights(pipeline).items())
+        assert not pipeline.optimizer.state
+        assert [group["lr"] for group in pipeline.optimizer.param_groups] == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "step"),
+    [({}, "cpu"), ({"fused": None}, "cpu"), ({"fused": True}, "meta"), ({"capturable": True}, "meta")],
+)
+def test_the_device_of_the_state(settings, step):
+    """State goes to its parameter's device; a count of steps only where kernels of that device read it."""
+    parameter = nn.Parameter(torch.zeros(3, device="meta"))
+    optimizer = SimpleNamespace(param_groups=[{"params": [parameter], **settings}], state=defaultdict(dict))
+    held = {"w/step": torch.tensor(3.0), "w/exp_avg": torch.zeros(3), "w/eta": torch.tensor(0.1)}
+    OptimizerState(held, {"w/count": 2}, {}).add({"w": parameter}, optimizer)
+    found = {
+        key: each if isinstance(each, int) else each.device.type for key, each in optimizer.state[parameter].items()
+    }
+    assert found == {"step": step, "exp_avg": "meta", "eta": "meta", "count": 2}
 
 
 def test_the_weights_are_the_models(tmp_path: Path):

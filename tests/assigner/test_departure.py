@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from torch.distributed import DistError, HashStore
@@ -17,9 +19,12 @@ from assigner.departure import HostFailure, OtherHosts, leaving_together, read_h
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A free one below those that systems hand out: no other process's connection takes it meanwhile."""
+    for number in random.sample(range(10_000, 30_000), 50):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", number))
+            return number
+    pytest.fail("50 ports are taken")
 
 
 def test_host_0_stays_until_the_others_have_left(port):

@@ -237,6 +237,15 @@ def test_inference_alone(tmp_path):
         assert other.evaluate(batch) == loss
 
 
+def test_a_model_without_parameters():
+    """Nothing can be trained in it, and forwards run."""
+    made = workload(lambda: nn.Sequential(nn.Tanh(), nn.Flatten(), nn.AvgPool1d(WIDTH)))
+    batch = made.make_batch(8, 0)
+    with Pipeline(made, make_plan(made), training=False) as pipeline:
+        torch.testing.assert_close(pipeline.forward(batch[0]), batch[0].tanh().mean(1, keepdim=True))
+        assert pipeline.evaluate(batch) > 0
+
+
 def test_missing_parts_of_a_workload():
     """Training asks for what it needs, in words."""
     made = towers()

@@ -53,6 +53,14 @@ def test_the_inner_launcher_counts() -> None:
     assert seen({**SRUN, "PMIX_RANK": "4"})[:2] == ("srun", 4)
 
 
+def test_sruns_own_pmi() -> None:
+    """With --mpi=pmi2 srun sets PMI_RANK but no place on the host: Slurm's own variables say that."""
+    second = {**SRUN, "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
+    assert seen({**second, "PMI_RANK": "3", "PMI_SIZE": "5"}) == ("srun", 3, 5, 1, 2, 1)
+    one = {**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
+    assert launched({**one, "PMI_RANK": "0", "PMI_SIZE": "1"}) is None
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -60,6 +68,7 @@ def test_the_inner_launcher_counts() -> None:
         {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "5"},  # the interactive step
         {"SLURM_STEP_ID": "4294967291", "SLURM_STEP_NUM_TASKS": "5"},  # the batch script's step
         {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},  # srun --pty bash
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "PMIX_RANK": "0"},  # the same with pmix
         {"SLURM_STEP_NUM_TASKS": None, "SLURM_NTASKS": None, "SLURM_PROCID": "0"},
     ],
 )

@@ -5,16 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from workloads import language, make_plan
 
 from assigner.marking import partition_graph
 from assigner.runtime.lookahead import posted_ahead
+from assigner.runtime.microbatch import MicroBatch
 from assigner.schedule import build_program
 
 
-@pytest.mark.parametrize(("bytes_per_sample", "ahead"), [(64.0, 4), (1e6, 2)])
-def test_it_depends_on_the_largest_message(bytes_per_sample, ahead):
-    """One large value that a worker receives is enough."""
+def micro_batch(rows: int) -> MicroBatch:
+    return MicroBatch([torch.zeros(rows)], None, 1.0, rows)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_sample", "rows", "ahead"), [(64.0, (2, 2), 4), (1e6, (2, 2), 2), (1e5, (2, 1), 4), (1e5, (3, 1), 2)]
+)
+def test_it_depends_on_the_largest_message(bytes_per_sample, rows, ahead):
+    """One large value that a worker receives is enough; the micro-batches say how large, not the program's plan."""
     graph = partition_graph(language())
     values = dict(graph.values)
     last = max(values, key=lambda value: graph.pieces.index(graph.piece[value.partition]) if value.partition else -1)
@@ -22,5 +30,6 @@ def test_it_depends_on_the_largest_message(bytes_per_sample, ahead):
     graph = replace(graph, values=values)
     names = [piece.name for piece in graph.pieces]
     program = build_program(make_plan(language(), [(0, names[:-1]), (1, names[-1:])]), graph.edges, graph.ties)
-    assert posted_ahead(graph, program, "worker:1/cpu") == ahead
-    assert posted_ahead(graph, program, "worker:2/cpu") == 4
+    cut = [micro_batch(each) for each in rows]
+    assert posted_ahead(graph, program, "worker:1/cpu", cut) == ahead
+    assert posted_ahead(graph, program, "worker:2/cpu", cut) == 4

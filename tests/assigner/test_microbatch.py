@@ -2,15 +2,77 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 import torch
 
 from assigner.errors import UsageError
-from assigner.runtime.microbatch import row_count, split_batch
+from assigner.runtime.microbatch import Cutting, MicroBatch
+from assigner.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def rows(count: int) -> torch.Tensor:
     return torch.arange(count)
+
+
+def none_made(count: int, _: torch.Generator) -> Any:
+    raise NotImplementedError("this script brings its own batches")
+
+
+def cutting(batch: Callable[[int, torch.Generator], Any] = none_made, **options: Any) -> Cutting:
+    return Cutting(Workload(lambda: torch.nn.Linear(1, 1), batch, batch_size=1, **options))
+
+
+def cut_up(batch: Any, size: int, **options: Any) -> list[MicroBatch]:
+    return cutting(**options).split(batch, size)
+
+
+def with_tables(count: int, _: torch.Generator) -> Any:
+    return {"table": rows(8), "ids": rows(count), "mask": None}, (rows(count), rows(6))
+
+
+@pytest.mark.parametrize("count", [6, 8, 9])
+def test_a_table_with_as_many_entries_goes_whole(count):
+    """Among inputs and targets what does not follow the rows is not cut, whatever its size; and comes first or last."""
+    batch = with_tables(count, torch.Generator())
+    cuts = cutting(with_tables)
+    assert cuts.row_count(batch[0]) == count
+    found = cuts.split(batch, 2)
+    assert [each.rows for each in found] == [2] * (count // 2) + [1] * (count % 2)
+    assert all(each.inputs[0] is batch[0]["table"] and each.targets[1] is batch[1][1] for each in found)
+    assert torch.equal(torch.cat([each.inputs[1] for each in found]), rows(count))
+    assert torch.equal(torch.cat([each.targets[0] for each in found]), rows(count))
+
+
+def test_what_the_maker_does_not_show_is_cut_by_its_size():
+    """A tensor where the maker has None, and inputs or targets of another structure; a list is as good as a tuple."""
+    (ids, table), targets = (rows(8), rows(8)), rows(8)
+    cuts = cutting(with_tables)
+    (first, *_) = cuts.split(({"table": table, "ids": ids, "mask": rows(8)}, targets), 4)
+    assert [len(each) for each in (*first.inputs, first.targets)] == [8, 4, 4, 4]
+    (first, *_) = cuts.split(((ids, table), None), 4)
+    assert [len(each) for each in first.inputs] == [4, 4]
+    (first, *_) = cutting(lambda count, _: ((rows(count), rows(8)), rows(count))).split(([ids, table], targets), 4)
+    assert [len(each) for each in (*first.inputs, first.targets)] == [4, 8, 4]
+
+
+def test_the_maker_is_asked_once():
+    """For two small batches, at the first use."""
+    asked = []
+
+    def batch(count: int, _: torch.Generator) -> Any:
+        asked.append(count)
+        return rows(count), rows(count)
+
+    cuts = cutting(batch)
+    assert asked == []
+    for count in (3, 5):
+        cuts.split((rows(count), rows(count)), 2)
+    assert asked == [4, 8]
 
 
 @pytest.mark.parametrize(
@@ -18,7 +80,7 @@ def rows(count: int) -> torch.Tensor:
 )
 def test_sizes_and_weights(count, size, sizes):
     """Micro-batches hold all rows in order and weigh their share, one in sum."""
-    cut = split_batch((rows(count), rows(count) + 1), size, reduction="mean")
+    cut = cut_up((rows(count), rows(count) + 1), size, reduction="mean")
     assert [len(each.inputs[0]) for each in cut] == sizes
     assert torch.equal(torch.cat([each.inputs[0] for each in cut]), rows(count))
     assert torch.equal(torch.cat([each.targets for each in cut]), rows(count) + 1)
@@ -27,7 +89,7 @@ def test_sizes_and_weights(count, size, sizes):
 
 def test_a_sum_counts_in_full():
     """With reduction "sum" every weight is one."""
-    assert [each.weight for each in split_batch((rows(3), rows(3)), 2, reduction="sum")] == [1.0, 1.0]
+    assert [each.weight for each in cut_up((rows(3), rows(3)), 2, reduction="sum")] == [1.0, 1.0]
 
 
 def test_trees():
@@ -35,7 +97,7 @@ def test_trees():
     table = torch.eye(3)
     inputs = {"ids": rows(4), "table": table, "flag": True, "none": None, "scalar": torch.tensor(2)}
     targets = (rows(4), [rows(4) * 2])
-    first, second = split_batch((inputs, targets), 2, reduction="mean")
+    first, second = cut_up((inputs, targets), 2, reduction="mean")
     ids, whole, flag, none, scalar = second.inputs
     assert ids.tolist() == [2, 3]
     assert whole is table
@@ -46,17 +108,17 @@ def test_trees():
 
 def test_rows_are_those_of_the_first_tensor():
     """A scalar has no rows; nothing with rows at all is an error."""
-    assert row_count(((torch.tensor(1), rows(5)), None)) == 5
+    assert cutting().row_count((torch.tensor(1), rows(5))) == 5
     with pytest.raises(UsageError, match="no tensor with rows"):
-        row_count((3, rows(5)))
+        cutting().row_count(3)
 
 
 def test_weights_are_shares_of_their_sum():
     """Micro-batches count by what the user's function gives for their inputs and targets, as a number or a tensor."""
-    cut = split_batch((rows(5), rows(5)), 2, reduction="mean", weight=lambda inputs, targets: (inputs + targets).sum())
+    cut = cut_up((rows(5), rows(5)), 2, reduction="mean", weight=lambda inputs, targets: (inputs + targets).sum())
     total = 2 * sum(range(5))
     assert [each.weight for each in cut] == [2 / total, 10 / total, 8 / total]
-    assert [each.weight for each in split_batch((rows(3), rows(3)), 2, reduction="mean", weight=lambda *_: 4)] == [
+    assert [each.weight for each in cut_up((rows(3), rows(3)), 2, reduction="mean", weight=lambda *_: 4)] == [
         0.5,
         0.5,
     ]
@@ -74,4 +136,4 @@ def test_weights_are_shares_of_their_sum():
 def test_weights_that_cannot_be(weight, message):
     """Negative, infinite and all-zero weights, and errors in the function, are refused in words."""
     with pytest.raises(UsageError, match=message):
-        split_batch((rows(3), rows(3)), 2, reduction="mean", weight=weight)
+        cut_up((rows(3), rows(3)), 2, reduction="mean", weight=weight)

@@ -216,7 +216,7 @@ def test_tensors_pass_through_pinned_memory() -> None:
 
 
 def test_values_with_headers_are_not_carried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their receiver learns the shape late; what was once decided of a route stays."""
+    """Their receiver learns the shape late; a route that gets a header once is not carried any more, and ties are."""
     made: list[tuple[int, int]] = []
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(DirectChannels, "_make", lambda _, *ends: made.append(ends))
@@ -228,7 +228,6 @@ def test_values_with_headers_are_not_carried(monkeypatch: pytest.MonkeyPatch) ->
     shaped, unshaped, far = (route(Payload.ACTIVATION, n, target) for n, target in ((0, 1), (1, 1), (2, 2)))
     tie, output = route(Payload.TIE, 1), route(Payload.OUTPUT, 3)
     channels.open([shaped, unshaped, far, tie, output, route(Payload.SHAPE, 1)])
-    channels.open([shaped, route(Payload.SHAPE, 0)])
     assert [channels.carries(each) for each in (shaped, unshaped, far, tie, output)] == [
         True,
         False,
@@ -236,4 +235,25 @@ def test_values_with_headers_are_not_carried(monkeypatch: pytest.MonkeyPatch) ->
         True,
         False,
     ]
+    program = program_of(3, "gpipe")
+    channels.begin(program)
+    channels.open([route(Payload.SHAPE, 0)])
+    channels.open([shaped])
+    assert not channels.carries(shaped)
+    assert channels.carries(tie)
+    assert not channels._postings
     assert set(made) == {(0, 1)}
+
+
+def test_after_a_failure_channels_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this rank, before the process group is left; nothing of them is destroyed a second time."""
+    ended: list[object] = []
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda _: pytest.fail("it was aborted"))
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", ended.append)
+    channels = DirectChannels(frozenset({0, 1, 2}), device=torch.device("cuda", 0), timeout=timedelta(seconds=1))
+    channels._groups.update({(0, 1): "mine", (1, 2): "theirs"})  # type: ignore[dict-item]
+    channels.abort()
+    channels.close()
+    assert ended == ["mine"]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from training_cases import make_scaler, muon_like, no_decay_by_name, overflowing
+from training_cases import make_scaler, overflowing
+from training_optimizers import muon_like, no_decay_by_name
 from workloads import language, make_plan, skips
 
 from assigner import Pipeline
@@ -132,6 +133,22 @@ def test_gradients_are_seen_without_the_scale():
             pipeline.step(batch, update=False)
             pipeline.optimizer.step()
         assert all(torch.equal(each, plain.state_dict()[name]) for name, each in scaled.state_dict().items())
+
+
+def test_an_overflow_is_kept_until_the_update():
+    """Clipping makes the gradients finite and other batches follow: the update is skipped, and the next one is not."""
+    made = overflowing()
+    batch = made.make_batch(1, 0)  # of one row: infinities of several would add up to what is no number
+    with Pipeline(made, make_plan(made), scaler=make_scaler()) as pipeline:
+        pipeline.step(batch, update=False)
+        pipeline.clip_grad_value_(1.0)
+        assert all(bool(each.isfinite().all()) for each in pipeline.gradients().values())
+        pipeline.step(batch, update=False, scale=0.0)
+        pipeline.optimizer.step()
+        assert (pipeline.steps, pipeline.scaler.get_scale()) == (0, make_scaler().get_scale() / 2)
+        pipeline.optimizer.zero_grad()
+        pipeline.step(batch, scale=0.0)
+        assert pipeline.steps == 1
 
 
 def test_a_scaler_of_another_kind():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ EXACT = 1e-10
 
 def start(*words: str | Path) -> None:
     done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=240, check=False,
+        [sys.executable, *words], capture_output=True, text=True, timeout=600, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -135,7 +136,8 @@ def test_a_rank_that_stalls(failures):
     """A wait ends after the time-out with the name of the rank that did not answer, and that rank ends too."""
     found = failures["stalls"]
     assert found["codes"] == [7, 7, 7]
-    assert all("worker:1/cpu failed: its process is gone, cut off or stuck" in text for text in found["stderr"])
+    cause = r"worker:1(/cpu)? failed: its process is gone, cut off or stuck"  # two waits may end first, by chance
+    assert all(re.search(cause, text) for text in found["stderr"])
 
 
 def test_an_exception_in_the_training_script(failures):
@@ -145,11 +147,16 @@ def test_an_exception_in_the_training_script(failures):
     assert all("in the training script" in text and "the user's own" in text for text in found["stderr"])
 
 
+def of_this_package(text: str) -> str:
+    """Without torch's own lines about a port that it tries again, `[W... socket.cpp`."""
+    return "".join(line for line in text.splitlines(keepends=True) if not re.match(r"\[W.*socket\.cpp", line))
+
+
 @pytest.mark.parametrize("case", ["ends apart", "never closed"])
 def test_a_quiet_end(failures, case):
     """Ranks that end seconds apart, or never close their pipeline, end without an error."""
     assert failures[case]["codes"] == [0, 0, 0]
-    assert failures[case]["stderr"] == ["", "", ""]
+    assert [of_this_package(text) for text in failures[case]["stderr"]] == ["", "", ""]
 
 
 def test_pipelines_one_after_another():

@@ -129,3 +129,53 @@ def test_a_trace_says_so(tmp_path: Path):
     )
     once = replace(plan, micro_batches=1, micro_batch_size=plan.workload.batch_size)
     assert not any(stage.rematerialise for stage in as_run(once, trace).stages)
+
+
+def test_what_needs_no_backward_runs_once():
+    """A partition that is frozen, and all before it: its forward is not run again for nothing."""
+
+    def model() -> nn.Module:
+        made = nn.Sequential(Watched(8, 8), nn.Linear(8, 1))
+        made[0].requires_grad_(requires_grad=False)
+        return made
+
+    made = workload(model)
+    with Pipeline(made, make_plan(made), remat="always") as pipeline:
+        Watched.forwards, Watched.alive = 0, []
+        pipeline.step(made.make_batch(8, 0))
+        assert Watched.forwards == 4
+        assert set(pipeline.gradients()) == {"1.weight", "1.bias"}
+        assert float(pipeline.state_dict()["0.count"]) == 4
+
+
+class Counts(nn.Linear):
+    """Counts its forwards in one buffer in place, in another through .data, in a third from the second step on."""
+
+    counts_late = False
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        for name in ("seen", "aside", "late"):
+            self.register_buffer(name, torch.zeros(()))
+        self.register_buffer("mask", torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        self.aside.data.add_(1)
+        if type(self).counts_late:
+            self.late += 1
+        return super().forward(x) * self.mask
+
+
+def test_only_buffers_that_change_are_kept(monkeypatch: pytest.MonkeyPatch):
+    """A recompute counts nothing twice, however it is counted, and copies no constant."""
+    made = workload(lambda: nn.Sequential(Counts(8, 8), nn.Linear(8, 1)))
+    with Pipeline(made, make_plan(made), remat="always") as pipeline:
+        for n in range(2):
+            monkeypatch.setattr(Counts, "counts_late", n > 0)
+            pipeline.step(made.make_batch(8, n))
+        state = pipeline.state_dict()
+        assert [float(state[f"0.{name}"]) for name in ("seen", "aside", "late", "mask")] == [8, 8, 4, 1]
+        runner = pipeline._installed.executor.runners["0"]
+        kept = {id(runner._buffers[n]) for n in runner._changing}
+        assert kept == {id(state[f"0.{name}"]) for name in ("seen", "aside", "late")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -113,12 +114,13 @@ def ranks(variables: list[dict[str, str]], tmp_path: Path) -> None:
         for each in variables
     ]  # fmt: skip
     try:
-        ended = [each.communicate(timeout=120) for each in started]
+        ended = [each.communicate(timeout=300) for each in started]
     finally:
         for each in started:
             each.kill()
     assert [each.returncode for each in started] == [0] * len(started), ended
-    assert [errors for _, errors in ended] == [""] * len(started)
+    lines = [line for _, errors in ended for line in errors.splitlines()]
+    assert [line for line in lines if not re.match(r"\[W.*socket\.cpp", line)] == []  # torch's own, of a retry
 
 
 @pytest.mark.distributed

@@ -1,23 +1,27 @@
-"""A batch that is another one on some rank is noticed before the first step."""
+"""A call or a batch that is another one on some rank is noticed before anything is computed."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
 from assigner.errors import UsageError
-from assigner.runtime.sameness import SameBatch, checksum
+from assigner.runtime.sameness import SameCall, checksum
 
 
 class Ranks:
-    """A member of a run of three ranks; the others' numbers are given."""
+    """A member of a run; what rank 0 tells is given, or what this one has."""
 
-    def __init__(self, *others: float) -> None:
-        self.others, self.rank, self.at, self.asked = others, 0, "", 0
+    def __init__(self, first: float | None, *, rank: int = 0, transport: object = "there is one") -> None:
+        self.first, self.rank, self.transport, self.at = first, rank, transport, ""
+        self.told: list[float] = []
 
-    def numbers(self, mine: float) -> list[float]:
-        self.asked += 1
-        return [mine, *(other or mine for other in self.others)]
+    def number_from(self, rank: int, number: float) -> float:
+        assert rank == 0
+        self.told.append(number)
+        return number if self.first is None else self.first
 
 
 def batch(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,17 +52,33 @@ def test_any_type_and_an_empty_tensor_have_a_sum():
     assert checksum(torch.empty(0, 4)) != checksum(torch.empty(0, 5))
 
 
-def test_the_first_rank_that_differs_is_named():
-    """The message says who, and the hint what to do."""
-    with pytest.raises(UsageError, match="worker:2 trains on another batch than worker:0") as caught:
-        SameBatch(Ranks(0, 1.0)).check(batch(8))
+def told(call: str, given: Any) -> float:
+    """What rank 0 tells of a call."""
+    ranks = Ranks(None)
+    SameCall(ranks).check(call, given)
+    return ranks.told[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "other"),
+    [
+        ("evaluate", batch(6)), ("evaluate", (batch(8)[0][:, :4], batch(8)[1])), ("evaluate", list(batch(8))),
+        ("evaluate", (batch(8)[0].double(), batch(8)[1])), ("evaluate", (*batch(8), 3)), ("step()", batch(8)),
+        ("evaluate", batch(8, seed=1)),
+    ],
+    ids=["rows", "length", "structure", "dtype", "plain value", "another call", "values"],
+)  # fmt: skip
+def test_another_call_or_batch_than_that_of_rank_0(call, other):
+    """Whatever it differs in, at any time: the message says who, and what this rank has; equal ones pass."""
+    same = SameCall(Ranks(told("evaluate", batch(8)), rank=2))
+    same.check("evaluate", batch(8))
+    with pytest.raises(UsageError, match=r"worker:2 and worker:0 differ .* calls .* with float") as caught:
+        same.check(call, other)
     assert "seed the sampler" in (caught.value.hint or "")
 
 
-def test_only_a_new_number_of_rows_is_compared():
-    """Steps with as many rows as the last one ask nobody."""
-    ranks = Ranks(0, 0)
-    same = SameBatch(ranks)
-    for rows in (8, 8, 8, 3, 3, 8):
-        same.check(batch(rows))
-    assert ranks.asked == 3
+def test_one_process_compares_nothing():
+    """There is nobody to differ from."""
+    ranks = Ranks(None, transport=None)
+    SameCall(ranks).check("evaluate", batch(8))
+    assert not ranks.told

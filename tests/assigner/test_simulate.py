@@ -181,6 +181,25 @@ def test_a_program_that_waits_for_itself_is_refused() -> None:
         run_program(replace(program, actions=turned), CostModel(profile))
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_depths_that_wait_for_ever_are_refused(seed: int) -> None:
+    """1f1b with any depths: a program is built where the simulator comes to an end, and only there."""
+    rng = random.Random(seed)
+    profile = random_instance(seed, partitions=6, workers=3, graph=seed % 2 > 0, batch=8)
+    edges = [replace(each, gradient=rng.random() < 0.7) for each in profile.edges] if seed % 3 else profile.edges
+    profile = replace(profile, edges=tuple(edges))
+    plan = make_plan(profile, [(n, profile.order[2 * n : 2 * n + 2]) for n in range(3)], micro_batches=4)
+    stages = tuple(replace(each, in_flight=rng.choice([None, 1, 2, 3, 4])) for each in plan.stages)
+    plan = replace(plan, schedule="1f1b", stages=stages)
+    try:
+        assert step_s(plan, CostModel(profile)) > 0
+    except FormatError:
+        with pytest.raises(FormatError, match=r"in_flight: the program would wait for ever"):
+            build_program(plan, profile.edges, profile.ties)
+    else:
+        assert build_program(plan, profile.edges, profile.ties).routes
+
+
 def test_ties_across_workers_send_their_gradients_each_way() -> None:
     """A shared parameter on two workers costs one message each way after the last backward, before the update."""
     profile = make_profile(work=[1e-3] * 2, slowness=[1.0] * 2, latency=0.0)

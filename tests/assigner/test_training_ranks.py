@@ -55,6 +55,14 @@ def test_a_norm_that_is_not_finite_is_refused_everywhere(ranks):
     assert ranks[0]["not finite"] in ("the norm of the gradients is inf", "the norm of the gradients is nan")
 
 
+def test_one_scaler_for_all_ranks(ranks):
+    """A scaler that is enabled on one rank is on all, and they stay together; other settings are refused everywhere."""
+    assert ranks[0]["one scaler"] == ranks[1]["one scaler"] == ranks[2]["one scaler"]
+    assert 0 < ranks[0]["one scaler"]["steps"] < 30
+    assert ranks[0]["one scaler"]["state"]["growth_interval"] == 3
+    assert ranks[0]["one scaler"]["error"] == "the scaler's growth_interval is 5 on worker:0 and 6 on worker:2"
+
+
 def test_training_goes_on_elsewhere(ranks):
     """Scheduler, scale and data position come back under another plan; losses and rates are those without a break."""
     for found in ranks:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 WORLD = 3
-PATIENCE_S = 40.0
+START_S = 120.0
+PATIENCE_S = 60.0
 
 
 class Trap(nn.Linear):
@@ -48,6 +49,7 @@ class Trap(nn.Linear):
         if Trap.armed:
             Trap.calls += 1
             if Trap.calls == 11:
+                Path("failed").write_text(str(time.time()))
                 raise ArithmeticError("the trap snapped")
         return super().forward(x)
 
@@ -102,7 +104,7 @@ SCENARIOS: dict[str, tuple[Callable[[], None], int | None]] = {
     "raises on rank 0": (lambda: train(ENDLESS, failing=0), None),
     "killed rank 0": (lambda: train(ENDLESS), 0),
     "killed rank 1": (lambda: train(ENDLESS), 1),
-    "stalls": (lambda: train(ENDLESS, timeout_s=2.0, at_five=stall), None),
+    "stalls": (lambda: train(ENDLESS, timeout_s=10.0, at_five=stall), None),
     "script raises": (lambda: train(ENDLESS, at_five=raise_in_script), None),
     "ends apart": (lambda: train(6, at_five=late), None),
     "never closed": (without_close, None),
@@ -140,27 +142,36 @@ def run(folder: Path, body: Callable[[], None], victim: int | None) -> dict[str,
         if pid == 0:
             child(rank, port, body)
         ranks[pid] = rank
-    start = time.monotonic()
+    start, failed = time.monotonic(), time.time()
     if victim is not None:
         ready = [Path(f"ready.{rank}") for rank in range(WORLD)]
-        while not all(path.exists() for path in ready) and time.monotonic() < start + PATIENCE_S:
+        while not all(path.exists() for path in ready) and time.monotonic() < start + START_S:
             time.sleep(0.05)
+        if not all(path.exists() for path in ready):
+            for pid in ranks:
+                os.kill(pid, signal.SIGKILL)
+            sys.exit(f"the ranks do not train within {START_S:g} s")
         os.kill(next(pid for pid, rank in ranks.items() if rank == victim), signal.SIGKILL)
+        failed = time.time()
     codes: dict[int, int] = {}
     ends: list[float] = []
-    while ranks and time.monotonic() < start + PATIENCE_S:
+    start = time.monotonic()
+    patience_s = PATIENCE_S if victim is not None else START_S + PATIENCE_S
+    while ranks and time.monotonic() < start + patience_s:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
             codes[ranks.pop(pid)] = os.waitstatus_to_exitcode(status)
-            ends.append(time.monotonic())
+            ends.append(time.time())
         time.sleep(0.02)
     for pid, rank in ranks.items():
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         codes[rank] = -99
         ends.append(float("inf"))
+    if Path("failed").exists():
+        failed = float(Path("failed").read_text())
     texts = [Path(f"stderr.{rank}").read_text() for rank in range(WORLD)]
-    return {"codes": [codes[rank] for rank in range(WORLD)], "seconds": max(ends) - min(ends), "stderr": texts}
+    return {"codes": [codes[rank] for rank in range(WORLD)], "seconds": max(ends) - failed, "stderr": texts}
 
 
 def main(folder: Path, names: list[str]) -> None:

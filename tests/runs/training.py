@@ -76,6 +76,20 @@ def not_finite() -> str:
     return "none"
 
 
+def one_scaler() -> dict[str, Any]:
+    """A scaler that disabled itself on some ranks, as "cuda" does without a GPU; then one that is set otherwise."""
+    made, rank = overflowing(), dist.get_rank()
+    mine = make_scaler() if rank == 1 else torch.amp.GradScaler("cpu", enabled=False)
+    with Pipeline(made, spread(made), scaler=mine) as pipeline:
+        losses = [pipeline.step(made.make_batch(8, n)) for n in range(30)]
+        found = {"losses": losses, "state": pipeline.scaler.state_dict(), "steps": pipeline.steps}
+    try:
+        Pipeline(made, spread(made), scaler=torch.amp.GradScaler("cpu", growth_interval=5 + rank // 2))
+    except UsageError as error:
+        return {**found, "error": error.message}
+    return found
+
+
 def checkpoint(folder: Path) -> dict[str, Any]:
     """Scheduler, scaler and data position go on under another placement, where another rank has nothing."""
     made = language()
@@ -141,6 +155,7 @@ def main(folder: Path) -> None:
         places = (one_idle,) if name in LONG else (spread, one_idle)
         found[name] = {place.__name__: case(place) for place in places}
     found |= {"alike": alike(), "not finite": not_finite(), "handle": handle()}
+    found["one scaler"] = one_scaler()
     found["checkpoint"] = checkpoint(folder / "checkpoint")
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

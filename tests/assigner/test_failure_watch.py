@@ -1,0 +1,158 @@
+"""The watch over a run: joins that fail, main threads that do not come out, and stores that are gone."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+from single_rank import be_only_rank
+from torch.distributed import DistError, HashStore
+
+from assigner.errors import WorkerError
+from assigner.launched import launched
+from assigner.runtime import failure
+from assigner.runtime.failure import FailureWatch, joining
+from assigner.runtime.rendezvous import join_group, leave_group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The exit codes with which a watch would have ended this process; it looks often, and waits briefly."""
+    codes: list[int] = []
+
+    def ended(watch: FailureWatch) -> None:
+        codes.append(watch.exit_code)
+        watch.closed.set()
+
+    for name, seconds in (("_POLL_S", 0.01), ("_GRACE_S", 0.05), ("_LEAVE_S", 0.1), ("_BUSY_S", 0.1), ("_STAY_S", 0.0)):
+        monkeypatch.setattr(failure, name, seconds)
+    monkeypatch.setattr(failure.FailureWatch, "_exit", ended)
+    return codes
+
+
+@pytest.fixture
+def watching() -> Iterator[Callable[..., FailureWatch]]:
+    """Makes watches, and closes them at the end."""
+    made: list[FailureWatch] = []
+
+    def watch(store: object, **more: object) -> FailureWatch:
+        made.append(FailureWatch(store, "worker:1", **more))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield watch
+    for each in made:
+        each.close()
+
+
+class Gone(HashStore):
+    """A store whose host has left."""
+
+    def check(self, _: list[str]) -> bool:
+        raise DistError("Connection reset by peer")
+
+
+def test_a_second_join_does_not_read_the_first_ones_failure(exits: list[int]) -> None:
+    """Groups that are made one after another have a failure each."""
+    store = HashStore()
+    with pytest.raises(WorkerError, match="another worker"), joining(store, "group 0", "worker:0"):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
+    with joining(store, "group 1", "worker:0") as watch:
+        time.sleep(0.2)
+        assert not watch.printed
+    assert exits == []
+
+
+def test_an_error_of_ones_own_while_joining(exits: list[int]) -> None:
+    """It is this worker's, for the others as well."""
+    store = HashStore()
+    with pytest.raises(WorkerError, match="worker:0 cannot join the run") as raised, joining(store, "g", "worker:0"):
+        raise RuntimeError("[enforce fail at gloo/transport/tcp/device.cc:84] Unable to find address for: nosuch0")
+    assert "nosuch0" in raised.value.message
+    assert "GLOO_SOCKET_IFNAME" in (raised.value.hint or "")
+
+
+def test_gloos_words_for_an_unknown_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are still those that are recognised."""
+    be_only_rank(monkeypatch)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    place = launched()
+    assert place is not None
+    with pytest.raises(WorkerError, match=r"worker:0 cannot join the run .*nosuch0"):
+        join_group(place, 20.0)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    join_group(place, 20.0)
+    leave_group()
+
+
+def test_a_main_thread_that_knows_is_ended_where_it_gets_stuck(
+    exits: list[int], watching: Callable[..., FailureWatch]
+) -> None:
+    """It has some time to leave the run."""
+    watch = watching(HashStore())
+    watch.report("a step", ValueError("x"))
+    watch.thread.join(30)
+    assert exits == [7]
+
+
+def test_a_main_thread_that_leaves_is_not(exits: list[int], watching: Callable[..., FailureWatch]) -> None:
+    """The watch is closed when it has left."""
+    watch = watching(HashStore())
+    watch.report("a step", ValueError("x"))
+    watch.close()
+    watch.thread.join(30)
+    assert exits == []
+
+
+def test_the_store_is_gone(exits: list[int], watching: Callable[..., FailureWatch]) -> None:
+    """A main thread that does something for the run, and stays at it, is ended; one that does not may go on."""
+    watch = watching(Gone())
+    time.sleep(0.3)
+    assert exits == []
+    watch.busy_since = time.monotonic()
+    watch.thread.join(30)
+    assert exits == [7]
+
+
+def test_a_host_is_silent(
+    exits: list[int], watching: Callable[..., FailureWatch], capfd: pytest.CaptureFixture
+) -> None:
+    """The process says which one when it is ended."""
+    watch = watching(HashStore(), connections=SimpleNamespace(silent={"10.0.0.2"}))
+    watch.busy_since = time.monotonic()
+    watch.thread.join(30)
+    assert exits == [7]
+    assert "10.0.0.2 does not answer" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("agent", [False, True])
+@pytest.mark.distributed
+def test_a_rank_that_does_not_come(agent: bool) -> None:
+    """Those that have come say how many they are, where rank 0 hosts the store and where a launcher does."""
+    code = (
+        "from datetime import timedelta; from torch.distributed import TCPStore; import os\n"
+        "from assigner.launched import launched; from assigner.runtime.rendezvous import join_group\n"
+        "port = int(os.environ['MASTER_PORT'])\n"
+        f"kept = TCPStore('127.0.0.1', port, is_master=True, wait_for_workers=False) if {agent} else None\n"
+        "join_group(launched(), 3.0)"
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    words["TORCHELASTIC_USE_AGENT_STORE"] = str(agent)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, **words},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert re.search(r"1/2 clients joined|1 of 2 ranks have come to the run within 3 s", done.stderr), done.stderr

@@ -1,0 +1,30 @@
+"""Programs by number of rows: the ones used last are kept."""
+
+from __future__ import annotations
+
+from workloads import graph_of, language, make_plan
+
+from assigner.runtime.programs import Programs
+
+
+def test_row_counts_without_end():
+    """However many there were, some are kept; one that was dropped is built again, equal and with known routes."""
+    known: list[object] = []
+
+    class Knows:
+        def know(self, routes: object) -> None:
+            known.append(routes)
+
+    graph = graph_of(language())
+    plan = make_plan(language(), [(0, ["tokens", "blocks.0"]), (1, ["blocks.1", "blocks.2", "head"])])
+    programs = Programs(plan, graph, Knows())
+    first, second = programs.training(1), programs.training(2)
+    for rows in range(3, 34):
+        assert programs.training(rows) is programs.training(rows)
+        assert programs.training(1) is first
+    again = programs.training(2)
+    assert again is not second
+    assert again == second
+    assert len(programs._built) == 32
+    assert known[-1] == known[1]
+    assert len(known) == 34

@@ -1,0 +1,49 @@
+"""What carries rows, told from what only has as many entries, from the capture to the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from workloads import WIDTH, Reference, make_plan, numbers, workload
+
+from assigner import Pipeline
+
+
+class Scaled(nn.Module):
+    """Multiplies by a table of its width that is among the inputs, first or last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return self.b(
+            self.a(x @ table.mT if table.dim() > 1 else x * table[:WIDTH].repeat(WIDTH // len(table[:WIDTH])))
+        )
+
+
+def batch_with(table: torch.Tensor, *, first: bool) -> Any:
+    def batch(rows: int, generator: torch.Generator) -> Any:
+        x, y = numbers(rows, generator)
+        return ({"table": table, "x": x} if first else {"x": x, "table": table}), y
+
+    return batch
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("entries", [WIDTH, 4])
+def test_a_table_as_long_as_the_batch(entries, first):
+    """Steps, losses without training and outputs are the plain model's, also with as many rows as the capture has."""
+    table = torch.arange(1, entries + 1, dtype=torch.float64) / entries
+    made = workload(Scaled, "a", "b", batch=batch_with(table, first=first), rows=12)
+    reference = Reference(made)
+    with Pipeline(made, make_plan(made, micro_batches=4)) as pipeline:
+        for rows in (12, entries, 4, 3):
+            batch = made.make_batch(rows, rows)
+            assert pipeline.evaluate(batch) == pytest.approx(reference.loss(batch).item(), abs=1e-12)
+            assert torch.allclose(pipeline.forward(batch[0]), reference.model(**batch[0]))
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=1e-12)
+        assert reference.distance(pipeline.named_parameters()) < 1e-12
