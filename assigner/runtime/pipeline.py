@@ -386,7 +386,7 @@ class Pipeline:
         return progress.state
 
     def close(self) -> None:
-        """Leave the run, together with the other ranks; one that has failed leaves alone. `with Pipeline(...)` does it."""
+        """Leave the run, together with the other ranks; one that has failed leaves alone. A `with` block does it."""
         self._member.close(check=lambda: self._installed.same.check("close()", ()))
 
     def __enter__(self) -> Pipeline:
