@@ -17,4 +17,6 @@
     checkpoint, plain                     the state of a run in files
     recorder, tracing, clock, ranges, memory
                                           what was done, when, and what it held
+
+The training script sees the first of these alone.
 """
