@@ -106,12 +106,12 @@ def test_plans_compare(root: Path, profiled: Path) -> None:
 
 
 def test_too_few_ranks_are_refused(root: Path, profiled: Path) -> None:
-    """A plan for two ranks on one: a usage error, and the script's own words say what to do."""
+    """A plan for two ranks on one: a usage error before anything is started, and what to do."""
     done = call(
         root, *ASSIGNER, "run", str(profiled / "plan.json"), "--ranks", "1", "--", "examples/train.py", "--steps", "1",
         code=2,
     )  # fmt: skip
-    assert "the plan needs 2 ranks, and the run has 1" in done.stderr
+    assert "--ranks 1: the plan needs 2 ranks" in done.stderr
     assert "Traceback" not in done.stderr
 
 

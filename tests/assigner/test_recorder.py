@@ -219,6 +219,7 @@ def test_nothing_leaks_over_a_hundred_traced_steps(tmp_path):
     """Only the last steps are held meanwhile, and nothing after it: no thread, no open file, no recorder."""
     made = skips()
     with Pipeline(made, make_plan(made)) as pipeline:
+        gc.collect()  # what earlier tests left is none of this one's
         before = threading.active_count(), open_files()
         with pipeline.trace(tmp_path / "trace.json", last=4):
             for n in range(100):
