@@ -239,6 +239,15 @@ class Reference:
         args, kwargs = call_arguments(batch[0])
         return self.made.loss(self.model(*args, **kwargs), batch[1])
 
+    def output(self, inputs: Any) -> Any:
+        """What the model gives in eval mode."""
+        args, kwargs = call_arguments(inputs)
+        self.model.eval()
+        with torch.no_grad():
+            made = self.model(*args, **kwargs)
+        self.model.train()
+        return made
+
     def step(self, batch: Any) -> float:
         self.optimizer.zero_grad()
         loss = self.loss(batch)

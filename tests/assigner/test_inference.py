@@ -14,19 +14,8 @@ from workloads import WIDTH, Reference, graph_of, language, make_plan, normalise
 
 from assigner import Pipeline
 from assigner.errors import UsageError
-from assigner.workload import call_arguments
 
 EXACT = 1e-10
-
-
-def plain(reference: Reference, inputs: Any) -> Any:
-    """What the plain model gives in eval mode."""
-    args, kwargs = call_arguments(inputs)
-    reference.model.eval()
-    with torch.no_grad():
-        made = reference.model(*args, **kwargs)
-    reference.model.train()
-    return made
 
 
 def modes_of(pipeline: Pipeline) -> list[bool]:
@@ -46,7 +35,7 @@ def check(found: Any, expected: Any) -> None:
 
 
 def plain_loss(reference: Reference, batch: Any) -> float:
-    return float(reference.made.compute_loss(plain(reference, batch[0]), batch[1]))
+    return float(reference.made.compute_loss(reference.output(batch[0]), batch[1]))
 
 
 def test_evaluation_between_steps():
@@ -65,9 +54,9 @@ def test_evaluation_between_steps():
             for rows in (8, 3):
                 ids, _ = batch = made.make_batch(rows, 10 + n)
                 assert pipeline.evaluate(batch) == pytest.approx(plain_loss(reference, batch), abs=EXACT)
-                torch.testing.assert_close(pipeline.forward(ids), plain(reference, ids), rtol=0, atol=EXACT)
+                torch.testing.assert_close(pipeline.forward(ids), reference.output(ids), rtol=0, atol=EXACT)
             longer = torch.zeros(3, 6, dtype=torch.long)
-            torch.testing.assert_close(pipeline.forward(longer), plain(reference, longer), rtol=0, atol=EXACT)
+            torch.testing.assert_close(pipeline.forward(longer), reference.output(longer), rtol=0, atol=EXACT)
         assert torch.equal(state, torch.get_rng_state())
         assert all(module.training for held in pipeline._installed.share.modules.values() for module in held.modules())
 
@@ -122,7 +111,7 @@ def test_the_models_own_eval():
     with Pipeline(made, make_plan(made, micro_batches=1), graph=graph_of(made)) as pipeline:
         modes = modes_of(pipeline)
         x, _ = made.make_batch(8, 0)
-        assert not torch.allclose(pipeline.forward(x), plain(Reference(made), x))
+        assert not torch.allclose(pipeline.forward(x), Reference(made).output(x))
         assert modes == [True, False, True, True]
         assert modes == modes_of(pipeline)
 
@@ -135,7 +124,7 @@ def test_any_value_in_eval(name):
     with Pipeline(made, make_plan(made), graph=graph_of(made)) as pipeline:
         batch = made.make_batch(5, 0)
         assert pipeline.evaluate(batch) == pytest.approx(plain_loss(reference, batch), abs=EXACT)
-        expected, found = plain(reference, batch[0]), pipeline.forward(batch[0])
+        expected, found = reference.output(batch[0]), pipeline.forward(batch[0])
         check(found, expected)
 
 
@@ -166,7 +155,7 @@ def test_outputs_are_joined_along_their_rows():
             x, _ = made.make_batch(rows, rows)
             found = pipeline.forward(x)
             assert found["wrong"] is False
-            check(found, plain(reference, x))
+            check(found, reference.output(x))
 
 
 @pytest.mark.parametrize("wrong", ["mean", "square", "count"])
@@ -175,7 +164,7 @@ def test_outputs_that_cannot_be_joined(wrong):
     made = workload(lambda: Many(wrong), "*")
     with Pipeline(made, make_plan(made, micro_batches=1), graph=graph_of(made)) as whole:
         x, _ = made.make_batch(5, 1)
-        check(whole.forward(x), plain(Reference(made), x))
+        check(whole.forward(x), Reference(made).output(x))
     pipeline = Pipeline(made, make_plan(made), graph=graph_of(made))
     with pytest.raises(UsageError, match=r"output\['wrong'\].* differs between micro-batches") as caught:
         pipeline.forward(x)
@@ -207,7 +196,7 @@ def test_parts_that_eval_does_not_call():
     with Pipeline(made, make_plan(made), graph=graph_of(made)) as pipeline:
         batch = made.make_batch(7, 0)
         assert pipeline.evaluate(batch) == pytest.approx(plain_loss(reference, batch), abs=EXACT)
-        torch.testing.assert_close(pipeline.forward(batch[0]), plain(reference, batch[0]), rtol=0, atol=EXACT)
+        torch.testing.assert_close(pipeline.forward(batch[0]), reference.output(batch[0]), rtol=0, atol=EXACT)
         pipeline.step(batch)
         assert {"aside.weight", "head.weight"} < set(pipeline.gradients())
 
@@ -271,4 +260,4 @@ def test_several_inputs():
     inputs, _ = pairs(9, generator)
     with Pipeline(made, make_plan(made), graph=graph_of(made)) as pipeline:
         found = pipeline.forward(inputs, to=None)
-        torch.testing.assert_close(found, plain(Reference(made), inputs), rtol=0, atol=EXACT)
+        torch.testing.assert_close(found, Reference(made).output(inputs), rtol=0, atol=EXACT)

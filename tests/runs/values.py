@@ -23,19 +23,8 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import
 from odd_values import CASES
 from workloads import Reference, graph_of, language, make_plan, towers
 
-from assigner.workload import call_arguments
-
 ACROSS = [(1, ["a"]), (0, ["b"]), (1, ["c"])]
 LANGUAGE = [(1, ["tokens", "blocks.0"]), (0, ["blocks.1"]), (1, ["blocks.2"]), (0, ["head"])]
-
-
-def plain(reference: Reference, inputs: Any) -> Any:
-    args, kwargs = call_arguments(inputs)
-    reference.model.eval()
-    with torch.no_grad():
-        made = reference.model(*args, **kwargs)
-    reference.model.train()
-    return made
 
 
 def distance(found: Any, expected: Any) -> float:
@@ -66,7 +55,7 @@ def case(name: str) -> dict[str, float]:
                 batch = made.make_batch(rows, n)
                 found["loss"] = max(found["loss"], abs(pipeline.step(batch) - reference.step(batch)))
                 found["gradients"] = max(found["gradients"], reference.gradient_distance(pipeline.gradients()))
-                expected = plain(reference, batch[0])
+                expected = reference.output(batch[0])
                 off = abs(pipeline.evaluate(batch) - float(made.compute_loss(expected, batch[1])))
                 found["eval"] = max(found["eval"], off)
                 output = pipeline.forward(batch[0], to=n)
@@ -86,7 +75,7 @@ def other_shapes() -> dict[str, float]:
             ids, targets = (each[:, :1].expand(-1, length).contiguous() + n for each in made.make_batch(rows, n))
             batch = ids % 11, targets % 11
             output = pipeline.forward(batch[0], to=None)
-            worst["forward"] = max(worst["forward"], distance(output, plain(reference, batch[0])))
+            worst["forward"] = max(worst["forward"], distance(output, reference.output(batch[0])))
             worst["loss"] = max(worst["loss"], abs(pipeline.step(batch) - reference.step(batch)))
             worst["gradients"] = max(worst["gradients"], reference.gradient_distance(pipeline.gradients()))
         worst["weights"] = reference.distance(pipeline.state_dict().items())
@@ -115,7 +104,7 @@ def inference() -> dict[str, Any]:
     made = towers()
     reference = Reference(made)
     inputs, _ = made.make_batch(7, 0)
-    expected = plain(reference, inputs)
+    expected = reference.output(inputs)
     found: dict[str, Any] = {}
     plans = {"one": [(0, ["left", "right", "join"])], "two": [(1, ["left"]), (0, ["right", "join"])]}
     for name, stages in plans.items():
