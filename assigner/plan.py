@@ -146,6 +146,44 @@ class Baseline:
     step_s: float | None
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule and micro-batch count that the search looked at; values are in the objective's unit.
+
+    Args:
+        schedule: The order of the actions.
+        micro_batches: In a step.
+        micro_batch_size: In samples.
+        objective_s: Of the best plan found under it; None: none was found.
+        bound_s: No plan under it is better than this; None: nothing fits.
+        status: `chosen`, or why it was not.
+    """
+
+    schedule: Schedule
+    micro_batches: Count
+    micro_batch_size: Count
+    objective_s: float | None
+    bound_s: float | None
+    status: str
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What one change of the cluster or of the split would bring, priced by the solver.
+
+    Args:
+        change: What is changed: the micro-batch count, one more worker of a kind, or a link twice as fast.
+        what: The change in words, with the worker's kind, the link's ends or the count.
+        step_s: The best plan's step after it; None: none fits.
+        bound_s: No plan is faster after it; None: nothing fits.
+    """
+
+    change: Literal["micro_batches", "worker", "link"]
+    what: str
+    step_s: float | None
+    bound_s: float | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A whole plan; construction checks that it is consistent in itself.
@@ -168,6 +206,8 @@ class Plan:
     predicted: Prediction | None = None
     solver: SolverReport | None = None
     baselines: tuple[Baseline, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    what_if: tuple[WhatIf, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self)
