@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from assigner import formatting as fmt
 
@@ -18,21 +19,52 @@ _SHARED_WIRE = " share a wire: "
 WIDE_SPREAD = 0.10
 """A figure whose spread (IQR / median) is above this gets a warning."""
 
+_OF_SPREAD = re.compile(r": spread \d+ ?%")
+
+
+class Wide(NamedTuple):
+    """A figure that varies much.
+
+    Args:
+        spread: IQR / median.
+        partition: That was timed; empty: it is a link's.
+        worker: Where; of a link, its source.
+        target: Of a link.
+        where: At which size, or of what.
+    """
+
+    spread: float
+    partition: str
+    worker: str
+    target: str
+    where: str
+
+    @property
+    def name(self) -> str:
+        """Whose figure it is."""
+        return f"{self.partition} on {self.worker}" if self.partition else f"link {self.worker} -> {self.target}"
+
 
 def cautions(profile: Profile) -> tuple[str, ...]:
     """Warnings that follow from a profile's figures: what plans cannot do first, then spreads, the widest first."""
-    return (*_limits(profile), *_spreads(profile))
+    return (*limits(profile), *_spreads(profile))
 
 
 def cautioned(profile: Profile, others: Iterable[str] = ()) -> Profile:
     """The profile with the warnings that its figures give, and `others`; the spreads come last."""
-    return replace(profile, warnings=(*_limits(profile), *dict.fromkeys(others), *_spreads(profile)))
+    return replace(profile, warnings=(*limits(profile), *dict.fromkeys(others), *_spreads(profile)))
 
 
 def other_warnings(profile: Profile) -> tuple[str, ...]:
     """The warnings of a profile that its figures do not give: they were seen while it was measured."""
-    known = set(cautions(profile))
-    return tuple(text for text in profile.warnings if text not in known)
+    known = set(limits(profile))
+    return tuple(text for text in profile.warnings if text not in known and not _OF_SPREAD.search(text))
+
+
+def wide_figures(profile: Profile) -> tuple[Wide, ...]:
+    """Every figure with a spread above `WIDE_SPREAD`, the widest first."""
+    found = (*_wide_measurements(profile), *_wide_links(profile))
+    return tuple(sorted(found, key=lambda each: each.spread, reverse=True))
 
 
 def launch_bound(partition: str, worker: str, micro_batch: int, share: float) -> str:
@@ -68,13 +100,19 @@ def _launch_bound(partition: str, worker: str, micro_batch: int) -> str:
     return f"{partition} on {worker} at micro-batch {micro_batch} is launch-bound"
 
 
-def _limits(profile: Profile) -> Iterator[str]:
-    yield from (*_one_size(profile), *_apart(profile), *_unmeasured(profile))
+def limits(profile: Profile) -> tuple[str, ...]:
+    """Warnings of what plans made from a profile cannot do."""
+    return (*_one_size(profile), *_apart(profile), *_unmeasured(profile))
 
 
 def _spreads(profile: Profile) -> Iterator[str]:
-    for _, text in sorted([*_wide_measurements(profile), *_wide_links(profile)], reverse=True):
-        yield text
+    """One line for each partition on each worker, and for each link, with its sizes."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for each in (*_wide_measurements(profile), *_wide_links(profile)):
+        known = found[each.name]
+        known[each.where] = max(each.spread, known.get(each.where, 0.0))
+    lines = [(max(spreads.values()), f"{name}: spread {_listed(spreads)}") for name, spreads in found.items()]
+    yield from (text for _, text in sorted(lines, reverse=True))
 
 
 def _one_size(profile: Profile) -> Iterator[str]:
@@ -124,30 +162,19 @@ def _ranks(ranks: list[int]) -> str:
     return ", ".join(f"worker:{rank}" for rank in ranks)
 
 
-def _wide_measurements(profile: Profile) -> Iterator[tuple[float, str]]:
-    """One line for each partition on each worker, with its sizes."""
-    wide: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+def _wide_measurements(profile: Profile) -> Iterator[Wide]:
     for each in profile.measurements:
-        found = wide[each.partition, each.worker]
         if each.spread > WIDE_SPREAD:
-            found[f"at micro-batch {each.micro_batch}"] = each.spread
+            yield Wide(each.spread, each.partition, each.worker, "", f"at micro-batch {each.micro_batch}")
         if each.update_spread > WIDE_SPREAD:
-            found["of the update"] = max(each.update_spread, found.get("of the update", 0.0))
-    for (partition, worker), spreads in wide.items():
-        if spreads:
-            yield max(spreads.values()), f"{partition} on {worker}: spread {_listed(spreads)}"
+            yield Wide(each.update_spread, each.partition, each.worker, "", "of the update")
 
 
-def _wide_links(profile: Profile) -> Iterator[tuple[float, str]]:
-    """One line for each link, with its message sizes."""
+def _wide_links(profile: Profile) -> Iterator[Wide]:
     for link in profile.links:
-        spreads = {
-            f"at {fmt.size(point.bytes)}": point.spread
-            for point in link.points
-            if point.spread > WIDE_SPREAD and point.samples
-        }
-        if spreads:
-            yield max(spreads.values()), f"link {link.source} -> {link.target}: spread {_listed(spreads)}"
+        for point in link.points:
+            if point.spread > WIDE_SPREAD and point.samples:
+                yield Wide(point.spread, "", link.source, link.target, f"at {fmt.size(point.bytes)}")
 
 
 def _listed(spreads: dict[str, float]) -> str:

@@ -254,31 +254,49 @@ def refuse_existing(path: Path, *, force: bool) -> None:
     """
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint="name a file")
+    if path.exists() and not path.is_file():  # a file is moved into place: it would replace a device or a pipe
+        raise UsageError(f"{path} is no regular file", hint="name a file")
     if not path.parent.is_dir():
         raise UsageError(f"{path}: the folder {path.parent} does not exist", hint=f"mkdir -p {path.parent}")
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="--force replaces it")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path}: the folder {path.parent} may not be written to", hint="name a file in another one")
 
 
 def write(path: Path, document: Any, *, force: bool) -> None:
-    """Write a document as JSON: to a temporary name beside `path`, then moved into place.
+    """Write a document as JSON; errors as `put`."""
+    put(path, (json.dumps(encode(document), indent=1, allow_nan=False) + "\n").encode(), force=force)
+
+
+def put(path: Path, content: bytes, *, force: bool) -> None:
+    """Write a file: to a temporary name beside `path`, then moved into place.
 
     Raises:
-        UsageError: the file exists and `force` is not given, or the folder does not exist.
+        UsageError: the file exists and `force` is not given, the folder does not exist, or the disk is full.
     """
     refuse_existing(path, force=force)
-    text = json.dumps(encode(document), indent=1, allow_nan=False) + "\n"
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:200]}.", dir=path.parent)
+    except OSError as error:
+        raise _unwritten(path, error) from error
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
         mask = os.umask(0)
         os.umask(mask)
         Path(temporary).chmod(0o666 & ~mask)  # mkstemp makes it private to its owner
         Path(temporary).replace(path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise _unwritten(path, error) from error
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _unwritten(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"cannot write {path}: {error.strerror}", hint="make room, or name a file in another place")
 
 
 def check_unique(names: Sequence[str], path: str) -> None:

@@ -26,9 +26,9 @@ class Unit:
     name: str
     size: float
 
-    def show(self, value: float | None) -> str:
-        """The value in this unit, without the unit's name; three significant digits, never an exponent."""
-        return NOTHING if value is None else number(value / self.size)
+    def show(self, value: float | None, *, digits: int | None = None) -> str:
+        """The value in this unit, without the unit's name; digits as in `number`, never an exponent."""
+        return NOTHING if value is None else number(value / self.size, digits=digits)
 
     def text(self, value: float | None) -> str:
         """The value with the unit's name, for a sentence."""
@@ -61,16 +61,18 @@ def rate_unit(*values: float | None) -> Unit:
     return _choose(_RATE, values, 1.0)
 
 
-def number(value: float | None) -> str:
-    """Three significant digits, all digits before the point, never an exponent."""
+def number(value: float | None, *, digits: int | None = None) -> str:
+    """All digits before the point and `digits` behind it; None: three significant ones. Never an exponent."""
     if value is None:
         return NOTHING
     if not math.isfinite(value):
         return "inf" if value > 0 else "-inf" if value < 0 else "nan"
+    if digits is not None:
+        return f"{value:,.{digits}f}"
     size = abs(value)
-    for limit, digits in ((99.95, 0), (9.995, 1), (0.9995, 2)):
+    for limit, places in ((99.95, 0), (9.995, 1), (0.9995, 2)):
         if size >= limit:
-            return f"{value:,.{digits}f}"
+            return f"{value:,.{places}f}"
     return "0" if size < 5e-4 else f"{value:.3f}"
 
 
@@ -101,17 +103,18 @@ def percent(share: float | None, *, sign: bool = False) -> str:
     return f"{points(share, sign=sign)} %"
 
 
-def points(share: float | None, *, sign: bool = False) -> str:
-    """A share of one in percent, one decimal, without the sign for percent: for a column that says so."""
+def points(share: float | None, *, sign: bool = False, digits: int | None = None) -> str:
+    """A share of one in percent, without the sign for percent: for a column that says so; one decimal unless said."""
     if share is None:
         return NOTHING
-    rounded = round(100 * share, 1) + 0.0  # -0.0 becomes 0.0
-    return f"{rounded:+.1f}" if sign and rounded else f"{rounded:.1f}"
+    places = 1 if digits is None else digits
+    rounded = round(100 * share, places) + 0.0  # -0.0 becomes 0.0
+    return f"{rounded:+.{places}f}" if sign and rounded else f"{rounded:.{places}f}"
 
 
-def ratio(value: float | None) -> str:
-    """How many times as much: `1.85x`."""
-    return NOTHING if value is None else f"{value:.2f}x"
+def ratio(value: float | None, *, digits: int | None = None) -> str:
+    """How many times as much: `1.85x`; two decimals unless said."""
+    return NOTHING if value is None else f"{value:.{2 if digits is None else digits}f}x"
 
 
 def against(value: float | None, base: float | None) -> float | None:
@@ -165,8 +168,8 @@ def _range_text(run: Sequence[str]) -> str:
     if len(run) < 3:
         return ", ".join(run)
     before, after = _DIGITS.split(run[0]), _DIGITS.split(run[-1])
-    counts_at_end = not after[-1] and before[:-2] == after[:-2]
-    return f"{run[0]}-{after[-2] if counts_at_end else run[-1]} ({len(run)})"
+    counted = next(n for n, (first, last) in enumerate(zip(before, after, strict=True)) if first != last)
+    return f"{''.join(before[: counted + 1])}-{''.join(after[counted:])} ({len(run)})"
 
 
 def bar(share: float, *, width: int = 10, rest: str = "░") -> str:

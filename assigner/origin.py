@@ -37,9 +37,14 @@ def profile_path(plan: Plan, path: Path, given: Path | None = None) -> Path:
             f"{path} was solved from {named}, which is not there", hint="name the profile: --profile PROFILE"
         )
     for place in found:
-        if hashlib.sha256(place.read_bytes()).hexdigest() == plan.profile.sha256:
+        if is_origin(plan, place):
             return place
     raise FormatError(
         f"{found[0]} has changed since {path} was solved from it",
         hint=f"--profile {found[0]} takes it as it is now; assigner solve makes a new plan",
     )
+
+
+def is_origin(plan: Plan, path: Path) -> bool:
+    """True if the file is the profile that the plan was solved from, as it was then."""
+    return plan.profile is not None and hashlib.sha256(path.read_bytes()).hexdigest() == plan.profile.sha256

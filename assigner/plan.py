@@ -20,7 +20,12 @@ Objective = Literal["step", "throughput", "latency", "cost"]
 
 @dataclass(frozen=True)
 class ProfileReference:
-    """The profile that a plan was solved from."""
+    """The profile that a plan was solved from.
+
+    Args:
+        path: As it was given, from the folder of the command.
+        sha256: Of the file's bytes.
+    """
 
     path: str
     sha256: str
@@ -47,7 +52,17 @@ class Stage:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one worker at its peak, by what they hold."""
+    """Bytes on one worker at its peak, by what they hold.
+
+    Args:
+        parameters: Of the worker's partitions; a tied one once.
+        gradients: Of these parameters.
+        optimizer: State of the optimizer.
+        buffers: Such as running statistics.
+        activations: What is kept for backward, over all micro-batches in flight.
+        workspace: The largest that one of its partitions needs while it computes.
+        messages: On their way to or from the worker.
+    """
 
     parameters: float = 0
     gradients: float = 0
@@ -91,7 +106,14 @@ class WorkerPrediction:
 
 @dataclass(frozen=True)
 class TransferPrediction:
-    """All messages of a step over one link."""
+    """All messages of a step over one link.
+
+    Args:
+        source: The worker that sends.
+        target: The worker that receives.
+        bytes: Of all of them.
+        seconds: In which the link is in use.
+    """
 
     source: str
     target: str
@@ -103,7 +125,12 @@ class TransferPrediction:
 class Prediction:
     """What the simulator says of a plan.
 
-    `bubble_fraction` is the share of the step, over the workers used, in which a worker does not compute.
+    Args:
+        step_s: The time of one step, in seconds.
+        samples_per_s: Batch size by step time.
+        bubble_fraction: The share of the step, over the workers used, in which a worker does not compute.
+        workers: How each worker spends the step.
+        transfers: The messages, by link.
     """
 
     step_s: float
@@ -140,7 +167,12 @@ class SolverReport:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A simpler way to place the same profile, priced by the same simulator. None: it does not fit."""
+    """A simpler way to place the same profile, priced by the same simulator.
+
+    Args:
+        name: Of the way.
+        step_s: Its step, in seconds; None: it does not fit.
+    """
 
     name: str
     step_s: float | None
@@ -148,7 +180,10 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule and micro-batch count that the search looked at; values are in the objective's unit.
+    """A schedule and micro-batch count that the search looked at.
+
+    Values are seconds that compare between counts: of a step, of a batch in the steady state (objective "throughput"),
+    of one forward ("latency").
 
     Args:
         schedule: The order of the actions.
@@ -156,7 +191,7 @@ class Candidate:
         micro_batch_size: In samples.
         objective_s: Of the best plan found under it; None: none was found.
         bound_s: No plan under it is better than this; None: nothing fits.
-        status: `chosen`, or why it was not.
+        status: `chosen`, or why it was not: `proven worse`, `gains ... at most`, `infeasible: ...`, `not decided`.
     """
 
     schedule: Schedule
@@ -172,9 +207,10 @@ class WhatIf:
     """What one change of the cluster or of the split would bring, priced by the solver.
 
     Args:
-        change: What is changed: the micro-batch count, one more worker of a kind, or a link twice as fast.
+        change: What is changed: the micro-batch count, one more worker of a kind, or a link twice as wide.
         what: The change in words, with the worker's kind, the link's ends or the count.
-        step_s: The best plan's step after it; None: none fits.
+        step_s: The best step found after it; the plan's own where it is faster by no more than what the plan's search
+            left open. None: no plan was found.
         bound_s: No plan is faster after it; None: nothing fits.
     """
 
@@ -187,6 +223,24 @@ class WhatIf:
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A whole plan; construction checks that it is consistent in itself.
+
+    Args:
+        kind: What the file is.
+        format_version: MAJOR.MINOR; a reader takes every minor version of a major that it knows.
+        created_at: When, in UTC.
+        tool_version: The release that wrote it.
+        profile: The profile that it was solved from; None: it is written by hand.
+        workload: What it is a plan for.
+        objective: What was made small.
+        schedule: The order of the actions.
+        micro_batches: How many a step has.
+        micro_batch_size: Samples in each; the last may be smaller.
+        stages: In pipeline order; a worker may hold several. A rank that holds none idles.
+        predicted: What the simulator says of it.
+        solver: How it was found and how good it is.
+        baselines: Simpler placements of the same profile.
+        candidates: Schedules and micro-batch counts that were looked at.
+        what_if: What one change would bring.
 
     Raises:
         FormatError: a partition stands twice, or a stage rematerialises what it does not hold.

@@ -7,28 +7,38 @@ import typer
 from . import console
 from .compare import compare_command
 from .doctor import doctor_command
+from .export import export_command
 from .group import Commands
+from .help import Command
+from .init import init_command
 from .lab import lab_command
 from .profile import profile_command
+from .report import report_command
 from .run import run_command
 from .schema import schema_command
 from .show import show_command
 from .simulate import simulate_command
 from .solve import solve_command
 
+COMPLETION = "Completion"
 PLAN, LOOK, MACHINE = "Make a plan and run it", "Look at profiles and plans", "This program and this machine"
 
 app = typer.Typer(
     name="assigner",
     cls=Commands,
-    rich_markup_mode="rich",
+    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 def _examples(*lines: str) -> str:
-    return "\n".join(["[bold]Examples[/]", *(f"  [cyan]{line}[/]" for line in lines)])
+    return "\n".join(lines)
+
+
+def _variables(command: str) -> dict[str, str]:
+    """Settings by which each flag of a command has a variable: ASSIGNER_PROFILE_THREADS. Those of solve are shorter."""
+    return {"auto_envvar_prefix": f"ASSIGNER_{command.upper()}"}
 
 
 def _show_version(wanted: bool) -> None:
@@ -39,22 +49,68 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _show_completion(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        from .completion import script
+
+        console.show_text(script(ctx.obj))
+        raise typer.Exit
+
+
+def _install_completion(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        from .completion import install
+
+        for path in install(ctx.obj):
+            console.notice(f"wrote {path}")
+        console.notice("it works in the next shell that you open")
+        raise typer.Exit
+
+
 @app.callback(epilog=_examples("assigner solve profile.json -o plan.json", "assigner show plan.json"))
 def _main(
     *,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but results and errors.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show where an error comes from.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All rows, and where errors come from.")] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours; NO_COLOR=1 does the same.")] = False,  # noqa: ARG001 - read before parsing
     version: Annotated[  # noqa: ARG001 - its callback answers
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
-) -> None:
+    install_completion: Annotated[  # noqa: ARG001 - its callback answers
+        bool,
+        typer.Option(
+            "--install-completion", callback=_install_completion, is_eager=True, metavar="[SHELL]",
+            rich_help_panel=COMPLETION, help="Complete flags, files, partitions and workers in bash, zsh or fish.",
+        ),
+    ] = False,
+    show_completion: Annotated[  # noqa: ARG001 - its callback answers
+        bool,
+        typer.Option(
+            "--show-completion", callback=_show_completion, is_eager=True, metavar="[SHELL]",
+            rich_help_panel=COMPLETION, help="Print what --install-completion would write.",
+        ),
+    ] = False,
+) -> None:  # fmt: skip
     """Profile, place and train a PyTorch model across workers that are not alike."""
     console.configure(console.Settings(quiet=quiet, verbose=verbose))
 
 
 app.command(
+    "init",
+    cls=Command,
+    context_settings=_variables("init"),
+    rich_help_panel=PLAN,
+    epilog=_examples(
+        "assigner init",
+        "assigner init torchvision.models:resnet50 -o resnet.py",
+        "assigner init transformers:GPT2LMHeadModel -o gpt2.py",
+        "assigner init 'net.py:Net(width=64)'",
+    ),
+)(init_command)
+app.command(
     "profile",
+    cls=Command,
+    context_settings=_variables("profile"),
     rich_help_panel=PLAN,
     epilog=_examples(
         "assigner profile examples/gpt.py:workload -o profile.json --workers 2",
@@ -65,6 +121,7 @@ app.command(
 )(profile_command)
 app.command(
     "solve",
+    cls=Command,
     rich_help_panel=PLAN,
     epilog=_examples(
         "assigner solve profile.json -o plan.json",
@@ -73,11 +130,15 @@ app.command(
 )(solve_command)
 app.command(
     "run",
+    cls=Command,
+    context_settings=_variables("run"),
     rich_help_panel=PLAN,
     epilog=_examples("assigner run plan.json -- examples/train.py --steps 50"),
 )(run_command)
 app.command(
     "lab",
+    cls=Command,
+    context_settings=_variables("lab"),
     rich_help_panel=PLAN,
     epilog=_examples(
         "assigner lab examples/clusters/mixed3.toml -- assigner profile examples/gpt.py:workload -o profile.json",
@@ -86,25 +147,56 @@ app.command(
         "assigner lab --check",
     ),
 )(lab_command)
-app.command("show", rich_help_panel=LOOK, epilog=_examples("assigner show profile.json", "assigner show plan.json"))(
-    show_command
-)
+app.command(
+    "show",
+    cls=Command,
+    rich_help_panel=LOOK,
+    epilog=_examples("assigner show profile.json", "assigner show plan.json -v"),
+)(show_command)
 app.command(
     "compare",
+    cls=Command,
     rich_help_panel=LOOK,
-    epilog=_examples("assigner compare equal.json solved.json", "assigner compare --md old.json new.json"),
+    epilog=_examples(
+        "assigner compare equal.json solved.json",
+        "assigner compare equal.json solved.json --measured equal.trace.json --measured solved.trace.json",
+        "assigner compare --md old.json new.json",
+    ),
 )(compare_command)
 app.command(
     "simulate",
+    cls=Command,
     rich_help_panel=LOOK,
     epilog=_examples(
-        "assigner simulate plan.json --profile profile.json",
-        "assigner simulate plan.json --profile profile.json --against trace.json --calibrate corrected.json",
+        "assigner simulate plan.json --trace step.json.gz",
+        "assigner simulate plan.json --against trace.json --trace both.json.gz",
+        "assigner simulate plan.json --against trace.json --calibrate corrected.json",
     ),
 )(simulate_command)
-app.command("schema", rich_help_panel=MACHINE, epilog=_examples("assigner schema plan > plan.schema.json"))(
-    schema_command
-)
-app.command("doctor", rich_help_panel=MACHINE, epilog=_examples("assigner doctor", "assigner doctor --json"))(
-    doctor_command
-)
+app.command(
+    "report",
+    cls=Command,
+    context_settings=_variables("report"),
+    rich_help_panel=LOOK,
+    epilog=_examples(
+        "assigner report plan.json -o report.html",
+        "assigner report equal.json plan.json -o report.html --measured trace.json",
+    ),
+)(report_command)
+app.command(
+    "export",
+    cls=Command,
+    context_settings=_variables("export"),
+    rich_help_panel=LOOK,
+    epilog=_examples(
+        "assigner export plan.json --to dot | dot -Tsvg -o plan.svg",
+        "assigner export plan.json --to device-map --workload model.py:workload -o device_map.json",
+        "assigner export plan.json --to pipelining-schedule -o schedule.csv",
+    ),
+)(export_command)
+app.command(
+    "schema", cls=Command, rich_help_panel=MACHINE, epilog=_examples("assigner schema plan > plan.schema.json")
+)(schema_command)
+app.command(
+    "doctor", cls=Command, rich_help_panel=MACHINE, epilog=_examples("assigner doctor", "assigner doctor --json")
+)(doctor_command)

@@ -1,7 +1,7 @@
-"""`assigner compare`: plans side by side."""
+"""`assigner compare`: plans side by side, as predicted and as measured."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,37 +9,114 @@ from assigner.errors import UsageError
 
 from . import console
 from .options import Json
+from .provenance import profile_of
+
+if TYPE_CHECKING:
+    from assigner.profile import Profile
+    from assigner.report.comparison import Named
+    from assigner.report.measured import Measured
 
 
 def compare_command(
-    plans: Annotated[list[Path], typer.Argument(metavar="PLAN PLAN...", help="The first is the baseline.")],
+    plans: Annotated[
+        list[Path], typer.Argument(metavar="PLAN PLAN...", help="The first is the baseline.", show_default=False)
+    ],
     *,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="PLAN|N", help="Another baseline: a plan's file, name or number.")
+    ] = None,
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="TRACE", help="A trace of a run of one of them; it says of which. Repeatable."),
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="PROFILE", help="Price all plans anew with these measurements.")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="List all partitions, not only changed ones.")] = False,
+    precision: Annotated[
+        int | None, typer.Option(min=0, max=9, metavar="N", help="Digits behind the point of every figure.")
+    ] = None,
     as_json: Json = False,
     as_markdown: Annotated[bool, typer.Option("--md", help="Print Markdown.")] = False,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 where the plans differ.")] = False,
 ) -> None:
-    """Compare plans: what each gains, and what moved."""
-    from assigner.plan import load_plan
-    from assigner.report.comparison import Named, comparison_data, comparison_report, differ
+    """Compare plans: what each gains, and what moved.
+
+    With --measured also what runs of them took, how sure that is, and how far off the predictions were.
+    """
+    from assigner.report.comparison import comparison_data, comparison_report, differ
     from assigner.report.sheet import markdown
 
     if len(plans) < 2:
         raise UsageError(f"one plan, {plans[0]}, is nothing to compare", hint="name two or more plans")
     if as_json and as_markdown:
         raise UsageError("--json and --md are both given", hint="choose one of them")
-    named = [Named(name, load_plan(path)) for name, path in zip(_names(plans), plans, strict=True)]
+    named = _baseline_first(_load(plans, profile), plans, baseline)
+    traces, priced_by = _measured(named, measured or []), str(profile) if profile else ""
     if as_json:
-        console.show_json(comparison_data(named))
-    elif as_markdown:
-        console.show_text(markdown(comparison_report(named, everything=everything)))
+        console.show_json(comparison_data(named, traces=traces, priced_by=priced_by))
     else:
-        console.show(comparison_report(named, everything=everything))
+        report = comparison_report(named, everything=everything, traces=traces, priced_by=priced_by, digits=precision)
+        if as_markdown:
+            console.show_text(markdown(report))
+        else:
+            console.show(report)
     if exit_code and differ(named):
         raise typer.Exit(1)
 
 
-def _names(paths: list[Path]) -> list[str]:
-    """The files' names; where two are alike, the paths as they were given."""
-    short = [path.name for path in paths]
-    return short if len(set(short)) == len(short) else [str(path) for path in paths]
+def _load(paths: list[Path], profile: Path | None) -> "list[Named]":
+    """The plans with their names and the profiles that know their prices."""
+    from assigner.plan import load_plan
+    from assigner.report.comparison import Named, check_comparable
+    from assigner.simulate import priced
+
+    loaded = [Named(name, load_plan(path)) for name, path in zip(plan_names(paths), paths, strict=True)]
+    check_comparable(loaded)
+    known: dict[tuple[Path, str], Profile | None] = {}
+    found = []
+    for each, path in zip(loaded, paths, strict=True):
+        reference = each.plan.profile
+        source = (profile, "") if profile else (path.parent, reference.sha256 if reference else "")
+        if source not in known:
+            known[source] = profile_of(each.plan, path, profile)
+        behind = known[source]
+        plan = priced(each.plan, behind) if profile and behind else each.plan
+        found.append(Named(each.name, plan, behind))
+    return found
+
+
+def plan_names(paths: list[Path]) -> list[str]:
+    """The files' names; where two are alike, of their paths what tells them apart."""
+    parts = [path.parts for path in paths]
+    if len(set(parts)) < len(parts) or len({each[-1] for each in parts}) == len(parts):
+        short = [path.name for path in paths]
+        return [f"{name} ({n})" if short.count(name) > 1 else name for n, name in enumerate(short, start=1)]
+    while all(len(each) > 1 for each in parts) and len({each[0] for each in parts}) == 1:
+        parts = [each[1:] for each in parts]
+    while all(len(each) > 1 for each in parts) and len({each[-1] for each in parts}) == 1:
+        parts = [each[:-1] for each in parts]
+    return [str(Path(*each)) for each in parts]
+
+
+def _baseline_first(named: "list[Named]", paths: list[Path], wanted: str | None) -> "list[Named]":
+    """The plans with the wanted baseline in front."""
+    if wanted is None:
+        return named
+    fitting = [n for n, (each, path) in enumerate(zip(named, paths, strict=True)) if wanted in (each.name, str(path))]
+    if not fitting and wanted.isdecimal() and 1 <= int(wanted) <= len(named):
+        fitting = [int(wanted) - 1]
+    if not fitting:
+        names = ", ".join(f"{n} {each.name}" for n, each in enumerate(named, start=1))
+        raise UsageError(f"--baseline: {wanted!r} is none of these plans", hint=f"they are {names}")
+    return [named[fitting[0]], *(each for n, each in enumerate(named) if n != fitting[0])]
+
+
+def _measured(named: "list[Named]", files: list[Path]) -> "dict[str, Measured]":
+    if not files:
+        return {}
+    from assigner.report.measured import assigned
+    from assigner.trace import load_trace
+
+    pairs = [(each.name, each.plan) for each in named]
+    return assigned(pairs, [(str(file), load_trace(file)) for file in dict.fromkeys(files)])

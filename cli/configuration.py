@@ -1,10 +1,12 @@
-"""Settings from a file: the `[solve]` table of a TOML file, below flags and environment.
+"""Settings of a command from its table of a TOML file, below flags and the environment.
 
-`--config FILE` names it; otherwise `[tool.assigner.solve]` of a pyproject.toml in this folder counts. A key is a flag's
-name without its dashes; a list stands for a flag that may be repeated, a table for its NAME=VALUE.
+`--config FILE` names it: the table of a command is `[solve]`, `[profile]` and so on there. Without it, those of
+`[tool.assigner]` in a pyproject.toml of this folder count: `[tool.assigner.solve]`. A key is a flag's name without its
+dashes; a list stands for a flag that may be repeated, a table for its NAME=VALUE.
 """
 
 import difflib
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,57 +15,109 @@ import typer
 
 from assigner.errors import FormatError, UsageError
 
-TABLE = "solve"
-_OWN = {"config", "profile", "help"}
+TABLES = ("lab", "profile", "run", "solve")
+"""Commands that take settings from a file."""
+
+_OWN = {"config", "help"}
+_CONTEXT, _WHERE = "assigner.context", "assigner.settings"
 
 
 def load_configuration(ctx: typer.Context, value: Path | None) -> Path | None:
     """A callback of `--config`: make the file's table the defaults of the command's options.
 
     Raises:
-        UsageError: the file cannot be read, or has no such table.
-        FormatError: it is no TOML, or a key is not one of the command's options.
+        UsageError: the file cannot be read.
+        FormatError: it is no TOML, or a table, a key or the type of a value is not one that is known.
     """
     if ctx.resilient_parsing:
         return value
-    table, where = _table(value)
-    known = {
-        param.name: {option.lstrip("-").replace("-", "_") for option in param.opts}
-        for param in ctx.command.params
-        if param.name and param.name not in _OWN
-    }
+    command = str(ctx.command.name)
+    table, where = _table(value, command)
+    ctx.meta[_WHERE] = {}
+    options = {param.name: param for param in ctx.command.params if param.name not in _OWN and _flag(param)}
     defaults: dict[str, Any] = {}
     for key, given in table.items():
-        flag = key.replace("-", "_")
-        name = next((name for name, flags in known.items() if flag in flags), None)
-        if name is None:
-            names = sorted(each for flags in known.values() for each in flags)
-            close = difflib.get_close_matches(flag, names, n=1)
-            raise FormatError(
-                f"{where}: {key!r} is no setting of `assigner solve`",
-                hint=f"did you mean {close[0]}?" if close else f"settings: {', '.join(names)}",
-            )
-        param = next(param for param in ctx.command.params if param.name == name)
-        flag_value = _as_flag(given, where=f"{where}.{key}")
-        many = isinstance(flag_value, list)
-        if getattr(param, "multiple", False):
-            defaults[name] = flag_value if many else [flag_value]
-        else:
-            defaults[name] = ",".join(flag_value) if many else flag_value
+        param = _named(key, options, f"{where}.{key}", command)
+        defaults[str(param.name)] = _as_flag(given, param, where=f"{where}.{key}")
+        ctx.meta[_WHERE][param.name] = f"{where}.{key}"
     ctx.default_map = {**defaults, **(ctx.default_map or {})}
     return value
 
 
-def _table(path: Path | None) -> tuple[dict[str, Any], str]:
-    """The settings and where they stand; none without a file."""
-    if path is None:
-        found = Path("pyproject.toml")
-        table = _read(found).get("tool", {}).get("assigner", {}).get(TABLE, {}) if found.is_file() else {}
-        return table, f"{found}: tool.assigner.{TABLE}"
-    document = _read(path)
-    if not isinstance(document.get(TABLE), dict):
-        raise FormatError(f"{path}: has no [{TABLE}] table", hint=f"write the settings below a line [{TABLE}]")
-    return document[TABLE], f"{path}: {TABLE}"
+def remember(ctx: Any) -> None:
+    """Note the context of the command that is called, for `named_by_origin`."""
+    ctx.meta[_CONTEXT] = ctx
+
+
+def origin(ctx: Any, param: Any) -> str | None:
+    """The variable, or file and key, that an option's value comes from; None: the line, or the option's own default."""
+    source = getattr(ctx.get_parameter_source(param.name), "name", None)
+    if source == "DEFAULT_MAP":
+        return str(ctx.meta.get(_WHERE, {}).get(param.name)) or None
+    if source == "ENVIRONMENT":
+        return str(param.envvar or f"{ctx.auto_envvar_prefix}_{str(param.name).upper()}")
+    return None
+
+
+def named_by_origin(ctx: Any, message: str) -> str:
+    """An error's message in which an option is called as the user has written it: a flag, a variable, a file's key.
+
+    Args:
+        ctx: Any context of the call.
+        message: It may name the option as its flag or by its name: `--time-limit`, `time limit`, `time_limit`.
+    """
+    inner = ctx.meta.get(_CONTEXT)
+    for param in [] if inner is None else inner.command.params:
+        source = getattr(inner.get_parameter_source(param.name), "name", None)
+        if not _flag(param) or source in (None, "DEFAULT"):
+            continue
+        where = origin(inner, param)
+        words = _flag(param).lstrip("-").replace("-", "[-_ ]")
+        found = re.search(rf"(?<![\w.-])(?:--)?{words}(?![\w-])", message)
+        if found is not None and found.start() == 0 and (where or message[found.end() :].startswith(":")):
+            return (where or _flag(param)) + message[found.end() :]
+        if found is not None and where is not None:
+            return f"{message} ({where})"
+    return message
+
+
+def _flag(param: Any) -> str:
+    """An option's long flag; empty: it is an argument."""
+    return next((flag for flag in param.opts if flag.startswith("--")), "")
+
+
+def _named(key: str, options: dict[str, Any], where: str, command: str) -> Any:
+    flag = key.replace("_", "-")
+    for param in options.values():
+        if f"--{flag}" in param.opts:
+            return param
+    names = sorted(_flag(param).lstrip("-") for param in options.values())
+    raise FormatError(f"{where}: no setting of `assigner {command}`", hint=_nearest(flag, names, "settings"))
+
+
+def _nearest(word: str, names: list[str], what: str) -> str:
+    close = difflib.get_close_matches(word, names, n=1)
+    return f"did you mean {close[0]}?" if close else f"{what}: {', '.join(names)}"
+
+
+def _table(path: Path | None, command: str) -> tuple[dict[str, Any], str]:
+    """A command's settings and where they stand; none without a file."""
+    found = Path("pyproject.toml") if path is None else path
+    if path is None and not found.is_file():
+        return {}, str(found)
+    document, place = _read(found), f"{found}: "
+    if path is None or "assigner" in document.get("tool", {}):
+        document, place = document.get("tool", {}).get("assigner", {}), f"{found}: tool.assigner."
+    elif not document.keys() & set(TABLES):
+        tables = [name for name, each in document.items() if isinstance(each, dict)]
+        place = f"{place}{tables[0]}" if tables else str(path)
+        hint = _nearest(tables[0] if tables else command, list(TABLES), "tables")
+        raise FormatError(f"{place}: no table of settings", hint=hint if tables else f"write them below [{command}]")
+    for name, table in document.items():
+        if name not in TABLES or not isinstance(table, dict):
+            hint = f"settings stand in a table: [{command}]" if name in TABLES else _nearest(name, [*TABLES], "tables")
+            raise FormatError(f"{place}{name}: no table of settings", hint=hint)
+    return document.get(command, {}), f"{place}{command}"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -75,12 +129,28 @@ def _read(path: Path) -> dict[str, Any]:
         raise FormatError(f"{path} is no TOML: {error}", hint="toml.io has the syntax") from error
 
 
-def _as_flag(given: Any, *, where: str) -> Any:
-    """A value as the flag would be written: tables as NAME=VALUE, inner lists with commas."""
-    if isinstance(given, dict):
-        return [f"{name}={value}" for name, value in given.items()]
-    if isinstance(given, list):
-        return [",".join(map(str, each)) if isinstance(each, list) else str(each) for each in given]
-    if isinstance(given, bool | int | float | str):
-        return given if isinstance(given, bool) else str(given)
-    raise FormatError(f"{where}: {given!r} is not allowed; expected a number, a text, a list or a table")
+def _as_flag(given: Any, param: Any, *, where: str) -> Any:
+    """A value as the option takes it: tables as NAME=VALUE, a list for an option that takes several or A,B."""
+    many, switch = bool(getattr(param, "multiple", False)), bool(getattr(param, "is_flag", False))
+    if switch and isinstance(given, bool):
+        return given
+    if not switch and isinstance(given, dict) and many:
+        return [f"{name}={_text(value, where=f'{where}.{name}')}" for name, value in given.items()]
+    if not switch and isinstance(given, list):
+        texts = [",".join(map(str, each)) if isinstance(each, list) else _text(each, where=where) for each in given]
+        return texts if many else ",".join(texts)
+    if not switch:
+        return [_text(given, where=where)] if many else _text(given, where=where)
+    raise FormatError(f"{where}: {_shown(given)} is not allowed", hint="it is a switch: true or false")
+
+
+def _text(given: Any, *, where: str) -> str:
+    if isinstance(given, int | float | str) and not isinstance(given, bool):
+        return str(given)
+    raise FormatError(
+        f"{where}: {_shown(given)} is not allowed; expected a number or a text", hint="write it as the flag takes it"
+    )
+
+
+def _shown(given: Any) -> str:
+    return {True: "true", False: "false"}[given] if isinstance(given, bool) else str(given)

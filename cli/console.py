@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from assigner.report.sheet import Line, Sheet
+    from assigner.report.sheet import Part
 
 UNLIMITED = 10_000
 """Columns of a pipe."""
@@ -88,7 +88,13 @@ def stderr() -> Console:
     return _console(sys.stderr)
 
 
-def show(report: Iterable[Sheet | Line]) -> None:
+def draws_progress(terminal: Console) -> bool:
+    """Whether somebody watches: a terminal that can redraw a line, and no -q. FORCE_COLOR makes a pipe no terminal."""
+    forced = bool(os.environ.get("FORCE_COLOR")) and not terminal.file.isatty()
+    return terminal.is_terminal and not terminal.is_dumb_terminal and not forced and not settings().quiet
+
+
+def show(report: Iterable[Part]) -> None:
     """Print a report as a result."""
     from assigner.report.sheet import draw
 
@@ -120,7 +126,7 @@ def notice(text: str) -> None:
         stderr().print(text, soft_wrap=True)
 
 
-def explain(report: Iterable[Sheet | Line]) -> None:
+def explain(report: Iterable[Part]) -> None:
     """Print a report below an error, unless quiet."""
     from assigner.report.sheet import draw
 

@@ -1,12 +1,20 @@
 """`assigner doctor`: what this machine has, and what is missing."""
 
+import typer
+
+from assigner.errors import UsageError
+
 from . import console
 from .options import Json
 
 
 def doctor_command(*, as_json: Json = False) -> None:
-    """Show what this machine has, and what is missing."""
-    from assigner.report.machine import machine_data, machine_report
+    """Show what this machine has, and what is missing.
+
+    Versions, solvers (each solves a small problem), processor, threads, memory, devices, backends and what is optional;
+    with it how to get what is not here. The exit code is 2 if something that assigner needs is missing, else 0.
+    """
+    from assigner.report.machine import is_ready, machine_data, machine_report
 
     from .machine import examine
 
@@ -15,3 +23,5 @@ def doctor_command(*, as_json: Json = False) -> None:
         console.show_json(machine_data(findings))
     else:
         console.show(machine_report(findings))
+    if not is_ready(findings):
+        raise typer.Exit(UsageError.exit_code)

@@ -10,7 +10,7 @@ import typer
 from assigner.errors import FormatError, UsageError
 
 from . import console
-from .options import Force
+from .options import Config, Force, Json
 
 _RUN, _DERIVE = "A run", "A cluster like a profile's workers"
 
@@ -38,7 +38,10 @@ def lab_command(
         typer.Option(min=0, metavar="S", help="What the others get after one host failed.", rich_help_panel=_RUN),
     ] = 20.0,
     master_port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Where the ranks meet, on host 0.", rich_help_panel=_RUN)
+        int,
+        typer.Option(
+            min=1, max=65535, metavar="PORT", help="Where the ranks meet, on host 0.", rich_help_panel=_RUN
+        ),
     ] = 29531,
     from_profile: Annotated[
         Path | None,
@@ -62,6 +65,8 @@ def lab_command(
         ),
     ] = None,
     force: Force = False,
+    as_json: Json = False,
+    config: Config = None,  # noqa: ARG001 - its callback answers
 ) -> None:  # fmt: skip
     """Run a command on a cluster made on this machine."""
     if from_profile is not None:
@@ -73,8 +78,10 @@ def lab_command(
         return
     if output is not None or here is not None:
         raise UsageError("-o and --here belong to --from", hint="assigner lab CLUSTER.toml -- COMMAND; mind the --")
+    if as_json and not check:
+        raise UsageError("--json belongs to --check", hint="assigner lab --check --json")
     if check:
-        _check(cluster)
+        _check(cluster, as_json=as_json)
         return
     if cluster is None:
         raise UsageError("no cluster file", hint="assigner lab examples/clusters/mixed3.toml -- COMMAND")
@@ -92,15 +99,22 @@ def _run(path: Path, command: list[str], timeout: float | None, grace: float, po
     run_on_hosts(cluster, command, limits=Limits(timeout, grace), port=port)
 
 
-def _check(path: Path | None) -> None:
+def _check(path: Path | None, *, as_json: bool) -> None:
     """Print what is missing, each with the way to get it; exit code 2 if a lab, or this cluster, cannot be made."""
     from assigner.lab import lacks, load_cluster
 
     cluster = None if path is None else load_cluster(path)
     found = lacks(cluster)
+    ready = not found or (cluster is None and all(lack.feature == "latency" for lack in found))
+    if as_json:
+        missing = [{"what": lack.what, "remedy": lack.remedy, "feature": lack.feature} for lack in found]
+        console.show_json({"kind": "lab", "ready": ready, "missing": missing})
+        if not ready:
+            raise typer.Exit(UsageError.exit_code)
+        return
     for lack in found:
         console.show_text(f"missing: {lack.what}\n  {lack.remedy}\n")
-    if cluster is None and all(lack.feature == "latency" for lack in found):
+    if cluster is None and ready:
         console.show_text("ready" + (", for clusters without latency_ms\n" if found else "\n"))
     elif found:
         raise typer.Exit(UsageError.exit_code)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.cgroup import core_limit, memory_limit
+from assigner.cgroup import core_limit, free_memory, memory_limit
 from assigner.report.machine import Finding
+
+from .packages import ASK_SOLVERS, extras, installed, programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,11 +21,21 @@ if TYPE_CHECKING:
 ASK_TORCH = """
 import json, torch, torch.distributed as d
 here = d.is_available()
+backends = [name for name in ("gloo", "nccl", "mpi") if here and getattr(d, f"is_{name}_available")()]
+cuda = torch.cuda
+def free(n):
+    try:
+        return cuda.mem_get_info(n)[0]
+    except RuntimeError:  # another process has it for itself
+        return None
+devices = [[cuda.get_device_name(n), cuda.get_device_properties(n).total_memory, free(n)]
+           for n in range(cuda.device_count())]
 print(json.dumps({
-    "backends": [name for name in ("gloo", "nccl", "mpi") if here and getattr(d, f"is_{name}_available")()],
+    "backends": backends,
     "cuda": torch.version.cuda,
-    "devices": [[torch.cuda.get_device_name(n), torch.cuda.get_device_properties(n).total_memory]
-                for n in range(torch.cuda.device_count())],
+    "threads": torch.get_num_threads(),
+    "nccl": ".".join(map(str, cuda.nccl.version())) if "nccl" in backends and devices else None,
+    "devices": devices,
 }))
 """
 TORCH_WAIT_S = 120
@@ -35,63 +43,118 @@ TORCH_WAIT_S = 120
 
 def examine() -> list[Finding]:
     """Everything that `doctor` reports, in its order."""
-    return [_python(), *_packages(), _cbc(), _cores(), _memory(), *_accelerators(), _lab()]
+    torch, solvers = _ask_torch(), _ask_solvers()
+    here = (_cores(), _threads(torch), _memory(), *_accelerators(torch), *_backends(torch), _lab())
+    return [*programs(solvers), *here, *extras()]
 
 
-def _python() -> Finding:
-    found = platform.python_version()
-    return Finding("python", "ok", f"{found} ({platform.system()} {platform.machine()})", value=found)
-
-
-def _version(package: str) -> str | None:
+def _ask(code: str) -> dict[str, Any] | None:
+    """What a short program prints, run by this interpreter; None: it failed."""
     try:
-        return version(package)
-    except PackageNotFoundError:
+        done = subprocess.run(  # noqa: S603 - our own interpreter and our own text
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=TORCH_WAIT_S, check=True
+        )
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    except (subprocess.SubprocessError, OSError, ValueError, IndexError):
         return None
 
 
-def _packages() -> Iterator[Finding]:
-    uses = {
-        "torch": ("torch", "profile and run need it"),
-        "PuLP": ("pulp", "solve needs it"),
-        "HiGHS": ("highspy", "solve --solver highs needs it"),
-    }
-    for name, (package, use) in uses.items():
-        found = _version(package)
-        if found is None:
-            yield Finding(name, "missing", f"not installed; {use}", f"pip install {package}")
-        else:
-            yield Finding(name, "ok", found, value=found)
+def _ask_torch() -> dict[str, Any] | None:
+    return None if installed("torch") is None else _ask(ASK_TORCH)
 
 
-def _cbc() -> Finding:
-    """CBC comes inside PuLP for the common platforms; elsewhere it is a program on the path."""
-    spec = find_spec("pulp")
-    places = spec.submodule_search_locations if spec else None
-    system = {"linux": "linux", "darwin": "osx", "win32": "win"}.get(sys.platform, sys.platform)
-    machine = "arm64" if platform.machine() in ("aarch64", "arm64") and system == "linux" else "i64"
-    bundled = [Path(place, "solverdir", "cbc", system, machine, "cbc") for place in places or ()]
-    found = next((str(path) for path in bundled if os.access(path, os.X_OK)), None) or shutil.which("cbc")
-    if found is None:
-        return Finding("CBC", "note", "not found; solve --solver highs works without", "apt install coinor-cbc")
-    return Finding("CBC", "ok", "with PuLP" if "solverdir" in found else found, value=found)
+def _ask_solvers() -> dict[str, Any] | None:
+    return None if installed("pulp") is None else _ask(ASK_SOLVERS)
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cores() -> Finding:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = _usable_cores()
     limit, text = core_limit(), fmt.plural(usable, "core")
     if limit is not None and limit < usable:
         text += f", limited to {limit:.1f} by a control group"
-    return Finding("processor", "ok", text, value={"cores": usable, "limit": limit})
+    return Finding("processor", "ok", text, value={"cores": usable, "limit": limit}, group="machine")
+
+
+def _threads(torch: dict[str, Any] | None) -> Finding:
+    """Compute threads that torch takes by itself; more of them than cores slow each other down."""
+    limit, asked = core_limit(), os.environ.get("OMP_NUM_THREADS")
+    cores = max(1, int(min(_usable_cores(), limit if limit is not None else _usable_cores())))
+    if torch is None:
+        return Finding("threads", "note", "unknown; torch does not start", group="machine")
+    found = torch["threads"]
+    text = f"{found} in a process" + (f" (OMP_NUM_THREADS={asked})" if asked else "")
+    value = {"torch": found, "OMP_NUM_THREADS": asked}
+    if found > cores:
+        why = f"{text}, where {fmt.plural(cores, 'core')} may be used"
+        return Finding("threads", "note", why, f"export OMP_NUM_THREADS={cores}", value, "machine")
+    return Finding("threads", "ok", f"{text}; profile and plans set their own", value=value, group="machine")
 
 
 def _memory() -> Finding:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
-    limit = memory_limit()
+    limit, free = memory_limit(), free_memory()
     text = "unknown" if total is None else fmt.size(total)
     if limit is not None and (total is None or limit < total):
         text += f", limited to {fmt.size(limit)} by a control group"
-    return Finding("memory", "ok", text, value={"total_bytes": total, "limit_bytes": limit})
+    text += f"; {fmt.size(free)} free"
+    value = {"total_bytes": total, "limit_bytes": limit, "free_bytes": free}
+    return Finding("memory", "ok", text, value=value, group="machine")
+
+
+def _accelerators(torch: dict[str, Any] | None) -> Iterator[Finding]:
+    smi = _nvidia_smi()
+    if torch is None:
+        if installed("torch") is not None:
+            yield Finding(
+                "torch start", "missing", "torch is installed and does not start", "pip install --force-reinstall torch"
+            )
+        yield Finding("accelerators", "note", ", ".join(smi) or "none found", value=smi, group="machine")
+        return
+    devices = torch["devices"]
+    if devices:
+        for n, (name, size, free) in enumerate(devices):
+            text = f"{name}, {fmt.size(size)}, " + ("in use" if free is None else f"{fmt.size(free)} free")
+            yield Finding(
+                f"cuda:{n}", "ok", text, value={"name": name, "bytes": size, "free_bytes": free}, group="machine"
+            )
+    elif smi:
+        yield Finding(
+            "accelerators", "note", f"{', '.join(smi)}, which torch does not see",
+            "install a torch built for CUDA: https://pytorch.org/get-started/locally", [], "machine",
+        )  # fmt: skip
+    else:
+        yield Finding("accelerators", "ok", "none; workers are CPU processes", value=[], group="machine")
+
+
+def _backends(torch: dict[str, Any] | None) -> Iterator[Finding]:
+    """What carries messages between ranks: gloo is needed, NCCL where there are GPUs."""
+    if torch is None:
+        return
+    has = torch["backends"]
+    if "gloo" in has:
+        yield Finding("gloo", "ok", "carries messages between CPUs", value=True, group="machine")
+    else:
+        remedy = "install a torch built with gloo, as PyTorch's own wheels are"
+        yield Finding(
+            "gloo", "missing", "this torch was built without; profile and run need it", remedy, False, "machine"
+        )
+    if "nccl" in has:
+        text = torch["nccl"] or "no GPU to carry messages between"
+        yield Finding("NCCL", "ok", text, value=torch["nccl"] or True, group="machine")
+    elif torch["devices"]:
+        remedy = "install a torch built with NCCL"
+        yield Finding(
+            "NCCL", "note", "not in this torch; messages of GPUs go through the CPU", remedy, False, "machine"
+        )
+    else:
+        yield Finding("NCCL", "absent", "not in this torch; between GPUs only", value=False, group="machine")
+    mpi = "mpi" in has
+    text = "in this torch" if mpi else "not in this torch, as in no wheel; mpirun starts ranks without it"
+    yield Finding("MPI", "ok" if mpi else "absent", text, value=mpi, group="machine")
 
 
 def _lab() -> Finding:
@@ -101,52 +164,11 @@ def _lab() -> Finding:
     found = lacks()
     value = [lack.feature for lack in found]
     if not found:
-        return Finding("lab", "ok", "makes clusters of unlike hosts", value=value)
+        return Finding("lab", "ok", "makes clusters of unlike hosts", value=value, group="machine")
     if all(lack.feature == "latency" for lack in found):
-        return Finding("lab", "ok", "makes clusters of unlike hosts, without latency_ms", value=value)
+        return Finding("lab", "ok", "makes clusters of unlike hosts, without latency_ms", value=value, group="machine")
     detail = f"assigner lab lacks {'; '.join(lack.what for lack in found)}"
-    return Finding("lab", "note", detail, "; ".join(dict.fromkeys(lack.remedy for lack in found)), value)
-
-
-def _ask_torch() -> dict[str, Any] | None:
-    if _version("torch") is None:
-        return None
-    try:
-        done = subprocess.run(  # noqa: S603 - our own interpreter and our own text
-            [sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, timeout=TORCH_WAIT_S, check=True
-        )
-        return dict(json.loads(done.stdout.splitlines()[-1]))
-    except (subprocess.SubprocessError, OSError, ValueError, IndexError):
-        return None
-
-
-def _accelerators() -> Iterator[Finding]:
-    answer = _ask_torch()
-    smi = _nvidia_smi()
-    if answer is None:
-        if _version("torch") is not None:
-            yield Finding(
-                "torch start", "missing", "torch is installed and does not start", "pip install --force-reinstall torch"
-            )
-        detail = ", ".join(smi) if smi else "none found"
-        yield Finding("accelerators", "note", detail, value=smi)
-        return
-    devices = answer["devices"]
-    if devices:
-        text = ", ".join(f"{name} ({fmt.size(size)})" for name, size in devices)
-        yield Finding("accelerators", "ok", text, value=devices)
-    elif smi:
-        yield Finding(
-            "accelerators", "note", f"{', '.join(smi)}, which torch does not see",
-            "install a torch built for CUDA: https://pytorch.org/get-started/locally", [],
-        )  # fmt: skip
-    else:
-        yield Finding("accelerators", "ok", "none; workers are CPU processes", value=[])
-    backends = answer["backends"]
-    if "gloo" in backends:
-        yield Finding("backends", "ok", ", ".join(backends), value=backends)
-    else:
-        yield Finding("backends", "missing", ", ".join(backends) or "none", "install a torch built with gloo", backends)
+    return Finding("lab", "note", detail, "; ".join(dict.fromkeys(lack.remedy for lack in found)), value, "machine")
 
 
 def _nvidia_smi() -> list[str]:

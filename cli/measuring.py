@@ -28,8 +28,7 @@ class MeasuringProgress:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         terminal = console.stderr()
-        self._shown = wanted and terminal.is_terminal and not terminal.is_dumb_terminal
-        self._shown = self._shown and not console.settings().quiet
+        self._shown = wanted and console.draws_progress(terminal)
         self._bar = Progress(
             BarColumn(bar_width=20), TaskProgressColumn(), TextColumn("{task.fields[left]}"),
             TextColumn("{task.description}"), console=terminal, transient=True, auto_refresh=False,

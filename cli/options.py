@@ -5,7 +5,22 @@ from typing import Annotated
 
 import typer
 
+from .configuration import load_configuration
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.", show_default=False)]
 ProfileFile = Annotated[Path, typer.Argument(metavar="PROFILE", help="A profile file.", show_default=False)]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="TOML",
+        callback=load_configuration,
+        is_eager=True,
+        envvar="ASSIGNER_CONFIG",
+        show_envvar=False,
+        help="Take settings from this file; else from pyproject.toml.",
+    ),
+]
+"""Settings from a file. Each command that has it is one of `configuration.TABLES`."""

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,9 +12,9 @@ from assigner.document import refuse_existing
 from assigner.errors import MeasurementError, UsageError
 from assigner.launched import launched, launched_rank
 
-from . import console
+from . import console, names
 from .group import INTERRUPTED
-from .options import Force
+from .options import Config, Force
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,7 +32,8 @@ def profile_command(
     workload: Annotated[
         str | None,
         typer.Argument(
-            metavar="WORKLOAD", help="FILE.py:FUNCTION, or FILE.py:FUNCTION(width=512).", show_default=False
+            metavar="WORKLOAD", autocompletion=names.functions,
+            help="FILE.py:FUNCTION, or FILE.py:FUNCTION(width=512).", show_default=False,
         ),
     ] = None,
     *,
@@ -40,7 +42,10 @@ def profile_command(
     ],
     mark: Annotated[
         list[str] | None,
-        typer.Option(help="Name pattern of partitions: 'blocks.*'. Repeatable.", rich_help_panel=_WORKLOAD),
+        typer.Option(
+            help="Name pattern of partitions: 'blocks.*'. Repeatable; replaces the workload's own patterns.",
+            rich_help_panel=_WORKLOAD,
+        ),
     ] = None,
     workers: Annotated[
         int, typer.Option(min=1, help="Local ranks to start; under torchrun its own count.", rich_help_panel=_RANKS)
@@ -95,8 +100,12 @@ def profile_command(
         ),
     ] = None,
     force: Force = False,
-) -> None:
-    """Measure partitions, memory and links."""
+    config: Config = None,  # noqa: ARG001 - its callback answers
+) -> None:  # fmt: skip
+    """Measure partitions, memory and links.
+
+    Settings may come from the environment (ASSIGNER_PROFILE_THREADS=4) and from a TOML file; a flag counts for more.
+    """
     if only and merge:
         raise UsageError("--only and --merge: one at a time", hint="merge first, then measure again in the new file")
     if only and reserve is not None:
@@ -129,10 +138,11 @@ def profile_command(
     files = Output(
         output, force=force, resume=resume, only=tuple(only or ()), others=tuple(merge or ()), notice=console.notice
     )
-    if launched() is not None:
-        _measure_as_rank(workload, options, files, threads=threads)
-        return
-    _check_before(workload, options, files, workers=workers)
+    with redirect_stdout(sys.stderr):  # what the user's code prints is no result
+        if launched() is not None:
+            _measure_as_rank(workload, options, files, threads=threads)
+            return
+        _check_before(workload, options, files, workers=workers)
     _start_ranks(workers, threads, output)
     console.notice(f"profile written to {output}\nnext: assigner solve {output} -o plan.json")
 

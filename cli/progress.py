@@ -32,11 +32,12 @@ class SolveProgress:
         self._latest: Progress | None = None
         self._said = "solving"
         self._start = time.monotonic()
+        self._draws_start: float | None = None
         terminal = console.stderr()
         self._live = Live(
             console=terminal, get_renderable=self._line, transient=True, redirect_stdout=False, redirect_stderr=False
         )
-        self._wanted = terminal.is_terminal and not terminal.is_dumb_terminal and not console.settings().quiet
+        self._wanted = console.draws_progress(terminal)
         self._timer = threading.Timer(DELAY_S, self._live.start)
         self._timer.daemon = True
 
@@ -44,9 +45,14 @@ class SolveProgress:
         """Take note of where the search stands."""
         self._latest = progress
 
-    def say(self, text: str) -> None:
-        """Show a text of its own from here on."""
-        self._latest, self._said = None, text
+    def draws(self, done: int, asked: int) -> None:
+        """Take note of how many draws of the measurements are solved again; they have the time limit anew."""
+        from assigner.report.robustness import draws_text
+
+        now = time.monotonic()
+        self._draws_start = self._draws_start or now
+        self._latest = None
+        self._said = draws_text(done, asked, elapsed_s=now - self._draws_start, time_limit=self._time_limit)
 
     def _line(self) -> Text:
         from rich.text import Text

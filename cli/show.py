@@ -10,32 +10,48 @@ from assigner.errors import FormatError, UsageError
 
 from . import console
 from .options import Json
+from .provenance import profile_of
 
 
 def show_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile or a plan.", show_default=False)],
     *,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", metavar="PROFILE", help="With a plan: its profile, if it is not where it was."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show a profile or a plan on one screen."""
-    if _kind(file) == "plan":
-        from assigner.plan import load_plan
-        from assigner.report.plan import plan_data, plan_report
+    """Show a profile or a plan on one screen.
 
-        plan = load_plan(file)
-        if as_json:
-            console.show_json(plan_data(plan))
-        else:
-            console.show(plan_report(plan))
+    A profile: partitions, links, and how sure the figures are. A plan: stages, what limits it, which micro-batch is
+    where, memory, what a change would bring. -v lists what is too long for a screen.
+    """
+    if _kind(file) == "plan":
+        _show_plan(file, profile, as_json=as_json)
         return
+    if profile is not None:
+        raise UsageError(f"--profile: {file} is a profile itself", hint=f"assigner show {file}")
     from assigner.profile import load_profile
     from assigner.report.profile import profile_data, profile_report
 
-    profile = load_profile(file)
+    found = load_profile(file)
     if as_json:
-        console.show_json(profile_data(profile))
+        console.show_json(profile_data(found))
     else:
-        console.show(profile_report(profile))
+        console.show(profile_report(found, everything=console.settings().verbose))
+
+
+def _show_plan(file: Path, profile: Path | None, *, as_json: bool) -> None:
+    from assigner.plan import load_plan
+    from assigner.report.plan import plan_data, plan_report
+
+    plan = load_plan(file)
+    behind = profile_of(plan, file, profile)
+    if as_json:
+        console.show_json(plan_data(plan, profile=behind))
+    else:
+        console.show(plan_report(plan, profile=behind, everything=console.settings().verbose))
 
 
 def _kind(file: Path) -> str:

@@ -1,7 +1,7 @@
 """`assigner simulate`: a plan priced anew from a profile, alone or beside a trace of its run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,18 +10,37 @@ from assigner.errors import UsageError
 from . import console
 from .options import Force, Json, PlanFile
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.cost import CostModel
+    from assigner.plan import Plan
+    from assigner.simulate import Timeline
+    from assigner.spans import Spans
+    from assigner.trace import Trace
+
+_VIEWERS = "https://ui.perfetto.dev or chrome://tracing"
+
 
 def simulate_command(
     plan: PlanFile,
     *,
     profile: Annotated[
-        Path,
-        typer.Option("--profile", metavar="PROFILE", help="The measurements to price it with.", show_default=False),
-    ],
+        Path | None,
+        typer.Option("--profile", metavar="PROFILE", help="Instead of the one it was solved from.", show_default=False),
+    ] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Memory over time; with --json every moment.")] = False,
     against: Annotated[
         Path | None,
         typer.Option("--against", metavar="TRACE", help="Predicted and measured, from a run's trace."),
+    ] = None,
+    step: Annotated[
+        str,
+        typer.Option("--step", metavar="N", help="With --against: which step to draw: its number, median, or all."),
+    ] = "median",
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Write the timeline for Perfetto; packed where it ends in .gz."),
     ] = None,
     calibrate: Annotated[
         Path | None,
@@ -30,53 +49,130 @@ def simulate_command(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Price a plan with a profile, or against its run."""
-    if against is not None:
-        if memory:
-            raise UsageError("--memory and --against are both given", hint="choose one of them")
-        _compare(plan, profile, against, calibrate, force=force, as_json=as_json)
-        return
-    if calibrate is not None:
-        raise UsageError("--calibrate needs a trace to learn from", hint="--against TRACE")
+    """Draw and price a plan's step, alone or against its run."""
+    _check(memory=memory, against=against, step=step, calibrate=calibrate)
     from assigner.cost import CostModel
-    from assigner.occupancy import memory_over_time
+    from assigner.origin import profile_path
     from assigner.plan import load_plan
     from assigner.profile import load_profile
+
+    found = load_plan(plan)
+    known = profile_path(found, plan, profile)
+    reads = [each for each in (plan, known, against) if each is not None]
+    _check_output(trace, reads, force=force)
+    _check_output(calibrate, [each for each in reads if each is not known], force=force)
+    cost = CostModel(load_profile(known))
+    if against is None:
+        sides, timeline = _predict(found, cost, known, memory=memory, as_json=as_json)
+    else:
+        sides, timeline = _compare(found, cost, against, step=step, out=calibrate, force=force, as_json=as_json)
+    if trace is not None:
+        _draw(trace, sides, timeline, cost, [str(each) for each in reads], force=force)
+
+
+def _check(*, memory: bool, against: Path | None, step: str, calibrate: Path | None) -> None:
+    """Flags that do not go together."""
+    if against is not None and memory:
+        raise UsageError("--memory and --against are both given", hint="choose one of them")
+    if against is None and calibrate is not None:
+        raise UsageError("--calibrate needs a trace to learn from", hint="--against TRACE")
+    if against is None and step != "median":
+        raise UsageError(f"--step {step} is of a measured run, and there is none", hint="--against TRACE")
+    if step not in ("median", "all") and not step.isdecimal():
+        raise UsageError(f"--step: {step!r} is not allowed", hint="a step's number from 0, median, or all")
+
+
+def _check_output(out: Path | None, reads: "Sequence[Path]", *, force: bool) -> None:
+    """Before the work: it can be written, and it is none of the files that are read."""
+    from assigner.document import refuse_existing
+
+    if out is None:
+        return
+    if any(out.exists() and each.exists() and out.samefile(each) for each in reads):
+        raise UsageError(f"{out} is a file that this command reads", hint="name another one to write")
+    refuse_existing(out, force=force)
+
+
+def _predict(
+    plan: "Plan", cost: "CostModel", profile: Path, *, memory: bool, as_json: bool
+) -> "tuple[list[Spans], Timeline]":
+    """What the profile says of the plan."""
+    from assigner.occupancy import memory_over_time
+    from assigner.origin import is_origin
     from assigner.report.prediction import prediction_data, prediction_report
     from assigner.simulate import simulated, summary
+    from assigner.spans import predicted_spans
 
-    found, cost = load_plan(plan), CostModel(load_profile(profile))
-    timeline = simulated(found, cost)
-    now = summary(timeline, cost)
+    timeline = simulated(plan, cost)
+    now, spans = summary(timeline, cost), predicted_spans(timeline, cost)
     held = memory_over_time(timeline, cost) if memory else None
+    own = None if plan.profile is None else is_origin(plan, profile)
     if as_json:
-        console.show_json(prediction_data(found, now, held))
+        console.show_json(prediction_data(plan, now, spans, held, own_profile=own))
     else:
-        console.show(prediction_report(found, now, held))
+        width = console.stdout().width
+        console.show(prediction_report(plan, now, spans, held, own_profile=own, width=width))
+    return [spans], timeline
 
 
-def _compare(plan: Path, profile: Path, trace: Path, out: Path | None, *, force: bool, as_json: bool) -> None:
+def _compare(
+    plan: "Plan", cost: "CostModel", path: Path, *, step: str, out: Path | None, force: bool, as_json: bool
+) -> "tuple[list[Spans], Timeline]":
     """Predicted beside measured, and the profile that follows from it."""
-    from assigner import formatting as fmt
-    from assigner.agreement import agree, calibrated
-    from assigner.cost import CostModel
-    from assigner.document import refuse_existing
-    from assigner.plan import load_plan
-    from assigner.profile import load_profile, save_profile
+    from assigner.agreement import agree
     from assigner.report.agreement import agreement_data, agreement_report
-    from assigner.simulate import step_s
+    from assigner.simulate import simulated
+    from assigner.spans import predicted_spans
     from assigner.trace import load_trace
 
-    if out is not None:
-        refuse_existing(out, force=force)
-    known = load_profile(profile)
-    found = agree(load_plan(plan), known, load_trace(trace))
+    trace = load_trace(path)
+    found = agree(plan, cost.profile, trace)
+    timeline, measured = simulated(found.plan, cost), _measured(trace, plan, step)
+    sides = [predicted_spans(timeline, cost, steps=len(measured.steps)), measured]
     if as_json:
-        console.show_json(agreement_data(found))
+        console.show_json(agreement_data(found, sides))
     else:
-        console.show(agreement_report(found))
+        console.show(agreement_report(found, sides, width=console.stdout().width))
     if out is not None:
-        corrected = calibrated(known, found, trace=trace.name)
-        save_profile(corrected, out, force=force)
-        now, took = fmt.seconds(step_s(found.plan, CostModel(corrected))), fmt.seconds(found.step.measured_s)
-        console.notice(f"wrote {out}: it predicts {now} for this plan, {took} were measured")
+        _calibrate(found, cost, path, out, force=force)
+    return sides, timeline
+
+
+def _measured(trace: "Trace", plan: "Plan", step: str) -> "Spans":
+    from assigner.spans import measured_spans, median_step
+
+    if step == "all":
+        return measured_spans(trace, plan)
+    return measured_spans(trace, plan, step=median_step(trace) if step == "median" else int(step))
+
+
+def _calibrate(found: Any, cost: "CostModel", trace: Path, out: Path, *, force: bool) -> None:
+    """Write the profile that the trace corrects."""
+    from assigner import formatting as fmt
+    from assigner.agreement import calibrated
+    from assigner.cost import CostModel
+    from assigner.profile import save_profile
+    from assigner.simulate import step_s
+
+    corrected = calibrated(cost.profile, found, trace=trace.name)
+    save_profile(corrected, out, force=force)
+    now, took = fmt.seconds(step_s(found.plan, CostModel(corrected))), fmt.seconds(found.step.measured_s)
+    console.notice(f"wrote {out}: it predicts {now} for this plan, {took} were measured")
+
+
+def _draw(
+    out: Path, sides: "list[Spans]", timeline: "Timeline", cost: "CostModel", files: list[str], *, force: bool
+) -> None:
+    """Write the timeline for a trace viewer."""
+    from assigner import formatting as fmt
+    from assigner.occupancy import memory_over_time
+    from assigner.traceevents import save_trace_events, trace_events
+
+    plan = timeline.program.plan
+    about = dict(zip(("plan", "profile", "trace"), files, strict=False)) | {
+        "workload": plan.workload.name, "schedule": plan.schedule, "micro_batches": plan.micro_batches,
+    }  # fmt: skip
+    capacity = {worker: cost.profile.worker[worker].capacity_bytes for worker in plan.workers}
+    made = trace_events(sides, memory_over_time(timeline, cost), capacity=capacity, about=about)
+    size = save_trace_events(made, out, force=force)
+    console.notice(f"wrote {out} ({fmt.size(size)}): open it in {_VIEWERS}")

@@ -7,40 +7,22 @@ import typer
 
 from assigner.errors import UsageError
 
-from . import console, solving
-from .configuration import load_configuration
-from .options import Force, Json, ProfileFile
+from . import console, names, solving
+from .options import Config, Force, Json, ProfileFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from assigner.plan import Plan
     from assigner.profile import Profile
-    from assigner.report.sheet import Line, Sheet
-    from assigner.solver import SolveOptions
+    from assigner.solver import Solution, SolveOptions
+    from assigner.solver.robust.robustness import Robustness
 
 GOAL, PLAN, HINTS, SEARCH = "What is made small", "What the plan may be", "Hints", "The search"
 
 
 def _option(*flags: str, panel: str, **more: Any) -> Any:
     """An option that the environment can set too, as ASSIGNER_ and its name."""
-    name = flags[0].lstrip("-").replace("-", "_").upper()
+    name = flags[0].partition("/")[0].lstrip("-").replace("-", "_").upper()
     return typer.Option(*flags, envvar=f"ASSIGNER_{name}", show_envvar=False, rich_help_panel=panel, **more)
-
-
-def _complete_pin(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Partitions up to the `=`, workers behind it, from the profile that is already on the line."""
-    from assigner.errors import AssignerError
-    from assigner.profile import load_profile
-
-    try:
-        profile = load_profile(Path(ctx.params.get("profile") or ""))
-    except AssignerError:
-        return []
-    partition, equals, _ = incomplete.partition("=")
-    if equals:
-        return [f"{partition}={worker}" for worker in profile.worker]
-    return [f"{name}=" for name in profile.order]
 
 
 def _complete_baseline(incomplete: str) -> list[str]:
@@ -75,7 +57,10 @@ def solve_command(
     ] = None,
     price: Annotated[
         list[str] | None,
-        typer.Option(metavar="WORKER=MONEY", help="Per hour, of a worker, kind or host.", rich_help_panel=GOAL),
+        typer.Option(
+            metavar="WORKER=MONEY", autocompletion=names.amounts, help="Per hour, of a worker, kind or host.",
+            rich_help_panel=GOAL,
+        ),
     ] = None,
     robust: Annotated[
         bool, _option("--robust", panel=GOAL, help="Solve for the slow end of the measurements, and say how sure.")
@@ -99,61 +84,76 @@ def solve_command(
         list[str] | None,
         typer.Option(
             metavar="PART=WORKER",
-            autocompletion=_complete_pin,
+            autocompletion=names.pins,
             help="Keep a partition on a worker, kind or host.",
             rich_help_panel=HINTS,
         ),
     ] = None,
     together: Annotated[
         list[str] | None,
-        typer.Option(metavar="PART,PART", help="Keep partitions on one worker.", rich_help_panel=HINTS),
+        typer.Option(
+            metavar="PART,PART", autocompletion=names.partitions, help="Keep partitions on one worker.",
+            rich_help_panel=HINTS,
+        ),
     ] = None,
     apart: Annotated[
         list[str] | None,
-        typer.Option(metavar="PART,PART", help="Keep partitions on different workers.", rich_help_panel=HINTS),
+        typer.Option(
+            metavar="PART,PART", autocompletion=names.partitions, help="Keep partitions on different workers.",
+            rich_help_panel=HINTS,
+        ),
     ] = None,
     never_remat: Annotated[
         list[str] | None,
-        typer.Option(metavar="PART", help="Never run its forward twice.", rich_help_panel=HINTS),
+        typer.Option(
+            metavar="PART", autocompletion=names.partitions, help="Never run its forward twice.", rich_help_panel=HINTS
+        ),
     ] = None,
     always_remat: Annotated[
         list[str] | None,
-        typer.Option(metavar="PART", help="Always rematerialise it.", rich_help_panel=HINTS),
+        typer.Option(
+            metavar="PART", autocompletion=names.partitions, help="Always rematerialise it.", rich_help_panel=HINTS
+        ),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="WORKER", help="Use only these workers, kinds or hosts.", rich_help_panel=HINTS),
+        typer.Option(
+            metavar="WORKER", autocompletion=names.workers, help="Use only these workers, kinds or hosts.",
+            rich_help_panel=HINTS,
+        ),
     ] = None,
     order: Annotated[
         str | None,
-        _option("--order", panel=HINTS, metavar="WORKER,...", help="Stages follow these workers, or `ranks`."),
+        _option(
+            "--order", panel=HINTS, metavar="WORKER,...", autocompletion=names.workers,
+            help="Stages follow these workers, or `ranks`.",
+        ),
     ] = None,
     reserve: Annotated[
         list[str] | None,
-        typer.Option(metavar="WORKER=SIZE", help="Memory to leave free, as 2GiB.", rich_help_panel=HINTS),
+        typer.Option(
+            metavar="WORKER=SIZE", autocompletion=names.amounts, help="Memory to leave free, as 2GiB.",
+            rich_help_panel=HINTS,
+        ),
     ] = None,
     complete: Annotated[
         Path | None,
         _option("--complete", panel=HINTS, metavar="PLAN", help="Keep what this partial plan says, place the rest."),
     ] = None,
-    config: Annotated[  # noqa: ARG001 - its callback answers
-        Path | None,
-        typer.Option(
-            metavar="TOML",
-            callback=load_configuration,
-            is_eager=True,
-            envvar="ASSIGNER_CONFIG",
-            show_envvar=False,
-            help="Take settings from its \\[solve] table.",
-            rich_help_panel=HINTS,
-        ),
-    ] = None,
+    config: Config = None,  # noqa: ARG001 - its callback answers
     solver: Annotated[Literal["highs", "cbc"], _option("--solver", panel=SEARCH, help="The ILP solver.")] = "highs",
     gap: Annotated[float, _option("--gap", panel=SEARCH, help="Stop within this share of the best possible.")] = 0.01,
     time_limit: Annotated[
         float, _option("--time-limit", panel=SEARCH, metavar="SECONDS", help="Stop with the best plan found.")
     ] = 60.0,
     seed: Annotated[int, _option("--seed", panel=SEARCH, help="Of the solver.")] = 0,
+    what_if: Annotated[
+        bool | None,
+        _option(
+            "--what-if/--no-what-if", panel=SEARCH, show_default=False,
+            help="Price more micro-batches, one more worker, a wider wire.",
+        ),
+    ] = None,
     baseline: Annotated[
         str | None,
         typer.Option(
@@ -165,22 +165,25 @@ def solve_command(
         ),
     ] = None,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Place the partitions of a profile: the best plan, proven.
 
     Names of partitions may be patterns: --pin 'block.*=host1'. Settings may come from the environment
     (ASSIGNER_SOLVER=cbc) and from a TOML file; a flag counts for more.
     """
+    from dataclasses import replace
+
     from assigner.document import refuse_existing
-    from assigner.plan import load_plan
+    from assigner.plan import load_plan, save_plan
     from assigner.profile import load_profile
-    from assigner.report.plan import plan_report
-    from assigner.solver import SolveOptions, completing, solve_baseline
+    from assigner.solver import SolveOptions, completing
 
     if output is None and not as_json:
         raise UsageError("no output is named", hint="-o plan.json writes the plan; --json prints it")
     if output is not None:
         refuse_existing(output, force=force)
+        if output.exists() and output.samefile(profile):
+            raise UsageError(f"{output} is the profile that is read", hint="name another file for the plan")
     rules: dict[str, Literal["never", "always"]] = dict.fromkeys(never_remat or [], "never")
     for name in always_remat or []:
         if rules.setdefault(name, "always") != "always":
@@ -195,59 +198,63 @@ def solve_command(
             name: solving.size(text, flag="--reserve")
             for name, text in solving.pairs(reserve or [], flag="--reserve", example="worker:0=2GiB").items()
         },
+        prices={
+            name: solving.money(text, flag="--price")
+            for name, text in solving.pairs(price or [], flag="--price", example="worker:0=2.5").items()
+        },
         solver=solver, gap=gap, time_limit=time_limit, seed=seed,
     )  # fmt: skip
-    prices = solving.pairs(price or [], flag="--price", example="worker:0=2.5")
-    loaded = solving.priced(load_profile(profile), prices)
+    if what_if and (robust or baseline is not None or objective != "step"):
+        raise UsageError("--what-if goes with a search for the step time", hint="leave out one of the two")
+    loaded = load_profile(profile)
     if complete is not None:
         options = completing(options, load_plan(complete), loaded)
-    if baseline is not None:
-        plan = _sign(solve_baseline(loaded, baseline, options), profile)
-        _hand_over(plan, plan_report(plan), output, force=force, as_json=as_json)
-        return
-    plan, report = _solve(loaded, options, robust=robust)
-    _hand_over(_sign(plan, profile), report, output, force=force, as_json=as_json)
+    solution, robustness = _solved(loaded, options, baseline=baseline, robust=robust, what_if=what_if)
+    solution = replace(solution, plan=_sign(solution.plan, profile))
+    if output is not None:
+        save_plan(solution.plan, output, force=force)
+    _show(solution, robustness, as_json=as_json)
+    if output is not None:
+        console.notice(f"wrote {output}")
 
 
-def _solve(profile: "Profile", options: "SolveOptions", *, robust: bool) -> "tuple[Plan, tuple[Sheet | Line, ...]]":
-    """The plan and what there is to say of it."""
-    import time
-
-    from assigner.report.robustness import draws_text, robustness_report
-    from assigner.report.solution import solution_report
-    from assigner.solver import solve
-    from assigner.solver.robust.robustness import solve_robust
+def _solved(
+    profile: "Profile", options: "SolveOptions", *, baseline: str | None, robust: bool, what_if: bool | None
+) -> "tuple[Solution, Robustness | None]":
+    """The plan with what else was found, and how it holds up where that was asked for."""
+    from assigner.solver import Solution, price_what_ifs, solve, solve_baseline, what_ifs_are_cheap
 
     from .progress import SolveProgress
 
-    def drawn(done: int, asked: int) -> None:
-        began.append(time.monotonic())
-        progress.say(draws_text(done, asked, elapsed_s=began[-1] - began[0], time_limit=options.time_limit))
-
-    began: list[float] = []
+    if baseline is not None:
+        return Solution(solve_baseline(profile, baseline, options)), None
     with SolveProgress(time_limit=options.time_limit) as progress:
-        if not robust:
-            solution = solve(profile, options, progress=progress.update)
-            return solution.plan, solution_report(solution)
-        solution, found = solve_robust(profile, options, progress=progress.update, draws_progress=drawn)
-    return solution.plan, (*solution_report(solution), *robustness_report(found))
+        if robust:
+            from assigner.solver.robust.robustness import solve_robust
+
+            return solve_robust(profile, options, progress=progress.update, draws_progress=progress.draws)
+        solution = solve(profile, options, progress=progress.update)
+        wanted = what_ifs_are_cheap(profile, options) if what_if is None else what_if
+        if wanted:
+            solution = price_what_ifs(solution, profile, options, progress=progress.update)
+    if what_if is None and not wanted and options.objective == "step":
+        console.notice("what-ifs may take long here, so they are not priced: --what-if prices them")
+    return solution, None
 
 
-def _hand_over(
-    plan: "Plan", report: "Iterable[Sheet | Line]", output: Path | None, *, force: bool, as_json: bool
-) -> None:
-    """Write the plan's file, and show its report or the plan itself."""
-    from assigner.document import encode
-    from assigner.plan import save_plan
+def _show(solution: "Solution", robustness: "Robustness | None", *, as_json: bool) -> None:
+    """Print what was found, as tables or as one object."""
+    from assigner.report.robustness import robustness_data, robustness_report
+    from assigner.report.solution import solution_data, solution_report
 
-    if output is not None:
-        save_plan(plan, output, force=force)
     if as_json:
-        console.show_json(encode(plan))
+        data = solution_data(solution)
+        if robustness is not None:
+            data["derived"]["robustness"] = robustness_data(robustness)
+        console.show_json(data)
     elif not console.settings().quiet:
-        console.show(report)
-    if output is not None:
-        console.notice(f"wrote {output}")
+        more = () if robustness is None else robustness_report(robustness)
+        console.show((*solution_report(solution, everything=console.settings().verbose), *more))
 
 
 def _sign(plan: "Plan", profile: Path) -> "Plan":

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from assigner.profile import Profile
 
 _UNITS = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
@@ -65,15 +62,3 @@ def money(text: str, *, flag: str) -> float:
     if not 0 <= value < float("inf"):
         raise UsageError(f"{flag}: {text!r} is not allowed; expected a price per hour, 0 or more")
     return value
-
-
-def priced(profile: Profile, prices: dict[str, str]) -> Profile:
-    """The profile with the prices per hour that were given for workers, kinds or hosts."""
-    for spec in prices:
-        if not any(profile.matches(spec, worker) for worker in profile.workers):
-            raise UsageError(f"--price: {spec!r} names no worker, kind or host of this profile")
-    workers = []
-    for worker in profile.workers:
-        found = [money(text, flag="--price") for spec, text in prices.items() if profile.matches(spec, worker)]
-        workers.append(replace(worker, cost_per_hour=found[-1]) if found else worker)
-    return replace(profile, workers=tuple(workers))

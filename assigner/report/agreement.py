@@ -8,22 +8,43 @@ from assigner import formatting as fmt
 from assigner.document import encode
 from assigner.report.plan import describe_split
 from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.report.timeline import PIPED, timeline, timeline_data
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from assigner.agreement import Agreement, Cause, Compared
+    from assigner.spans import Spans
 
 _SAME = 0.01
 """A step time predicted this well needs no cause."""
 
 
-def agreement_report(found: Agreement) -> Report:
-    """What `assigner simulate --against` prints."""
+def agreement_report(found: Agreement, sides: Sequence[Spans] = (), *, width: int = PIPED) -> Report:
+    """What `assigner simulate --against` prints.
+
+    Args:
+        found: Predicted and measured.
+        sides: A predicted and a measured step, action by action; empty: no timeline.
+        width: Of the terminal.
+    """
     plan = found.plan
     head = Line(f"plan for {plan.workload.name} · {describe_split(plan)} · {plan.schedule}", "strong")
     return (
         head, _step(found), *_circumstances(found), _explanation(found), Line(largest_cause(found), "strong"),
-        _stages(found), *_messages(found), _workers(found), *_memory(found),
+        *_timeline(found, sides, width), _stages(found), *_messages(found), _workers(found), *_memory(found),
     )  # fmt: skip
+
+
+def _timeline(found: Agreement, sides: Sequence[Spans], width: int) -> Report:
+    """Both sides on one scale, and which of the traced steps it is."""
+    if not sides:
+        return ()
+    step = sides[-1].steps[0]
+    what = (
+        f"measured: step {step.number} of 0 to {found.steps - 1}, which took {fmt.seconds(step.end_s - step.start_s)}"
+    )
+    return (*timeline(sides, width=width), Line(what))
 
 
 def _step(found: Agreement) -> Line:
@@ -166,20 +187,21 @@ def _workers(found: Agreement) -> Sheet:
     unit = fmt.time_unit(
         *(time for ones in beside.values() for one in ones for time in (one.predicted_s, one.measured_s))
     )  # fmt: skip
-    memory = fmt.byte_unit(*(each.capacity_bytes for each in found.workers))
+    memory = fmt.byte_unit(*(size for each in found.workers for size in (each.predicted_bytes, each.measured_bytes)))
+    limit = fmt.byte_unit(*(each.capacity_bytes for each in found.workers))
     rows = tuple(
         (
             each.worker,
             *(f"{unit.show(one.predicted_s)} / {unit.show(one.measured_s)}" for one in beside[each.worker]),
             memory.show(each.predicted_bytes), memory.show(each.measured_bytes),
-            fmt.points(each.memory_error, sign=True), memory.show(each.capacity_bytes),
+            fmt.points(each.memory_error, sign=True), limit.show(each.capacity_bytes),
         )
         for each in found.workers
     )  # fmt: skip
     columns = (
         Column("worker", "name"), Column(f"waits {unit.name}", rank=1), Column(f"overhead {unit.name}", rank=2),
         Column(f"update {unit.name}", rank=4), Column(f"peak {memory.name}"), Column("measured"), Column("error %"),
-        Column(f"of {memory.name}", rank=3),
+        Column(f"of {limit.name}", rank=3),
     )  # fmt: skip
     return Sheet("workers: times of a step as predicted / measured, and the peak of memory", columns, rows)
 
@@ -193,7 +215,7 @@ def _memory(found: Agreement) -> Report:
     return (Line(f"memory: {worst.worker} held {held}, more than the {said} that were predicted", "warning"),)
 
 
-def agreement_data(found: Agreement) -> dict[str, Any]:
+def agreement_data(found: Agreement, sides: Sequence[Spans] = ()) -> dict[str, Any]:
     """The same for `--json`."""
     why = found.explanation
     return {
@@ -229,6 +251,7 @@ def agreement_data(found: Agreement) -> dict[str, Any]:
             }
             for each in found.workers
         ],
+        "timeline": timeline_data(sides),
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Plans side by side: what each is predicted to do, and what moved relative to the first, the baseline."""
+"""Plans side by side: what each is predicted to do, what moved against the baseline, and what was measured."""
 
 from __future__ import annotations
 
@@ -7,77 +7,36 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError
-from assigner.location import Location
+from assigner.objective import HOUR_S
 from assigner.plan import Plan
+from assigner.profile import Profile
+from assigner.report.measured import Measured, conclusions, measured, measured_data
+from assigner.report.moved import DETAILED, moved, moved_data, same
 from assigner.report.plan import fullness, status
 from assigner.report.sheet import Column, Line, Report, Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True)
 class Named:
-    """A plan with the name under which it is shown."""
+    """A plan with the name under which it is shown.
+
+    Args:
+        name: For people.
+        plan: The plan.
+        profile: It knows what the workers cost; None: nobody knows.
+    """
 
     name: str
     plan: Plan
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a partition is under one plan, and whether it is rematerialised."""
-
-    worker: str
-    remat: bool
-
-
-@dataclass(frozen=True)
-class Change:
-    """One partition under the baseline and under another plan."""
-
-    partition: str
-    before: Place
-    after: Place
-
-    @property
-    def differs(self) -> bool:
-        """True where the partition moved, or its rematerialisation changed."""
-        return self.before != self.after
-
-
-def places(plan: Plan) -> dict[str, Place]:
-    """Every partition's place, in pipeline order."""
-    return {
-        name: Place(stage.worker, name in stage.rematerialise) for stage in plan.stages for name in stage.partitions
-    }
-
-
-def changes(baseline: Plan, other: Plan) -> tuple[Change, ...]:
-    """All partitions in the baseline's order, with their place under both plans."""
-    after = places(other)
-    return tuple(Change(name, before, after[name]) for name, before in places(baseline).items())
-
-
-def settings(plan: Plan) -> dict[str, str]:
-    """What a plan decides beside the places of partitions, as text."""
-    order = ", ".join(str(Location.parse(stage.worker).rank) for stage in plan.stages)
-    depths = [fmt.NOTHING if stage.in_flight is None else str(stage.in_flight) for stage in plan.stages]
-    return {
-        "schedule": plan.schedule,
-        "micro-batches": f"{plan.micro_batches} x {plan.micro_batch_size}",
-        "order of ranks": order,
-        "in flight": ", ".join(depths) if any(stage.in_flight for stage in plan.stages) else "default",
-    }
+    profile: Profile | None = None
 
 
 def differ(plans: Sequence[Named]) -> bool:
     """True if any plan would run otherwise than the first: other places, remat, split, schedule, order or depth."""
-    first = plans[0].plan
-    return any(
-        settings(each.plan) != settings(first) or any(change.differs for change in changes(first, each.plan))
-        for each in plans[1:]
-    )
+    return any(not same(plans[0].plan, each.plan) for each in plans[1:])
 
 
 def check_comparable(plans: Sequence[Named]) -> None:
@@ -102,64 +61,133 @@ def _workload(plan: Plan) -> str:
     return f"{plan.workload.name!r} ({plan.workload.fingerprint[:15] or 'no fingerprint'})"
 
 
-def comparison_report(plans: Sequence[Named], *, everything: bool = False) -> Report:
+def comparison_report(
+    plans: Sequence[Named],
+    *,
+    everything: bool = False,
+    traces: Mapping[str, Measured] | None = None,
+    priced_by: str = "",
+    digits: int | None = None,
+) -> Report:
     """What `assigner compare` prints.
 
     Args:
         plans: The first is the baseline.
         everything: All partitions, not only those that changed.
+        traces: What was measured of the plans, by name.
+        priced_by: The profile that priced all of them anew; empty: each says what it was solved with.
+        digits: Behind the point of every figure; None: as many as suit.
 
     Raises:
         FormatError: the plans are not of one workload.
     """
     check_comparable(plans)
-    missing = tuple(
-        Line(f"{each.name} is not priced; `assigner simulate` predicts it", "warning")
-        for each in plans
-        if each.plan.predicted is None
-    )
-    moved = [part for each in plans[1:] for part in _moved(plans[0], each, everything=everything)]
-    return (_figures(plans), *missing, *moved)
-
-
-def _figures(plans: Sequence[Named]) -> Sheet:
-    time = fmt.time_unit(*(each.plan.predicted.step_s for each in plans if each.plan.predicted))
-    columns = (
-        Column("plan", "text"),
-        Column(f"step {time.name}"),
-        Column("samples/s", rank=4),
-        Column("speed-up"),
-        Column("bubble %"),
-        Column("workers"),
-        Column("micro-batches"),
-        Column("remat", rank=2),
-        Column("memory %"),
-        Column("transfer %", rank=1),
-        Column("gap %", rank=3),
-    )
-    rows = tuple(_figures_row(each, plans[0], time) for each in plans)
-    workload = plans[0].plan.workload
-    return Sheet(f"plans for {workload.name}, batch of {workload.batch_size}", columns, rows)
-
-
-def _figures_row(each: Named, baseline: Named, time: fmt.Unit) -> tuple[str, ...]:
-    plan, predicted = each.plan, each.plan.predicted
-    base = baseline.plan.predicted.step_s if baseline.plan.predicted else None
-    step = predicted.step_s if predicted else None
-    again = sum(len(stage.rematerialise) for stage in plan.stages)
+    pairs = [(each.name, each.plan) for each in plans]
     return (
-        each.name + (" (baseline)" if each is baseline else ""),
-        time.show(step),
-        fmt.number(predicted.samples_per_s if predicted else None),
-        fmt.ratio(fmt.against(base, step)),
-        fmt.points(predicted.bubble_fraction if predicted else None),
-        str(len(plan.workers)),
-        f"{plan.micro_batches} x {plan.micro_batch_size}",
-        f"{again} of {len(plan.partitions)}",
-        fmt.points(memory_share(plan)),
-        fmt.points(transfer_share(plan)),
-        fmt.points(plan.solver.gap if plan.solver else None),
+        _figures(plans, digits),
+        *(Line(text, "warning") for text in notes(plans, priced_by=priced_by)),
+        *measured(pairs, traces or {}, digits=digits),
+        *moved(pairs, everything=everything),
     )
+
+
+def notes(plans: Sequence[Named], *, priced_by: str = "") -> list[str]:
+    """What a reader has to know before comparing the figures: unpriced plans, other batches, other measurements."""
+    told = [f"{each.name} is not priced; `assigner simulate` predicts it" for each in plans if not each.plan.predicted]
+    sizes = sorted({each.plan.workload.batch_size for each in plans})
+    if len(sizes) > 1:
+        told.append(
+            f"batches differ ({', '.join(map(str, sizes))} samples): the speed-up is that of samples/s, and a step of"
+            " another batch trains otherwise"
+        )
+    for what in ("dtype", "optimizer"):
+        values = list(dict.fromkeys(getattr(each.plan.workload, what) for each in plans))
+        if len(values) > 1:
+            told.append(f"{what}s differ ({', '.join(values)}): these plans do not train alike")
+    if priced_by:
+        told.append(f"all are priced by {priced_by}, whatever they were solved from")
+    elif len({each.plan.profile.sha256 for each in plans if each.plan.profile}) > 1:
+        told.append(
+            "the predictions rest on different measurements"
+            f" ({'; '.join(_sources(plans))}): --profile PROFILE prices all plans by one"
+        )
+    return told
+
+
+def _sources(plans: Sequence[Named]) -> list[str]:
+    """The profiles that the plans were solved from, by their hashes, each with its plans."""
+    found: dict[str, list[str]] = {}
+    for each in plans:
+        if each.plan.profile:
+            source = f"{each.plan.profile.path} {each.plan.profile.sha256.removeprefix('sha256:')[:8]}"
+            found.setdefault(source, []).append(each.name)
+    return [f"{source}: {', '.join(names)}" for source, names in found.items()]
+
+
+def samples_per_s(plan: Plan) -> float | None:
+    """What the plan is predicted to train a second."""
+    return fmt.against(plan.workload.batch_size, plan.predicted.step_s) if plan.predicted else None
+
+
+def money(each: Named) -> float | None:
+    """Per 1000 samples, in the unit of the profile's `cost_per_hour`; None: not known."""
+    plan, rate = each.plan, samples_per_s(each.plan)
+    if each.profile is None or not rate or not set(plan.workers) <= set(each.profile.worker):
+        return None
+    prices = [each.profile.worker[name].cost_per_hour for name in plan.workers]
+    return None if None in prices else 1000 * sum(filter(None, prices)) / HOUR_S / rate
+
+
+def _figures(plans: Sequence[Named], digits: int | None) -> Sheet:
+    time = fmt.time_unit(*(each.plan.predicted.step_s for each in plans if each.plan.predicted))
+    numbered, priced = len(plans) - 1 > DETAILED, any(money(each) is not None for each in plans)
+    sizes = {each.plan.workload.batch_size for each in plans}
+    columns = {
+        "#": Column("#"),
+        "plan": Column("plan", "text"),
+        "batch": Column("batch"),
+        "step": Column(f"step {time.name}", rank=0 if len(sizes) == 1 else 3),
+        "rate": Column("samples/s", rank=8 if len(sizes) == 1 else 0),
+        "speed-up": Column("speed-up"),
+        "money": Column("per 1000", rank=2),
+        "bubble": Column("bubble %", rank=1),
+        "workers": Column("workers", rank=4),
+        "split": Column("micro-batches", rank=3),
+        "remat": Column("remat", rank=6),
+        "memory": Column("memory %"),
+        "transfer": Column("transfer %", rank=5),
+        "schedule": Column("schedule", "name", rank=7),
+        "gap": Column("gap %", rank=9),
+    }
+    left_out = {name for name, there in (("#", numbered), ("batch", len(sizes) > 1), ("money", priced)) if not there}
+    kept = [name for name in columns if name not in left_out]
+    rows = [_figures_row(each, plans[0], time, digits) | {"#": str(n)} for n, each in enumerate(plans, start=1)]
+    title = f"plans for {plans[0].plan.workload.name}"
+    title += f", batch of {sizes.pop()}" if len(sizes) == 1 else ", by samples/s"
+    title += "; per 1000: what 1000 samples cost, in the unit of cost_per_hour" if priced else ""
+    return Sheet(title, tuple(columns[name] for name in kept), tuple(tuple(row[name] for name in kept) for row in rows))
+
+
+def _figures_row(each: Named, baseline: Named, time: fmt.Unit, digits: int | None) -> dict[str, str]:
+    plan, predicted = each.plan, each.plan.predicted
+    gain = fmt.ratio(fmt.against(samples_per_s(plan), samples_per_s(baseline.plan)), digits=digits)
+    again = sum(len(stage.rematerialise) for stage in plan.stages)
+    return {
+        "plan": each.name,
+        "batch": fmt.count(plan.workload.batch_size),
+        "step": time.show(predicted.step_s if predicted else None, digits=digits),
+        "rate": fmt.number(samples_per_s(plan), digits=digits),
+        "speed-up": "baseline" if each is baseline else gain,
+        "money": fmt.number(money(each), digits=digits),
+        "bubble": fmt.points(predicted.bubble_fraction if predicted else None, digits=digits),
+        "workers": str(len(plan.workers)),
+        "split": f"{plan.micro_batches} x {plan.micro_batch_size}",
+        "remat": f"{again} of {len(plan.partitions)}",
+        "memory": fmt.points(memory_share(plan), digits=digits) + ("!" if (memory_share(plan) or 0) > 1 else ""),
+        "transfer": fmt.points(transfer_share(plan), digits=digits),
+        "schedule": plan.schedule,
+        "gap": fmt.points(plan.solver.gap if plan.solver else None, digits=digits),
+    }
 
 
 def memory_share(plan: Plan) -> float | None:
@@ -175,79 +203,44 @@ def transfer_share(plan: Plan) -> float | None:
     return fmt.against(waiting, len(plan.predicted.workers) * plan.predicted.step_s)
 
 
-def _moved(baseline: Named, other: Named, *, everything: bool) -> Iterator[Sheet | Line]:
-    found = changes(baseline.plan, other.plan)
-    changed = [change for change in found if change.differs]
-    before, after = settings(baseline.plan), settings(other.plan)
-    title = f"{other.name} against {baseline.name}: "
-    title += f"{len(changed)} of {fmt.plural(len(found), 'partition')} changed" if changed else "no partition moved"
-    rows = [(what, before[what], after[what], "") for what in before if before[what] != after[what]]
-    rows += [_change_row(run) for run in _runs(found if everything else changed)]
-    if rows:
-        columns = (Column("", "text"), Column("from", "text"), Column("to", "text"), Column("remat", "text"))
-        yield Sheet(title, columns, tuple(rows))
-    else:
-        yield Line(f"{other.name} does the same as {baseline.name}")
-
-
-def _runs(found: Sequence[Change]) -> list[list[Change]]:
-    """Neighbouring partitions with the same change, together."""
-    runs: list[list[Change]] = []
-    for change in found:
-        if runs and (runs[-1][-1].before, runs[-1][-1].after) == (change.before, change.after):
-            runs[-1].append(change)
-        else:
-            runs.append([change])
-    return runs
-
-
-def _change_row(run: Sequence[Change]) -> tuple[str, str, str, str]:
-    before, after = run[0].before, run[0].after
-    moved = before.worker != after.worker
-    stays = "stays on" if after.remat else ""
-    remat = stays if before.remat == after.remat else "on" if after.remat else "off"
-    names = fmt.ranges([change.partition for change in run])
-    return names, before.worker, f"-> {after.worker}" if moved else "stays", remat
-
-
-def comparison_data(plans: Sequence[Named]) -> dict[str, Any]:
-    """The same for `--json`; errors as `comparison_report`."""
+def comparison_data(
+    plans: Sequence[Named], *, traces: Mapping[str, Measured] | None = None, priced_by: str = ""
+) -> dict[str, Any]:
+    """The same for `--json`; arguments and errors as `comparison_report`."""
     check_comparable(plans)
+    pairs = [(each.name, each.plan) for each in plans]
     return {
         "kind": "comparison",
         "workload": plans[0].plan.workload.name,
         "baseline": plans[0].name,
+        "priced_by": priced_by or None,
         "differ": differ(plans),
-        "plans": [_plan_data(each, plans[0]) for each in plans],
+        "notes": [*notes(plans, priced_by=priced_by), *(line.text for line in conclusions(pairs, traces or {}))],
+        "plans": [_plan_data(each, plans[0], traces or {}) for each in plans],
     }
 
 
-def _plan_data(each: Named, baseline: Named) -> dict[str, Any]:
+def _plan_data(each: Named, baseline: Named, traces: Mapping[str, Measured]) -> dict[str, Any]:
     plan, predicted = each.plan, each.plan.predicted
-    base = baseline.plan.predicted
-    before, after = settings(baseline.plan), settings(plan)
     return {
         "name": each.name,
+        "profile_sha256": plan.profile.sha256 if plan.profile else None,
+        "batch_size": plan.workload.batch_size,
+        "schedule": plan.schedule,
         "step_s": predicted.step_s if predicted else None,
-        "samples_per_s": predicted.samples_per_s if predicted else None,
-        "speed_up": fmt.against(base.step_s, predicted.step_s) if base and predicted else None,
+        "samples_per_s": samples_per_s(plan),
+        "speed_up": fmt.against(samples_per_s(plan), samples_per_s(baseline.plan)),
+        "cost_per_1000_samples": money(each),
         "bubble_fraction": predicted.bubble_fraction if predicted else None,
         "workers": list(plan.workers),
         "micro_batches": plan.micro_batches,
         "micro_batch_size": plan.micro_batch_size,
         "rematerialised": sum(len(stage.rematerialise) for stage in plan.stages),
+        "partitions": len(plan.partitions),
         "memory_share": memory_share(plan),
         "transfer_share": transfer_share(plan),
+        "gap": plan.solver.gap if plan.solver else None,
         "status": status(plan.solver) if plan.solver else None,
-        "settings_changed": {what: [before[what], after[what]] for what in before if before[what] != after[what]},
-        "partitions_changed": [
-            {
-                "partition": change.partition,
-                "from": change.before.worker,
-                "to": change.after.worker,
-                "remat": [change.before.remat, change.after.remat],
-            }
-            for change in changes(baseline.plan, plan)
-            if change.differs
-        ],
+        "measured": measured_data(plan, traces.get(each.name), baseline.plan, traces.get(baseline.name)),
+        **moved_data(baseline.plan, plan),
     }

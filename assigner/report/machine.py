@@ -9,7 +9,10 @@ from assigner.document import encode
 from assigner.report.sheet import Column, Line, Report, Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+Group = Literal["needed", "machine", "optional"]
+_TITLES: dict[Group, str] = {"needed": "what assigner needs", "machine": "this machine", "optional": "optional"}
 
 
 @dataclass(frozen=True)
@@ -18,29 +21,45 @@ class Finding:
 
     Args:
         what: Its name.
-        state: `ok`; `note`: worth knowing; `missing`: something cannot be done without it.
+        state: `ok`; `absent`: not here, and nothing needs it; `note`: worth knowing; `missing`: something cannot be
+            done without it.
         detail: Version, size, or what is missing.
         remedy: How to get it; empty where nothing is missing.
         value: The same as a plain value, for `--json`.
+        group: The table that it stands in.
     """
 
     what: str
-    state: Literal["ok", "note", "missing"]
+    state: Literal["ok", "absent", "note", "missing"]
     detail: str
     remedy: str = ""
     value: Any = None
+    group: Group = "needed"
 
 
 def machine_report(findings: Sequence[Finding]) -> Report:
-    """What `assigner doctor` prints."""
-    rows = tuple((each.what, each.state, each.detail) for each in findings)
-    marked = frozenset(n for n, each in enumerate(findings) if each.state == "missing")
-    sheet = Sheet("this machine", (Column("", "name"), Column("state", "name"), Column("found", "text")), rows, marked)
-    return (
-        sheet,
-        *(Line(f"{each.what}: {each.remedy}", "warning") for each in findings if each.remedy),
-        _verdict(findings),
-    )
+    """What `assigner doctor` prints: a table a group, how to get what is not here, and a verdict."""
+    return (*_sheets(findings), *_remedies(findings), _verdict(findings))
+
+
+def _sheets(findings: Sequence[Finding]) -> Iterator[Sheet]:
+    width = max((len(each.what) for each in findings), default=0)
+    for group, title in _TITLES.items():
+        mine = [each for each in findings if each.group == group]
+        if mine:
+            rows = tuple((each.what.ljust(width), each.state.ljust(len("missing")), each.detail) for each in mine)
+            marked = frozenset(n for n, each in enumerate(mine) if each.state == "missing")
+            yield Sheet(title, (Column("", "name"), Column("state", "name"), Column("found", "text")), rows, marked)
+
+
+def _remedies(findings: Sequence[Finding]) -> Iterator[Line]:
+    """What must or should be done, then what can be."""
+    for each in findings:
+        if each.remedy and each.state != "absent":
+            yield Line(f"{each.what}: {each.remedy}", "warning")
+    for each in findings:
+        if each.remedy and each.state == "absent":
+            yield Line(f"{each.what}: {each.remedy}")
 
 
 def _verdict(findings: Sequence[Finding]) -> Line:
@@ -50,10 +69,15 @@ def _verdict(findings: Sequence[Finding]) -> Line:
     return Line("ready to profile, solve and train", "strong")
 
 
+def is_ready(findings: Sequence[Finding]) -> bool:
+    """True if nothing is missing that something needs."""
+    return all(each.state != "missing" for each in findings)
+
+
 def machine_data(findings: Sequence[Finding]) -> dict[str, Any]:
     """The same for `--json`."""
     return {
         "kind": "doctor",
-        "ready": all(each.state != "missing" for each in findings),
+        "ready": is_ready(findings),
         "findings": [encode(each) for each in findings],
     }

@@ -1,26 +1,49 @@
-"""A plan on one screen: who runs what, how a step is spent, and how good the plan is known to be."""
+"""A plan on one screen: who runs what, what limits it, how a step is spent, and how good the plan is known to be."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
+from assigner.bottleneck import limiting
 from assigner.document import encode
-from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.report.candidates import candidates
+from assigner.report.clock import clock_data, clock_table
+from assigner.report.memory import memory_bars, memory_data
+from assigner.report.sheet import LEAST_TEXT, Column, Line, Part, Report, Sheet
+from assigner.report.whatif import what_if, what_if_data, what_if_hint
 from assigner.schedule import warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from assigner.plan import Objective, Plan, Prediction, SolverReport, WorkerPrediction
+    from assigner.plan import Objective, Plan, Prediction, SolverReport, Stage, WorkerPrediction
+    from assigner.profile import Profile
 
 _PROVEN = 5e-4
 """A gap below this prints as 0.0 %: called optimal."""
+_FEW = 4
+"""Candidates and baselines on a screen that does not list everything."""
+_DECIDED = 5
+"""Columns of a stage that are there without a prediction."""
+_SHORT = 24
+"""Characters up to which the partitions of a stage are all named there."""
 
 
-def plan_report(plan: Plan) -> Report:
-    """What `assigner show PLAN` prints."""
-    return (*headline(plan), stages(plan), *quality(plan))
+def plan_report(plan: Plan, *, profile: Profile | None = None, everything: bool = False) -> tuple[Part, ...]:
+    """What `assigner show PLAN` prints.
+
+    Args:
+        plan: The plan.
+        profile: What it was solved from, where it is at hand: the dependencies of stages and the memory left alone.
+        everything: All partitions, workers, candidates and baselines, however many.
+    """
+    most = None if everything else _FEW
+    return (
+        *headline(plan), stages(plan, everything=everything), *bottleneck(plan),
+        *clock_table(plan, profile, everything=everything), *memory_bars(plan, profile, everything=everything),
+        *what_if(plan), *candidates(plan, most=most), *quality(plan, most=most), *what_if_hint(plan),
+    )  # fmt: skip
 
 
 def headline(plan: Plan) -> Report:
@@ -62,11 +85,23 @@ def describe_prediction(predicted: Prediction) -> str:
     )
 
 
-def stages(plan: Plan) -> Sheet:
-    """One row per stage; a worker's times and memory stand at its first stage."""
+def bottleneck(plan: Plan) -> Report:
+    """What limits the plan, in a sentence; nothing where it has no prediction."""
+    if plan.predicted is None or not plan.predicted.workers:
+        return ()
+    return (Line(limiting(plan, plan.predicted), "strong"),)
+
+
+def stages(plan: Plan, *, everything: bool = False) -> Sheet:
+    """One row per stage; a worker's times and memory stand at its first stage.
+
+    Args:
+        plan: A plan.
+        everything: Every range of partitions of a stage; else its first and last one where it has many.
+    """
     found = {each.worker: each for each in plan.predicted.workers} if plan.predicted else {}
     time = fmt.time_unit(*(each.compute_s for each in found.values()))
-    memory = fmt.byte_unit(*(each.capacity_bytes for each in found.values()))
+    memory = fmt.byte_unit(*(each.peak_bytes for each in found.values()))
     seen: set[str] = set()
     rows = []
     for n, stage in enumerate(plan.stages):
@@ -76,8 +111,7 @@ def stages(plan: Plan) -> Sheet:
             (
                 str(n),
                 stage.worker,
-                fmt.ranges(stage.partitions),
-                remat_text(stage.partitions, stage.rematerialise),
+                *(_whole(stage) if everything else _shortly(stage)),
                 fmt.count(warm_up(plan, n)),
                 *_spent(worker, time),
                 *_memory(worker, memory),
@@ -86,17 +120,37 @@ def stages(plan: Plan) -> Sheet:
     columns = (
         Column("#"),
         Column("worker", "name"),
-        Column("partitions", "text"),
+        Column("partitions", "text", least=LEAST_TEXT if everything else 2 * LEAST_TEXT),
         Column("remat", "text"),
-        Column("in flight", rank=4),
+        Column("in flight", rank=1),
         Column(f"compute {time.name}"),
-        Column(f"transfer {time.name}", rank=1),
-        Column(f"idle {time.name}"),
-        Column(f"peak {memory.name}", rank=2),
-        Column(f"of {memory.name}", rank=3),
-        Column("memory", "name"),
+        Column(f"transfer {time.name}", rank=4),
+        Column(f"idle {time.name}", rank=3),
+        Column("memory %", rank=2),
+        Column(f"peak {memory.name}", rank=5),
+        Column(f"of {memory.name}", rank=6),
     )
-    return Sheet(fmt.plural(len(plan.stages), "stage"), columns, tuple(rows))
+    known = len(columns) if found else _DECIDED
+    shortened = not everything and any(_whole(stage) != _shortly(stage) for stage in plan.stages)
+    title = fmt.plural(len(plan.stages), "stage") + (" (-v names every partition)" if shortened else "")
+    return Sheet(title, columns[:known], tuple(row[:known] for row in rows))
+
+
+def _whole(stage: Stage) -> tuple[str, str]:
+    """The partitions of a stage and which of them are rematerialised, by their ranges."""
+    return fmt.ranges(stage.partitions), remat_text(stage.partitions, stage.rematerialise)
+
+
+def _shortly(stage: Stage) -> tuple[str, str]:
+    """The same; where it would be long, the first and the last partition, and how many are rematerialised."""
+    held, again = _whole(stage)
+    names = stage.partitions
+    if len(held) > _SHORT and len(names) > 1:
+        first, last = names[0].split("."), names[-1].split(".")
+        while len(last) > 1 and first[:1] == last[:1]:  # what both names begin with stands once
+            first, last = first[1:], last[1:]
+        held = f"{names[0]} ... {'.'.join(last)} ({len(names)})"
+    return held, again if len(again) <= _SHORT // 2 else f"{len(stage.rematerialise)} of {len(names)}"
 
 
 def _spent(worker: WorkerPrediction | None, time: fmt.Unit) -> tuple[str, str, str]:
@@ -106,14 +160,12 @@ def _spent(worker: WorkerPrediction | None, time: fmt.Unit) -> tuple[str, str, s
 
 
 def _memory(worker: WorkerPrediction | None, memory: fmt.Unit) -> tuple[str, str, str]:
+    """Its share of the capacity, where more than all of it is marked; its peak; its capacity."""
     if worker is None:
         return ("", "", "")
     share = fullness(worker)
-    return (
-        memory.show(worker.peak_bytes),
-        memory.show(worker.capacity_bytes),
-        f"{fmt.bar(share, width=8)} {100 * share:3.0f} %",
-    )
+    full = fmt.points(share) + (" !" if share > 1 else "")
+    return full, memory.show(worker.peak_bytes), memory.show(worker.capacity_bytes)
 
 
 def fullness(worker: WorkerPrediction) -> float:
@@ -131,10 +183,10 @@ def remat_text(partitions: Sequence[str], rematerialise: Iterable[str]) -> str:
     return "all" if again == set(partitions) else fmt.ranges([name for name in partitions if name in again])
 
 
-def quality(plan: Plan) -> Report:
-    """What is proven about a plan, and what simpler placements would take."""
+def quality(plan: Plan, *, most: int | None = None) -> Report:
+    """What is proven about a plan, and what simpler placements would take; `most` as in `baselines`."""
     lines = [Line(describe_solver(plan.solver))] if plan.solver else []
-    return (*lines, *baselines(plan))
+    return (*baselines(plan, most=most), *lines)
 
 
 def status(solver: SolverReport) -> str:
@@ -168,22 +220,31 @@ def speed_up(plan: Plan) -> float | None:
     return fmt.against(best[1], plan.predicted.step_s) if best and plan.predicted else None
 
 
-def baselines(plan: Plan) -> Report:
-    """Each baseline with what the plan gains over it, the best of them said in a cell and below."""
+def baselines(plan: Plan, *, most: int | None = None) -> Report:
+    """Each baseline with what the plan gains over it, the best of them said in a cell and below.
+
+    Args:
+        plan: A plan.
+        most: How many are shown, the fastest; None: all.
+    """
     if not plan.baselines:
         return ()
     best = best_baseline(plan)
     step = plan.predicted.step_s if plan.predicted else None
-    time = fmt.time_unit(*(each.step_s for each in plan.baselines))
+    whole = sorted(plan.baselines, key=lambda each: float("inf") if each.step_s is None else each.step_s)
+    shown = [each for each in plan.baselines if each in whole[:most]]
+    time = fmt.time_unit(*(each.step_s for each in shown))
     rows = tuple(
         (
             each.name + (" (best of these)" if best and each.name == best[0] else ""),
             "not possible" if each.step_s is None else time.show(each.step_s),
             fmt.ratio(fmt.against(each.step_s, step)),
         )
-        for each in plan.baselines
+        for each in shown
     )
-    sheet = Sheet("baselines", (Column("", "name"), Column(f"step {time.name}"), Column("speed-up")), rows)
+    title = f"baselines, the {len(shown)} fastest of {len(whole)} (-v lists all)" if len(shown) < len(whole) else ""
+    columns = (Column("", "name"), Column(f"step {time.name}"), Column("speed-up"))
+    sheet = Sheet(title or "baselines", columns, rows)
     return (sheet, gain(plan)) if plan.objective == "step" else (sheet,)
 
 
@@ -203,13 +264,18 @@ def gain(plan: Plan) -> Line:
     return Line(f"{fmt.ratio(factor)} as fast as the best baseline ({best[0]})", "strong")
 
 
-def plan_data(plan: Plan) -> dict[str, Any]:
+def plan_data(plan: Plan, *, profile: Profile | None = None) -> dict[str, Any]:
     """The same for `--json`: the plan document, and what is derived from it."""
     best = best_baseline(plan)
     derived = {
         "speed_up": speed_up(plan),
         "best_baseline": None if best is None else {"name": best[0], "step_s": best[1]},
         "status": None if plan.solver is None else status(plan.solver),
+        "bottleneck": next((line.text for line in bottleneck(plan) if isinstance(line, Line)), None),
+        "in_flight": [warm_up(plan, n) for n in range(len(plan.stages))],
+        "clock": clock_data(plan, profile),
         "memory_share": {each.worker: fullness(each) for each in plan.predicted.workers} if plan.predicted else {},
+        "memory_bytes": memory_data(plan, profile),
+        "what_if": what_if_data(plan),
     }
     return {**encode(plan), "derived": derived}

@@ -6,76 +6,159 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.document import encode
+from assigner.report.memory import misfit
 from assigner.report.plan import describe_prediction, describe_split, fullness
 from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.report.timeline import PIPED, timeline, timeline_data
+from assigner.schedule import warm_up
 from assigner.simulate import overfull
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.occupancy import Occupancy
-    from assigner.plan import Plan, Prediction
+    from assigner.plan import Plan, Prediction, WorkerPrediction
+    from assigner.spans import Spans
+
+_SAME = 5e-4
+"""A change of the step time below this prints as 0.0 %."""
+_LINKS = 8
+"""So many links are shown, the busiest ones."""
 
 
-def prediction_report(plan: Plan, now: Prediction, memory: Sequence[Occupancy] | None = None) -> Report:
+def prediction_report(
+    plan: Plan,
+    now: Prediction,
+    spans: Spans,
+    memory: Sequence[Occupancy] | None = None,
+    *,
+    own_profile: bool | None = True,
+    width: int = PIPED,
+) -> Report:
     """What `assigner simulate` prints.
 
     Args:
         plan: The plan as it was read, with the prediction that it stores, if any.
         now: What the simulator says of it.
+        spans: The step, action by action.
         memory: Over time, where that was asked for.
+        own_profile: It was priced with the profile that it was solved from; None: the plan does not say which that is.
+        width: Of the terminal.
     """
     head = Line(f"plan for {plan.workload.name} · {describe_split(plan)} · {plan.schedule}", "strong")
-    held = () if memory is None else (_over_time(now, memory),)
     said = Line(f"predicted: {describe_prediction(now)}")
-    return (head, said, *_against(plan, now), _workers(plan, now), *held, _fit(now))
+    held = () if memory is None else (_over_time(now, memory),)
+    return (
+        head, said, *_against(plan, now, own_profile=own_profile), *timeline([spans], width=width),
+        _workers(plan, now), *_links(now), *held, _fit(now),
+    )  # fmt: skip
 
 
-def _against(plan: Plan, now: Prediction) -> Report:
-    if plan.predicted is None:
-        return (Line("the plan stores no prediction of its own"),)
-    change = fmt.against(now.step_s, plan.predicted.step_s)
+def _against(plan: Plan, now: Prediction, *, own_profile: bool | None) -> Report:
+    """What the plan says of itself, and why it says something else where it does."""
+    stored = plan.predicted
+    if stored is None:
+        return (Line("the plan holds no prediction of its own to compare with"),)
+    change = fmt.against(now.step_s, stored.step_s)
     if change is None:
         return ()
-    if abs(change - 1) < 5e-4:
-        return (Line("as the plan says itself"),)
-    stored = fmt.seconds(plan.predicted.step_s)
-    return (Line(f"the plan says step {stored}: {fmt.percent(change - 1, sign=True)} now", "warning"),)
+    whose, why = _ORIGINS[own_profile]
+    if _same(plan, now):
+        return (Line(f"priced with {whose}: the same as the plan's own prediction"),)
+    how = "as fast as before"
+    if abs(change - 1) >= _SAME:
+        how = f"{fmt.percent(abs(change - 1))} {'slower' if change > 1 else 'faster'} now"
+    lines = [
+        Line(f"the plan itself says: {describe_prediction(stored)}; it is {how}", "warning"),
+        Line(f"priced with {whose}{why}"),
+    ]
+    gone = [each.worker for each in stored.workers if each.worker not in plan.workers]
+    return (
+        *lines,
+        *([Line(f"in the plan's own prediction, and without a stage now: {', '.join(gone)}")] if gone else []),
+    )
+
+
+_ORIGINS = {
+    True: ("the profile it was solved from", ", so the plan was changed since or solved by another version"),
+    False: ("another profile than it was solved from", ", so times may differ"),
+    None: ("the profile that was named", ""),
+}
+"""What a plan was priced with, and what follows where its own prediction is another; by `own_profile`."""
+
+
+def _same(plan: Plan, now: Prediction) -> bool:
+    """The plan's own prediction has the same workers with the same times and memory, as far as they are printed."""
+    stored = {each.worker: each for each in plan.predicted.workers} if plan.predicted else {}
+    if stored.keys() != {each.worker for each in now.workers}:
+        return False
+    pairs = [(now.step_s, plan.predicted.step_s if plan.predicted else 0.0)]
+    for each in now.workers:
+        old = stored[each.worker]
+        pairs += [(each.compute_s, old.compute_s), (each.peak_bytes, old.peak_bytes)]
+    return all(abs(value - before) <= _SAME * abs(before) for value, before in pairs)
 
 
 def _workers(plan: Plan, now: Prediction) -> Sheet:
-    stored = {each.worker: each for each in plan.predicted.workers} if plan.predicted else {}
+    changed = plan.predicted is not None and not _same(plan, now)
+    stored = {each.worker: each for each in plan.predicted.workers} if changed and plan.predicted else {}
     time = fmt.time_unit(*(each.compute_s for each in now.workers))
-    memory = fmt.byte_unit(*(each.capacity_bytes for each in now.workers))
-    rows = []
-    for each in now.workers:
-        old = stored.get(each.worker)
-        share = fullness(each)
-        rows.append(
-            (
-                each.worker,
-                time.show(each.compute_s),
-                _change(each.compute_s, old.compute_s if old else None),
-                time.show(each.transfer_s),
-                time.show(each.idle_s),
-                memory.show(each.peak_bytes),
-                _change(each.peak_bytes, old.peak_bytes if old else None),
-                memory.show(each.capacity_bytes),
-                f"{fmt.bar(share, width=8)} {100 * share:3.0f} %",
-            )
-        )
+    memory = fmt.byte_unit(*(each.peak_bytes for each in now.workers))
+    limit = fmt.byte_unit(*(each.capacity_bytes for each in now.workers))
     columns = (
-        Column("worker", "name"),
-        Column(f"compute {time.name}"),
-        Column("+/- %", rank=3),
-        Column(f"transfer {time.name}"),
-        Column(f"idle {time.name}"),
-        Column(f"peak {memory.name}"),
-        Column("+/- %", rank=2),
-        Column(f"of {memory.name}", rank=1),
-        Column("memory", "name"),
-    )
-    return Sheet("workers (+/-: against the plan's own prediction)" if stored else "workers", columns, tuple(rows))
+        Column("worker", "name"), Column("stage", "name", rank=4), Column("in flight", rank=5),
+        Column(f"compute {time.name}"), *([Column("+/- %", rank=1)] if changed else []),
+        Column(f"transfer {time.name}", rank=3), Column(f"idle {time.name}"), Column(f"peak {memory.name}"),
+        *([Column("+/- %", rank=1)] if changed else []), Column(f"of {limit.name}", rank=2), Column("memory", "name"),
+    )  # fmt: skip
+    rows = tuple(_worker(plan, each, stored if changed else None, (time, memory, limit)) for each in now.workers)
+    return Sheet("workers (+/-: against the plan's own prediction)" if changed else "workers", columns, rows)
+
+
+def _worker(
+    plan: Plan,
+    each: WorkerPrediction,
+    stored: dict[str, WorkerPrediction] | None,
+    units: tuple[fmt.Unit, fmt.Unit, fmt.Unit],
+) -> tuple[str, ...]:
+    """One worker's row; `stored`: what the plan says of its workers, where the changes are shown."""
+    time, memory, limit = units
+    mine = [n for n, stage in enumerate(plan.stages) if stage.worker == each.worker]
+    compute: tuple[str, ...] = ()
+    peak: tuple[str, ...] = ()
+    if stored is not None:
+        old = stored.get(each.worker)
+        compute = (_change(each.compute_s, old.compute_s if old else None),)
+        peak = (_change(each.peak_bytes, old.peak_bytes if old else None),)
+    share = fullness(each)
+    return (
+        each.worker, ", ".join(map(str, mine)), " + ".join(str(warm_up(plan, n)) for n in mine),
+        time.show(each.compute_s), *compute, time.show(each.transfer_s), time.show(each.idle_s),
+        memory.show(each.peak_bytes), *peak, limit.show(each.capacity_bytes),
+        f"{fmt.bar(share, width=8)} {100 * share:3.0f} %",
+    )  # fmt: skip
+
+
+def _links(now: Prediction) -> Report:
+    """What travels in a step, the busiest link first."""
+    if not now.transfers:
+        return ()
+    time = fmt.time_unit(*(each.seconds for each in now.transfers))
+    size = fmt.byte_unit(*(each.bytes for each in now.transfers))
+    rows = tuple(
+        (
+            each.source, each.target, size.show(each.bytes), time.show(each.seconds),
+            fmt.points(fmt.against(each.seconds, now.step_s)),
+        )
+        for each in sorted(now.transfers, key=lambda each: -each.seconds)[:_LINKS]
+    )  # fmt: skip
+    columns = (
+        Column("from", "name"), Column("to", "name"), Column(size.name), Column(f"on the link {time.name}"),
+        Column("of the step %"),
+    )  # fmt: skip
+    left_out = len(now.transfers) - len(rows)
+    more = (Line(f"and {fmt.plural(left_out, 'link')} that are less busy"),) if left_out else ()
+    return (Sheet("messages of a step, by link", columns, rows), *more)
 
 
 def _over_time(now: Prediction, memory: Sequence[Occupancy]) -> Sheet:
@@ -91,10 +174,10 @@ def _over_time(now: Prediction, memory: Sequence[Occupancy]) -> Sheet:
     )  # fmt: skip
     columns = (
         Column("worker", "name"), Column(f"always {size.name}", rank=1), Column("activations", rank=2),
-        Column("workspace", rank=4), Column("messages", rank=3), Column("most at one time"), Column(f"at {time.name}"),
-        Column("allowed for", rank=1),
+        Column("workspace", rank=4), Column("messages", rank=3), Column(f"most {size.name}"), Column(f"at {time.name}"),
+        Column(f"allowed for {size.name}", rank=1),
     )  # fmt: skip
-    return Sheet("memory over time: when a worker holds the most", columns, rows)
+    return Sheet("memory over time: when a worker holds the most, and of what", columns, rows)
 
 
 def _change(value: float, old: float | None) -> str:
@@ -104,15 +187,17 @@ def _change(value: float, old: float | None) -> str:
 
 
 def _fit(now: Prediction) -> Line:
-    over = overfull(now)
-    if not over:
-        return Line("fits: every worker's peak is within its capacity", "strong")
-    worst = max(over, key=fullness)
-    need, has = fmt.size(worst.peak_bytes), fmt.size(worst.capacity_bytes)
-    return Line(f"does not fit: {worst.worker} needs {need} and has {has}", "warning")
+    return misfit(now) or Line("fits: every worker's peak is within its capacity", "strong")
 
 
-def prediction_data(plan: Plan, now: Prediction, memory: Sequence[Occupancy] | None = None) -> dict[str, Any]:
+def prediction_data(
+    plan: Plan,
+    now: Prediction,
+    spans: Spans,
+    memory: Sequence[Occupancy] | None = None,
+    *,
+    own_profile: bool | None = True,
+) -> dict[str, Any]:
     """The same for `--json`; memory over time as the moments at which it changes."""
     stored = plan.predicted
     held = {} if memory is None else {"memory_over_time": [_moments(each) for each in memory]}
@@ -121,8 +206,11 @@ def prediction_data(plan: Plan, now: Prediction, memory: Sequence[Occupancy] | N
         "predicted": encode(now),
         "stored": encode(stored) if stored else None,
         "step_change": (fmt.against(now.step_s, stored.step_s) or 1.0) - 1 if stored else None,
+        "own_profile": own_profile,
+        "in_flight": [warm_up(plan, n) for n in range(len(plan.stages))],
         "fits": not overfull(now),
         "overfull": [each.worker for each in overfull(now)],
+        "timeline": timeline_data([spans]),
         **held,
     }
 

@@ -1,19 +1,20 @@
-"""What a report is made of: sheets (tables) and lines, as plain data, and how they are drawn.
+"""What a report is made of: sheets (tables), strips (rows of small cells) and lines, as plain data; how they are drawn.
 
-A report is a sequence of `Sheet` and `Line`. `draw` makes it something that rich prints, `markdown` a text; the
-reports themselves know neither.
+A report is a sequence of them. `draw` makes it something that rich prints, `markdown` a text; the reports themselves
+know neither.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
 GAP = 2
 """Spaces between two columns."""
@@ -29,11 +30,13 @@ class Column:
         header: Its heading, with the unit where all its values have one.
         kind: `number`: to the right, never wrapped; `name`: to the left, never wrapped; `text`: may wrap.
         rank: 0: always shown; else the larger it is, the sooner the column is left out where the sheet is too wide.
+        least: Of a text: how wide it is before other columns are left out for it.
     """
 
     header: str
     kind: Literal["number", "name", "text"] = "number"
     rank: int = 0
+    least: int = LEAST_TEXT
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,14 @@ class Sheet:
         columns: As many as each row has cells.
         rows: Cells as text.
         marked: Positions of the rows that stand out; what marks them is also said in a cell.
+        instead: What is drawn where the sheet does not fit with the columns that it cannot do without.
     """
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     marked: frozenset[int] = frozenset()
+    instead: Sheet | None = None
 
     def fitted(self, width: int) -> Sheet:
         """The sheet on `width` terminal columns: less important columns are left out until the others fit."""
@@ -59,15 +64,18 @@ class Sheet:
         while sum(needed[n] for n in keep) + GAP * (len(keep) - 1) > width:
             least = max(keep, key=lambda n: self.columns[n].rank)
             if self.columns[least].rank == 0:
-                break
+                return self.instead.fitted(width) if self.instead else self._with(keep)
             keep.remove(least)
+        return self._with(keep)
+
+    def _with(self, keep: Sequence[int]) -> Sheet:
         rows = tuple(tuple(row[n] for n in keep) for row in self.rows)
-        return Sheet(self.title, tuple(self.columns[n] for n in keep), rows, self.marked)
+        return replace(self, columns=tuple(self.columns[n] for n in keep), rows=rows)
 
     def _needed(self, column: int) -> int:
         """Terminal columns that one column wants at least."""
         widest = max(len(text) for text in (self.columns[column].header, *(row[column] for row in self.rows)))
-        return min(widest, LEAST_TEXT) if self.columns[column].kind == "text" else widest
+        return min(widest, self.columns[column].least) if self.columns[column].kind == "text" else widest
 
 
 @dataclass(frozen=True)
@@ -78,29 +86,78 @@ class Line:
     tone: Literal["plain", "strong", "warning"] = "plain"
 
 
+@dataclass(frozen=True)
+class Strip:
+    """Rows of small cells that are alike in width, column by column; those in the middle give way where it is narrow.
+
+    Args:
+        title: One line above it.
+        header: A word for the names, then a cell for each column.
+        rows: A name and as many cells each.
+        noun: What a column is, for the line that says how many were left out.
+        signs: First letters of cells; each has a colour of its own where there are colours.
+    """
+
+    title: str
+    header: tuple[str, tuple[str, ...]]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+    noun: str
+    signs: str = ""
+
+    def lines(self, width: int) -> list[str]:
+        """The strip as text on `width` columns of the terminal."""
+        table = (self.header, *self.rows)
+        label, size = max(len(name) for name, _ in table), max(len(cell) for _, cells in table for cell in cells)
+        count, room = len(self.header[1]), max(2, (width - label - GAP + 1) // (size + 1))
+        left_out = 0 if count <= room else count - room + 1  # the sign for what is missing takes a cell
+        ahead = (count - left_out + 1) // 2 if left_out else count
+        drawn = []
+        for name, cells in table:
+            shown = [*cells[:ahead], *(["…"] if left_out else []), *cells[ahead + left_out :]]
+            drawn.append(f"{name:{label}}{' ' * GAP}{' '.join(cell.ljust(size) for cell in shown)}".rstrip())
+        if left_out:
+            drawn.append(f"… {left_out} of {count} {self.noun}s do not fit and are left out")
+        return drawn
+
+
 _STYLES = {"plain": "", "strong": "bold", "warning": "yellow"}
 
+_SIGN_STYLES = ("cyan", "magenta")
+
+Part = Sheet | Strip | Line
 Report = tuple[Sheet | Line, ...]
 
 
-def draw(report: Iterable[Sheet | Line], *, width: int) -> Group:
+def draw(report: Iterable[Part], *, width: int) -> Group:
     """A report for a console that is `width` columns wide: lines together, a blank line around each table."""
     from rich.console import Group
     from rich.text import Text
 
     parts: list[Text | Table] = []
-    previous: Sheet | Line | None = None
+    previous: Part | None = None
     for part in report:
-        if previous is not None and (isinstance(part, Sheet) or isinstance(previous, Sheet)):
+        if previous is not None and not (isinstance(part, Line) and isinstance(previous, Line)):
             parts.append(Text(""))
         if isinstance(part, Line):
             parts.append(Text(part.text, style=_STYLES[part.tone]))
+        elif isinstance(part, Strip):
+            parts += [Text(part.title, style="bold"), *_strip(part, width)]
         else:
-            if part.title:
-                parts.append(Text(part.title, style="bold"))
-            parts.append(_table(part.fitted(width)))
+            fitted = part.fitted(width)
+            parts += [Text(fitted.title, style="bold")] if fitted.title else []
+            parts.append(_table(fitted))
         previous = part
     return Group(*parts)
+
+
+def _strip(strip: Strip, width: int) -> Iterator[Text]:
+    from rich.text import Text
+
+    for line in strip.lines(width):
+        text = Text(line)
+        for sign, style in zip(strip.signs, _SIGN_STYLES, strict=False):
+            text.highlight_regex(rf"\b{sign}\d+", style)
+        yield text
 
 
 def _table(sheet: Sheet) -> Table:
@@ -119,7 +176,7 @@ def _table(sheet: Sheet) -> Table:
             justify="right" if column.kind == "number" else "left",
             no_wrap=column.kind != "text",
             overflow="fold",
-            min_width=min(max(words, default=1), LEAST_TEXT) if column.kind == "text" else None,
+            min_width=min(max(words, default=1), column.least) if column.kind == "text" else None,
         )
     for n, row in enumerate(sheet.rows):
         table.add_row(*map(Text, row), style="bold green" if n in sheet.marked else None)

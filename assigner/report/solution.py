@@ -1,59 +1,94 @@
-"""What a search found: the plan, the candidates that it was chosen from, and what limits it."""
+"""What a search found: what was asked, the candidates, the plan, how good it is and what would make it better."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.report.plan import baselines, describe_solver, headline, stages
+from assigner.document import encode
+from assigner.report.candidates import CHOSEN, candidates
+from assigner.report.plan import baselines, bottleneck, describe_solver, headline, plan_data, stages
 from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.report.whatif import what_if
 
 if TYPE_CHECKING:
+    from assigner.plan import Plan, SolverReport
     from assigner.solver import Progress, Solution
 
-WHAT = {"step": "step", "throughput": "steady batch", "latency": "forward", "cost": "step"}
-"""What the candidates are compared by, by objective."""
-
-CHOSEN = "chosen"
-"""The status of the candidate that became the plan."""
+FEW = 6
+"""Candidates on a screen that does not list everything."""
 
 
-def solution_report(solution: Solution) -> Report:
-    """What `assigner solve` prints, but for where the plan was written."""
+def solution_report(solution: Solution, *, everything: bool = False) -> Report:
+    """What `assigner solve` prints, but for where the plan was written; what counts most stands last.
+
+    Args:
+        solution: What was found.
+        everything: All candidates and all partitions of a stage, however many.
+    """
     plan = solution.plan
-    lines = [Line(describe_solver(plan.solver))] if plan.solver else []
-    lines += [Line(solution.limiting)] if solution.limiting else []
     simple = baselines(plan) if plan.objective == "step" else ()
-    return (*headline(plan), stages(plan), *candidates(solution), *frontier(solution), *simple, *lines)
+    return (
+        *asked(plan), *candidates(plan, most=None if everything else FEW), *frontier(solution), *headline(plan),
+        stages(plan, everything=everything), *what_if(plan), *_unpriced(plan), *simple, *proof(plan), *bottleneck(plan),
+    )  # fmt: skip
 
 
-def candidates(solution: Solution) -> Report:
-    """Every micro-batch count that was looked at, the chosen one marked."""
-    if not solution.candidates:
+def _unpriced(plan: Plan) -> Report:
+    """How many what-ifs an interruption or the time limit left out."""
+    left_out = plan.solver.options.get("what_if_left_out", 0) if plan.solver else 0
+    if not left_out:
         return ()
-    time = fmt.time_unit(*(each.value for each in solution.candidates))
-    rows = tuple(
-        (
-            each.schedule,
-            fmt.count(each.micro_batches),
-            fmt.count(each.micro_batch_size),
-            time.show(each.value),
-            time.show(each.bound if 0 < each.bound < math.inf else None),
-            each.status,
-        )
-        for each in solution.candidates
-    )
-    marked = frozenset(n for n, each in enumerate(solution.candidates) if each.status == CHOSEN)
-    columns = (
-        Column("schedule", "text"),
-        Column("micro-batches"),
-        Column("of samples"),
-        Column(f"{WHAT[solution.plan.objective]} {time.name}"),
-        Column(f"bound {time.name}"),
-        Column("status", "text"),
-    )
-    return (Sheet("candidates", columns, rows, marked),)
+    return (Line(f"{fmt.plural(left_out, 'what-if')} not priced: interrupted, or the time was over", "warning"),)
+
+
+def asked(plan: Plan) -> Report:
+    """The settings that are not at their defaults; nothing where all are."""
+    from assigner.solver import SolveOptions
+
+    given = plan.solver.options if plan.solver else {}
+    usual = {**SolveOptions().record(), "robust": False}
+    told = [f"{name.replace('_', ' ')} {_setting(name, given[name])}"
+            for name in usual if name in given and given[name] != usual[name]]  # fmt: skip
+    return (Line(f"asked for: {' · '.join(told)}"),) if told else ()
+
+
+def _setting(name: str, value: Any) -> str:
+    """A setting's value as it is written on the line."""
+    if isinstance(value, dict):
+        show = fmt.size if name == "reserve" else _text
+        return ", ".join(f"{key}={show(each)}" for key, each in value.items())
+    if isinstance(value, list):
+        return " ".join(",".join(each) if isinstance(each, list) else each for each in value)
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def proof(plan: Plan) -> Report:
+    """How good the plan is known to be: the status, and what it rests on."""
+    if plan.solver is None:
+        return ()
+    return (Line(describe_solver(plan.solver)), *_bound(plan, plan.solver))
+
+
+def _bound(plan: Plan, solver: SolverReport) -> Report:
+    if solver.bound_s <= 0:
+        return ()
+    how = [each for each in solver.options.get("proven_by", ()) if each != "interrupted"]
+    by = f" ({', '.join(how)})" if how else ""
+    if plan.objective == "cost":
+        values = f"{1000 * solver.objective_s:.4g} and {1000 * solver.bound_s:.4g} per 1000 samples".split(" and ")
+    else:
+        unit = fmt.time_unit(solver.objective_s)
+        values = [unit.text(solver.objective_s), unit.text(solver.bound_s)]
+    where = "at the slow end of the measurements: " if solver.options.get("robust") else ""
+    return (Line(f"{where}found {values[0]}, no plan takes less than {values[1]}{by}"),)
 
 
 def frontier(solution: Solution) -> Report:
@@ -74,37 +109,45 @@ def frontier(solution: Solution) -> Report:
         Column(f"step {time.name}"),
         Column("workers"),
         Column("which", "text"),
-        Column("status", "text"),
+        Column("status", "name"),
     )
     return (Sheet("cost against step time", columns, rows, marked),)
 
 
+def solution_data(solution: Solution) -> dict[str, Any]:
+    """The same for `--json`: the plan with what is derived from it, and the frontier of money and step time."""
+    data = plan_data(solution.plan)
+    data["derived"]["frontier"] = [encode(each) for each in solution.frontier]
+    return data
+
+
 def progress_text(progress: Progress, *, elapsed_s: float, time_limit: float) -> str:
-    """One line on a search under way: the count at work, the incumbent, the bound, the gap, the time.
+    """One line on a search under way: incumbent, bound, gap, time left, and what is at work.
 
     Args:
         progress: What the search said last; it may be some seconds old.
         elapsed_s: Seconds since the start of the search.
         time_limit: Seconds after which it stops.
     """
+    left = f"{max(0.0, time_limit - elapsed_s):.0f} s left"
+    if progress.pricing:
+        return f"{left} · {progress.pricing}"
     if progress.schedule == "workers":
-        return _choices_text(progress, elapsed_s=elapsed_s, time_limit=time_limit)
+        return _choices_text(progress, left)
     unit = fmt.time_unit(progress.incumbent_s, progress.bound_s)
-    parts = [f"{progress.schedule}, {fmt.plural(progress.micro_batches, 'micro-batch')}"]
-    parts.append(f"best {unit.text(progress.incumbent_s)}" if progress.incumbent_s is not None else "no plan yet")
+    parts = [f"best {unit.text(progress.incumbent_s)}" if progress.incumbent_s is not None else "no plan yet"]
     if 0 < progress.bound_s < math.inf:
         parts.append(f"bound {unit.text(progress.bound_s)}")
         if progress.incumbent_s:
             parts.append(f"gap {fmt.percent(max(0.0, 1 - progress.bound_s / progress.incumbent_s))}")
-    parts.append(f"{progress.done} of {fmt.plural(progress.total, 'candidate')} decided")
-    parts.append(f"{elapsed_s:.0f} s of {time_limit:.0f} s")
+    parts += [left, f"{progress.done}/{progress.total} decided"]
+    parts.append(f"{progress.schedule} x {progress.micro_batches}")
     return " · ".join(parts)
 
 
-def _choices_text(progress: Progress, *, elapsed_s: float, time_limit: float) -> str:
+def _choices_text(progress: Progress, left: str) -> str:
     """The line of a search for the cheapest plan."""
     money = None if progress.incumbent_s is None else 1000 * progress.incumbent_s
     best = "no plan yet" if money is None else f"best {money:.4g} per 1000 samples"
     choices = f"{progress.done} of {fmt.plural(progress.total, 'choice')} of workers solved"
-    spent = f"{elapsed_s:.0f} s of {time_limit:.0f} s"
-    return " · ".join((best, f"bound {1000 * progress.bound_s:.4g}", choices, spent))
+    return " · ".join((best, f"bound {1000 * progress.bound_s:.4g}", left, choices))

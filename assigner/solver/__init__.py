@@ -8,6 +8,7 @@
     fleet/      the same at any size: branch and bound over the slowest servers, hosts, kinds of workers
     ladder/     1F1B, throughput, latency: a dynamic program from the last stage to the first
     free/       convex stages of branched graphs, several stages a worker: exhaustive search, local search, ILP bounds
+    whatif.py   what one change would bring
     load/       max load in the forms of published planners; throughput of branched graphs
     budget.py   money against step time      why/       why nothing fits, and ways out
     baselines/  simpler placements           robust/    what if the measurements were off
@@ -17,10 +18,13 @@ The solvers (PuLP, HiGHS, CBC) and numpy are imported inside `solve`.
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import InfeasibleError, UsageError
-from assigner.solver.answer import Candidate, FrontierPoint, Progress, Solution
+from assigner.plan import SolverReport
+from assigner.solver.answer import FrontierPoint, Progress, Solution
 from assigner.solver.hints import completing
 from assigner.solver.options import SolveOptions
 
@@ -31,14 +35,15 @@ if TYPE_CHECKING:
     from assigner.profile import Profile
 
 __all__ = [
-    "Candidate",
     "FrontierPoint",
     "Progress",
     "Solution",
     "SolveOptions",
     "completing",
+    "price_what_ifs",
     "solve",
     "solve_baseline",
+    "what_ifs_are_cheap",
 ]
 
 
@@ -75,6 +80,34 @@ def solve(
     return answer(profile, options, progress)
 
 
+def price_what_ifs(
+    solution: Solution,
+    profile: Profile,
+    options: SolveOptions | None = None,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+) -> Solution:
+    """The solution with its plan's what-ifs: what more micro-batches, one more worker or a wider wire would bring.
+
+    Args:
+        solution: What `solve` found; of another objective than "step" it comes back as it is.
+        profile: What it was solved from.
+        options: What it was solved with; what its search left of the time limit is for the what-ifs.
+        progress: Called now and then, with what is priced. KeyboardInterrupt, raised by it or by Ctrl-C, ends the
+            pricing: the what-ifs that are complete are kept.
+    """
+    from assigner.solver.whatif import priced
+
+    return priced(solution, profile, options or SolveOptions(), progress)
+
+
+def what_ifs_are_cheap(profile: Profile, options: SolveOptions | None = None) -> bool:
+    """Whether `price_what_ifs` takes seconds, judged by the size of the problem alone and not by the clock."""
+    from assigner.solver.whatif import cheap
+
+    return cheap(profile, options or SolveOptions())
+
+
 def solve_baseline(profile: Profile, name: str, options: SolveOptions | None = None) -> Plan:
     """A baseline as a plan, priced by the same simulator: for comparing, and for running.
 
@@ -95,10 +128,13 @@ def solve_baseline(profile: Profile, name: str, options: SolveOptions | None = N
 
     if name not in TITLES:
         raise UsageError(f"baseline {name!r} is not known; expected {', '.join(TITLES)}")
-    profile, options = resolve(profile, options)
-    plan = baseline_plan(Problem(profile, options, CostModel(profile)), name)
+    start = time.monotonic()
+    resolved, plain = resolve(profile, options)
+    plan = baseline_plan(Problem(resolved, plain, CostModel(resolved)), name)
     if plan is None:
         raise InfeasibleError(
             f"{TITLES[name]} does not fit this profile's workers", hint="assigner solve finds a plan that does, if any"
         )
-    return plan
+    assert plan.predicted is not None
+    step, seconds = plan.predicted.step_s, time.monotonic() - start
+    return replace(plan, solver=SolverReport(TITLES[name], "", "feasible", step, 0.0, 1.0, seconds, options.record()))

@@ -19,6 +19,7 @@ class Progress:
         bound_s: No plan can be better than this, as far as is proven.
         done: Settings (schedule, micro-batch count) that are decided.
         total: Settings in all.
+        pricing: Where the plan is there already, what else is being solved for.
     """
 
     elapsed_s: float
@@ -28,28 +29,7 @@ class Progress:
     bound_s: float
     done: int
     total: int
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One setting that was looked at.
-
-    Args:
-        schedule: Its schedule.
-        micro_batches: Its number of micro-batches.
-        micro_batch_size: Samples in each.
-        value: The best found with it, in seconds: the step time, a batch in the steady state (throughput), one forward
-            (latency); None: no plan was found.
-        bound: No plan of this setting has less; inf: there is none.
-        status: "chosen", "proven worse", "infeasible: why", "not decided".
-    """
-
-    schedule: str
-    micro_batches: int
-    micro_batch_size: int
-    value: float | None
-    bound: float
-    status: str
+    pricing: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,13 +54,9 @@ class Solution:
     """A plan, with what else was looked at.
 
     Args:
-        plan: The best plan, priced, with its solver report and its baselines.
-        candidates: What was looked at.
+        plan: The best plan, priced, with its solver report, its baselines, and what else was looked at.
         frontier: With objective "cost": money against step time, the cheapest first.
-        limiting: One sentence: which worker, link or memory limits the plan.
     """
 
     plan: Plan
-    candidates: tuple[Candidate, ...]
-    limiting: str
     frontier: tuple[FrontierPoint, ...] = ()

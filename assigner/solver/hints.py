@@ -25,11 +25,12 @@ RANKS = "ranks"
 
 
 def resolve(profile: Profile, options: SolveOptions) -> tuple[Profile, SolveOptions]:
-    """The profile with labels and reserves, and the options with plain names.
+    """The profile with labels, reserves and prices, and the options with plain names.
 
     Raises:
         UsageError: a hint names what the profile has not, or two hints contradict each other.
     """
+    profile = replace(profile, workers=tuple(_priced(profile, options.prices)))
     _check_batch(profile, options)
     pins = _pins(profile, options)
     rules = _rules(profile, options.rematerialise)
@@ -55,7 +56,7 @@ def resolve(profile: Profile, options: SolveOptions) -> tuple[Profile, SolveOpti
         ),
     )
     return profile, replace(
-        options, pins=pins, rematerialise=rules, apart=apart, together=(), reserve={},
+        options, pins=pins, rematerialise=rules, apart=apart, together=(), reserve={}, prices={},
         only=tuple(_only(profile, options.only)), order=tuple(_workers(profile, options.order)),
     )  # fmt: skip
 
@@ -177,6 +178,15 @@ def _reserved(profile: Profile, reserve: Mapping[str, float]) -> Iterable[Worker
     for worker in profile.workers:
         found = [reserved for spec, reserved in reserve.items() if profile.matches(spec, worker)]
         yield replace(worker, reserve_bytes=max(found)) if found else worker
+
+
+def _priced(profile: Profile, prices: Mapping[str, float]) -> Iterable[Worker]:
+    for spec in prices:
+        if not any(profile.matches(spec, worker) for worker in profile.workers):
+            raise UsageError(f"price: {spec!r} names no worker, kind or host of this profile")
+    for worker in profile.workers:
+        found = [price for spec, price in prices.items() if profile.matches(spec, worker)]
+        yield replace(worker, cost_per_hour=found[-1]) if found else worker
 
 
 def _only(profile: Profile, specs: tuple[str, ...]) -> Iterable[str]:

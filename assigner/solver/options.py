@@ -43,6 +43,7 @@ class SolveOptions:
         order: The workers that may be used, in the order in which the stages must follow; empty: any.
         rematerialise: Partitions that must never, or always, run their forward twice.
         reserve: Worker, kind or host to bytes of its memory that are left free, instead of the profile's reserve.
+        prices: Worker, kind or host to money per hour, instead of the profile's; of several that match, the last.
         solver: The ILP solver.
         gap: Stop when the plan is proven to be within this share of the best possible: 0 or more, below 1.
         time_limit: Seconds after which the best plan so far is the answer.
@@ -68,6 +69,7 @@ class SolveOptions:
     order: tuple[str, ...] = ()
     rematerialise: Mapping[str, RematRule] = field(default_factory=lambda: _NOTHING)
     reserve: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
+    prices: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     solver: SolverName = "highs"
     gap: float = 0.01
     time_limit: float = 60.0
@@ -93,8 +95,12 @@ class SolveOptions:
         for rule in self.rematerialise.values():
             if rule not in get_args(RematRule):
                 raise UsageError(f"rematerialise: {rule!r} is not allowed; expected never or always")
-        if any(not 0 <= reserved < math.inf for reserved in self.reserve.values()):
-            raise UsageError("reserve: expected bytes, 0 or more")
+        for name, unit in (("reserve", "bytes"), ("prices", "money per hour")):
+            if not all(0 <= value < math.inf for value in getattr(self, name).values()):
+                raise UsageError(f"{name}: expected {unit}, 0 or more")
+        self._check_search()
+
+    def _check_search(self) -> None:
         if not 0 <= self.gap < 1:
             raise UsageError(f"gap: {self.gap!r} is not allowed; expected a share, 0 or more and below 1")
         if not 0 < self.time_limit < math.inf:
@@ -125,7 +131,8 @@ class SolveOptions:
             "pins": dict(self.pins), "together": [list(names) for names in self.together],
             "apart": [list(names) for names in self.apart], "only": list(self.only),
             "order": list(self.order),
-            "rematerialise": dict(self.rematerialise), "reserve": dict(self.reserve), "solver": self.solver,
+            "rematerialise": dict(self.rematerialise), "reserve": dict(self.reserve),
+            "prices": dict(self.prices), "solver": self.solver,
             "gap": self.gap, "time_limit": self.time_limit, "seed": self.seed, "batch_size": self.batch_size,
         }  # fmt: skip
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from assigner import formatting as fmt
 from assigner.errors import AssignerError, InfeasibleError, LimitError
 from assigner.objective import objective_value
-from assigner.plan import SolverReport
+from assigner.plan import Candidate, SolverReport
 from assigner.simulate import overfull, predict
-from assigner.solver.answer import Candidate, FrontierPoint, Solution
+from assigner.solver.answer import FrontierPoint, Solution
 from assigner.solver.baselines import find_baselines
 from assigner.solver.budget import Budget
 from assigner.solver.contest import PROVEN, Proposal
 from assigner.solver.hints import resolve
-from assigner.solver.limiting import limiting
 from assigner.solver.search import Search
 from assigner.solver.why import explain
 
@@ -42,7 +41,7 @@ def answer(profile: Profile, options: SolveOptions, progress: Callable[[Progress
     simple = find_baselines(search.problem)
     best, bound = search.contest.best, search.bound
     if options.objective == "step":
-        better = _simpler(search, simple)
+        better = simpler(search, simple)
         if better is not None:
             best = better
     if best is None:
@@ -50,7 +49,7 @@ def answer(profile: Profile, options: SolveOptions, progress: Callable[[Progress
     return _solution(search, best, bound, options, simple)
 
 
-def _simpler(search: Search, simple: Sequence[Simple]) -> Proposal | None:
+def simpler(search: Search, simple: Sequence[Simple]) -> Proposal | None:
     """A baseline that is faster than all that was found, under a schedule that was asked for.
 
     It can be: local search over several stages a worker may miss it, and a limit may come early.
@@ -76,7 +75,7 @@ def _cheapest(profile: Profile, options: SolveOptions, progress: Callable[[Progr
     proposal = Proposal(replace(best.plan, objective="cost"), best.money)
     solution = _solution(budget.search, proposal, budget.bound, options, simple)
     points = tuple(FrontierPoint(each.money, each.step_s, each.plan.workers, each is best) for each in frontier)
-    return replace(solution, candidates=(), frontier=points)
+    return replace(solution, plan=replace(solution.plan, candidates=()), frontier=points)
 
 
 def _solution(
@@ -97,15 +96,12 @@ def _solution(
     _check(plan, value / unit, objective_value(plan, plan.objective, cost, step_s=prediction.step_s))
     _check_memory(prediction)
     report = _report(search.contest, options, value / unit, min(bound, value) / unit)
-    candidates = [_candidate(search, setting, best) for setting in search.settings]
-    if best is not search.contest.best and plan.objective == "step":
-        own = min(bound, value)
-        candidates.append(Candidate(plan.schedule, plan.micro_batches, plan.micro_batch_size, value, own, "chosen"))
     return Solution(
-        plan=replace(plan, predicted=prediction, solver=report, baselines=tuple(each.row for each in simple)),
-        candidates=tuple(candidates),
-        limiting=limiting(plan, prediction, cost),
-    )
+        replace(
+            plan, predicted=prediction, solver=report, candidates=_candidates(search, best, bound),
+            baselines=tuple(each.row for each in simple),
+        )
+    )  # fmt: skip
 
 
 def _check(plan: Plan, told: float, found: float) -> None:
@@ -143,6 +139,18 @@ def _report(contest: Contest, options: SolveOptions, value: float, bound: float)
     )
 
 
+def _candidates(search: Search, best: Proposal, bound: float) -> tuple[Candidate, ...]:
+    """All settings; where the plan is a baseline's, it stands for the setting that it would belong to."""
+    plan, found = best.plan, [_candidate(search, setting, best) for setting in search.settings]
+    if best is search.contest.best or plan.objective != "step":
+        return tuple(found)
+    chosen = Candidate(
+        plan.schedule, plan.micro_batches, plan.micro_batch_size, best.value, min(bound, best.value), "chosen"
+    )
+    others = [each for each in found if (each.schedule, each.micro_batches) != (plan.schedule, plan.micro_batches)]
+    return (*others, chosen)
+
+
 def _candidate(search: Search, setting: Setting, best: Proposal) -> Candidate:
     gap = search.contest.options.gap
     if setting.best is best:
@@ -157,7 +165,8 @@ def _candidate(search: Search, setting: Setting, best: Proposal) -> Candidate:
         status = "not decided"
     return Candidate(
         setting.schedule, setting.micro_batches, setting.size,
-        None if setting.best is None else setting.best.value, setting.bound, status,
+        None if setting.best is None else setting.best.value,
+        None if math.isinf(setting.bound) else setting.bound, status,
     )  # fmt: skip
 
 
@@ -169,11 +178,13 @@ def _no_offer(
     if budget.fastest_bound_s > (options.max_step_s or math.inf) or math.isinf(budget.fastest_bound_s):
         return explain(profile, options, left_s=contest.left_s)
     if not frontier:
-        return LimitError(f"no plan was found in {contest.elapsed_s:.0f} s", hint="a longer --time-limit")
+        least = budget.fastest_bound_s
+        told = f", and any takes {fmt.seconds(least)} a step or more" if 0 < least < math.inf else ""
+        return LimitError(f"no plan was found in {fmt.seconds(contest.elapsed_s)}{told}", hint="a longer --time-limit")
     fastest = frontier[-1]
     return LimitError(
         f"no plan of {options.max_step_s:g} s a step or less was found: the fastest takes"
-        f" {fmt.seconds(fastest.step_s)}",
+        f" {fmt.seconds(fastest.step_s)}, and {fmt.seconds(budget.fastest_bound_s)} is not ruled out",
         hint=f"--max-step {fastest.step_s:.4g} fits, at {1000 * fastest.money:.4g} per 1000 samples",
     )
 
@@ -185,7 +196,8 @@ def _no_plan(search: Search, profile: Profile, options: SolveOptions) -> Infeasi
     first, *more = [setting for setting in search.settings if not setting.decided]
     open_ = f"{first.schedule} with {fmt.plural(first.micro_batches, 'micro-batch')}"
     return LimitError(
-        f"no plan was found in {contest.elapsed_s:.0f} s, and it is not proven that there is none: {open_}"
-        + (f" and {fmt.plural(len(more), 'candidate')} more are open" if more else " is open"),
+        f"no plan was found in {fmt.seconds(contest.elapsed_s)}, and it is not proven that there is none: {open_}"
+        + (f" and {fmt.plural(len(more), 'candidate')} more are open" if more else " is open")
+        + (f"; any plan takes {fmt.seconds(search.bound)} or more" if 0 < search.bound < math.inf else ""),
         hint=f"{'a longer --time-limit' if contest.left_s <= 0 else 'more memory'}, or a fixed --micro-batches",
     )

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 PHASES = (
     (Setting.price, lambda _: 0.0),
-    (Setting.prepare, lambda setting: setting.bound),
+    (Setting.prepare, lambda setting: (not setting.leads, setting.bound)),
+    (Setting.improve, lambda setting: setting.best_value),
     (Setting.relax, lambda setting: setting.best_value),
     (Setting.prove, lambda setting: (setting.best_value, setting.bound)),
     (Setting.adopt, lambda setting: setting.best_value),

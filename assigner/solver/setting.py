@@ -4,6 +4,7 @@ The search takes every setting through the same phases, the most promising first
 
     price    everything that one micro-batch costs; a first bound
     prepare  good plans at once, without proof
+    improve  local search from the best of them
     relax    a bound, and fewer choices left
     prove    the best plan, or that none is better
     adopt    what other settings found, as far as it can be had better here
@@ -57,6 +58,12 @@ class Setting(ABC):
         """Value of its best plan; inf without one."""
         return math.inf if self.best is None else self.best.value
 
+    @property
+    def leads(self) -> bool:
+        """True if the best plan of all runs this way, also where it came from outside of the search."""
+        best = self.contest.best
+        return best is not None and (best.plan.schedule, best.plan.micro_batches) == (self.schedule, self.micro_batches)
+
     def offer(self, value: float, plan: Callable[[], Plan]) -> None:
         """Take a plan that was found, if it is better than this setting's best.
 
@@ -90,6 +97,9 @@ class Setting(ABC):
     @abstractmethod
     def prepare(self) -> None:
         """Offer good plans."""
+
+    def improve(self) -> None:  # noqa: B027 - where `prepare` leaves nothing to do
+        """Make its best plan better by local search; the most promising setting of all goes first."""
 
     @abstractmethod
     def relax(self) -> None:

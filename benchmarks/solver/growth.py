@@ -86,7 +86,7 @@ def solve_one(case: argparse.Namespace, size: Size) -> None:
     print(f"| {' | '.join(map(str, cells))} |", end="")
     if case.verbose:
         print()
-        for candidate in solution.candidates:
+        for candidate in solution.plan.candidates:
             print(candidate)
 
 

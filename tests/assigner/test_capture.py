@@ -166,6 +166,71 @@ def test_sizes_that_depend_on_data(forward):
     check(of(forward, chosen=Chosen))
 
 
+class Notes:
+    """An object of the user's own that is handed from module to module."""
+
+    def __init__(self) -> None:
+        self.kept: list[torch.Tensor] = []
+
+
+class Noting(nn.Linear):
+    """Keeps what it makes in another way than by returning it."""
+
+    def forward(self, x: torch.Tensor, notes: Notes | None = None) -> torch.Tensor:
+        made = super().forward(x)
+        (getattr(self, "notes", None) or notes or Notes()).kept.append(made)
+        return made + 1
+
+
+def test_objects_between_partitions():
+    """A module that is given an object is named with the object's type: what that carries would not be sent."""
+
+    def forward(s, x):
+        notes = Notes()
+        return s.c(s.b(s.a(x), notes))
+
+    with pytest.raises(MarkingError, match="'b' is given a Notes, which is neither a tensor nor a plain value"):
+        partition_graph(of(forward, b=lambda: Noting(WIDTH, WIDTH)))
+
+
+def test_tensors_that_leave_a_partition_by_the_back_door():
+    """What a hook or an attribute carries out of a partition is refused: nobody would send it."""
+
+    def forward(s, x):
+        s.b.notes = Notes()
+        made = s.b(s.a(x))
+        return s.c(made + s.b.notes.kept[0])
+
+    with pytest.raises(
+        MarkingError, match="reads a tensor of a partition that the partition does not return"
+    ) as caught:
+        partition_graph(of(forward, b=lambda: Noting(WIDTH, WIDTH)))
+    assert "output_hidden_states" in caught.value.hint
+
+
+def test_outputs_that_hold_tensors_in_their_own_way():
+    """An output of an unknown type is named; a larger mark is not what helps there."""
+
+    def forward(s, x):
+        notes = Notes()
+        notes.kept.append(s.c(s.b(s.a(x))))
+        return notes
+
+    with pytest.raises(
+        MarkingError, match=r"returns a test_capture\.Notes, which holds tensors in its own way"
+    ) as caught:
+        partition_graph(of(forward))
+    assert "dataclasses" in caught.value.hint
+
+
+def test_a_mark_that_is_never_called():
+    """The hint names modules that are."""
+    made = of(lambda s, x: s.d(s.b(s.a(x))), d=lambda: nn.Linear(WIDTH, WIDTH))
+    with pytest.raises(MarkingError, match="'c' is marked, and the model's forward never calls it") as caught:
+        partition_graph(made)
+    assert "as d " in caught.value.hint
+
+
 def test_control_flow_on_values_in_a_partition():
     """The module and the line are named; a larger mark is not what helps there."""
 

@@ -58,7 +58,40 @@ def counted() -> nn.Module:
     return nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.Dropout(rate)) for rate in rates])
 
 
+class OnlyWhereReal(nn.Linear):
+    """Gives values to what lies on a real device only, as transformers does; hands values to Python on the way."""
+
+    def __init__(self) -> None:
+        assert torch.tensor([]).device == torch.get_default_device() == torch.device("cpu")
+        ends = torch.tensor([2, 1]).cumsum(0).tolist()
+        super().__init__(*ends)
+        if self.weight.device.type != "meta" and not self.weight.is_meta:
+            nn.init.normal_(self.weight)
+        positions = torch.arange(4, device=self.weight.device)
+        assert torch.equal(positions[1:], positions[:-1] + 1)
+        assert torch.allclose(positions.float(), positions.double().float())
+        assert f"{positions[3]:.1f}" == "3.0"
+        self.register_buffer("odd", (positions % 2 == 1).nonzero().flatten().mul_(10))
+        self.register_buffer("chosen", positions[positions > 1] + int(positions.numpy().sum()))
+
+
+def moved_from_meta() -> nn.Module:
+    """The library's way to load a model: made without memory, nothing drawn, then given memory and values."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        assert torch.tensor([]).device.type == "meta"
+    assert model[0].weight.is_meta
+    assert torch.empty_like(model[0].weight).device.type == "meta"
+    model.to_empty(device="cpu")
+    assert not model[0].weight.is_meta
+    for layer in model:
+        layer.reset_parameters()
+    return model
+
+
 BUILDERS = {
+    "made on meta": moved_from_meta,
+    "values and devices": OnlyWhereReal,
     "everything": Everything,
     "double": lambda: Everything().double(),
     "half of it": lambda: nn.Sequential(nn.Linear(3, 3).bfloat16(), nn.Linear(3, 3)),
@@ -139,3 +172,39 @@ def test_real_memory_is_only_the_wanted_part():
     assert deferred.model[1].weight.numel() == 10**13
     torch.manual_seed(0)
     assert torch.equal(deferred.materialise(["0.weight"])["0.weight"], nn.Linear(2, 2).weight)
+
+
+def test_loaded_weights():
+    """A state that was loaded before is copied in; ties and types are those of the plain model."""
+    state = {name: tensor.clone() for name, tensor in plain(Everything, seed=8).items() if name != "mask"}
+
+    def builder() -> nn.Module:
+        model = Everything().double()
+        model.load_state_dict(state)
+        return model
+
+    expected, deferred = plain(builder), DeferredModel(builder, seed=3)
+    made = deferred.materialise(expected)
+    assert all(torch.equal(made[name], wanted) for name, wanted in expected.items())
+    assert made["embedding.weight"] is made["head.weight"]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [(lambda layer: layer.double(), "converts"), (lambda layer: nn.init.normal_(layer.weight), "changes")],
+    ids=["converted", "drawn again"],
+)
+def test_loaded_weights_that_are_changed(change, word):
+    """A tensor with memory that the builder changes or converts is refused: the change would be lost, or a tie."""
+    loaded = nn.Parameter(torch.ones(3, 3))
+
+    def builder() -> nn.Module:
+        layer = nn.Linear(3, 3)
+        layer.weight = loaded
+        change(layer)
+        return layer
+
+    with pytest.raises(UsageError, match=rf"builder {word} a loaded tensor at .*test_deferred\.py:\d+") as caught:
+        DeferredModel(builder, seed=0)
+    assert "load_state_dict(state)" in caught.value.hint
+    assert torch.equal(loaded, torch.ones(3, 3))

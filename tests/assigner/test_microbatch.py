@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from assigner.errors import UsageError
-from assigner.runtime.microbatch import Cutting, MicroBatch
+from assigner.runtime.microbatch import Cutting, MicroBatch, check_pair
 from assigner.workload import Workload
 
 if TYPE_CHECKING:
@@ -137,3 +137,27 @@ def test_weights_that_cannot_be(weight, message):
     """Negative, infinite and all-zero weights, and errors in the function, are refused in words."""
     with pytest.raises(UsageError, match=message):
         cut_up((rows(3), rows(3)), 2, reduction="mean", weight=weight)
+
+
+@pytest.mark.parametrize(
+    ("batch", "given"),
+    [
+        (rows(4), r"int64\[4\]"), ((rows(4), rows(4), rows(4)), "a tuple of 3"), ({"ids": rows(4)}, "a dict of 1"),
+        (None, "a NoneType"),
+    ],
+    ids=["inputs alone", "three", "dict", "nothing"],
+)  # fmt: skip
+def test_a_batch_is_a_pair(batch, given):
+    """What came instead of (inputs, targets) is named before anything is captured; a DataLoader's list will do."""
+    with pytest.raises(UsageError, match=rf"a pair \(inputs, targets\), and {given} was given"):
+        check_pair(batch)
+    check_pair([rows(4), rows(4)])
+
+
+def test_every_row_has_a_target():
+    """Targets that carry rows have as many as the inputs; those that never did are left alone."""
+    made = cutting(with_tables)
+    inputs, targets = with_tables(6, torch.Generator())
+    with pytest.raises(UsageError, match=r"6 rows of inputs, and 5 of targets \(int64\[5\]\)"):
+        made.split((inputs, (rows(5), rows(6))), 2)
+    assert len(made.split((inputs, (targets[0], rows(3))), 2)) == 3

@@ -186,6 +186,12 @@ def test_unmarked_modules_and_parameters():
     assert set(made.model().state_dict()) == set(held)
 
 
+def test_patterns_in_place_of_the_workloads_own():
+    """Given patterns replace the workload's, so that a model can be cut finer or coarser than its author meant."""
+    assert [piece.name for piece in partition_graph(skips()).pieces] == ["parts.0", "parts.1", "parts.2", "last"]
+    assert [piece.name for piece in partition_graph(skips(), ["parts.1", "last"]).pieces] == ["parts.1", "last"]
+
+
 def test_the_fingerprint_is_the_models():
     """Equal models have equal fingerprints; what differs in the graph differs in the fingerprint."""
     graph = partition_graph(language())

@@ -4,15 +4,19 @@ import pytest
 from builders import make_plan, make_profile
 
 from assigner.errors import FormatError
+from assigner.plan import ProfileReference
 from assigner.report.comparison import (
     Named,
-    changes,
     check_comparable,
+    comparison_data,
     comparison_report,
     differ,
     memory_share,
+    money,
+    notes,
     transfer_share,
 )
+from assigner.report.moved import changes
 from assigner.report.sheet import Line, Sheet
 from assigner.simulate import priced
 
@@ -65,6 +69,7 @@ def test_unpriced_plan_is_compared_with_a_warning():
     parts = comparison_report([Named("bare", replace(BASE.plan, predicted=None)), BASE])
     assert parts[0].rows[0][1] == "-"
     assert parts[0].rows[1][3] == "-"
+    assert parts[0].rows[0][3] == "baseline"
     assert any(isinstance(part, Line) and "not priced" in part.text for part in parts)
 
 
@@ -82,3 +87,88 @@ def test_shares():
     assert memory_share(BASE.plan) == max(each.peak_bytes / each.capacity_bytes for each in predicted.workers)
     waiting = sum(each.transfer_s for each in predicted.workers)
     assert transfer_share(BASE.plan) == pytest.approx(waiting / (2 * predicted.step_s))
+
+
+def test_unlike_batches_are_compared_by_samples_a_second():
+    """The speed-up is that of samples/s, which is always shown then, with each plan's batch; and it is said."""
+    double = replace(BASE.plan, workload=replace(BASE.plan.workload, batch_size=16), micro_batch_size=4)
+    sheet, said = comparison_report([BASE, Named("double", double)])[:2]
+    headers = [column.header for column in sheet.columns]
+    assert headers[1] == "batch"
+    assert [row[1] for row in sheet.rows] == ["8", "16"]
+    assert sheet.rows[1][headers.index("speed-up")] == "2.00x"
+    narrow = [column.header for column in sheet.fitted(70).columns]
+    assert "samples/s" in narrow
+    assert "samples/s" not in [column.header for column in comparison_report([BASE, BASE])[0].fitted(70).columns]
+    assert said.text.startswith("batches differ (8, 16 samples)")
+
+
+def test_other_measurements_are_told():
+    """Plans from different profiles: each profile with its plans, and how to price all by one."""
+    one, two = (
+        Named(name, replace(BASE.plan, profile=ProfileReference("p.json", digest * 32)))
+        for name, digest in (("one", "ab"), ("two", "cd"))
+    )
+    (said,) = notes([one, two])
+    assert "p.json abababab: one; p.json cdcdcdcd: two" in said
+    assert "--profile PROFILE" in said
+    assert notes([one, one]) == []
+    assert notes([one, two], priced_by="p.json") == ["all are priced by p.json, whatever they were solved from"]
+
+
+def test_other_dtypes_are_told():
+    """Plans of one model that do not train alike say so."""
+    half = replace(BASE.plan, workload=replace(BASE.plan.workload, dtype="bfloat16"))
+    assert notes([BASE, Named("half", half)]) == ["dtypes differ (float32, bfloat16): these plans do not train alike"]
+
+
+def test_cost_where_every_price_is_known():
+    """Money per 1000 samples: the hourly rate of the workers used, over the samples of an hour."""
+    prices = replace(PROFILE, workers=tuple(replace(each, cost_per_hour=1.8) for each in PROFILE.workers))
+    known = Named("known", BASE.plan, prices)
+    assert money(known) == pytest.approx(3.6 / 3600 * 1000 / (8 / BASE.plan.predicted.step_s))
+    assert money(BASE) is None
+    half = replace(prices, workers=(prices.workers[0], PROFILE.workers[1]))
+    assert money(Named("half", BASE.plan, half)) is None
+    headers = [column.header for column in comparison_report([known, BASE])[0].columns]
+    assert "per 1000" in headers
+    assert "per 1000" not in [column.header for column in comparison_report([BASE, BASE])[0].columns]
+
+
+def test_precision_holds_for_every_figure():
+    """So many digits behind each point."""
+    row = comparison_report([BASE, BASE], digits=4)[0].rows[0]
+    figures = [cell for cell in row[1:] if "." in cell]
+    assert len(figures) >= 5
+    assert all(len(cell.split(".")[1]) == 4 for cell in figures)
+
+
+@pytest.mark.parametrize("count", [5, 12])
+def test_many_plans_fit_at_80_columns(count):
+    """Each is one line with its number, and no number is cut."""
+    plans = [Named(f"plan-{n}-of-many.json", BASE.plan) for n in range(count)]
+    sheet = comparison_report(plans)[0]
+    narrow = sheet.fitted(80)
+    assert [column.header for column in narrow.columns][:4] == ["#", "plan", "step ms", "speed-up"]
+    assert "memory %" in [column.header for column in narrow.columns]
+    widths = [
+        max(map(len, (column.header, *(row[n] for row in narrow.rows)))) for n, column in enumerate(narrow.columns)
+    ]
+    assert sum(widths) + 2 * (len(widths) - 1) <= 80
+
+
+def test_too_much_memory_is_marked():
+    """A plan that does not fit says so in its cell."""
+    worker = replace(BASE.plan.predicted.workers[0], peak_bytes=3e9, capacity_bytes=2e9)
+    over = replace(BASE.plan, predicted=replace(BASE.plan.predicted, workers=(worker,)))
+    assert "150.0!" in comparison_report([BASE, Named("over", over)])[0].rows[1]
+
+
+def test_json_has_all_that_the_screen_says():
+    """Figures, sources and notes of every plan."""
+    data = comparison_data([BASE, Named("bare", replace(BASE.plan, predicted=None))], priced_by="p.json")
+    assert data["notes"][0].startswith("bare is not priced")
+    assert data["priced_by"] == "p.json"
+    assert data["plans"][0]["batch_size"] == 8
+    assert data["plans"][0]["schedule"] == "gpipe"
+    assert data["plans"][1]["measured"] is None

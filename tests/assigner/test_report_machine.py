@@ -1,4 +1,4 @@
-from assigner.report.machine import Finding, machine_data, machine_report
+from assigner.report.machine import Finding, is_ready, machine_data, machine_report
 from assigner.report.sheet import Line
 
 
@@ -14,6 +14,22 @@ def test_missing_thing_is_marked_with_its_remedy():
     found = [Finding("python", "ok", "3.12"), Finding("torch", "missing", "not installed", "pip install torch")]
     sheet, remedy, verdict = machine_report(found)
     assert sheet.marked == {1}
+    assert [row[0].rstrip() for row in sheet.rows] == ["python", "torch"]
     assert remedy == Line("torch: pip install torch", "warning")
     assert verdict.text == "missing: torch"
     assert machine_data(found)["ready"] is False
+
+
+def test_groups_are_tables_in_one_grid():
+    """What is needed, the machine, what is optional; what is absent is no reason to worry, and its remedy is plain."""
+    found = [
+        Finding("python", "ok", "3.12"),
+        Finding("memory", "ok", "8 GiB", group="machine"),
+        Finding("transformers", "absent", "Hugging Face models", "pip install transformers", group="optional"),
+    ]
+    needed, machine, optional, way, verdict = machine_report(found)
+    assert [sheet.title for sheet in (needed, machine, optional)] == ["what assigner needs", "this machine", "optional"]
+    assert len({len(sheet.rows[0][0]) for sheet in (needed, machine, optional)}) == 1
+    assert way == Line("transformers: pip install transformers")
+    assert verdict.text.startswith("ready")
+    assert is_ready(found)

@@ -5,16 +5,19 @@ from builders import make_plan, make_profile
 
 from assigner.plan import Baseline, SolverReport
 from assigner.report.plan import (
+    baselines,
     best_baseline,
     describe_solver,
     fullness,
     gain,
     plan_data,
+    plan_report,
     remat_text,
     speed_up,
     stages,
     status,
 )
+from assigner.report.sheet import Line, Sheet
 from assigner.simulate import priced
 
 PROFILE = make_profile(work=[1e-3] * 4, slowness=[1, 2])
@@ -76,16 +79,56 @@ def test_remat_text():
 
 
 def test_overfull_memory_is_visible(plan):
-    """A peak above the capacity is a share above 1, and its bar ends in an exclamation mark."""
+    """A peak above the capacity is a share above 1, and an exclamation mark says so."""
     worker = replace(plan.predicted.workers[0], peak_bytes=3e9, capacity_bytes=2e9)
     assert fullness(worker) == 1.5
     over = replace(plan, predicted=replace(plan.predicted, workers=(worker, *plan.predicted.workers[1:])))
-    assert stages(over).rows[0][-1] == "███████! 150 %"
+    assert stages(over).rows[0][8] == "150.0 !"
 
 
 def test_unpriced_plan_has_rows_without_times(plan):
-    """Without a prediction every stage is still listed."""
-    rows = stages(replace(plan, predicted=None)).rows
-    assert len(rows) == 3
-    assert rows[0][5:] == ("",) * 6
+    """Without a prediction every stage is still listed, with what the plan decides and no empty columns."""
+    sheet = stages(replace(plan, predicted=None))
+    assert len(sheet.rows) == 3
+    assert [column.header for column in sheet.columns] == ["#", "worker", "partitions", "remat", "in flight"]
     assert plan_data(replace(plan, predicted=None))["derived"]["speed_up"] is None
+
+
+def test_a_stage_is_one_short_line():
+    """Of many unlike partitions the first and the last are named, what both begin with once; -v names all."""
+    names = ["layers.0.norm", "layers.0.mlp", "layers.1.norm", "layers.1.mlp"]
+    profile = make_profile(work=[1e-3] * 4, slowness=[1])
+    renamed = dict(zip(profile.partition, names, strict=True))
+    plan = make_plan(profile, [(0, list(renamed))])
+    stage = replace(plan.stages[0], partitions=tuple(names), rematerialise=tuple(names[:3]))
+    plan = replace(plan, stages=(stage,))
+    assert stages(plan).rows[0][2:4] == ("layers.0.norm ... 1.mlp (4)", "3 of 4")
+    assert "-v names every partition" in stages(plan).title
+    assert stages(plan, everything=True).rows[0][2] == ", ".join(names)
+    assert "-v" not in stages(plan, everything=True).title
+
+
+def test_few_baselines_on_a_screen(plan):
+    """The fastest are kept in their order, and the title says how many there are."""
+    step = plan.predicted.step_s
+    slower = (Baseline(f"b{n}", step * (9 - n)) for n in range(6))
+    many = replace(plan, baselines=(*slower, Baseline("x", None)))
+    sheet = baselines(many, most=2)[0]
+    assert [row[0] for row in sheet.rows] == ["b4", "b5 (best of these)"]
+    assert "the 2 fastest of 7" in sheet.title
+    assert len(baselines(many)[0].rows) == 7
+
+
+def test_the_screen_has_every_part(plan):
+    """Stages, bottleneck, clock, memory, and how to get the what-ifs; the same in --json."""
+    parts = plan_report(plan, profile=PROFILE)
+    titles = [part.title for part in parts if not isinstance(part, Line)]
+    assert [title.split()[0].rstrip(":") for title in titles] == ["3", "clock", "peak"]
+    said = [part.text for part in parts if isinstance(part, Line)]
+    assert any(text.startswith("worker:0/cpu limits the plan") for text in said)
+    assert "--what-if" in said[-1]
+    data = plan_data(plan, profile=PROFILE)["derived"]
+    assert data["bottleneck"] in said
+    assert data["clock"]["exact"]
+    assert data["memory_bytes"]["worker:1/cpu"]["parameters"] == 1e6
+    assert isinstance(parts[2], Sheet)

@@ -1,9 +1,12 @@
 from dataclasses import replace
 
+import pytest
 from builders import make_profile
 
 from assigner.profile import Measurement
-from assigner.report.profile import ROW_LIMIT, groups, message_bytes, profile_data, profile_report
+from assigner.report.links import message_bytes
+from assigner.report.partitions import ROW_LIMIT, groups
+from assigner.report.profile import profile_data, profile_report
 from assigner.report.sheet import Line, Sheet
 
 
@@ -59,23 +62,14 @@ def test_missing_link_and_no_links():
     assert any(isinstance(part, Line) and "no links" in part.text for part in none)
 
 
-def test_many_workers_get_links_by_kind():
-    """Above the matrix's limit links are summed up by pair of kinds."""
-    profile = make_profile(work=[1e-3] * 2, slowness=[1] * 14)
-    workers = tuple(replace(each, kind="a" if each.rank < 7 else "b") for each in profile.workers)
-    sheet = sheets(replace(profile, workers=workers))[-1]
-    assert [(row[0], row[1], row[2]) for row in sheet.rows] == [
-        ("a", "a", "42"), ("a", "b", "49"), ("b", "a", "49"), ("b", "b", "42"),
-    ]  # fmt: skip
-
-
 def test_large_profile_stays_on_a_screen():
     """Of a large profile the heaviest partitions are listed, and the title says that it is a part."""
     profile = make_profile(work=[1e-3 * (n + 1) for n in range(30)], slowness=[1, 2, 3, 4])
     sheet = sheets(profile)[1]
     assert len(sheet.rows) <= ROW_LIMIT
-    assert "heaviest" in sheet.title
-    assert sheet.rows[0][0] == "p20"
+    assert sheet.rows[0][0] == "p24"
+    assert "6 of 30 kinds" in sheet.title
+    assert "35.5 % of all" in sheet.title
     assert len(profile_data(profile)["partitions"]) == 30
 
 
@@ -102,7 +96,25 @@ def test_json_has_all_that_was_measured():
         assert (timing["recompute_s"], timing["update_spread"]) == (recompute_s, spread)
 
 
+def test_share_of_the_model():
+    """What all partitions of a kind take is a share of their worker's time for the whole model."""
+    profile = make_profile(work=[1e-3, 3e-3], slowness=[1, 2])
+    assert [row[8] for row in sheets(profile)[1].rows] == ["25.0", "25.0", "75.0", "75.0"]
+    assert profile_data(profile)["partitions"][1]["timings"][0]["share"] == pytest.approx(0.75)
+
+
+def test_many_workers_are_rows_by_host_and_kind():
+    """Above the limit workers of a host and kind are one row with the least memory; -v lists each."""
+    profile = make_profile(work=[1e-3], slowness=[1] * 20, capacity=[2**30 * (1 + n) for n in range(20)])
+    workers = tuple(replace(each, kind="a", host=f"host{each.rank // 10}") for each in profile.workers)
+    profile = replace(profile, workers=workers)
+    assert [row[:5] for row in sheets(profile)[0].rows] == [
+        ("worker:0-9 (10)", "a", "host0", "1", "1.00"), ("worker:10-19 (10)", "a", "host1", "1", "11.0"),
+    ]  # fmt: skip
+    assert len(profile_report(profile, everything=True)[1].rows) == 20
+
+
 def test_warnings_are_shown():
     """The profile's own warnings are the last lines."""
-    profile = replace(make_profile(work=[1e-3], slowness=[1]), warnings=("spread 12 % on p0",))
-    assert profile_report(profile)[-1] == Line("warning: spread 12 % on p0", "warning")
+    profile = replace(make_profile(work=[1e-3], slowness=[1]), warnings=("the wire is shared",))
+    assert profile_report(profile)[-1] == Line("warning: the wire is shared", "warning")

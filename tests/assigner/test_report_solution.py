@@ -1,55 +1,112 @@
+from dataclasses import replace
+
 import pytest
 from builders import make_plan, make_profile
 
+from assigner.plan import Candidate, SolverReport, WhatIf
 from assigner.report.sheet import Line, Sheet
-from assigner.report.solution import candidates, progress_text, solution_report
+from assigner.report.solution import progress_text, solution_data, solution_report
 from assigner.simulate import priced
-from assigner.solver import Candidate, Progress, Solution
+from assigner.solver import FrontierPoint, Progress, Solution, SolveOptions
 
 PROFILE = make_profile(work=[1e-3] * 4, slowness=[1, 2])
 
 
 @pytest.fixture
-def solution():
+def plan():
+    """A plan with a solver's report, nine candidates and a what-if."""
     plan = priced(make_plan(PROFILE, [(0, ["p0", "p1", "p2"]), (1, ["p3"])], micro_batches=4), PROFILE)
-    found = (
-        Candidate("gpipe", 1, 8, None, float("inf"), "infeasible: p0 needs 19.4 GiB"),
-        Candidate("gpipe", 4, 2, plan.predicted.step_s, plan.predicted.step_s, "chosen"),
-        Candidate("gpipe", 8, 1, None, 0.0, "not decided"),
+    step = plan.predicted.step_s
+    others = tuple(Candidate("gpipe", n, 8 // n, None, 2 * step + n, "proven worse") for n in (1, 2, 8))
+    report = SolverReport("HiGHS", "1.0", "optimal", step, 0.99 * step, 0.01, 0.5,
+                          {**SolveOptions().record(), "proven_by": ["dynamic program"]})  # fmt: skip
+    return replace(
+        plan, solver=report, what_if=(WhatIf("link", "twice the bandwidth", step, step),),
+        candidates=(*others, Candidate("gpipe", 4, 2, step, step, "chosen"),
+                    *(replace(each, schedule="1f1b") for each in others), *others[:2]),
+    )  # fmt: skip
+
+
+def titles(report):
+    return [part.title.partition(",")[0] for part in report if isinstance(part, Sheet)]
+
+
+def lines(report):
+    return [part.text for part in report if isinstance(part, Line)]
+
+
+def test_the_screen_goes_from_the_choice_to_the_verdict(plan):
+    """Candidates, the plan, what would change it; the status, its bound and what limits the plan come last."""
+    report = solution_report(Solution(plan))
+    assert titles(report)[:2] == ["candidates", "2 stages"]
+    assert titles(report)[2].startswith("what if")
+    status, bound, limit = lines(report)[-3:]
+    assert status == "status: within 1.0 % of the best possible (HiGHS 1.0, 500 ms)"
+    assert bound.endswith(" (dynamic program)")
+    assert "limits the plan" in limit
+
+
+def test_long_lists_are_cut_and_the_chosen_one_stays(plan):
+    """Of nine candidates the nearest are shown, the chosen one marked in text; with everything all are."""
+    short, whole = (solution_report(Solution(plan), everything=all_)[0] for all_ in (False, True))
+    assert len(short.rows) < len(whole.rows) == 9
+    for sheet in (short, whole):
+        (marked,) = sheet.marked
+        assert sheet.rows[marked][-1] == "chosen"
+
+
+def test_only_what_is_not_usual_was_asked_for(plan):
+    """Settings at their defaults are not told, others in one line as they are written."""
+    assert not any(text.startswith("asked for") for text in lines(solution_report(Solution(plan))))
+    asked = SolveOptions(gap=0.02, pins={"p0": "worker:1"}, reserve={"worker:0": 2**31}, apart=(("p0", "p1"),),
+                         prices={"kind0": 2.5}, micro_batches=4)  # fmt: skip
+    given = replace(plan, solver=replace(plan.solver, options={**asked.record(), "robust": True}))
+    assert lines(solution_report(Solution(given)))[0] == (
+        "asked for: micro batches 4 · pins p0=worker:1 · apart p0,p1 · reserve worker:0=2.00 GiB · prices kind0=2.5"
+        " · gap 0.02 · robust yes"
     )
-    return Solution(plan=plan, candidates=found, limiting="worker:0/cpu limits the plan")
+    assert any(
+        text.startswith("at the slow end of the measurements: found ")
+        for text in lines(solution_report(Solution(given)))
+    )
 
 
-def test_chosen_candidate_is_marked_in_text(solution):
-    """The row of the plan says `chosen` and stands out; what is not known is a dash."""
-    (sheet,) = candidates(solution)
-    assert sheet.marked == {1}
-    assert sheet.rows[1][-1] == "chosen"
-    assert sheet.rows[0][3:5] == sheet.rows[2][3:5] == ("-", "-")
+def test_nothing_proven_names_no_bound(plan):
+    """A bound of zero is none."""
+    report = replace(plan.solver, bound_s=0.0, gap=1.0, status="feasible")
+    assert not any(
+        "no plan takes less" in text for text in lines(solution_report(Solution(replace(plan, solver=report))))
+    )
 
 
-def test_report_has_stages_candidates_and_the_limit(solution):
-    """What `solve` prints has the plan's stages, the candidates and what limits it, once."""
-    parts = solution_report(solution)
-    assert [part.title for part in parts if isinstance(part, Sheet)] == ["2 stages", "candidates"]
-    assert parts[-1] == Line("worker:0/cpu limits the plan")
+def test_data_has_the_plan_and_the_frontier(plan):
+    """`--json`: the plan's own document with its candidates and what-ifs, and every point of cost against step."""
+    points = (FrontierPoint(1e-4, 0.5, ("worker:0/cpu",), chosen=True),)
+    data = solution_data(Solution(plan, points))
+    assert len(data["candidates"]) == 9
+    assert data["what_if"][0]["what"] == "twice the bandwidth"
+    assert data["derived"]["frontier"] == [
+        {"money": 1e-4, "step_s": 0.5, "workers": ["worker:0/cpu"], "chosen": True}
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("incumbent", "bound", "text"),
     [
-        (None, 0.0, "gpipe, 8 micro-batches · no plan yet · 1 of 4 candidates decided · 3 s of 60 s"),
-        (
-            0.1,
-            0.08,
-            (
-                "gpipe, 8 micro-batches · best 100 ms · bound 80.0 ms · gap 20.0 %"
-                " · 1 of 4 candidates decided · 3 s of 60 s"
-            ),
-        ),
-        (0.1, float("inf"), "gpipe, 8 micro-batches · best 100 ms · 1 of 4 candidates decided · 3 s of 60 s"),
+        (None, 0.0, "no plan yet · 57 s left · 1/4 decided · gpipe x 8"),
+        (0.1, 0.08, "best 100 ms · bound 80.0 ms · gap 20.0 % · 57 s left · 1/4 decided · gpipe x 8"),
+        (0.1, float("inf"), "best 100 ms · 57 s left · 1/4 decided · gpipe x 8"),
     ],
 )
 def test_progress_is_one_line(incumbent, bound, text):
-    """A search under way says its incumbent, bound and gap as far as they are known."""
-    assert progress_text(Progress(2.0, "gpipe", 8, incumbent, bound, 1, 4), elapsed_s=3.2, time_limit=60) == text
+    """A search under way says its incumbent, bound and gap as far as they are known, on 80 columns."""
+    found = progress_text(Progress(2.0, "gpipe", 8, incumbent, bound, 1, 4), elapsed_s=3.2, time_limit=60)
+    assert found == text
+    assert len(found) <= 80
+
+
+def test_progress_of_what_ifs_says_which():
+    """Once the plan is there, what is being priced counts."""
+    progress = Progress(2.0, "gpipe", 8, 0.1, 0.08, 1, 4, "pricing what-ifs, 1 of 2: one more worker: kind0")
+    found = progress_text(progress, elapsed_s=3.2, time_limit=60)
+    assert found == "57 s left · pricing what-ifs, 1 of 2: one more worker: kind0"

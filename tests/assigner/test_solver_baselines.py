@@ -209,7 +209,8 @@ def test_the_same_input_gives_the_same_plan(name):
     """No baseline depends on anything but profile, options and seed."""
     profile = cluster(24, 8, links="distinct")
     if price(profile)[name] is not None:
-        assert solve_baseline(profile, name) == solve_baseline(profile, name)
+        first, second = (replace(solve_baseline(profile, name), solver=None) for _ in range(2))  # but for its seconds
+        assert first == second
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (3, 1)])

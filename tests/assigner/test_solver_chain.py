@@ -120,7 +120,7 @@ def test_micro_batch_sizes_without_a_price_are_not_chosen():
     only = tuple(each for each in profile.measurements if each.micro_batch == 4)
     solution = solve(replace(profile, measurements=only), SolveOptions(schedule="gpipe", gap=0))
     assert solution.plan.micro_batch_size == 4
-    assert {c.micro_batches: c.status.partition(":")[0] for c in solution.candidates} == {
+    assert {c.micro_batches: c.status.partition(":")[0] for c in solution.plan.candidates} == {
         1: "infeasible", 2: "chosen", 4: "infeasible", 8: "infeasible"
     }  # fmt: skip
 

@@ -10,12 +10,17 @@ import pytest
 from brute_force import random_instance
 from builders import make_profile, random_chain
 
+from assigner.bottleneck import limiting
 from assigner.errors import AssignerError, LimitError
 from assigner.simulate import predict
 from assigner.solver import SolveOptions, solve
 from assigner.solver.backend import Backend, Outcome
 from assigner.solver.chain.beam import Beam
 from assigner.solver.chain.gpipe import GPipeSetting
+from assigner.solver.contest import Proposal
+from assigner.solver.hints import resolve
+from assigner.solver.ladder.climbing import LadderSetting
+from assigner.solver.search import Search
 
 UNPROVEN = random_instance(30, partitions=5, workers=3, late_updates=True)
 """The relaxation leaves a gap here, so that the ILP must close it."""
@@ -29,7 +34,6 @@ def test_the_same_input_gives_the_same_plan(solver):
         first, second = (solve(profile, SolveOptions(seed=seed, solver=solver)) for _ in range(2))
         timeless = [replace(each.plan, solver=replace(each.plan.solver, seconds=0.0)) for each in (first, second)]
         assert timeless[0] == timeless[1]
-        assert first.candidates == second.candidates
 
 
 def test_the_ilp_is_what_proves_where_the_relaxation_does_not():
@@ -82,13 +86,14 @@ def test_pulps_optimal_after_a_limit_is_not_believed(solver):
 
 
 def test_no_plan_before_the_limit_is_a_limit_error(monkeypatch):
-    """Neither a plan nor a proof: exit code 4."""
+    """Neither a plan nor a proof: exit code 4, and the bound that is known."""
     monkeypatch.setattr(Beam, "run", lambda *_: [])
     monkeypatch.setattr(GPipeSetting, "prove", lambda *_: None)
     monkeypatch.setattr("assigner.solver.report.find_baselines", lambda _: ())
     with pytest.raises(LimitError) as caught:
         solve(UNPROVEN, SolveOptions(schedule="gpipe", gap=0))
     assert caught.value.exit_code == 4
+    assert "; any plan takes " in caught.value.message
 
 
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
@@ -173,19 +178,19 @@ def test_merging_like_workers_keeps_the_bound_below_the_optimum(seed):
 def test_the_candidates_tell_every_count():
     """One candidate per divisor, one of them chosen, each bound below its step time."""
     solution = solve(make_profile(work=[2e-3] * 4, slowness=[1.0, 2.0]), SolveOptions(schedule="gpipe", gap=0))
-    assert [each.micro_batches for each in solution.candidates] == [1, 2, 4, 8]
-    assert [each.status for each in solution.candidates].count("chosen") == 1
-    for each in solution.candidates:
+    assert [each.micro_batches for each in solution.plan.candidates] == [1, 2, 4, 8]
+    assert [each.status for each in solution.plan.candidates].count("chosen") == 1
+    for each in solution.plan.candidates:
         assert each.micro_batches * each.micro_batch_size == 8
-        assert each.value is None or each.bound <= each.value * (1 + 1e-9)
-    assert "worker:" in solution.limiting
+        assert each.objective_s is None or each.bound_s <= each.objective_s * (1 + 1e-9)
 
 
 def test_a_slow_link_is_named_as_what_limits():
     """Where messages take longer than work, the sentence names the link."""
     profile = make_profile(work=[1e-3] * 2, slowness=[1.0, 1.0], bandwidth=2e7, edge_bytes=1e5)
     pinned = tuple(replace(each, pin=f"worker:{n}") for n, each in enumerate(profile.partitions))
-    assert solve(replace(profile, partitions=pinned)).limiting.startswith("the link from worker:")
+    plan = solve(replace(profile, partitions=pinned)).plan
+    assert limiting(plan, plan.predicted).startswith("the link from worker:")
 
 
 LOOSE = ("greedy, earliest finish", "weighted heuristic")  # they may give a worker several stages
@@ -207,4 +212,37 @@ def test_no_baseline_beats_the_plan(seed):
     solution = solve(random_chain(seed, partitions=14, workers=4, tight=True), SolveOptions(schedule="interleaved"))
     plan = solution.plan
     assert plan.predicted.step_s <= min(each.step_s for each in plan.baselines if each.step_s) * (1 + 1e-9)
-    assert [each.status for each in solution.candidates].count("chosen") == 1
+    assert [each.status for each in solution.plan.candidates].count("chosen") == 1
+
+
+def test_local_search_begins_with_the_most_promising_setting(monkeypatch):
+    """All settings have their first plans by then, and the best of them is improved first."""
+    seen = []
+    real = LadderSetting.improve
+
+    def improve(self):
+        seen.append([each.best_value for each in self.contest.settings] + [self.best_value])
+        real(self)
+
+    monkeypatch.setattr(LadderSetting, "improve", improve)
+    solve(random_chain(3, partitions=6, workers=3), SolveOptions(schedule="1f1b", gap=0))
+    *all_of_them, first = seen[0]
+    assert first == min(all_of_them)
+    assert sum(math.isfinite(each) for each in all_of_them) > 1
+
+
+def test_a_plan_from_outside_is_looked_at_first(monkeypatch):
+    """Where there is a plan already, the setting that it belongs to comes first."""
+    profile = random_chain(3, partitions=6, workers=3)
+    best = solve(profile).plan
+    search = Search(*resolve(profile, SolveOptions()))
+    search.contest.best = Proposal(best, best.predicted.step_s)
+    order = []
+
+    def prepare(self):
+        order.append(self)
+
+    for kind in (LadderSetting, GPipeSetting):
+        monkeypatch.setattr(kind, "prepare", prepare)
+    search.run()
+    assert (order[0].schedule, order[0].micro_batches) == (best.schedule, best.micro_batches)

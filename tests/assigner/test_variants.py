@@ -195,6 +195,26 @@ def test_strange_inputs():
         pipeline.step(({**inputs, "n": {2}}, targets))
 
 
+def test_inputs_of_another_kind():
+    """Inputs that the model cannot take are shown beside the workload's own, in one line; not where the trace ended."""
+    made = language()
+    pipeline = Pipeline(made, make_plan(made), graph=graph_of(made))
+    batch, targets = made.make_batch(8, 0)
+    own = r"; the workload's own are \(int64\[4, 5\]\)"
+    with pytest.raises(UsageError, match=r"cannot take inputs \(float32\[2, 5\]\)" + own):
+        pipeline.step((batch.float(), targets))
+    with pytest.raises(UsageError, match=r"cannot take inputs \(tokens=int64\[2, 5\]\)" + own):
+        pipeline.step(({"tokens": batch}, targets))
+    with pytest.raises(UsageError, match=r"cannot take inputs \(int64\[2, 5, 1\]\)" + own):
+        pipeline.forward(batch[..., None])
+    with pytest.raises(MarkingError, match=r"for inputs int64\[2, 9\]: .* cannot be traced"):  # more than its positions
+        pipeline.step((torch.zeros(8, 9, dtype=torch.long), torch.zeros(8, 9, dtype=torch.long)))
+    for call in (pipeline.step, pipeline.evaluate):
+        with pytest.raises(UsageError, match=r"a pair \(inputs, targets\), and int64\[8, 5\] was given"):
+            call(batch)
+    assert pipeline.step((batch, targets)) > 0
+
+
 def test_few_keys_and_graphs_are_kept(monkeypatch):
     """Shapes without end do not fill the memory: the oldest graphs go."""
     monkeypatch.setattr("assigner.runtime.variants._MOST_VARIANTS", 2)

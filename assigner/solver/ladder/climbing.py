@@ -82,6 +82,7 @@ class LadderSetting(Setting):
         self._rungs = Rungs(self.instance, deep=schedule == "1f1b")
         self._ladder: Ladder | None = None
         self._few = False  # few enough pipelines are below the target to look at all of them
+        self._start: tuple[float, Sequence[Rung]] = (math.inf, ())
         self._seen: set[tuple[tuple[int, int, tuple[int, ...]], ...]] = set()
         self._actions = SIMULATED
 
@@ -103,15 +104,19 @@ class LadderSetting(Setting):
         self.decided = math.isinf(self.bound)
 
     def prepare(self) -> None:
-        """Simulate the ladder's best, and what local search makes of the best of them."""
+        """Simulate the ladder's best."""
         if self.bound >= self.contest.target:
             self.decided = True
             return
-        best: tuple[float, Sequence[Rung]] = (math.inf, ())
         for rungs in self._climb(FIRST_WIDTH, simulated=12):
-            best = min(best, (self._simulate(rungs), rungs), key=lambda each: each[0])
-        if best[1]:
-            self._improve(*best)
+            self._start = min(self._start, (self._simulate(rungs), rungs), key=lambda each: each[0])
+
+    def improve(self) -> None:
+        """Local search from the best of them."""
+        if self.bound >= self.contest.target:
+            self.decided = True
+        elif self._start[1]:
+            self._improve(*self._start)
 
     def relax(self) -> None:
         """Climb with more room, for the sake of the bound."""

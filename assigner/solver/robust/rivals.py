@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from assigner.errors import InfeasibleError
@@ -49,6 +50,7 @@ def resolver(plan: Plan, options: SolveOptions, *, seconds: float = RESOLVE_S) -
     """
     from assigner.solver.contest import Proposal
     from assigner.solver.search import Search
+    from assigner.solver.setting import Setting
 
     hasty = replace(options, gap=0.0, time_limit=min(seconds, options.time_limit))
 
@@ -61,9 +63,10 @@ def resolver(plan: Plan, options: SolveOptions, *, seconds: float = RESOLVE_S) -
         settings = [each for each in search.settings if each.micro_batches in near]
         for setting in settings:
             setting.price()
-        for setting in sorted(settings, key=lambda each: each.bound):
-            if not setting.decided and search.contest.left_s > 0:
-                setting.prepare()
+        for phase, key in ((Setting.prepare, attrgetter("bound")), (Setting.improve, attrgetter("best_value"))):
+            for setting in sorted(settings, key=key):
+                if not setting.decided and search.contest.left_s > 0:
+                    getattr(setting, phase.__name__)()
         return None if search.contest.best is None else search.contest.best.plan
 
     return rival

@@ -48,7 +48,7 @@ class Links(Family):
             if singles:
                 yield min(singles, key=lambda way: way.step_s)
                 return
-        used = _used(case.profile, plan)
+        used = wires(case.profile, plan)
         needed = least_set(
             [pair for pair in missing if frozenset(pair) in used],
             lambda pairs: enquiry.plan(_linked(case, pairs)) is not None,
@@ -79,17 +79,22 @@ class OneMore(Family):
 
     @staticmethod
     def _copies(case: Case) -> list[Change]:
-        """One for each kind of worker: of the largest of that kind."""
-        largest: dict[tuple[str, int], Worker] = {}
-        for worker in sorted(case.workers, key=lambda each: -each.capacity_bytes):
-            largest.setdefault((worker.kind, worker.threads), worker)
+        """One for each kind of worker."""
         return [
             Change(
                 f"one more worker of kind {worker.kind}", f"add a worker like {short(worker.name)}",
-                partial(_with_copy, worker.name),
+                partial(with_copy, worker.name),
             )
-            for worker in largest.values()
+            for worker in largest_of_kinds(case.workers)
         ]  # fmt: skip
+
+
+def largest_of_kinds(workers: Iterable[Worker]) -> list[Worker]:
+    """Of each kind of worker with its thread count the one with the most memory for plans, that one first."""
+    largest: dict[tuple[str, int], Worker] = {}
+    for worker in sorted(workers, key=lambda each: -each.capacity_bytes):
+        largest.setdefault((worker.kind, worker.threads), worker)
+    return list(largest.values())
 
 
 def _missing(profile: Profile) -> list[Pair]:
@@ -125,16 +130,17 @@ def _change(case: Case, pairs: Sequence[Pair]) -> Change:
     return Change(f"links {names}, {like}", f"profile the links {names}", lambda other: _linked(other, pairs))
 
 
-def _used(profile: Profile, plan: Plan) -> set[frozenset[str]]:
+def wires(profile: Profile, plan: Plan) -> set[frozenset[str]]:
     """The pairs of workers that talk in a plan."""
     program = build_program(plan, profile.edges, profile.ties)
     return {frozenset((route.source, route.target)) for route in program.routes}
 
 
-def _with_copy(name: str, case: Case) -> Case:
+def with_copy(name: str, case: Case) -> Case:
     """The case with a copy of a worker: same kind, same memory, the same links to all others.
 
-    Between the two it has the links of the worker to another of its kind; where there is none, its slowest.
+    It has the next free rank, and the measurements of its kind. Between the two there are the links of the worker to
+    another of its kind; where there is none, its slowest.
     """
     profile = case.profile
     worker = next(each for each in case.workers if each.name == name)  # with the reserve asked for

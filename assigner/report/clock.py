@@ -1,0 +1,150 @@
+"""The clock table: which micro-batch is where, in the order of the plan's program.
+
+    2 stages, M = 3         tick   0  1  2  3  4  5  6  7
+                            0      F0 F1 F2 .  .  B2 B1 B0
+                            1      .  F0 F1 F2 B2 B1 B0 .
+
+Every forward and every backward takes one tick and a message none, so the table shows order and dependencies, not
+seconds: an action stands at the first tick at which its worker is free and all that it needs was made before. It is the
+table of clock cycles of torchgpipe (Kim et al., 2020, arXiv 2004.09910, section 3.2), for any schedule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from assigner import formatting as fmt
+from assigner.errors import FormatError
+from assigner.profile import Edge
+from assigner.report.sheet import Line, Strip
+from assigner.schedule import Kind, build_program
+from assigner.timing import Job, Queue, run_queues
+
+if TYPE_CHECKING:
+    from assigner.plan import Plan
+    from assigner.profile import Profile
+    from assigner.schedule import Program, Route
+    from assigner.timing import Arrivals, Timed
+
+STAGE_LIMIT = 16
+"""Stages above which those in the middle are left out."""
+
+_SIGNS = {Kind.FORWARD: "F", Kind.BACKWARD: "B"}
+_IDLE = "."
+
+
+class Placed(NamedTuple):
+    """One forward or backward at its tick."""
+
+    stage: int
+    kind: Kind
+    micro_batch: int
+    tick: int
+
+
+@dataclass(frozen=True)
+class Clock:
+    """All of a step's forwards and backwards.
+
+    Args:
+        placed: Each once, worker by worker in its program's order.
+        ticks: How many there are.
+        exact: The dependencies are the model's own; False: each stage was taken to need the one before it.
+    """
+
+    placed: tuple[Placed, ...]
+    ticks: int
+    exact: bool
+
+
+def clock(plan: Plan, profile: Profile | None = None) -> Clock:
+    """The clock of a plan.
+
+    Args:
+        plan: What is scheduled.
+        profile: It knows which stage needs which; None: each is taken to need the one before it.
+
+    Raises:
+        FormatError: the plan's program cannot run.
+    """
+    if profile is None:
+        edges = [Edge(a.partitions[-1], b.partitions[0], 0) for a, b in zip(plan.stages, plan.stages[1:], strict=False)]
+        return _ticked(build_program(plan, edges), exact=False)
+    return _ticked(build_program(plan, profile.edges, profile.ties), exact=True)
+
+
+def _ticked(program: Program, *, exact: bool) -> Clock:
+    """Time the program with actions of one second and messages of none."""
+    plan, number = program.plan, {worker: n for n, worker in enumerate(program.actions)}
+    arrivals: dict[Route, Arrivals] = {route: [-1.0] * plan.micro_batches for route in program.routes}
+    queues: list[Queue] = []
+    names: list[list[tuple[int, Kind, int]]] = []
+    for worker, actions in program.actions.items():
+        queue: Queue = []
+        mine: list[tuple[int, Kind, int]] = []
+        waits: list[Arrivals] = []
+        for action in actions:
+            if action.kind is Kind.RECEIVE and action.route:
+                waits.append(arrivals[action.route])
+            elif action.kind is Kind.SEND and action.route:
+                job, m = queue[-1]
+                target = number[action.route.target]
+                sends = (*job.sends, (arrivals[action.route], number[worker] * len(number) + target, 0.0, target))
+                queue[-1] = job._replace(sends=sends), m
+            elif action.kind is not Kind.UPDATE:
+                queue.append((Job(1.0, tuple(waits), 0.0, ()), action.micro_batch))
+                mine.append((action.stage, action.kind, action.micro_batch))
+                waits = []
+        queues.append(queue)
+        names.append(mine)
+    log: list[Timed] = []
+    done, last = run_queues(queues, log)
+    for worker, mine, count in zip(program.actions, names, done, strict=True):
+        if count < len(mine):
+            raise FormatError(f"{worker} waits for ever before {mine[count][1]} of stage {mine[count][0]}")
+    placed = []
+    for each in log:
+        stage, kind, micro_batch = names[each.worker][each.job]
+        placed.append(Placed(stage, kind, micro_batch, round(each.start_s)))
+    return Clock(tuple(sorted(placed, key=lambda each: (each.stage, each.tick))), round(last), exact)
+
+
+def clock_table(plan: Plan, profile: Profile | None = None, *, everything: bool = False) -> tuple[Strip | Line, ...]:
+    """The table as it is shown; a sentence where the plan cannot run.
+
+    Args:
+        plan: What is scheduled.
+        profile: As in `clock`.
+        everything: All stages, however many.
+    """
+    try:
+        found = clock(plan, profile)
+    except FormatError as error:
+        why = "" if profile else " (each stage taken to need the one before it; --profile PROFILE knows better)"
+        return (Line(f"no clock table: {error.message}{why}", "warning"),)
+    cells = {(each.stage, each.tick): f"{_SIGNS[each.kind]}{each.micro_batch}" for each in found.placed}
+    count = len(plan.stages)
+    shown = list(range(count))
+    if count > STAGE_LIMIT and not everything:
+        shown = [*shown[: STAGE_LIMIT // 2], *shown[-STAGE_LIMIT // 2 :]]
+    ticks = range(found.ticks)
+    rows = tuple((f"{n} {plan.stages[n].worker}", tuple(cells.get((n, tick), _IDLE) for tick in ticks)) for n in shown)
+    title = "clock: which micro-batch is where (F forward, B backward; not to scale)"
+    strip = Strip(title, ("tick", tuple(map(str, ticks))), rows, "tick", "".join(_SIGNS.values()))
+    if len(shown) == count:
+        return (strip,)
+    middle = fmt.plural(count - len(shown), "stage")
+    return (strip, Line(f"{middle} between {shown[STAGE_LIMIT // 2 - 1]} and {shown[STAGE_LIMIT // 2]}: -v lists all"))
+
+
+def clock_data(plan: Plan, profile: Profile | None = None) -> dict[str, Any] | None:
+    """The same for `--json`, every stage; None: the plan cannot run."""
+    try:
+        found = clock(plan, profile)
+    except FormatError:
+        return None
+    stages: list[list[dict[str, Any]]] = [[] for _ in plan.stages]
+    for each in found.placed:
+        stages[each.stage].append({"tick": each.tick, "kind": each.kind.value, "micro_batch": each.micro_batch})
+    return {"ticks": found.ticks, "exact": found.exact, "stages": stages}

@@ -1,0 +1,163 @@
+"""The links of a profile as two matrices: what they carry, and how long they take to begin.
+
+Workers are its rows and columns while they fit; else workers of one host and kind are put together, with the median of
+their links; and where that is too wide still, kinds of workers are listed in pairs, on one host and between hosts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from assigner import formatting as fmt
+from assigner.cost import CostModel, Output, message_s
+from assigner.profile import Link
+from assigner.report.sheet import Column, Line, Report, Sheet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from assigner.profile import Profile, Worker
+
+MATRIX_LIMIT = 16
+"""Rows up to which there is a matrix."""
+PAIR_LIMIT = 24
+"""Pairs of kinds that are listed."""
+_NAMED = 8
+"""Workers up to which the rows of a matrix have names, not ranks alone."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One thing that is told of links.
+
+    Args:
+        title: What it is, with its unit.
+        unit: In which it is shown.
+        value: Of one link.
+        slow: Whether a larger value is the slower link.
+    """
+
+    title: str
+    unit: fmt.Unit
+    value: Callable[[Link], float]
+    slow: bool
+
+
+def message_bytes(profile: Profile) -> float:
+    """The message at which links are compared: the median output at the largest measured micro-batch, in bytes."""
+    cost = CostModel(profile)
+    batch = max(point.micro_batch for point in profile.measurements)
+    sizes = sorted(cost.output_bytes(Output(edge.source, edge.output), batch) for edge in profile.edges)
+    return sizes[len(sizes) // 2] if sizes else 2.0**20
+
+
+def rate(link: Link, size: float) -> float:
+    """Bytes per second of one message of `size` bytes."""
+    return size / max(message_s(link.points, size), 1e-12)
+
+
+def links(profile: Profile, *, everything: bool = False) -> Report:
+    """Bandwidth and latency of every link, or of groups of them.
+
+    Args:
+        profile: Its links.
+        everything: Each worker has its row, however many there are.
+    """
+    if len(profile.workers) == 1:
+        return ()
+    if not profile.links:
+        return (Line("no links: no two workers can talk, so a plan has one worker", "warning"),)
+    size = message_bytes(profile)
+    carried = fmt.rate_unit(*(rate(link, size) for link in profile.links))
+    wait = fmt.time_unit(*(link.points[0].seconds for link in profile.links))
+    smallest = fmt.size(min(link.points[0].bytes for link in profile.links))
+    figures = (
+        Figure(f"{carried.name} in messages of {fmt.size(size)}", carried, lambda link: rate(link, size), slow=False),
+        Figure(f"latency in {wait.name}, messages of {smallest}", wait, lambda link: link.points[0].seconds, slow=True),
+    )
+    single = everything or len(profile.workers) <= MATRIX_LIMIT
+    sheets = tuple(_by_worker(profile, each) if single else _by_group(profile, each) for each in figures)
+    return sheets if single else (*sheets, Line(_extremes(profile, figures[0])))
+
+
+def _by_worker(profile: Profile, figure: Figure) -> Sheet:
+    """One row per sender, one column per receiver; `-` where the two cannot talk."""
+    found = {(link.source, link.target): figure.unit.show(figure.value(link)) for link in profile.links}
+    workers = profile.workers
+    named = len(workers) <= _NAMED
+    rows = tuple(
+        (
+            source.name if named else str(source.rank),
+            *(found.get((source.name, target.name), fmt.NOTHING) for target in workers),
+        )
+        for source in workers
+    )
+    columns = (
+        Column("from", "name"),
+        *(Column(f"to {worker.rank}" if named else str(worker.rank)) for worker in workers),
+    )
+    title = f"links: {figure.title}" + ("" if named else "; from a rank (row) to a rank")
+    return Sheet(title, columns, rows, instead=_by_group(profile, figure))
+
+
+def _by_group(profile: Profile, figure: Figure) -> Sheet:
+    """Workers of one host and kind together; the median of the links between two groups, or inside one."""
+    groups: dict[tuple[str, str], list[Worker]] = defaultdict(list)
+    for worker in profile.workers:
+        groups[worker.host, worker.kind].append(worker)
+    pairs = _by_kind(profile, figure)
+    if len(groups) > MATRIX_LIMIT:
+        return pairs
+    number = {worker.name: n for n, group in enumerate(groups.values()) for worker in group}
+    found: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for link in profile.links:
+        found[number[link.source], number[link.target]].append(figure.value(link))
+    count = range(len(groups))
+    names = [f"{n} {host}, {kind} (x{len(each)})" for n, ((host, kind), each) in enumerate(groups.items())]
+    rows = tuple(
+        (names[a], *(figure.unit.show(median(found[a, b]) if (a, b) in found else None) for b in count)) for a in count
+    )
+    columns = (Column("from", "name"), *(Column(f"to {n}") for n in count))
+    return Sheet(f"links between groups of workers, the median: {figure.title}", columns, rows, instead=pairs)
+
+
+def _by_kind(profile: Profile, figure: Figure) -> Sheet:
+    """Pairs of kinds, on one host and between hosts: how many links, and their range; the slowest pairs first.
+
+    Both directions of a pair are one row.
+    """
+    pairs: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for link in profile.links:
+        source, target = profile.worker[link.source], profile.worker[link.target]
+        where = "on one host" if source.host == target.host else "between hosts"
+        one, other = sorted((source.kind, target.kind))
+        pairs[one, other, where].append(figure.value(link))
+    slowest = sorted(pairs.items(), key=lambda pair: -max(pair[1]) if figure.slow else min(pair[1]))
+    show = figure.unit.show
+    rows = tuple(
+        (*pair, fmt.count(len(each)), show(min(each)), show(median(each)), show(max(each)))
+        for pair, each in slowest[:PAIR_LIMIT]
+    )
+    title = f"links by kind of worker, slowest first: {figure.title}"
+    if len(pairs) > PAIR_LIMIT:
+        title += f"; {PAIR_LIMIT} of {len(pairs)} pairs, --json has all links"
+    columns = (
+        Column("between", "text"), Column("and", "text"), Column("", "name"), Column("links", rank=2),
+        Column("least", rank=0 if not figure.slow else 1), Column("median"),
+        Column("most", rank=1 if not figure.slow else 0),
+    )  # fmt: skip
+    return Sheet(title, columns, rows)
+
+
+def _extremes(profile: Profile, figure: Figure) -> str:
+    """The slowest and the fastest link by name."""
+    ordered = sorted(profile.links, key=figure.value)
+    told: Mapping[str, Link] = {"slowest": ordered[0], "fastest": ordered[-1]}
+    said = (
+        f"{word} {link.source} -> {link.target}, {figure.unit.text(figure.value(link))}" for word, link in told.items()
+    )
+    return f"of {fmt.plural(len(ordered), 'link')}: {'; '.join(said)} (-v has a row for each worker)"

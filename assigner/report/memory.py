@@ -1,0 +1,117 @@
+"""What fills each worker's memory at its peak, as a bar of letters and as a table of the same."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from assigner import formatting as fmt
+from assigner.report.sheet import Column, Line, Report, Sheet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from assigner.plan import Plan, Prediction, WorkerPrediction
+    from assigner.profile import Profile
+
+WORKER_LIMIT = 16
+"""Workers above which the fullest are shown."""
+BAR = 20
+"""Characters of a bar."""
+
+PARTS = {
+    "parameters": "P", "gradients": "G", "optimizer": "O", "buffers": "B", "activations": "A", "workspace": "W",
+    "messages": "M", "reserve": "R",
+}  # fmt: skip
+"""What a worker's memory holds, with its letter, in the order of the bar; what is left is free."""
+_RANKS = {"optimizer": 1, "gradients": 2, "workspace": 3, "buffers": 4, "reserve": 5, "messages": 6}
+
+
+def contents(worker: WorkerPrediction, reserve_bytes: float | None = None) -> dict[str, float]:
+    """Bytes of a worker by what holds them, `free` at the end; below zero it does not fit.
+
+    Args:
+        worker: What is predicted of it.
+        reserve_bytes: What plans leave alone beside the worker's capacity; None: not known.
+    """
+    held = {name: getattr(worker.memory, name) for name in PARTS if name != "reserve"}
+    if reserve_bytes is not None:
+        held["reserve"] = reserve_bytes
+    return {**held, "free": worker.capacity_bytes - worker.peak_bytes}
+
+
+def stacked(held: Mapping[str, float], *, width: int = BAR) -> str:
+    """A bar of `width` letters, shared out by the largest remainders; what does not fit ends it in `!`.
+
+    Args:
+        held: Bytes by what holds them, as `contents` gives them.
+        width: Of the bar.
+    """
+    whole = sum(size for name, size in held.items() if name != "free") + max(0.0, held["free"])
+    if whole <= 0:
+        return "." * width
+    exact = {name: width * max(0.0, size) / whole for name, size in held.items()}
+    cells = {name: int(share) for name, share in exact.items()}
+    for name in sorted(exact, key=lambda name: cells[name] - exact[name])[: width - sum(cells.values())]:
+        cells[name] += 1
+    drawn = "".join(PARTS.get(name, ".") * cells[name] for name in held)
+    return drawn if held["free"] >= 0 else drawn[: width - 1] + "!"
+
+
+def memory_bars(plan: Plan, profile: Profile | None = None, *, everything: bool = False) -> Report:
+    """A bar and the figures of each worker; nothing where the plan has no prediction.
+
+    Args:
+        plan: A plan.
+        profile: It knows what the plan leaves alone; None: no reserve is shown.
+        everything: All workers, however many; else the fullest of many.
+    """
+    if plan.predicted is None or not plan.predicted.workers:
+        return ()
+    whole = plan.predicted.workers
+    shown = whole if everything else _fullest(whole)
+    held = {each.worker: contents(each, _reserve(profile, each.worker)) for each in shown}
+    parts = [name for name in PARTS if any(each.get(name) for each in held.values())]
+    unit = fmt.byte_unit(*(each.peak_bytes for each in shown))
+    rows = tuple(
+        (worker, stacked(each), *(unit.show(each[name]) for name in parts), unit.show(each["free"]))
+        for worker, each in held.items()
+    )
+    columns = (
+        Column("worker", "name"),
+        Column("", "name"),
+        *(Column(PARTS[name], rank=_RANKS.get(name, 0)) for name in parts),
+        Column("free"),
+    )
+    legend = ", ".join([*(f"{PARTS[name]} {name}" for name in parts), ". free"])
+    title = f"peak memory, {unit.name}: {legend}"
+    if len(shown) < len(whole):
+        title += f"; the {len(shown)} fullest of {len(whole)} workers, -v lists all"
+    over = misfit(plan.predicted)
+    return (Sheet(title, columns, rows), over) if over else (Sheet(title, columns, rows),)
+
+
+def misfit(prediction: Prediction) -> Line | None:
+    """The worker that has the least room for what it needs; None: all fit."""
+    over = [each for each in prediction.workers if each.peak_bytes > each.capacity_bytes]
+    if not over:
+        return None
+    worst = max(over, key=lambda each: each.peak_bytes / each.capacity_bytes if each.capacity_bytes else math.inf)
+    need, has = fmt.size(worst.peak_bytes), fmt.size(worst.capacity_bytes)
+    more = f", and {fmt.plural(len(over) - 1, 'more worker')}" if len(over) > 1 else ""
+    return Line(f"does not fit: {worst.worker} needs {need} and has {has}{more}", "warning")
+
+
+def _reserve(profile: Profile | None, worker: str) -> float | None:
+    return profile.worker[worker].reserve_bytes if profile and worker in profile.worker else None
+
+
+def _fullest(workers: Sequence[WorkerPrediction]) -> Sequence[WorkerPrediction]:
+    fullest = sorted(workers, key=lambda each: each.capacity_bytes - each.peak_bytes)[:WORKER_LIMIT]
+    return [each for each in workers if each in fullest]
+
+
+def memory_data(plan: Plan, profile: Profile | None = None) -> dict[str, Any]:
+    """The same for `--json`: bytes by worker, all of them."""
+    workers = plan.predicted.workers if plan.predicted else ()
+    return {each.worker: contents(each, _reserve(profile, each.worker)) for each in workers}

@@ -1,0 +1,21 @@
+"""Plans as one HTML file that needs nothing else: no server, no network, no installation.
+
+The file holds three things: text and tables, made here from the sheets that the command line prints too, so that they
+are readable without scripts and on paper; the figures of the charts as JSON (`page_data`, which `--json` prints); and
+the charts' code. What a chart shows by colour or hover is in a table below it as well.
+
+The charts are drawn by Apache ECharts, cut down by tools/charts to two series (565 kB with its licences). Weighed:
+
+    ECharts           custom series give a timeline with zoom, pan and hover on a canvas: thousands of actions redraw
+                      at once; stacked areas and lines from the same library
+    uPlot             a tenth of the size, but lines only: timeline, labels and touch would have been written by hand
+    Observable Plot   SVG without zoom and pan; with d3 under it not much smaller
+    vis-timeline      one DOM element an action: slow at 16 workers x 32 micro-batches, and no other chart
+    Plotly, basic     more than 1 MB by itself
+"""
+
+from assigner.report.page.document import page_html
+from assigner.report.page.figures import page_data
+from assigner.report.page.shown import Run, Shown, runs_of, shown
+
+__all__ = ["Run", "Shown", "page_data", "page_html", "runs_of", "shown"]

@@ -1,0 +1,169 @@
+"""The file itself: one HTML document with its style, its figures and its code inside, and a policy that allows no more.
+
+The Content-Security-Policy names the hash of each script and of the style sheet. So nothing else runs, whatever a name
+in a plan says, and nothing is fetched from anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import TYPE_CHECKING
+
+from assigner import formatting as fmt
+from assigner.report.candidates import candidates
+from assigner.report.comparison import Named, comparison_report
+from assigner.report.measured import assigned
+from assigner.report.page import sections
+from assigner.report.page.critical import critical_sheet
+from assigner.report.page.figures import page_data
+from assigner.report.page.links import matrices
+from assigner.report.page.markup import cards_html, json_html, matrix_html, parts_html
+from assigner.report.page.placement import placement_css, placement_html
+from assigner.report.page.splits import splits
+from assigner.report.sheet import Line
+from assigner.report.whatif import what_if, what_if_hint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from assigner.report.page.shown import Shown
+
+CODE = ("format.js", "theme.js", "timeline.js", "inspect.js", "memory.js", "splits.js", "page.js")
+"""The page's own code, in the order in which it is put together."""
+
+
+def page_html(pages: Sequence[Shown], *, title: str, made_at: str, priced_by: str = "") -> str:
+    """The whole file.
+
+    Args:
+        pages: The plans; the first one is the baseline.
+        title: Of the page.
+        made_at: When it was made, for its foot.
+        priced_by: The profile that prices all plans; empty: each is priced by its own.
+
+    Raises:
+        FormatError: the plans are not of one workload.
+    """
+    style, library = _static("page.css") + placement_css(pages), _static("echarts.min.js")
+    code = '"use strict";(() => {\n' + "\n".join(_static(name) for name in CODE) + "\n})();"
+    policy = (
+        f"default-src 'none'; script-src {_hash(library)} {_hash(code)}; style-src {_hash(style)};"
+        " img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return Template(_static("page.html")).substitute(
+        policy=escape(policy),
+        title=escape(title),
+        style=style,
+        subtitle=escape(_subtitle(pages[0])),
+        plans=_choice(pages),
+        summary=_of_each(pages, lambda page: _summary(pages, page)),
+        comparison=_comparison(pages, priced_by),
+        memory=_of_each(pages, lambda page: parts_html((sections.memory_sheet(page),))),
+        links=_of_each(pages, _links),
+        splits=_of_each(pages, _splits),
+        what_if=_of_each(pages, _what_if),
+        stages=_of_each(pages, lambda page: parts_html((sections.stage_sheet(page),))),
+        measured=_measured(pages),
+        about=_of_each(pages, _about),
+        made_at=escape(made_at),
+        data=json_html(page_data(pages, title=title)),
+        library=library,
+        code=code,
+    )
+
+
+def _static(name: str) -> str:
+    return (files("assigner.report.page") / "static" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """How a policy names an inline element: by the hash of what is between its tags."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _subtitle(page: Shown) -> str:
+    workload = page.plan.workload
+    facts = [f"batch of {workload.batch_size}", workload.dtype, workload.optimizer]
+    facts.append(fmt.plural(len(page.profile.partitions), "partition"))
+    facts.append(fmt.plural(len(page.profile.workers), "worker"))
+    return " · ".join(fact for fact in facts if fact)
+
+
+def _of_each(pages: Sequence[Shown], make: Callable[[Shown], str]) -> str:
+    """A part of the page for each plan; the page's code shows that of the plan that was chosen."""
+    return "\n".join(f'<div data-plan="{n}">{_named(pages, page)}{make(page)}</div>' for n, page in enumerate(pages))
+
+
+def _named(pages: Sequence[Shown], page: Shown) -> str:
+    """The plan's name above its part, where there are several: for paper, and where scripts do not run."""
+    return "" if len(pages) == 1 else f'<p class="whose">{escape(page.name)}</p>'
+
+
+def _choice(pages: Sequence[Shown]) -> str:
+    """Radio buttons, one for each plan."""
+    if len(pages) == 1:
+        return ""
+    buttons = "".join(
+        f'<label><input type="radio" name="plan" value="{n}"{" checked" if n == len(pages) - 1 else ""}>'
+        f"<span>{escape(page.name)}{' (baseline)' if n == 0 else ''}"
+        f" <b>{escape(fmt.seconds(page.predicted.step_s))}</b></span></label>"
+        for n, page in enumerate(pages)
+    )
+    return f'<fieldset class="choice"><legend>Plan</legend>{buttons}</fieldset>'
+
+
+def _summary(pages: Sequence[Shown], page: Shown) -> str:
+    strip = placement_html([page]) if len(pages) == 1 else ""
+    said = parts_html((*sections.summary(page), critical_sheet(page.timeline)))
+    beside = parts_html(sections.steps(pages, page))
+    return f'{cards_html(sections.cards(page))}{strip}<div class="halves"><div>{said}</div><div>{beside}</div></div>'
+
+
+def _comparison(pages: Sequence[Shown], priced_by: str) -> str:
+    if len(pages) == 1:
+        return ""
+    pairs = [(page.name, page.plan) for page in pages]
+    traces = assigned(pairs, [(run.name, run.trace) for page in pages for run in page.runs])
+    named = [Named(page.name, page.plan, page.profile) for page in pages]
+    report = comparison_report(named, traces=traces, priced_by=priced_by)
+    return _section("comparison", "Plans side by side", placement_html(pages) + parts_html(report))
+
+
+def _links(page: Shown) -> str:
+    found = "".join(matrix_html(each) for each in matrices(page))
+    return f'<div class="matrices">{found}</div>{parts_html(sections.transfers_sheet(page))}'
+
+
+def _splits(page: Shown) -> str:
+    mine = parts_html((sections.split_sheet(page, splits(page)),))
+    return f'<div class="halves"><div>{mine}</div><div>{parts_html(candidates(page.plan))}</div></div>'
+
+
+def _what_if(page: Shown) -> str:
+    return parts_html((*what_if(page.plan), *what_if_hint(page.plan)))
+
+
+def _measured(pages: Sequence[Shown]) -> str:
+    if not any(page.runs for page in pages):
+        return ""
+    return _section("measured", "Predicted and measured", _of_each(pages, _runs))
+
+
+def _runs(page: Shown) -> str:
+    nothing = (Line("No run of this plan was given.", "plain"),)
+    return parts_html(sections.measured_section(page) or nothing)
+
+
+def _about(page: Shown) -> str:
+    count = len(page.profile.warnings)
+    said = f"{fmt.plural(count, 'warning')} of the profile"
+    listed = f"<details><summary>{said}</summary>{parts_html(sections.warnings(page))}</details>" if count else ""
+    return parts_html(sections.about(page)) + listed
+
+
+def _section(name: str, title: str, inner: str) -> str:
+    return f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{inner}</section>'

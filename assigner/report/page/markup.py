@@ -1,0 +1,114 @@
+"""Sheets, lines and matrices as HTML. Every text goes through `escape` here, so no name can become markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from assigner.report.sheet import Line, Sheet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from assigner.report.page.links import Matrix
+    from assigner.report.page.sections import Card
+    from assigner.report.sheet import Column, Part
+
+_MARKED = '<tr class="marked">'
+_BAR = re.compile(r"^(.*?)[█▌░!]+ *([\d.]+) %$")
+
+
+def parts_html(parts: Iterable[Part]) -> str:
+    """A report as HTML: sentences as paragraphs, tables with their title as caption."""
+    return "\n".join(_part(part) for part in parts)
+
+
+def _part(part: Part) -> str:
+    if isinstance(part, Line):
+        return f'<p class="{part.tone}">{escape(part.text)}</p>'
+    if isinstance(part, Sheet):
+        return sheet_html(part)
+    word, cells = part.header
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in (word, *cells))
+    body = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(text)}</td>" for text in row)}</tr>'
+        for name, row in part.rows
+    )
+    return _table(part.title, f"<tr>{head}</tr>", body, "strip")
+
+
+def sheet_html(sheet: Sheet) -> str:
+    """A table; in a box of its own that scrolls where the page is narrow."""
+    titled = any(column.header for column in sheet.columns)
+    head = "".join(f'<th scope="col" class="{column.kind}">{escape(column.header)}</th>' for column in sheet.columns)
+    body = "".join(
+        f"{_MARKED if n in sheet.marked else '<tr>'}{_cells(sheet.columns, row)}</tr>"
+        for n, row in enumerate(sheet.rows)
+    )
+    return _table(sheet.title, f"<tr>{head}</tr>" if titled else "", body)
+
+
+def _table(title: str, head: str, body: str, kind: str = "") -> str:
+    caption = f"<caption>{escape(title)}</caption>" if title else ""
+    head = f"<thead>{head}</thead>" if head else ""
+    attributes = f'class="scroll" role="region" aria-label="{escape(title or "table")}" tabindex="0"'
+    return f'<div {attributes}><table class="{kind}">{caption}{head}<tbody>{body}</tbody></table></div>'
+
+
+def _cells(columns: Sequence[Column], row: Sequence[str]) -> str:
+    named = next((n for n, column in enumerate(columns) if column.kind != "number"), -1)
+    cells = []
+    for n, (column, text) in enumerate(zip(columns, row, strict=True)):
+        tag, scope = ("th", ' scope="row"') if n == named else ("td", "")
+        cells.append(f'<{tag}{scope} class="{column.kind}">{_cell(text)}</{tag}>')
+    return "".join(cells)
+
+
+def _cell(text: str) -> str:
+    """A bar of block characters becomes one that is drawn; its figure stays."""
+    found = _BAR.match(text)
+    if not found:
+        return escape(text)
+    before, share = found.groups()
+    over, width = (" over" if float(share) > 100 else ""), min(100.0, float(share))
+    drawn = f'<rect class="whole" width="100" height="10"/><rect class="part" width="{width:g}" height="10"/>'
+    box = f'class="bar{over}" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"'
+    return f'{escape(before)}<span class="barred"><svg {box}>{drawn}</svg> {share} %</span>'
+
+
+def cards_html(cards: Iterable[Card]) -> str:
+    """Figures that stand out, as a list of terms."""
+    found = "".join(
+        f"<div><dt>{escape(card.label)}</dt><dd><b>{escape(card.value)}</b><span>{escape(card.note)}</span></dd></div>"
+        for card in cards
+    )
+    return f'<dl class="cards">{found}</dl>'
+
+
+def matrix_html(matrix: Matrix) -> str:
+    """A heat map: a table with shaded cells; links that the plan uses have a frame, and a word."""
+    head = "".join(f'<th scope="col" title="{escape(name)}">{_short(name)}</th>' for name in matrix.workers)
+    rows = []
+    for name, cells in zip(matrix.workers, matrix.rows, strict=True):
+        drawn = "".join(
+            f'<td class="{"" if cell.shade is None else f"heat{cell.shade}"}{" used" if cell.used else ""}">'
+            f"{escape(cell.text)}{'<i>used</i>' if cell.used else ''}</td>"
+            for cell in cells
+        )
+        rows.append(f'<tr><th scope="row" title="{escape(name)}">{_short(name)}</th>{drawn}</tr>')
+    return _table(matrix.title, f'<tr><th scope="col">from \\ to</th>{head}</tr>', "".join(rows), "heat")
+
+
+def _short(name: str) -> str:
+    """A worker's rank and device: `0/cpu`."""
+    return escape(name.removeprefix("worker:"))
+
+
+def json_html(data: Any) -> str:
+    """Data for a script element that is not run: no sign in it can end the element, begin a comment or a line."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)  # ASCII: U+2028 and U+2029 are escaped, too
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text

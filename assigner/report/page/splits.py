@@ -1,0 +1,90 @@
+"""How the step time changes with the number of micro-batches: the placement priced at each that the batch allows.
+
+Partitions, rematerialisation and schedule stay as they are, so this is no search; what the solver found under another
+number, with another placement, stands beside it where the plan says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from assigner.document import encode
+from assigner.simulate import step_s, worker_memory
+
+if TYPE_CHECKING:
+    from assigner.cost import CostModel
+    from assigner.plan import Plan
+    from assigner.report.page.shown import Shown
+
+MOST = 512
+"""Micro-batches above which no plan is priced."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The placement at one number of micro-batches.
+
+    Args:
+        micro_batches: In a step.
+        micro_batch_size: In samples.
+        step_s: The step time; None: the profile cannot price it, and `why` says so.
+        fullest: The worker that is fullest, with its peak and its capacity in bytes; None: not priced.
+        measured: The size was measured; else the cost model draws a line through sizes that were.
+        why: Why it is not priced.
+    """
+
+    micro_batches: int
+    micro_batch_size: int
+    step_s: float | None
+    fullest: tuple[str, float, float] | None
+    measured: bool
+    why: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """True if every worker's peak is within its capacity."""
+        return self.fullest is not None and self.fullest[1] <= self.fullest[2]
+
+
+def splits(page: Shown) -> tuple[Split, ...]:
+    """The plan's placement at every number of micro-batches that cuts its batch, fewest first."""
+    batch = page.plan.workload.batch_size
+    counts = dict.fromkeys(-(-batch // size) for size in range(batch, 0, -1))
+    return tuple(_priced(page.plan, page.cost, count) for count in counts if count <= MOST)
+
+
+def _priced(plan: Plan, cost: CostModel, count: int) -> Split:
+    size = -(-plan.workload.batch_size // count)
+    held = [(name, stage.worker) for stage in plan.stages for name in stage.partitions]
+    obstacles = (cost.obstacle(name, worker, size) for name, worker in held)
+    why = next((each for each in obstacles if each is not None), None)
+    measured = all(any(point.micro_batch == size for point in cost.measurements(*pair)) for pair in held)
+    if why is not None:
+        return Split(count, size, None, None, measured, why)
+    depths = [None if stage.in_flight is None else min(stage.in_flight, count) for stage in plan.stages]
+    stages = (replace(stage, in_flight=depth) for stage, depth in zip(plan.stages, depths, strict=True))
+    other = replace(plan, micro_batches=count, micro_batch_size=size, stages=tuple(stages))
+    peaks = [
+        (name, worker_memory(cost, other, name).total, cost.profile.worker[name].capacity_bytes)
+        for name in plan.workers
+    ]
+    fullest = max(peaks, key=lambda peak: peak[1] / peak[2] if peak[2] else float("inf"))
+    return Split(count, size, step_s(other, cost), fullest, measured)
+
+
+def splits_data(page: Shown, found: tuple[Split, ...]) -> dict[str, Any]:
+    """The same for the chart, with the candidates of the solver where they are step times."""
+    steps = page.plan.objective == "step"
+    return {
+        "micro_batches": page.plan.micro_batches,
+        "placement": [
+            {
+                "micro_batches": each.micro_batches, "micro_batch_size": each.micro_batch_size, "step_s": each.step_s,
+                "fits": each.fits, "measured": each.measured,
+            }
+            for each in found
+        ],
+        "candidates": encode(page.plan.candidates) if steps else [],
+        "bound_s": page.plan.solver.bound_s if steps and page.plan.solver and page.plan.solver.gap < 1 else None,
+    }  # fmt: skip

@@ -1,0 +1,69 @@
+// Puts the charts together: which plan, which run, which theme, how wide.
+const data = JSON.parse(document.getElementById("data").textContent);
+const runPick = document.getElementById("run"), capacity = document.getElementById("to-capacity");
+let waiting = 0;
+
+const page = {
+  number: data.plans.length - 1,
+  plan: () => data.plans[page.number],
+  run: () => (runPick.value === "" ? null : page.plan().measured[Number(runPick.value.split(" ")[0])]),
+  step: () => page.run()?.steps[Number(runPick.value.split(" ")[1])] ?? null,
+  zoomed() {
+    clearTimeout(waiting);
+    waiting = setTimeout(zoomMemory, 120);
+  },
+  draw() {
+    const narrow = window.innerWidth < 640;
+    drawTimeline(page.plan(), narrow);
+    drawMemory(page.plan(), page.run(), page.step(), capacity.checked);
+    drawSplits(page.plan());
+    fillTable();
+  },
+  choose(number) {
+    page.number = number;
+    for (const part of document.querySelectorAll("[data-plan]")) part.hidden = Number(part.dataset.plan) !== number;
+    const runs = page.plan().measured;
+    document.getElementById("run-pick").hidden = runs.length === 0;
+    runPick.replaceChildren(...runs.flatMap((run, n) => run.steps.map((step, k) =>
+      element("option", { value: `${n} ${k}` }, `${run.name}: ${step.label} step, ${seconds(step.step_s)}`))), element("option", { value: "" }, "not shown"));
+    page.lay();
+  },
+  lay() {
+    document.getElementById("inspected").textContent = "";
+    layTimeline(page.plan(), page.step());
+    page.draw();
+  },
+};
+
+function setTheme(name) {
+  root.dataset.theme = name;
+  const button = document.getElementById("theme");
+  button.setAttribute("aria-pressed", String(name === "dark"));
+  button.textContent = name === "dark" ? "Light" : "Dark";
+  button.setAttribute("aria-label", name === "dark" ? "Use light colours" : "Use dark colours");
+}
+
+root.classList.add("scripted");
+document.getElementById("contents").replaceChildren(...[...document.querySelectorAll("main > section")].map((section) =>
+  element("li", {}, element("a", { href: `#${section.id}` }, section.querySelector("h2").textContent))));
+const prefers = window.matchMedia("(prefers-color-scheme: dark)");
+setTheme(prefers.matches ? "dark" : "light");
+page.choose(page.number);
+listen();
+prefers.addEventListener("change", () => { setTheme(prefers.matches ? "dark" : "light"); page.draw(); });
+document.getElementById("theme").addEventListener("click", () => { setTheme(root.dataset.theme === "dark" ? "light" : "dark"); page.draw(); });
+for (const choice of document.querySelectorAll("input[name=plan]")) choice.addEventListener("change", () => page.choose(Number(choice.value)));
+runPick.addEventListener("change", page.lay);
+document.getElementById("critical").addEventListener("change", (event) => { view.critical = event.target.checked; drawTimeline(page.plan(), window.innerWidth < 640); });
+capacity.addEventListener("change", page.draw);
+let width = window.innerWidth;
+window.addEventListener("resize", () => {
+  if (window.innerWidth === width) return;
+  width = window.innerWidth;
+  page.draw();
+});
+
+// On paper: light, and as wide as the sheet.
+let before = "";
+window.addEventListener("beforeprint", () => { before = root.dataset.theme; setTheme("light"); page.draw(); });
+window.addEventListener("afterprint", () => { setTheme(before); page.draw(); });

@@ -1,0 +1,112 @@
+"""The simulated step as figures: each action once, what its like ones share in a table of jobs.
+
+    jobs      [worker, kind, stage, seconds, of which recompute, routes waited for, routes sent on]
+    events    [job, micro-batch, start]          one row for each forward, backward and update
+    routes    [payload, partition, output, from, to, bytes, seconds on the wire]
+    messages  [route, micro-batch, start]
+    critical  the critical path as positions in `events` and in `messages`
+
+Workers and routes are positions in their lists; times are seconds from the step's start, starts to a nanosecond.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from assigner.report.page.critical import critical_path
+from assigner.schedule import Kind
+from assigner.timing import route_bytes, stage_s, update_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from assigner.cost import CostModel
+    from assigner.report.page.shown import Shown
+    from assigner.schedule import Action, Route
+
+Hung = tuple[tuple[int, ...], tuple[int, ...]]
+"""Routes that an action waits for, and those that it sends on, as positions."""
+
+
+def timeline_data(page: Shown) -> dict[str, Any]:
+    """The step of a plan as it was simulated."""
+    program, plan, cost = page.timeline.program, page.plan, page.cost
+    place = {worker: n for n, worker in enumerate(plan.workers)}
+    number = {route: n for n, route in enumerate(program.routes)}
+    hung = {
+        (worker, action): around
+        for worker, actions in program.actions.items()
+        for action, around in _hanging(actions, number)
+    }
+    jobs: dict[tuple[Any, ...], int] = {}
+    events, messages = [], []
+    for event in page.timeline.events:
+        action, start = event.action, round(event.start_s, 9)
+        if action.route is not None:
+            messages.append([number[action.route], action.micro_batch, start])
+            continue
+        around = hung[event.worker, action]
+        key = (place[event.worker], action.kind.value, action.stage, *around)
+        job = jobs.setdefault(key, len(jobs))
+        events.append([job, action.micro_batch, start])
+    return {
+        "step_s": page.timeline.step_s,
+        "workers": list(plan.workers),
+        "jobs": [[*key[:3], *_seconds(page, *key[:3]), *map(list, key[3:])] for key in jobs],
+        "events": events,
+        "routes": [_route(cost, route, place, plan.micro_batch_size) for route in program.routes],
+        "messages": messages,
+        "critical": _critical(page),
+    }
+
+
+def _critical(page: Shown) -> list[list[int]]:
+    """The critical path as positions: of its rows in `events`, of its rows in `messages`."""
+    place = [0, 0]
+    position = []
+    for event in page.timeline.events:
+        table = int(event.action.route is not None)
+        position.append((table, place[table]))
+        place[table] += 1
+    path = [position[n] for n in critical_path(page.timeline)]
+    return [[n for which, n in path if which == table] for table in (0, 1)]
+
+
+def _hanging(actions: Sequence[Action], number: dict[Route, int]) -> Iterator[tuple[Action, Hung]]:
+    """Each compute action of a worker with the messages right before and right behind it."""
+    before: list[int] = []
+    current: Action | None = None
+    waited: tuple[int, ...] = ()
+    behind: list[int] = []
+    for action in actions:
+        if action.kind is Kind.RECEIVE:
+            assert action.route is not None
+            before.append(number[action.route])
+        elif action.kind is Kind.SEND:
+            assert action.route is not None
+            behind.append(number[action.route])
+        else:
+            if current is not None:
+                yield current, (waited, tuple(behind))
+            current, waited, before, behind = action, tuple(before), [], []
+    if current is not None:
+        yield current, (waited, tuple(behind))
+
+
+def _seconds(page: Shown, worker: int, kind: str, stage: int) -> tuple[float, float]:
+    """How long an action takes, and how much of it is running forward again."""
+    plan, cost = page.plan, page.cost
+    if kind == Kind.UPDATE:
+        return update_s(cost, plan, plan.workers[worker]), 0.0
+    held = plan.stages[stage]
+    again = held.rematerialise if kind == Kind.BACKWARD else ()
+    recompute = sum(cost.partition(name, held.worker, plan.micro_batch_size).recompute_s for name in again)
+    return stage_s(cost, plan, stage, Kind(kind)), recompute
+
+
+def _route(cost: CostModel, route: Route, place: dict[str, int], micro_batch: int) -> list[Any]:
+    size = route_bytes(cost, route, micro_batch)
+    seconds = cost.transfer_s(route.source, route.target, size)
+    return [
+        route.payload.value, route.partition, route.output, place[route.source], place[route.target], size, seconds,
+    ]  # fmt: skip

@@ -1,0 +1,206 @@
+"""A profile's partitions by kind: what one costs on every worker, and what share of the model's time they are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from assigner import formatting as fmt
+from assigner.cost import CostModel
+from assigner.profile import Measurement
+from assigner.report.sheet import Column, Sheet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from assigner.profile import Profile
+
+ROW_LIMIT = 24
+"""Rows above which only the partitions that take longest are listed."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Partitions that are alike: one kind, one size, and the same measurements on every worker."""
+
+    partitions: tuple[str, ...]
+    rows: tuple[Timing, ...]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one partition of a group costs on workers that share a measurement.
+
+    `measured` is the largest micro-batch that was measured; None: it cannot run there, and `why` says so.
+    """
+
+    workers: tuple[str, ...]
+    measured: Measurement | None
+    why: str = ""
+
+    @property
+    def together_s(self) -> float:
+        """Forward and backward, in seconds; nothing where it cannot run."""
+        return 0.0 if self.measured is None else self.measured.forward_s + self.measured.backward_s
+
+
+def groups(profile: Profile) -> tuple[Group, ...]:
+    """The partitions of a profile, like ones together, in the order in which they run."""
+    cost = CostModel(profile)
+    found: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for name in profile.order:
+        part = profile.partition[name]
+        points = tuple(tuple(cost.measurements(name, worker)) for worker in profile.worker)
+        found[part.kind, part.parameter_bytes, points].append(name)
+    return tuple(Group(tuple(names), _timings(profile, cost, names[0])) for names in found.values())
+
+
+def _timings(profile: Profile, cost: CostModel, partition: str) -> tuple[Timing, ...]:
+    shared: dict[tuple[Measurement, ...], list[str]] = defaultdict(list)
+    for worker in profile.worker:
+        shared[tuple(cost.measurements(partition, worker))].append(worker)
+    timings = []
+    for points, workers in shared.items():
+        feasible = [point for point in points if point.infeasible is None]
+        best = max(feasible, key=lambda point: point.micro_batch, default=None)
+        why = next((point.infeasible for point in points if point.infeasible), "not measured")
+        timings.append(Timing(tuple(workers), best, "" if best else why))
+    return tuple(timings)
+
+
+def partitions(profile: Profile, whole: Sequence[Group], *, everything: bool = False) -> Sheet:
+    """One row per group of partitions and worker; the bar compares what one takes there.
+
+    Args:
+        profile: Whose partitions they are.
+        whole: What `groups` gives.
+        everything: All of them; else those that take longest, where there are many.
+    """
+    found = whole if everything else _heaviest(whole)
+    measured = [row.measured for group in found for row in group.rows if row.measured]
+    time = fmt.time_unit(*(point.forward_s for point in measured), *(point.backward_s for point in measured))
+    weight = fmt.byte_unit(*(profile.partition[group.partitions[0]].parameter_bytes for group in found))
+    kept = fmt.byte_unit(*(point.activation_bytes for point in measured))
+    longest = max((row.together_s for group in found for row in group.rows), default=0.0)
+    totals = model_s(whole)
+    rows = []
+    for group in found:
+        head = (fmt.ranges(group.partitions), weight.show(profile.partition[group.partitions[0]].parameter_bytes))
+        for n, row in enumerate(group.rows):
+            share = _share(group, row, totals)
+            cells = _cells(row, share, (time, kept), longest)
+            rows.append((*(head if n == 0 else ("", "")), _who(profile, row.workers), *cells))
+    columns = (
+        Column("partitions", "text"),
+        Column(f"parameters {weight.name}", rank=5),
+        Column("on", "text", least=32),
+        Column("micro-batch", rank=6),
+        Column(f"forward {time.name}"),
+        Column(f"backward {time.name}"),
+        Column("± %", rank=2),
+        Column(f"kept {kept.name}", rank=4),
+        Column("of all %", rank=3),
+        Column("one of them", "name", rank=1),
+    )
+    return Sheet(_title(profile, whole, found, measured), columns, tuple(rows))
+
+
+def _title(profile: Profile, whole: Sequence[Group], found: Sequence[Group], measured: Sequence[Measurement]) -> str:
+    batches = {point.micro_batch for point in measured}
+    at = f"micro-batch {batches.pop()}" if len(batches) == 1 else "the largest micro-batch measured"
+    title = f"{fmt.plural(len(profile.partitions), 'partition')}, times of one at {at}"
+    if len(found) == len(whole):
+        return title
+    totals = model_s(whole)
+    share = max(
+        sum(_share(group, row, totals) for group in found for row in group.rows if worker in row.workers)
+        for worker in totals
+    )
+    return (
+        f"{title}; the {len(found)} of {len(whole)} kinds that take longest, {fmt.percent(share)} of all (-v lists all)"
+    )
+
+
+def model_s(whole: Sequence[Group]) -> Mapping[str, float]:
+    """Seconds of one forward and backward of the whole model, by worker."""
+    totals: dict[str, float] = defaultdict(float)
+    for group in whole:
+        for row in group.rows:
+            for worker in row.workers:
+                totals[worker] += len(group.partitions) * row.together_s
+    return totals
+
+
+def _share(group: Group, row: Timing, totals: Mapping[str, float]) -> float:
+    """What all partitions of a group are of their worker's time for the model."""
+    total = totals[row.workers[0]]
+    return len(group.partitions) * row.together_s / total if total else 0.0
+
+
+def _heaviest(whole: Sequence[Group]) -> Sequence[Group]:
+    """As many groups as fit `ROW_LIMIT`, those that take longest, in the order in which they run."""
+    if sum(len(group.rows) for group in whole) <= ROW_LIMIT:
+        return whole
+    ordered = sorted(range(len(whole)), key=lambda n: -_longest(whole[n]))
+    kept: list[int] = []
+    rows = 0
+    for n in ordered:
+        rows += len(whole[n].rows)
+        if rows > ROW_LIMIT and kept:
+            break
+        kept.append(n)
+    return [whole[n] for n in sorted(kept)]
+
+
+def _longest(group: Group) -> float:
+    return len(group.partitions) * max((row.together_s for row in group.rows), default=0.0)
+
+
+def _cells(row: Timing, share: float, units: tuple[fmt.Unit, fmt.Unit], longest: float) -> tuple[str, ...]:
+    time, kept = units
+    point = row.measured
+    if point is None:
+        return (fmt.NOTHING,) * 6 + (row.why,)
+    return (
+        fmt.count(point.micro_batch),
+        time.show(point.forward_s),
+        time.show(point.backward_s),
+        fmt.points(point.spread),
+        kept.show(point.activation_bytes),
+        fmt.points(share),
+        fmt.bar(row.together_s / longest if longest else 0.0, rest=" "),
+    )
+
+
+def _who(profile: Profile, workers: Iterable[str]) -> str:
+    """Workers that share a measurement: their kind where that says enough, else their names."""
+    names = list(workers)
+    if len(names) == 1:
+        return names[0]
+    kinds = dict.fromkeys(profile.worker[name].kind for name in names)
+    return f"{', '.join(kinds)} (x{len(names)})"
+
+
+def partitions_data(profile: Profile, whole: Sequence[Group]) -> list[dict[str, Any]]:
+    """The same for `--json`: every group, seconds and bytes."""
+    totals = model_s(whole)
+    return [
+        {
+            "partitions": list(group.partitions),
+            "count": len(group.partitions),
+            "parameter_bytes": profile.partition[group.partitions[0]].parameter_bytes,
+            "timings": [_timing_data(row) | {"share": _share(group, row, totals)} for row in group.rows],
+        }
+        for group in whole
+    ]
+
+
+def _timing_data(row: Timing) -> dict[str, Any]:
+    if row.measured is None:
+        return {"workers": list(row.workers), "infeasible": row.why}
+    fields = (
+        "micro_batch", "forward_s", "backward_s", "recompute_s", "update_s", "activation_bytes", "workspace_bytes",
+        "spread", "update_spread",
+    )  # fmt: skip
+    return {"workers": list(row.workers), **{name: getattr(row.measured, name) for name in fields}}

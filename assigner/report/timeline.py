@@ -1,0 +1,121 @@
+"""A step as text: a bar for each worker, from left to right in time.
+
+    worker:0  0──1──2──3──   0█████1█████2█████3█████U
+    worker:1     0──  0████1──1████2──2████3──3████U
+
+What took the most of a cell's time fills it, and a number begins its micro-batch where there is room for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from assigner import formatting as fmt
+from assigner.report.sheet import Column, Line, Report, Sheet
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.spans import Span, Spans
+
+MOST = 200
+"""Columns that a timeline takes at most, and on a terminal of any width at least `LEAST` for its bars."""
+LEAST = 24
+PIPED = 120
+"""Columns where there is no terminal."""
+
+_SIGNS = {"forward": "─", "backward": "█", "recomputes": "=", "update": "U"}
+_MEANINGS = {"─": "forward", "█": "backward", "=": "backward with remat", "U": "update"}
+
+
+def timeline(sides: Sequence[Spans], *, width: int) -> Report:
+    """Every worker's step; where there are two sides, predicted above measured on one scale.
+
+    Args:
+        sides: What is drawn; of each its first step.
+        width: Of the terminal; above `MOST` it counts as a pipe.
+    """
+    width = PIPED if width > 10 * MOST else min(width, MOST)
+    end = max(side.steps[0].end_s for side in sides)
+    names = sides[0].plan.workers
+    beside = max(map(len, names)) + (2 + len("predicted") if len(sides) > 1 else 0) + 2 + len("busy %") + 2
+    cells = max(LEAST, width - beside)
+    used: set[str] = set()
+    rows = []
+    for worker in names:
+        for side in sides:
+            mine = _computes(side, worker)
+            text = bar(mine, end, cells)
+            used.update(text)
+            name = worker if side is sides[0] else ""
+            busy = sum(each.seconds for each in mine) / (side.steps[0].end_s - side.steps[0].start_s or 1.0)
+            rows.append((name, *([side.side] if len(sides) > 1 else []), text, fmt.points(busy)))
+    title = f"timeline of a step: {cells} columns of {fmt.seconds(end / cells)}"
+    columns = (
+        Column("worker", "name"), *([Column("", "name")] if len(sides) > 1 else []), Column(_axis(end, cells), "name"),
+        Column("busy %"),
+    )  # fmt: skip
+    legend = ", ".join(f"{sign} {meaning}" for sign, meaning in _MEANINGS.items() if sign in used)
+    return Sheet(title, columns, tuple(rows)), Line(f"{legend}; a number begins a micro-batch; blank: waits")
+
+
+def _computes(side: Spans, worker: str) -> list[Span]:
+    """What a worker computes in the first step."""
+    return [span for span in side.spans if span.worker == worker and span.message is None and span.step == 0]
+
+
+def _axis(end_s: float, cells: int) -> str:
+    """From 0 to the end; the middle is told where there is room."""
+    unit = fmt.time_unit(end_s)
+    last, middle = unit.text(end_s), unit.show(end_s / 2)
+    half = cells // 2
+    return ("0".ljust(half) + middle).ljust(cells - len(last)) + last
+
+
+def bar(computes: Sequence[Span], end_s: float, cells: int) -> str:
+    """One worker's bar.
+
+    Args:
+        computes: Its actions.
+        end_s: Of the scale, which begins at 0.
+        cells: Characters.
+    """
+    shares: list[dict[int, float]] = [defaultdict(float) for _ in range(cells)]  # of each cell, by action
+    for n, span in enumerate(computes):
+        start, end = (min(max(0.0, at / end_s * cells), cells) if end_s else 0.0 for at in (span.start_s, span.end_s))
+        for cell in range(int(start), min(cells, int(end) + 1)):
+            shares[cell][n] += max(0.0, min(end, cell + 1) - max(start, cell))
+    owners = [max(each, key=lambda n: each[n]) if sum(each.values()) >= 0.5 else None for each in shares]
+    signs = [" " if owner is None else _sign(computes[owner]) for owner in owners]
+    for n, span in enumerate(computes):
+        label = str(span.micro_batch)
+        if span.micro_batch >= 0 and owners.count(n) > len(label):
+            first = owners.index(n)
+            signs[first : first + len(label)] = label
+    return "".join(signs)
+
+
+def _sign(span: Span) -> str:
+    return _SIGNS["recomputes" if span.recomputes else span.kind]
+
+
+def timeline_data(sides: Sequence[Spans]) -> dict[str, Any]:
+    """Every action for `--json`, by side, in seconds from the start of the first step that is drawn."""
+    return {
+        side.side: {"steps": [step._asdict() for step in side.steps], "actions": [_action(span) for span in side.spans]}
+        for side in sides
+    }
+
+
+def _action(span: Span) -> dict[str, Any]:
+    message = span.message
+    return {
+        "worker": span.worker, "kind": span.kind, "step": span.step, "stage": span.stage if span.stage >= 0 else None,
+        "micro_batch": span.micro_batch if span.micro_batch >= 0 else None, "start_s": span.start_s,
+        "end_s": span.end_s, "recomputes": span.recomputes, "memory_bytes": span.memory_bytes,
+        "message": None if message is None else {
+            "payload": message.payload, "partition": message.partition, "output": message.output,
+            "peer": message.peer, "bytes": message.bytes, "queued_s": span.queued_s,
+        },
+    }  # fmt: skip

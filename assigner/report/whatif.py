@@ -1,0 +1,70 @@
+"""What one change would bring: another micro-batch count, one more worker of a kind, a link twice as fast."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from assigner import formatting as fmt
+from assigner.document import encode
+from assigner.report.sheet import Column, Line, Report, Sheet
+
+if TYPE_CHECKING:
+    from assigner.plan import Plan, WhatIf
+
+_SAME = 5e-4
+"""A bound this near below a step time proves it."""
+
+
+def what_if(plan: Plan) -> Report:
+    """The plan's what-ifs as a table, the one that gains most said in a cell; nothing where it has none."""
+    if not plan.what_if:
+        return ()
+    step = plan.predicted.step_s if plan.predicted else None
+    time = fmt.time_unit(*(each.step_s for each in plan.what_if), step)
+    best = min((each.step_s for each in plan.what_if if each.step_s is not None), default=None)
+    helps = best is not None and step is not None and best < step * (1 - _SAME)
+    marked = frozenset(n for n, each in enumerate(plan.what_if) if helps and each.step_s == best)
+    rows = tuple(
+        (
+            each.what + (" (gains most)" if n in marked else ""),
+            time.show(each.step_s),
+            fmt.ratio(gain(each, step)),
+            _bound(each, time),
+        )
+        for n, each in enumerate(plan.what_if)
+    )
+    columns = (Column("change", "text"), Column(f"step {time.name}"), Column("speed-up"), Column(f"bound {time.name}"))
+    now = "" if step is None else f" this plan's {time.text(step)}"
+    return (
+        Sheet(f"what if: the best step after one change, against{now or ' nothing priced'}", columns, rows, marked),
+    )
+
+
+def what_if_hint(plan: Plan) -> Report:
+    """How to get the what-ifs of a plan that has none."""
+    if plan.what_if:
+        return ()
+    source = plan.profile.path if plan.profile else "PROFILE"
+    return (Line(f"what more workers or wider links would bring: assigner solve {source} -o PLAN --what-if"),)
+
+
+def gain(change: WhatIf, step_s: float | None) -> float | None:
+    """How many times as fast a step is after a change; None: not known, or nothing fits then."""
+    return None if change.step_s is None else fmt.against(step_s, change.step_s)
+
+
+def proven(change: WhatIf) -> bool:
+    """Whether no step after the change can be shorter than the one that was found."""
+    return change.step_s is not None and change.bound_s is not None and change.bound_s >= change.step_s * (1 - _SAME)
+
+
+def _bound(change: WhatIf, time: fmt.Unit) -> str:
+    if change.bound_s is None:
+        return "nothing fits" if change.step_s is None else fmt.NOTHING
+    return "proven" if proven(change) else time.show(change.bound_s)
+
+
+def what_if_data(plan: Plan) -> list[dict[str, Any]]:
+    """The same for `--json`."""
+    step = plan.predicted.step_s if plan.predicted else None
+    return [{**encode(each), "speed_up": gain(each, step), "proven": proven(each)} for each in plan.what_if]

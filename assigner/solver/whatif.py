@@ -1,0 +1,207 @@
+"""What one change would bring: a larger micro-batch count, one more worker of a kind, twice the thinnest wire.
+
+Each changed problem is searched anew, with the same options and hints: schedule, micro-batch count and placement may
+all be others after it. Where the plan at hand stays possible, with one more worker or a wider wire, it is the plan to
+beat: a change that cannot be used well is no loss. And a step that is shorter by less than what the plan's own search
+left open is no gain either: no one knows that it takes the change.
+
+    micro-batches   the next larger count that the batch can be cut into, kept fixed
+    one more worker like the one of its kind with the most memory: the same prices, memory and links, on the same host
+    thinnest wire   of those that the plan sends messages over (of all, where it sends none), the two workers with the
+                    least bandwidth between them, in the slower direction, at the largest message that was measured;
+                    both directions are twice as wide, and the latency stays
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from assigner.plan import WhatIf
+from assigner.solver.baselines import find_baselines
+from assigner.solver.contest import PROVEN, Proposal
+from assigner.solver.problem import Problem
+from assigner.solver.report import simpler
+from assigner.solver.search import Search
+from assigner.solver.why.case import Case, short
+from assigner.solver.why.fleet import largest_of_kinds, wires, with_copy
+from assigner.timing import step_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from assigner.plan import Plan
+    from assigner.profile import Link, Profile
+    from assigner.solver.answer import Progress, Solution
+    from assigner.solver.options import SolveOptions
+
+CHEAP = 400
+"""Up to this many partitions x (workers + 1) x searches, what-ifs are priced without being asked for."""
+
+LOOSER = 3.0
+"""How many times the gap asked for is left open with one more worker: the larger problem, and one for each kind."""
+
+WIDER = 2.0
+"""How many times the bandwidth the thinnest wire has after the change."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One change.
+
+    Args:
+        change: What is changed.
+        what: The change in words.
+        case: The problem after it.
+        keeps: The plan at hand stays possible.
+    """
+
+    change: Literal["micro_batches", "worker", "link"]
+    what: str
+    case: Case
+    keeps: bool
+
+
+def cheap(profile: Profile, options: SolveOptions) -> bool:
+    """Whether what-ifs take seconds, judged by the problem alone and not by the clock.
+
+    Graphs with branches, whose searches are long, are left out, and so are other objectives than the step time, which
+    is what a what-if tells.
+    """
+    if options.objective != "step":
+        return False
+    case = Case(profile, options)
+    searches = len(largest_of_kinds(case.workers)) + 2
+    small = len(profile.partitions) * (len(profile.workers) + 1) * searches <= CHEAP
+    return small and not Problem(*case.resolved, case.cost).branched
+
+
+def priced(
+    solution: Solution, profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None
+) -> Solution:
+    """The solution with what-ifs, as many as the time limit leaves room for; arguments as `price_what_ifs`.
+
+    A plan whose own search was interrupted has none: whoever stopped it waits for no more searches.
+    """
+    plan = solution.plan
+    found: list[WhatIf | None] = []
+    if plan.objective != "step" or plan.solver is None or plan.predicted is None:
+        return solution
+    if "interrupted" in plan.solver.options["proven_by"]:
+        return solution
+    until = time.monotonic() + options.time_limit - plan.solver.seconds
+    case = Case(profile, options)
+    asked = tuple(questions(plan, case))
+    try:
+        for n, question in enumerate(asked):
+            left_s = (until - time.monotonic()) / (len(asked) - n)
+            if left_s <= 0:
+                break
+            found.append(_answer(question, plan, left_s, _told(progress, n, asked)))
+    except KeyboardInterrupt:  # the plan is there, and so are the answers so far
+        pass
+    answers = tuple(each for each in found if each is not None)
+    told = {**plan.solver.options, "what_if": True, "what_if_left_out": len(asked) - len(answers)}
+    return replace(solution, plan=replace(plan, solver=replace(plan.solver, options=told), what_if=answers))
+
+
+def questions(plan: Plan, case: Case) -> Iterator[Question]:
+    """The changes to a problem, as far as each can be made: more micro-batches, more workers, a wider wire."""
+    free = replace(case.options, micro_batches=None).counts(case.cost)
+    count = min((each for each in free if each > plan.micro_batches), default=None)
+    if count is not None:
+        size = plan.workload.batch_size // count
+        what = f"{count} micro-batches of {size} instead of {plan.micro_batches} of {plan.micro_batch_size}"
+        yield Question("micro_batches", what, case.with_options(micro_batches=count), keeps=False)
+    if not case.options.order:  # which a new worker is not in
+        usable = [each for each in case.workers if not case.options.only or each.name in case.resolved[1].only]
+        kinds = sorted(largest_of_kinds(usable), key=case.workers.index)
+        for worker in kinds:
+            twice = sum(each.kind == worker.kind for each in kinds) > 1
+            what = f"one more worker: {worker.kind}" + (f", {worker.threads} threads" if twice else "")
+            yield Question("worker", what, _hired(case, worker.name), keeps=True)
+    wire = _thinnest(plan, case)
+    if wire:
+        what = f"twice the bandwidth between {' and '.join(sorted(short(link.source) for link in wire))}"
+        yield Question("link", what, _widened(case, wire), keeps=True)
+
+
+def _answer(question: Question, plan: Plan, left_s: float, told: Callable[[Progress], None] | None) -> WhatIf | None:
+    """The best step after a change, and its bound; None: its time was too short to know of any plan.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, which the search itself takes for the end of its time.
+    """
+    assert plan.predicted is not None
+    assert plan.solver is not None
+    profile, options = question.case.resolved
+    gap = min(0.99, LOOSER * options.gap) if question.change == "worker" else options.gap
+    search = Search(profile, replace(options, time_limit=left_s, gap=gap), told)
+    step, surely = plan.predicted.step_s, plan.solver.bound_s * (1 - PROVEN)
+    if question.keeps:
+        search.contest.best = Proposal(plan, min(step, step_s(plan, search.problem.cost)))
+    search.run()
+    if "interrupted" in search.contest.proofs:
+        raise KeyboardInterrupt
+    best, bound = search.contest.best_value, search.bound
+    if options.schedule == "interleaved" or not search.decided:
+        better = simpler(search, find_baselines(search.problem))
+        best = best if better is None else better.value
+    if surely <= best < step:
+        best = step
+    if math.isinf(best) and not search.decided:
+        return None
+    return WhatIf(
+        question.change, question.what, best if math.isfinite(best) else None,
+        min(bound, best) if math.isfinite(bound) else None,
+    )  # fmt: skip
+
+
+def _told(
+    progress: Callable[[Progress], None] | None, done: int, asked: tuple[Question, ...]
+) -> Callable[[Progress], None] | None:
+    """The progress of one search as that of all."""
+    if progress is None:
+        return None
+    pricing = f"pricing what-ifs, {done + 1} of {len(asked)}: {asked[done].what}"
+    return lambda inner: progress(replace(inner, pricing=pricing))
+
+
+def _hired(case: Case, name: str) -> Case:
+    """The case with one more worker like the named one, which may be used where that one may be."""
+    hired = with_copy(name, case)
+    only = case.options.only
+    return hired.with_options(only=(*only, hired.profile.workers[-1].name)) if only else hired
+
+
+def _thinnest(plan: Plan, case: Case) -> tuple[Link, ...]:
+    """Both directions of the wire to be widened; empty: there is none."""
+    found: dict[frozenset[str], list[Link]] = {}
+    for link in case.profile.links:
+        found.setdefault(frozenset((link.source, link.target)), []).append(link)
+    used = wires(case.profile, plan)
+    pairs = [links for pair, links in found.items() if pair in used] or list(found.values())
+    return tuple(min(pairs, key=lambda links: min(map(_bandwidth, links)), default=()))
+
+
+def _bandwidth(link: Link) -> float:
+    """Bytes per second of the largest message that was measured."""
+    point = link.points[-1]
+    return point.bytes / point.seconds if point.seconds > 0 else math.inf
+
+
+def _widened(case: Case, wire: tuple[Link, ...]) -> Case:
+    """The case with the links of a wire `WIDER` times as wide."""
+    return case.with_profile(links=tuple(_wider(link) if link in wire else link for link in case.profile.links))
+
+
+def _wider(link: Link) -> Link:
+    """The link with what a message takes beyond the smallest one's time, its latency, divided by `WIDER`."""
+    latency_s = link.points[0].seconds
+    points = (
+        replace(point, seconds=min(point.seconds, latency_s + (point.seconds - latency_s) / WIDER))
+        for point in link.points
+    )
+    return replace(link, points=tuple(points))

@@ -1,0 +1,105 @@
+"""`assigner export`: a plan in the form of another tool."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from assigner.errors import UsageError
+
+from . import console
+from .names import functions
+from .options import Force, Json, PlanFile
+
+if TYPE_CHECKING:
+    from assigner.export import Exported, Held
+    from assigner.plan import Plan
+    from assigner.profile import Profile
+
+Format = Literal["device-map", "pipelining-schedule", "pipelining-modules", "torchgpipe", "dot"]
+_EXACT = ("device-map", "pipelining-modules")
+
+
+def export_command(
+    plan: PlanFile,
+    *,
+    to: Annotated[
+        Format,
+        typer.Option(
+            metavar="FORMAT",
+            help="device-map: Hugging Face; pipelining-schedule, pipelining-modules: torch.distributed.pipelining and"
+            " torchtitan; torchgpipe: arguments of GPipe; dot: a drawing for Graphviz.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The file to write; else stdout.", show_default=False),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", metavar="PROFILE", help="Instead of the one it was solved from.", show_default=False),
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORKLOAD",
+            help="FILE.py:FUNCTION: build the model, without memory, to find what each partition holds. For device-map"
+            " and pipelining-modules.",
+            show_default=False,
+            autocompletion=functions,
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="dot: draw each of many like partitions.")] = False,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Write a plan for accelerate, torch, Graphviz, ..."""
+    from assigner.document import put, refuse_existing
+    from assigner.origin import profile_path
+    from assigner.plan import load_plan
+    from assigner.profile import load_profile
+
+    if workload is not None and to not in _EXACT:
+        raise UsageError(f"--workload means nothing for {to}", hint=f"it is for {' and '.join(_EXACT)}")
+    if everything and to != "dot":
+        raise UsageError(f"--all means nothing for {to}", hint="it is for dot")
+    if output is not None:
+        refuse_existing(output, force=force)
+    found = load_plan(plan)
+    known = load_profile(profile_path(found, plan, profile))
+    made = _exported(to, found, known, None if workload is None else _held(workload, found), every=everything)
+    for note in made.notes:
+        console.notice(f"note: {note}")
+    if output is not None:
+        put(output, made.text.encode(), force=force)
+        console.notice(f"wrote {output}")
+    if as_json:
+        console.show_json({"kind": "export", "to": to, "content": made.data, "notes": list(made.notes)})
+    elif output is None:
+        console.show_text(made.text)
+
+
+def _exported(to: Format, plan: "Plan", profile: "Profile", held: "Held | None", *, every: bool) -> "Exported":
+    from assigner import export
+
+    match to:
+        case "device-map":
+            return export.device_map(plan, profile, held)
+        case "pipelining-schedule":
+            return export.schedule_csv(plan, profile)
+        case "pipelining-modules":
+            return export.module_names(plan, profile, held)
+        case "torchgpipe":
+            return export.balance(plan, profile)
+        case "dot":
+            return export.partition_drawing(plan, profile, every=every)
+
+
+def _held(entry: str, plan: "Plan") -> "Held":
+    """What each partition holds, from the model itself; the only export that imports torch."""
+    from assigner.marking.holding import held_names
+    from assigner.runtime.graph import plan_graph
+    from assigner.workload import load_workload
+
+    return held_names(plan_graph(load_workload(entry), plan))

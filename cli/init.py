@@ -1,0 +1,73 @@
+"""`assigner init`: a workload file to start from."""
+
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import console
+from .options import Force
+
+
+def init_command(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="package.module:Class, FILE.py:Class, or either with (width=64) behind it; a function that builds the"
+            " model will do. Left out: a small language model, complete.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The workload file to write.")] = Path(
+        "workload.py"
+    ),
+    force: Force = False,
+) -> None:
+    """Write a workload file for a model.
+
+    The model is built without memory to find what it takes and which partitions it could have, and cut there once, so
+    that the file works as it is. Its data are made up: put yours there.
+    """
+    from assigner.document import put, refuse_existing
+    from assigner.errors import UsageError
+    from assigner.starter import EXAMPLE, workload_text
+
+    if output.suffix != ".py":
+        raise UsageError(f"{output} is no Python file", hint=f"-o {output.stem or 'workload'}.py")
+    refuse_existing(output, force=force)
+    if model is None:
+        draft = EXAMPLE
+    else:
+        with warnings.catch_warnings():  # of the model's own code: it runs here for a look
+            warnings.simplefilter("ignore")
+            from assigner.marking.survey import survey
+
+            draft = survey(model, output.parent)
+    put(output, workload_text(draft, str(output)).encode(), force=force)
+    console.notice(f"wrote {output}")
+    for gap in draft.gaps:
+        console.notice(f"to do: {gap}")
+    if not draft.gaps and model is not None:
+        _check(output)
+    console.notice(f"next: assigner profile {output}:workload -o profile.json --workers 2")
+
+
+def _check(path: Path) -> None:
+    """Cut the model as the file says, without memory, and say what came of it."""
+    from assigner import formatting as fmt
+    from assigner.errors import UsageError
+    from assigner.marking import partition_graph
+    from assigner.workload import load_workload
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph = partition_graph(load_workload(f"{path}:workload"))
+    except UsageError as error:
+        console.notice(f"to do: the model cannot be cut at these marks: {error.message}; {error.hint or ''}")
+        return
+    names = [piece.name for piece in graph.pieces]
+    console.notice(f"it has {fmt.plural(len(names), 'partition')}: {fmt.ranges(names)}")

@@ -1,0 +1,85 @@
+"""`assigner report`: plans as one HTML file that needs nothing else."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from assigner.errors import UsageError
+
+from . import console
+from .compare import plan_names
+from .options import Force, Json
+
+if TYPE_CHECKING:
+    from assigner.report.page import Shown
+
+
+def report_command(
+    plans: Annotated[
+        list[Path], typer.Argument(metavar="PLAN...", help="Plans; the first is the baseline.", show_default=False)
+    ],
+    *,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page.", show_default=False)
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", metavar="PROFILE", help="Price all plans with this one; else each with its own."),
+    ] = None,
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option("--measured", metavar="TRACE", help="Traces of runs of the plans; may be given again."),
+    ] = None,
+    title: Annotated[str, typer.Option("--title", help="Of the page; else the workload's name.")] = "",
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Write plans as one HTML file that works offline."""
+    from assigner.document import refuse_existing
+
+    if output is None and not as_json:
+        raise UsageError("no file to write the page to", hint="name one: -o report.html")
+    if output is not None:
+        refuse_existing(output, force=force)
+    pages = _pages(plans, profile, measured or [])
+    from assigner.report.page import page_data
+
+    title = title or f"{pages[0].plan.workload.name}: {'plan' if len(pages) == 1 else 'plans side by side'}"
+    if output is not None:
+        _write(output, pages, title, str(profile or ""), force=force)
+    if as_json:
+        console.show_json(page_data(pages, title=title))
+
+
+def _pages(plans: list[Path], profile: Path | None, measured: list[Path]) -> "list[Shown]":
+    """The plans, each priced with its profile and beside its runs."""
+    from assigner.origin import profile_path
+    from assigner.plan import load_plan
+    from assigner.profile import load_profile
+    from assigner.report.comparison import Named, check_comparable
+    from assigner.report.page import runs_of, shown
+    from assigner.trace import load_trace
+
+    named = [Named(name, load_plan(path)) for name, path in zip(plan_names(plans), plans, strict=True)]
+    check_comparable(named)
+    traces = [(str(path), load_trace(path)) for path in dict.fromkeys(measured)]
+    runs = runs_of(named, traces)
+    where = [profile_path(each.plan, path, profile) for each, path in zip(named, plans, strict=True)]
+    profiles = {path: load_profile(path) for path in dict.fromkeys(where)}
+    return [
+        shown(each.name, each.plan, profiles[path], mine) for each, path, mine in zip(named, where, runs, strict=True)
+    ]
+
+
+def _write(output: Path, pages: "list[Shown]", title: str, priced_by: str, *, force: bool) -> None:
+    from datetime import UTC, datetime
+
+    from assigner import formatting as fmt
+    from assigner.document import put
+    from assigner.report.page import page_html
+
+    made_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    content = page_html(pages, title=title, made_at=made_at, priced_by=priced_by).encode()
+    put(output, content, force=force)
+    console.notice(f"wrote {output}: {fmt.size(len(content))}, open it in a browser")

@@ -1,0 +1,79 @@
+"""What-ifs and candidates of a plan."""
+
+from dataclasses import replace
+
+import pytest
+from builders import make_plan, make_profile
+
+from assigner.plan import Candidate, ProfileReference, WhatIf
+from assigner.report.candidates import candidates
+from assigner.report.whatif import gain, proven, what_if, what_if_data, what_if_hint
+from assigner.simulate import priced
+
+PROFILE = make_profile(work=[1e-3] * 4, slowness=[1, 2])
+PLAN = priced(make_plan(PROFILE, [(0, ["p0", "p1"]), (1, ["p2", "p3"])]), PROFILE)
+STEP = PLAN.predicted.step_s
+MORE = WhatIf("micro_batches", "9 micro-batches", STEP * 0.98, STEP * 0.98)
+WORKER = WhatIf("worker", "one more kind0", STEP / 1.25, STEP / 1.5)
+LINK = WhatIf("link", "worker:0/cpu -> worker:1/cpu twice as wide", STEP, STEP)
+NONE = WhatIf("worker", "one more kind1", None, None)
+
+
+def test_each_change_has_its_gain_and_its_proof():
+    """Step, speed-up and bound; the one that gains most is named, and what fits nowhere says so."""
+    (sheet,) = what_if(replace(PLAN, what_if=(MORE, WORKER, LINK, NONE)))
+    assert [row[0] for row in sheet.rows] == [MORE.what, f"{WORKER.what} (gains most)", LINK.what, NONE.what]
+    assert [row[2] for row in sheet.rows] == ["1.02x", "1.25x", "1.00x", "-"]
+    assert [row[3] for row in sheet.rows[::2]] == ["proven", "proven"]
+    assert float(sheet.rows[1][3]) == pytest.approx(1000 * STEP / 1.5, rel=0.01)
+    assert sheet.rows[3][1:] == ("-", "-", "nothing fits")
+    assert sheet.marked == {1}
+
+
+def test_what_gains_nothing_is_not_marked():
+    """Where no change helps none gains most."""
+    (sheet,) = what_if(replace(PLAN, what_if=(LINK, NONE)))
+    assert not sheet.marked
+    assert not any("most" in row[0] for row in sheet.rows)
+
+
+def test_a_bound_proves_a_step():
+    """Proven: no shorter step is possible after the change."""
+    assert proven(MORE)
+    assert not proven(WORKER)
+    assert not proven(NONE)
+    assert gain(WORKER, None) is None
+
+
+def test_without_what_ifs_a_line_says_how_to_get_them():
+    """The command names the profile that the plan was solved from."""
+    assert what_if(PLAN) == ()
+    known = replace(PLAN, profile=ProfileReference("dir/p.json", "00"))
+    assert "assigner solve dir/p.json -o PLAN --what-if" in what_if_hint(known)[0].text
+    assert what_if_hint(replace(known, what_if=(MORE,))) == ()
+
+
+def test_json():
+    """Every field with the speed-up and whether it is proven."""
+    data = what_if_data(replace(PLAN, what_if=(WORKER, NONE)))
+    assert data[0]["speed_up"] == pytest.approx(1.25)
+    assert data[0]["proven"] is False
+    assert data[1]["speed_up"] is None
+
+
+def candidate(n, value, status="proven worse"):
+    return Candidate("gpipe", n, 8 // n, value, None if value is None else value / 2, status)
+
+
+def test_few_candidates_are_those_nearest_to_the_chosen_one():
+    """The chosen one is always there, the order is the search's, and the title says how many there are."""
+    found = (candidate(1, 9.0), candidate(2, 4.0, "chosen"), candidate(4, 5.0), candidate(8, None))
+    plan = replace(PLAN, candidates=found)
+    (sheet,) = candidates(plan, most=2)
+    assert [(row[1], row[-1]) for row in sheet.rows] == [("2 x 4", "chosen"), ("4 x 2", "proven worse")]
+    assert "the 2 nearest of 4" in sheet.title
+    assert sheet.marked == {0}
+    (whole,) = candidates(plan)
+    assert [row[2] for row in whole.rows] == ["9.00", "4.00", "5.00", "-"]
+    assert [row[3] for row in whole.rows] == ["4.50", "2.00", "2.50", "-"]
+    assert candidates(PLAN) == ()

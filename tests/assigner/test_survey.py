@@ -1,0 +1,231 @@
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from assigner.errors import UsageError
+from assigner.marking.proposal import propose
+from assigner.marking.survey import survey
+from assigner.marking.trial import try_inputs
+from assigner.starter import Mark, Output, Tensor
+
+NETS = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width=8, *, classes=3):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class Needy(nn.Module):
+    def __init__(self, width: int, depth: int = 2):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Config:
+    def __init__(self, num_hidden_layers=12, hidden_size=64, use_cache=True):
+        self.num_hidden_layers, self.hidden_size, self.use_cache = num_hidden_layers, hidden_size, use_cache
+
+
+class Configured(Net):
+    config_class = Config
+
+    def __init__(self, config):
+        assert not config.use_cache and config.hidden_size % 2 == 0
+        super().__init__(config.hidden_size)
+
+
+def sequence(width=4):
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+
+
+def broken():
+    raise RuntimeError("no luck")
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def nets(tmp_path, monkeypatch):
+    """A folder with nets.py, as the current one."""
+    (tmp_path / "nets.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    yield tmp_path
+    sys.modules.pop("nets", None)
+
+
+class Towers(nn.Module):
+    """A list in a submodule, a small norm, an embedding that is large, and a layer that is never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.text = nn.ModuleDict({"embed": nn.Embedding(1000, 8)})
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3, enable_nested_tensor=False
+        )
+        self.norm = nn.LayerNorm(8)
+        self.spare = nn.Linear(8, 1000)
+        self.head = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 1000))
+
+    def forward(self, tokens):
+        return {"scores": self.head(self.norm(self.encoder(self.text["embed"](tokens)))), "note": None}
+
+
+def test_repeated_and_large_modules_are_proposed():
+    """Lists by a pattern, wherever they lie; large modules by name; a Sequential of unlike ones as a whole."""
+    marks = propose(Towers())
+    assert marks == (
+        Mark("text.embed", 1), Mark("encoder.layers.*", 3), Mark("spare", 1), Mark("head", 1),
+    )  # fmt: skip
+
+
+def test_modules_that_are_not_called_are_not_proposed():
+    """A trial forward says which are."""
+    trial = try_inputs(Towers())
+    assert [mark.pattern for mark in propose(Towers(), trial.called)] == ["text.embed", "encoder.layers.*", "head"]
+
+
+@pytest.mark.parametrize(
+    ("model", "takes", "gives"),
+    [
+        (nn.Sequential(nn.Embedding(50, 4)), Tensor("input", (64,), 50), Output("", (64, 4))),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(2)), Tensor("input", (3, 224, 224)), Output("", (4, 222 * 222))),
+        (
+            nn.Sequential(nn.Conv2d(1, 1, 3), nn.Flatten(), nn.Linear(26 * 26, 7)),
+            Tensor("input", (1, 28, 28)), Output("", (7,)),
+        ),
+        (nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), Tensor("input", (12,)), Output("", (2,))),
+        (nn.Sequential(nn.GRU(6, 5, batch_first=True)), Tensor("input", (16, 6)), Output("[0]", (16, 5))),
+        (Towers(), Tensor("tokens", (64,), 1000), Output('["scores"]', (64, 1000))),
+    ],
+)  # fmt: skip
+def test_inputs_are_guessed_from_the_first_layer(model, takes, gives):
+    """Tokens, images of the size that fits, features or sequences of them, and the tensor among the outputs."""
+    trial = try_inputs(model)
+    assert (trial.takes[0], trial.gives) == (takes, gives)
+
+
+def test_several_arguments_are_given_by_name():
+    """All without a default are tensors."""
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 2)
+
+        def forward(self, left, right, scale=2.0):
+            return self.layer(left - right) * scale
+
+    trial = try_inputs(Both())
+    assert (trial.takes, trial.keywords) == ((Tensor("left", (6,)), Tensor("right", (6,))), True)
+
+
+def test_a_model_that_takes_something_else_is_left_to_the_user():
+    """No guess runs: nothing is claimed."""
+
+    class Strange(nn.Linear):
+        def forward(self, x):
+            return super().forward(x["deep"])
+
+    assert try_inputs(Strange(3, 3)) is None
+
+
+def test_a_draft_of_a_file(nets):
+    """The class is imported as the workload file beside it will do it."""
+    draft = survey("nets.py:Net", nets)
+    assert draft.code.local == ("from nets import Net",)
+    assert draft.code.body == ("return Net()",)
+    assert (draft.takes, draft.gives) == ((Tensor("x", (8,)),), Output("", (3,)))
+    assert draft.marks == (Mark("layers.*", 4), Mark("head", 1))
+    assert draft.gaps == ()
+
+
+def test_arguments_are_kept(nets):
+    """What stands in brackets is how the model is built."""
+    draft = survey("nets:Net(width=6, classes=2)", nets)
+    assert draft.code.imports == ("from nets import Net",)
+    assert draft.code.body == ("return Net(width=6, classes=2)",)
+    assert draft.takes == (Tensor("x", (6,)),)
+    assert survey("nets.py:Needy(width=5)", nets).gaps == ()
+
+
+def test_a_function_and_a_sequential_will_do(nets):
+    """The children of an nn.Sequential need no marks."""
+    draft = survey("nets.py:sequence", nets)
+    assert (draft.children, draft.marks) == (True, ())
+
+
+def test_missing_arguments_are_named(nets):
+    """Dots stand for what only the user knows, and the file is honest about it."""
+    draft = survey("nets.py:Needy", nets)
+    assert draft.code.body[-1] == "return Needy(width=...)"
+    assert draft.gaps[0].startswith("Needy needs width: int: ")
+
+
+def test_a_model_made_from_a_config_is_small(nets):
+    """As transformers' are: from a config of the model's own class, with fewer layers and no cache."""
+    body = "\n".join(survey("nets.py:Configured", nets).code.body)
+    for line in ("num_hidden_layers=4,", "hidden_size=256,", "use_cache=False,", "return Configured(config)"):
+        assert line in body
+
+
+def test_rows_that_are_not_first_are_noted(nets):
+    """torch's own layers take the sequence first unless they are told."""
+    (nets / "nets.py").write_text("from torch.nn import GRU\ndef make():\n    return GRU(4, 4)\n")
+    assert "batch_first=False" in survey("nets.py:make", nets).gaps[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("nets.py", "names no model"),
+        ("nets.py:", "names no model"),
+        ("nets.py:Net()()", "is no class or function"),
+        ("nets.py:Net(width=[1)", "cannot be read"),
+        ("nets.py:Net(width=open('x'))", "cannot be read"),
+        ("nowhere.py:Net", "no such file"),
+        ("no.such.package:Net", "cannot import no.such.package"),
+        ("my-net:Net", "no name that Python can import"),
+        ("nets.py:Nobody", "no class or function 'Nobody'"),
+        ("nets.py:number", "no class or function 'number'"),
+        ("nets.py:broken", "no luck"),
+        ("os:getcwd", "getcwd gave str"),
+    ],
+)
+def test_wrong_names(nets, model, words):
+    """Each is a usage error with a next step."""
+    with pytest.raises(UsageError, match=words.replace("(", r"\(")) as caught:
+        survey(model, nets)
+    assert caught.value.hint
+
+
+def test_a_model_of_another_folder_is_refused(nets):
+    """The workload file could not import it."""
+    (nets / "inner").mkdir()
+    with pytest.raises(UsageError, match="not in the folder of the workload file") as caught:
+        survey("nets.py:Net", nets / "inner")
+    assert caught.value.hint == "-o workload.py"
+
+
+def test_nothing_is_computed_and_nothing_held(nets):
+    """A model of 40 GB is looked at as fast as a small one."""
+    draft = survey("nets.py:Net(width=50000)", nets)
+    assert draft.takes == (Tensor("x", (50000,)),)
+    assert torch.is_grad_enabled()
