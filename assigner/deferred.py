@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from assigner.errors import AssignerError, UsageError
+from assigner.replay import Call, Replay, View
 from assigner.usercode import user_code, user_line
 
 if TYPE_CHECKING:
@@ -35,43 +36,28 @@ _META = torch.device("meta")
 
 
 def _is_meta(tensor: torch.Tensor) -> bool:
-    """Not by `tensor.is_meta`, of which `_LooksReal` gives another account."""
-    return tensor.device == _META
+    """What it is, whatever `_LooksReal` says of it."""
+    with torch._C.DisableTorchFunction():
+        return tensor.device == _META
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    with torch._C.DisableTorchFunction():
+        return int(tensor.untyped_storage()._cdata)
 
 
 @dataclass(frozen=True)
-class _View:
-    """A meta tensor as it was when a call saw it: which storage, and how it looks at it."""
+class _Given:
+    """A call that gives tensors which were worked out already."""
 
-    storage: int
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
+    tensors: tuple[torch.Tensor, ...]
 
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> _View:
-        storage = tensor.untyped_storage()._cdata
-        return cls(storage, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+    def __call__(self) -> list[torch.Tensor]:
+        return [each.clone() for each in self.tensors]
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One recorded operation; meta tensors among its arguments and results are views."""
-
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Any
-    writes: bool
-    is_random: bool
-    random_state: torch.Tensor | None
-
-    def reads(self) -> set[int]:
-        return {leaf.storage for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, _View)}
-
-    def makes(self) -> set[int]:
-        return {leaf.storage for leaf in pytree.tree_leaves(self.result) if isinstance(leaf, _View)}
+class _LoadedError(AssignerError):
+    """The builder changes or converts a tensor that it has loaded."""
 
 
 class _NoValueError(AssignerError):
@@ -87,33 +73,60 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[_Call] = []
+        self.calls: list[Call] = []
         self.storages: dict[int, torch.UntypedStorage] = {}  # kept alive: a freed one's number is given again
+        self.meta: set[int] = set()  # of them, those that the builder itself has put on the meta device
         self.state = torch.get_rng_state()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():  # torch's own meta functions look at devices: they see the true ones
+            return self.record(func, args, kwargs or {})
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one call; what it asks for on a device it gets on the meta device."""
         if func is torch.ops.aten._local_scalar_dense.default and _is_meta(args[0]):
-            return self.value(args[0])
+            return self.real(args[0]).item()
+        _check_loaded(func, args)
         on_meta = {name: _META if isinstance(word, torch.device) else word for name, word in kwargs.items()}
         if any(word.name == "device" for word in func._schema.arguments):
             on_meta["device"] = _META
-        result = func(*self.on_meta(args), **self.on_meta(on_meta))
-        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        try:
+            result = func(*self.on_meta(args), **self.on_meta(on_meta))
+        except RuntimeError as error:
+            if "meta" not in str(error).lower():
+                raise
+            return self.from_values(func, args, kwargs)  # nonzero, equal: shapes do not tell what comes out
+        without_memory = self.wants_meta(args, kwargs)
+        if without_memory and func._schema.is_mutable:
+            return result  # values that are nowhere; whoever makes a tensor like this one wants its shape alone
+        if without_memory:
+            self.meta.update(_storage(each) for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor))
+        is_random = torch.Tag.nondeterministic_seeded in func.tags and not without_memory
         self.keep(func, args, kwargs, result, writes=func._schema.is_mutable, is_random=is_random)
         return result
+
+    def wants_meta(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """The builder itself asks for the meta device, by name or by a tensor that it has there: nothing is drawn."""
+        if kwargs.get("device") is not None:
+            return bool(kwargs["device"] == _META)
+        return any(self.is_meant(each) for each in pytree.tree_leaves(args) if isinstance(each, torch.Tensor))
+
+    def is_meant(self, tensor: torch.Tensor) -> bool:
+        """True if the builder itself has put a tensor on the meta device; torch.tensor does so unseen by a mode."""
+        storage = _storage(tensor)
+        return _is_meta(tensor) and (storage in self.meta or storage not in self.storages)
 
     @staticmethod
     def on_meta(tree: Any) -> Any:
         return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor if _is_meta(tensor) else tensor.to(_META), tree)
 
     def views(self, tree: Any) -> Any:
-        def view(tensor: torch.Tensor) -> torch.Tensor | _View:
+        def view(tensor: torch.Tensor) -> torch.Tensor | View:
             if not _is_meta(tensor):
                 return tensor
             storage = tensor.untyped_storage()
             self.storages[storage._cdata] = storage
-            return _View.of(tensor)
+            return View.of(tensor)
 
         return pytree.tree_map_only(torch.Tensor, view, tree)
 
@@ -128,16 +141,31 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if not torch.equal(now, self.state):
                     self.state = state = now
         seen_args, seen_kwargs, made = self.views((args, kwargs, result))
-        self.calls.append(_Call(func, seen_args, seen_kwargs, made, writes, is_random, state))
+        self.calls.append(Call(func, seen_args, seen_kwargs, made, writes, is_random, state))
 
-    def value(self, tensor: torch.Tensor) -> Any:
-        """A number that the builder asks for, worked out from the calls so far; no draw may be among them."""
-        view = _View.of(tensor)
-        replay = _Replay(self.calls, {view.storage})
+    def real(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values that the builder asks for, worked out from the calls so far; no draw may be among them."""
+        view = View.of(tensor)
+        replay = Replay(self.calls, {view.storage})
         if any(call.is_random for call in replay.needed_calls()):
             raise _NoValueError("the value of a random tensor")
         with _disable_current_modes():
-            return replay.run(None)[view.storage].look(view).item()
+            return replay.run(None)[view.storage].look(view)
+
+    def from_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one call on real values; tensors that it makes are constants from then on."""
+
+        def real(tree: Any) -> Any:
+            return pytree.tree_map_only(torch.Tensor, lambda each: self.real(each) if _is_meta(each) else each, tree)
+
+        mine, words = real(args), real(kwargs)
+        with _disable_current_modes():
+            found = func(*mine, **words)
+        result = self.on_meta(found)
+        given = _Given(tuple(each for each in pytree.tree_leaves(found) if isinstance(each, torch.Tensor)))
+        made = [each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
+        self.keep(given, (), {}, made, writes=False, is_random=False)
+        return result
 
     @contextlib.contextmanager
     def rejection_sampling(self) -> Iterator[None]:
@@ -154,12 +182,41 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
 
 
+def _check_loaded(func: Any, args: tuple[Any, ...]) -> None:
+    """Tensors with memory (loaded weights) stay what they are: a change would be made to a copy, and be lost.
+
+    Raises:
+        _LoadedError: one is written to, or is a parameter that is converted, which would part it from its ties.
+    """
+    converts = func is torch.ops.aten._to_copy.default and isinstance(args[0], nn.Parameter)
+    writes = func._schema.is_mutable and isinstance(args[0], torch.Tensor)
+    if (converts or writes) and not _is_meta(args[0]):
+        raise _LoadedError("converts" if converts else "changes")
+
+
 class _LooksReal(TorchFunctionMode):
-    """Says of every tensor that it is not on the meta device: torch.nn.init leaves some of those as they are."""
+    """Says of tensors on the meta device that they are on the CPU.
+
+    torch.nn.init and transformers give values to no others. Where the builder itself has asked for the meta device the
+    truth is told.
+
+    What hands a tensor's values to Python gets them from the recorder.
+    """
+
+    _IS_META, _DEVICE = torch.Tensor.is_meta.__get__, torch.Tensor.device.__get__  # type: ignore[attr-defined]
+    _READERS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__format__)
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == torch.Tensor.is_meta.__get__:  # type: ignore[attr-defined]
-            return False
+        if func in (self._IS_META, self._DEVICE) and not self.recorder.is_meant(args[0]):
+            return False if func == self._IS_META else torch.device("cpu") if _is_meta(args[0]) else func(*args)
+        if func in self._READERS and _is_meta(args[0]):
+            args = (self.recorder.real(args[0]), *args[1:])
+            with _disable_current_modes():
+                return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -174,7 +231,8 @@ class DeferredModel:
         model: The module tree; its parameters and buffers are meta tensors.
 
     Raises:
-        UsageError: the builder looks at random values, which do not exist yet, or makes no module.
+        UsageError: the builder looks at random values, which do not exist yet, changes tensors that it has loaded, or
+            makes no module.
     """
 
     def __init__(self, builder: Callable[[], nn.Module], *, seed: int) -> None:
@@ -182,12 +240,21 @@ class DeferredModel:
         kept = torch.get_rng_state()
         try:
             torch.manual_seed(seed)
-            with user_code("Workload.model"), _Recorder() as recorder, recorder.rejection_sampling(), _LooksReal():
+            with (
+                user_code("Workload.model"), _Recorder() as recorder, recorder.rejection_sampling(),
+                _LooksReal(recorder),
+            ):  # fmt: skip
                 self.model = builder()
         except _NoValueError as error:
             raise UsageError(
                 f"the model's builder reads a random tensor's value at {user_line(error)}; there are none yet",
                 hint="compute that number with plain Python (math, random) instead of tensors",
+            ) from error
+        except _LoadedError as error:
+            raise UsageError(
+                f"the model's builder {error} a loaded tensor at {user_line(error)}",
+                hint="load a state_dict before, in the function that makes the workload; the builder makes the model,"
+                " converts it, and ends with model.load_state_dict(state)",
             ) from error
         finally:
             torch.set_rng_state(kept)
@@ -239,97 +306,13 @@ class DeferredModel:
         known = self.tensors()
         wanted = {name: known[name] for name in names}
         storages = {tensor.untyped_storage()._cdata for tensor in wanted.values() if _is_meta(tensor)}
-        memory = _Replay(self._calls, storages).run(self.seed)
+        memory = Replay(self._calls, storages).run(self.seed)
         made: dict[int, torch.Tensor] = {}
         for tensor in wanted.values():
             if id(tensor) not in made:
-                view = _View.of(tensor)
+                view = View.of(tensor)
                 value = memory[view.storage].look(view) if _is_meta(tensor) else tensor.detach().clone()
                 value = value.to(device)
                 is_parameter = isinstance(tensor, nn.Parameter)
                 made[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
         return {name: made[id(tensor)] for name, tensor in wanted.items()}
-
-
-@dataclass(frozen=True)
-class _Memory:
-    """Real memory behind a recorded storage."""
-
-    storage: torch.UntypedStorage
-
-    def look(self, view: _View) -> torch.Tensor:
-        return torch.empty(0, dtype=view.dtype).set_(self.storage, view.offset, view.size, view.stride)
-
-
-class _Replay:
-    """Runs the recorded calls that the wanted storages depend on, and every random draw."""
-
-    def __init__(self, calls: list[_Call], wanted: set[int]) -> None:
-        self.calls = calls
-        self.wanted = wanted
-        self.needed = self._needed()
-        self.end = max((n + 1 for n, needed in enumerate(self.needed) if needed), default=0)
-        self.last_use = {
-            storage: n for n, call in enumerate(calls) if self.needed[n] for storage in call.reads() | call.makes()
-        }
-        self.memory: dict[int, _Memory] = {}
-
-    def _needed(self) -> list[bool]:
-        """Backwards from the end: a call is needed if a needed storage is among what it makes or writes."""
-        alive, needed = set(self.wanted), []
-        for call in reversed(self.calls):
-            touched = call.makes() | (call.reads() if call.writes else set())
-            needed.append(bool(touched & alive))
-            if needed[-1]:
-                alive |= call.reads()
-        return needed[::-1]
-
-    def needed_calls(self) -> list[_Call]:
-        """The calls that the wanted storages depend on."""
-        return [call for call, needed in zip(self.calls, self.needed, strict=True) if needed]
-
-    def run(self, seed: int | None) -> dict[int, _Memory]:
-        """The wanted storages' memory. With a seed every draw is replayed; None: no draw is among the needed calls."""
-        kept = torch.get_rng_state()
-        try:
-            if seed is not None:
-                torch.manual_seed(seed)
-            with torch.no_grad():
-                for position, call in enumerate(self.calls[: self.end]):
-                    if call.random_state is not None:
-                        torch.set_rng_state(call.random_state)
-                    if self.needed[position]:
-                        self._call(call, self._real)
-                        self._free(call, position)
-                    elif call.is_random and seed is not None:
-                        self._call(call, _scratch)
-        finally:
-            torch.set_rng_state(kept)
-        return self.memory
-
-    def _call(self, call: _Call, real: Callable[[Any], Any]) -> None:
-        """Run one call on real tensors; what it makes is remembered, unless it ran on scratch memory."""
-        kwargs = {
-            name: torch.device("cpu") if isinstance(word, torch.device) else word for name, word in call.kwargs.items()
-        }
-        result = call.function(*real(call.args), **real(kwargs))
-        if real is _scratch:
-            return
-        for view, value in zip(pytree.tree_leaves(call.result), pytree.tree_leaves(result), strict=True):
-            if isinstance(view, _View) and view.storage not in self.memory:
-                same = value.stride() == view.stride and value.storage_offset() == view.offset
-                kept = value if same else torch.empty_strided(view.size, view.stride, dtype=view.dtype).copy_(value)
-                self.memory[view.storage] = _Memory(kept.untyped_storage())
-
-    def _free(self, call: _Call, position: int) -> None:
-        for storage in call.reads() | call.makes():
-            if self.last_use[storage] == position and storage not in self.wanted:
-                self.memory.pop(storage, None)
-
-    def _real(self, tree: Any) -> Any:
-        return pytree.tree_map_only(_View, lambda view: self.memory[view.storage].look(view), tree)
-
-
-def _scratch(tree: Any) -> Any:
-    """Memory of the same shape and strides: a draw takes as much from the generator as the true one."""
-    return pytree.tree_map_only(_View, lambda view: torch.empty_strided(view.size, view.stride, dtype=view.dtype), tree)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 def user_line(error: BaseException) -> str:
     """`FILE:LINE (code)` of the innermost frame of an error that lies outside torch and this package."""
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+    if isinstance(error, SyntaxError) and error.filename:  # of the file that is read; the frames are the importer's
+        return f"{error.filename}:{error.lineno} ({(error.text or '').strip()})"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     if not frames:
         return "an unknown line"
@@ -38,7 +40,7 @@ def user_code(what: str) -> Iterator[None]:
         yield
     except AssignerError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit() in a workload would end the command as if all were done
         said = str(error).strip().splitlines()
         message = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
         raise UsageError(

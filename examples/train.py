@@ -136,12 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         train(parse_options(arguments))
     except assigner.AssignerError as error:
-        mine = assigner.launched_rank()
-        rank = "" if mine is None else f"worker:{mine}: "
-        print(f"{rank}error: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"{rank}hint: {error.hint}", file=sys.stderr, flush=True)
-        return error.exit_code
+        return assigner.tell(error)
     return 0
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assigner.marking import partition_graph
+from assigner.marking import PartitionGraph, partition_graph
 from assigner.plan import Plan, Stage
 from assigner.profile import WorkloadReference
 from assigner.workload import load_workload
@@ -34,10 +35,15 @@ def tiny(example: str, arguments: str = "") -> str:
     return entry(example, f"{TINY[example]},{arguments}")
 
 
+@functools.cache
+def cut(workload: str) -> PartitionGraph:
+    return partition_graph(load_workload(workload))
+
+
 def make_plan(workload: str, stages: Sequence[tuple[int, int]], *, micro_batches: int = 4) -> Plan:
     """Stages as (rank, number of partitions) in topological order; every second partition rematerialises."""
     made = load_workload(workload)
-    graph = partition_graph(made)
+    graph = cut(workload)
     names = iter([piece.name for piece in graph.pieces])
     taken = [(rank, tuple(next(names) for _ in range(count))) for rank, count in stages]
     assert not list(names)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
@@ -70,7 +72,7 @@ def _given_momenta(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _fake_tensors(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
+def fake_tensors(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
     """The model's meta tensors as fake CPU tensors while the block runs; shared ones stay shared."""
     made: dict[int, torch.Tensor] = {}
     kept: list[tuple[dict[str, Any], str, torch.Tensor]] = []
@@ -136,8 +138,6 @@ def capture(
     with _silence():
         try:
             return _export(model, names, inputs, first, autocast=autocast, known=row_leaves)
-        except MarkingError:
-            raise
         except Exception:  # noqa: BLE001 - torch.export raises many kinds; the second try's own error is reported
             return _export_or_explain(model, names, inputs, second, autocast=autocast, known=row_leaves)
 
@@ -173,6 +173,11 @@ def _export_or_explain(
         if isinstance(error, GuardOnDataDependentSymNode):
             said = ["a tensor's value decides what runs there"]
         reason = said[0][:200] if said else type(error).__name__
+        if strange := re.match(r"Found <class '([^']+)'> in output", reason):
+            raise MarkingError(
+                f"the forward of {type(model).__name__} returns a {strange[1]}, which holds tensors in its own way",
+                hint="return tensors, or tuples, lists, dicts or dataclasses of them",
+            ) from error
         raise MarkingError(
             f"the forward of {type(model).__name__} cannot be traced at {user_line(error)}: {reason}",
             hint="mark a larger module that contains this line, or give the model as an nn.Sequential",
@@ -202,11 +207,28 @@ def _export(
                 n: kind if leaf.size(n) > 1 or kind is Dim.DYNAMIC else Dim.STATIC for n, kind in enumerate(kinds)
             }
     opaque = replaced(model, names, calls, autocast)
-    with _fake_tensors(model, mode), _given_momenta(model), opaque, mode, casting(autocast, "cpu"):
+    with fake_tensors(model, mode), _given_momenta(model), opaque, mode, casting(autocast, "cpu"):
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+    _check_ways_out(model, program)
     domain = find_domain(program, input_key(input_structure(inputs), leaves))
     return Capture(without_regions(program.graph_module), program, calls, leaves, rows, carriers, domain)
+
+
+def _check_ways_out(model: nn.Module, program: ExportedProgram) -> None:
+    """A tensor that a module made and did not return is a fake one without a node: export takes it for a constant.
+
+    Raises:
+        MarkingError: there is one.
+    """
+    specs = [spec for spec in program.graph_signature.input_specs if spec.kind is InputKind.CONSTANT_TENSOR]
+    if any(isinstance(program.constants[str(spec.target)], FakeTensor) for spec in specs):
+        raise MarkingError(
+            f"the forward of {type(model).__name__} reads a tensor of a partition that the partition does not return:"
+            " a hook or an attribute carries it",
+            hint="return it from the marked module; a Hugging Face model collects nothing with output_hidden_states,"
+            " output_attentions and output_router_logits left off",
+        )
 
 
 def _carriers(known: RowLeaves | None, inputs: Any, leaves: Sequence[Any]) -> tuple[int | None, list[bool]]:

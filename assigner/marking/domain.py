@@ -45,6 +45,9 @@ class TensorKey:
     sizes: tuple[int, ...]
     strides: tuple[int, ...] | None
 
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.sizes)}"
+
 
 @dataclass(frozen=True)
 class Constant:
@@ -52,6 +55,9 @@ class Constant:
 
     kind: type
     value: Any
+
+    def __str__(self) -> str:
+        return repr(self.value)
 
 
 @dataclass(frozen=True)
@@ -67,13 +73,26 @@ class InputKey:
     leaves: tuple[TensorKey | Constant, ...]
 
     def __str__(self) -> str:
-        words = [
-            f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.sizes)}"
-            if isinstance(leaf, TensorKey)
-            else repr(leaf.value)
-            for leaf in self.leaves
-        ]
-        return ", ".join(words)
+        return ", ".join(map(str, self.leaves))
+
+    def signature(self) -> str:
+        """The inputs as the model's forward is called with them, by keyword where a batch's inputs are a dict."""
+        args, kwargs = pytree.tree_unflatten([_Word(leaf) for leaf in self.leaves], self.structure)
+        return ", ".join([*map(repr, args), *(f"{name}={word!r}" for name, word in kwargs.items())])
+
+    def is_like(self, other: InputKey) -> bool:
+        """True if structure, types, numbers of dimensions and plain values are the same; sizes may differ."""
+        return self.structure == other.structure and all(map(_alike, self.leaves, other.leaves))
+
+
+class _Word:
+    """A leaf in words, without quotes wherever it stands."""
+
+    def __init__(self, leaf: TensorKey | Constant) -> None:
+        self.leaf = leaf
+
+    def __repr__(self) -> str:
+        return str(self.leaf)
 
 
 def input_structure(inputs: Any) -> pytree.TreeSpec:
@@ -123,8 +142,7 @@ class Domain:
 
     def admits(self, key: InputKey) -> bool:
         """True if the capture holds for inputs with this key."""
-        mine = self.example.leaves
-        if key.structure != self.example.structure or not all(map(_alike, mine, key.leaves)):
+        if not key.is_like(self.example):
             return False
         if any(_sizes(key, leaf)[dim] != _sizes(self.example, leaf)[dim] for leaf, dim in self.fixed):
             return False

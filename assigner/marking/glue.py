@@ -75,9 +75,11 @@ class Ownership:
         self.order = list(dict.fromkeys(name for name in called if name in marked))
         missing = [name for name in marked if name not in self.order]
         if missing and (all_called or not self.order):
+            others = ", ".join(list(dict.fromkeys(name for name in called if name not in marked))[:3])
             raise MarkingError(
                 f"{missing[0]!r} is marked, and the model's forward never calls it",
-                hint="mark a module that is called (a ModuleList is not: mark 'blocks.*')",
+                hint=f"mark a module that is called{f', as {others}' if others else ''} (a ModuleList is not: mark"
+                " 'blocks.*')",
             )
         self.counted = {node for node in self.nodes if _is_counted(node)}
         self.free = self._find_free()

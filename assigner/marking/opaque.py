@@ -7,6 +7,7 @@ is computed. A size that depends on values comes out as a symbol without a numbe
 from __future__ import annotations
 
 import contextlib
+import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,12 @@ from assigner.usercode import user_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+
+_PLAIN = (
+    bool, int, float, complex, str, bytes, slice, range, set, frozenset, enum.Enum, type(None), type(...),
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,7 @@ def _opaque(name: str, forward: Any, calls: list[OpaqueCall], autocast: str | No
 
     def call(*args: Any, **kwargs: Any) -> Any:
         arguments, tensors, sizes = _split((args, kwargs))
+        _check_plain(name, arguments)
         number = len(_session.forwards)
         seen: dict[str, Any] = {}
 
@@ -158,6 +166,21 @@ def _opaque(name: str, forward: Any, calls: list[OpaqueCall], autocast: str | No
     return call
 
 
+def _check_plain(name: str, arguments: Any) -> None:
+    """What is no tensor is a constant of the partition: an object would carry values that nobody sends.
+
+    Raises:
+        MarkingError: an argument is neither a tensor nor a plain value.
+    """
+    for leaf in pytree.tree_leaves(arguments):
+        if not isinstance(leaf, (*_PLAIN, Slot)):
+            raise MarkingError(
+                f"{name!r} is given a {type(leaf).__name__}, which is neither a tensor nor a plain value",
+                hint="give it tensors, numbers, text, None, or tuples, lists and dicts of them; a Hugging Face model"
+                " makes no cache with use_cache=False in its config",
+            )
+
+
 @contextlib.contextmanager
 def _told(name: str) -> Iterator[None]:
     """Name the module whose Python code asks for a tensor's value: no larger one would help."""
@@ -167,7 +190,7 @@ def _told(name: str) -> Iterator[None]:
         raise MarkingError(
             f"a tensor's value decides what runs in {name!r}, at {user_line(error)}",
             hint="write it with tensor operations (torch.where, a mask, index_add): shapes may depend on values, but"
-            " not what runs",
+            " not what runs; Hugging Face's experts do so with experts_implementation='grouped_mm' or 'batched_mm'",
         ) from error
 
 

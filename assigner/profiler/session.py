@@ -43,7 +43,7 @@ class ProfileOptions:
 
     Args:
         micro_batches: Micro-batch sizes to measure, in rows; empty: those of 16, 8 and 4 micro-batches.
-        marks: Name patterns of partitions besides the workload's own.
+        marks: Name patterns of partitions in place of the workload's own; empty: those.
         max_message: Largest message of the link sweeps, in bytes; None: the largest that a plan could send.
         reserve: Share of a worker's memory that plans leave alone.
         isolated: Workers of one host measure one after another, not at the same time.

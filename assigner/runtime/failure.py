@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]  # without `__all__`
 
+from assigner import errors
+from assigner.cause import Cause, hand_over, place_in
 from assigner.departure import read_host_failure
 from assigner.errors import AssignerError, WorkerError
 from assigner.runtime.carried import error_like
@@ -77,6 +79,20 @@ class Failure:
     def __str__(self) -> str:
         kind = f"{self.kind}: " if self.kind else ""
         return f"{self.worker} failed{' in ' if self.where else ''}{self.where}: {kind}{self.error}"
+
+    def hand_over(self, *, to_tell_of: str) -> bool:
+        """Give it to the launcher, if that is ours; see `assigner.cause`.
+
+        Args:
+            to_tell_of: The worker of this process.
+        """
+        ours = self.module == AssignerError.__module__  # its message says it all
+        kind = f"{self.kind}: " if self.kind and not ours else ""
+        code = getattr(errors, self.kind, WorkerError).exit_code if ours else WorkerError.exit_code
+        what = f"{kind}{self.error}{', in ' if self.where and not ours else ''}{'' if ours else self.where}"
+        place = "" if ours else place_in(self.trace)
+        is_own = self.worker == to_tell_of
+        return hand_over(Cause(self.worker, what, self.hint, code, self.trace, place, is_own=is_own))
 
     @property
     def told(self) -> str:
@@ -160,6 +176,7 @@ class FailureWatch:
                     return self._found
                 return mine if mine.worker == self.worker else _host_gone(mine)
             if found is not None:
+                found.hand_over(to_tell_of=self.worker)
                 time.sleep(_STAY_S)
                 return found
             if time.monotonic() >= deadline:
@@ -178,6 +195,7 @@ class FailureWatch:
             first = Failure(**json.loads(self.store.compare_set(_KEY, "", json.dumps(asdict(failure)))))
         except DistError:
             return failure  # the store is gone as well: this rank says what it knows
+        first.hand_over(to_tell_of=self.worker)
         time.sleep(_STAY_S)  # this process may host the store, or a launcher end the others when it ends
         return first
 
@@ -211,15 +229,18 @@ class FailureWatch:
             busy = self.busy_since
             if busy is not None and time.monotonic() - max(busy, since) > _BUSY_S:
                 mine = Failure(self.worker, "", f"it has waited for {_BUSY_S:g} s since {noticed}")
-                sys.stderr.write(f"[{self.worker}] error: {mine}\n")
+                if not mine.hand_over(to_tell_of=self.worker):
+                    sys.stderr.write(f"[{self.worker}] error: {mine}\n")
                 self._exit()
         self._see_out()
 
     def _end(self, found: Failure) -> None:
         """Print the cause, and end the process unless its main thread comes to know by itself."""
         self._found = found
+        told = found.hand_over(to_tell_of=self.worker)
         if not self.known.is_set():
             self.printed = True
+        if not self.known.is_set() and not told:
             sys.stderr.write(f"[{self.worker}] error: {found.told}\n")
             sys.stderr.flush()
         if not self.known.wait(self.grace_s) and not self.closed.is_set():

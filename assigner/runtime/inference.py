@@ -18,6 +18,7 @@ from assigner.errors import UsageError
 from assigner.location import Location
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.executor import Executor
+from assigner.runtime.microbatch import check_pair
 from assigner.runtime.outputs import OutputRoutes, Part, join
 from assigner.runtime.remat import Rematerialisation
 
@@ -91,6 +92,7 @@ class Inference:
             batch: (inputs, targets).
             number: Of the batch that is trained on next.
         """
+        check_pair(batch)
         self.same.check("evaluate", batch)
         losses: dict[int, float] = {}
         for group, executor in self._groups(batch):

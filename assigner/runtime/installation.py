@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.gradients import Gradients
 from assigner.runtime.inference import Inference
-from assigner.runtime.microbatch import Cutting, MicroBatch
+from assigner.runtime.microbatch import Cutting, MicroBatch, check_pair
 from assigner.runtime.programs import Programs
 from assigner.runtime.sameness import SameCall
 from assigner.runtime.share import Share
@@ -90,6 +90,7 @@ class Installation:
         Raises:
             UsageError: rank 0 makes another call or has another batch, or the batch cannot be used.
         """
+        check_pair(batch)
         rows = self.cutting.row_count(batch[0])
         self.same.check(call, batch)
         program = self.programs.training(rows)

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
 from assigner.marking.domain import input_structure
 from assigner.marking.rows import BatchRows, RowLeaves, batch_rows, may_carry
+from assigner.runtime.sameness import described
 from assigner.usercode import user_code
 from assigner.workload import Batch, Workload, call_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
     from torch.utils._pytree import TreeSpec
 
 
@@ -37,6 +38,21 @@ class MicroBatch:
     targets: Any
     weight: float
     rows: int
+
+
+def check_pair(batch: Any) -> None:
+    """A batch to train on or to evaluate is (inputs, targets); a DataLoader makes a list of them.
+
+    Raises:
+        UsageError: it is anything else.
+    """
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        size = f" of {len(batch)}" if isinstance(batch, tuple | list | dict) else ""
+        given = described(batch) if isinstance(batch, torch.Tensor) else f"a {type(batch).__name__}{size}"
+        raise UsageError(
+            f"a batch is a pair (inputs, targets), and {given} was given",
+            hint="pass (inputs, targets), as Workload.batch makes them",
+        )
 
 
 class Cutting:
@@ -81,9 +97,11 @@ class Cutting:
             weighed: False: micro-batches count by their rows, whatever the workload's `weight` says.
 
         Raises:
-            UsageError: a weight that is negative or not finite, or all of them are 0.
+            UsageError: a weight that is negative or not finite, or all of them are 0; inputs and targets differ in
+                their rows.
         """
         rows = self.row_count(batch[0])
+        self._check_targets(batch[1], rows)
         sizes = [min(size, rows - start) for start in range(0, rows, size)]
         inputs = _cut(batch[0], self._known.inputs, input_structure(batch[0]), rows, size)
         targets = _cut(batch[1], self._known.targets, pytree.tree_structure(batch[1]), rows, size)
@@ -97,6 +115,18 @@ class Cutting:
             MicroBatch(pytree.tree_leaves(call_arguments(mine)), wanted, share, each)
             for mine, wanted, share, each in zip(inputs, targets, shares, sizes, strict=True)
         ]
+
+    def _check_targets(self, targets: Any, rows: int) -> None:
+        leaves, structure = pytree.tree_flatten(targets)
+        known = self._known.targets
+        if known is None or known.structure != structure:
+            return
+        for leaf, carries in zip(leaves, known.carry, strict=True):
+            if carries and isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.size(0) != rows:
+                raise UsageError(
+                    f"the batch has {rows} rows of inputs, and {leaf.size(0)} of targets ({described(leaf)})",
+                    hint="give each row of the inputs its target",
+                )
 
 
 def _cut(tree: Any, known: RowLeaves | None, structure: TreeSpec, rows: int, size: int) -> list[Any]:

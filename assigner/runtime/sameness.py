@@ -48,7 +48,7 @@ class SameCall:
         if self._member.transport is None:
             return
         leaves, structure = pytree.tree_flatten(batch)
-        words = [_described(leaf) for leaf in leaves]
+        words = [described(leaf) for leaf in leaves]
         text = f"{call} {structure} {words} {checksum(leaves)}"
         mine = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> (64 - _BITS)
         self._member.at = "the comparison of the ranks' batches"
@@ -60,7 +60,8 @@ class SameCall:
             )
 
 
-def _described(leaf: Any) -> str:
+def described(leaf: Any) -> str:
+    """A leaf of a batch in a word: a tensor's type and shape, a plain value itself."""
     if isinstance(leaf, torch.Tensor):
         return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
     return repr(leaf) if isinstance(leaf, _PLAIN) else type(leaf).__name__

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from assigner.errors import FormatError, MarkingError
+from assigner.errors import FormatError, MarkingError, UsageError
 from assigner.marking import PartitionGraph
 from assigner.marking.cut import recut
 from assigner.marking.domain import InputKey, input_key, input_structure
@@ -148,9 +148,23 @@ class Variants:
             programs = Programs(_with_partitions(self.plan, graph), graph, self.member.transport)
             programs.counted(1, training=training)
         except (MarkingError, FormatError) as error:
+            _check_kind(key, base.domain.example)
             # Its own cause is pages of torch.export; the message has the model's line.
             raise MarkingError(f"{what}: {error.message}", hint=error.hint) from None
         return Variant(graph, programs, graph.rebuild(self.planned.modules, self.member.device))
+
+
+def _check_kind(given: InputKey, example: InputKey) -> None:
+    """Inputs that the model cannot take, and that are of another kind than the workload's own, are most likely wrong.
+
+    Raises:
+        UsageError: structure, types, numbers of dimensions or plain values differ from the example's.
+    """
+    if not given.is_like(example):
+        raise UsageError(
+            f"the model cannot take inputs ({given.signature()}); the workload's own are ({example.signature()})",
+            hint="give batches like those of Workload.batch, or change that and profile again",
+        ) from None
 
 
 def _check_ownership(graph: PartitionGraph, base: PartitionGraph) -> None:

@@ -1,0 +1,161 @@
+"""What a model takes and gives: guessed from its first layer and tried with fake tensors, where nothing is computed.
+
+first layer          tried, beside the rows
+nn.Embedding         tokens: 64, 16, 256
+nn.Conv2d            images: the channels and 224, 64, 32, ... pixels a side
+nn.Linear, a norm    its features; a sequence of 16 of them
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from assigner.marking.capture import fake_tensors
+from assigner.starter.draft import Output, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_ROWS = 5  # unlike all other sizes
+_LENGTHS = (64, 16, 256)
+_SIDES = (224, 64, 32, 28, 256, 299)
+_STEPS = 16
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Inputs that a forward took, what it gave, and the names of the modules that it called."""
+
+    takes: tuple[Tensor, ...]
+    keywords: bool
+    gives: Output | None
+    called: frozenset[str]
+
+
+def try_inputs(model: nn.Module) -> Trial | None:
+    """Inputs under which a model on the meta device runs; None: none of those tried."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    with torch.no_grad(), mode, fake_tensors(model, mode):
+        for names, keywords in _arguments(model):
+            for shape, tokens in _candidates(model):
+                takes = tuple(Tensor(name, shape, tokens) for name in names)
+                try:
+                    with _called(model) as called:
+                        outputs = _call(model, takes, keywords=keywords)
+                except Exception:  # noqa: BLE001, S112 - the next guess may be the right one
+                    continue
+                return Trial(takes, keywords, _output(outputs), frozenset(called))
+    return None
+
+
+@contextlib.contextmanager
+def _called(model: nn.Module) -> Iterator[set[str]]:
+    """The names of the modules whose forward runs within the block."""
+    called: set[str] = set()
+    hooks = [
+        module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+        for name, module in model.named_modules()
+    ]
+    try:
+        yield called
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _call(model: nn.Module, takes: Sequence[Tensor], *, keywords: bool) -> Any:
+    made = {
+        each.name: torch.zeros(_ROWS, *each.shape, dtype=torch.float32 if each.tokens is None else torch.int64)
+        for each in takes
+    }
+    return model(**made) if keywords else model(*made.values())
+
+
+def _arguments(model: nn.Module) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Which arguments of the forward are tensors: those without a default; where all have one, those that are first."""
+    main = getattr(model, "main_input_name", None)
+    parameters = [
+        each
+        for each in inspect.signature(model.forward).parameters.values()
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    if isinstance(main, str):  # transformers
+        yield (main,), True
+        if any(each.name == f"decoder_{main}" for each in parameters):
+            yield (main, f"decoder_{main}"), True
+        return
+    needed = [each.name for each in parameters if each.default is each.empty]
+    if needed:
+        yield tuple(needed), len(needed) > 1
+    for count in range(max(1, len(needed) + 1), min(3, len(parameters)) + 1):
+        yield tuple(each.name for each in parameters[:count]), count > 1
+    if not parameters:  # forward(*inputs)
+        yield ("inputs",), False
+
+
+def _candidates(model: nn.Module) -> Iterator[tuple[tuple[int, ...], int | None]]:
+    """Shapes without rows, and for tokens how many there are, that suit the first layer that says what it takes."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Embedding):
+            yield from (((length,), layer.num_embeddings) for length in _LENGTHS)
+            return
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            sides = (_config_side(model), *_SIDES) if isinstance(layer, nn.Conv2d) else _LENGTHS[1::-1]
+            for side in sides:
+                if side is not None:
+                    yield (layer.in_channels, *(side,) * len(layer.kernel_size)), None
+            return
+        if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+            yield (_STEPS, layer.input_size if isinstance(layer, nn.RNNBase) else layer.embed_dim), None
+            return
+        features = _features(layer)
+        if features is not None:
+            yield from ((features, None), ((_STEPS, *features), None))
+            return
+
+
+def _config_side(model: nn.Module) -> int | None:
+    """The side of its images, where a transformers model's config says it."""
+    side = getattr(getattr(model, "config", None), "image_size", None)
+    return side if isinstance(side, int) else None
+
+
+def _features(layer: nn.Module) -> tuple[int, ...] | None:
+    if isinstance(layer, nn.Linear):
+        return (layer.in_features,)
+    if isinstance(layer, nn.LayerNorm):
+        return tuple(layer.normalized_shape)
+    if isinstance(layer, nn.BatchNorm1d):
+        return (layer.num_features,)
+    return None
+
+
+def _output(outputs: Any) -> Output | None:
+    """The tensor for a loss: the one that is there, the scores or the hidden state of a named output, or the first."""
+    if isinstance(outputs, torch.Tensor):
+        return _described("", outputs)
+    if isinstance(outputs, dict):
+        for name in ("logits", "last_hidden_state"):
+            if isinstance(outputs.get(name), torch.Tensor):
+                return _described(f".{name}" if hasattr(outputs, name) else f'["{name}"]', outputs[name])
+        found = ((f'["{name}"]', value) for name, value in outputs.items())
+    elif isinstance(outputs, tuple | list):
+        found = ((f"[{n}]", value) for n, value in enumerate(outputs))
+    else:
+        return None
+    return next((_described(access, value) for access, value in found if isinstance(value, torch.Tensor)), None)
+
+
+def _described(access: str, tensor: torch.Tensor) -> Output | None:
+    sizes = [size for size in tensor.shape if isinstance(size, int)]  # others depend on values
+    if not tensor.is_floating_point() or len(sizes) < tensor.dim() or sizes[:1] != [_ROWS]:
+        return None
+    return Output(access, tuple(sizes[1:]))
