@@ -7,7 +7,7 @@ READY := .venv/.ready
 DEMO_WORKLOAD ?= examples/gpt.py:workload(width=192)
 DEMO_STEPS ?= 60
 
-.PHONY: demo test lint types clean
+.PHONY: demo test lint types docs clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -34,5 +34,10 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# The site, in site/; a broken link or anchor ends the build.
+docs: $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 clean:
-	rm -rf .venv demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv demo site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -6,9 +6,11 @@ The names below are loaded when they are first used, so that reading plans needs
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from assigner.cause import tell
     from assigner.errors import (
         AssignerError,
         FormatError,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "assigner.cause": ("tell",),
     "assigner.errors": (
         "AssignerError", "FormatError", "InfeasibleError", "LimitError", "MarkingError", "MeasurementError",
         "UsageError", "WorkerError",
@@ -52,7 +55,7 @@ __all__ = [  # noqa: RUF022 - as grouped above
     "AssignerError", "FormatError", "InfeasibleError", "LimitError", "MarkingError", "MeasurementError", "UsageError",
     "WorkerError", "partition", "Plan", "load_plan", "save_plan", "Profile", "load_profile", "save_profile", "Pipeline",
     "predict", "SolveOptions", "solve", "solve_baseline", "Trace", "load_trace", "Workload", "load_workload",
-    "launched_rank",
+    "launched_rank", "tell",
 ]  # fmt: skip
 
 
@@ -60,3 +63,9 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'assigner' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+if "ASSIGNER_CAUSES" in os.environ:  # a rank of `assigner run` or `assigner profile`
+    from assigner.cause import hand_over_uncaught
+
+    hand_over_uncaught()

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import shutil
 import signal
+import tempfile
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch.distributed import DistError
@@ -14,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from assigner.cause import VARIABLE, first_cause, listening
 from assigner.departure import HostFailure, OtherHosts, leaving_together
 from assigner.ending import how_it_ended
 from assigner.errors import FormatError, UsageError, WorkerError
@@ -51,13 +56,16 @@ def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str
         environment: Variables to set besides this process's own.
 
     Raises:
-        RankFailedError: a rank failed; the first one is named. Its own words are on stderr already.
+        RankFailedError: a rank failed; the first one is named, with what it has handed over. What else it has to say
+            is on stderr already.
         WorkerError: the hosts did not meet, or lost each other: the port is taken, or host 0 does not answer.
         KeyboardInterrupt: Ctrl-C; the ranks have ended.
     """
     for name in ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     config = _configuration(layout)
+    causes = Path(tempfile.mkdtemp(prefix="assigner-"))
+    environment = {**environment, VARIABLE: listening(causes)}
     kept = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
@@ -68,8 +76,7 @@ def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str
             except SignalException as error:
                 raise _ended_by_signal(error, others) from error
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        raise RankFailedError(f"worker:{rank} {how_it_ended(failure.exitcode)}", failure.exitcode) from error
+        raise _rank_failed(error, causes) from error
     except DistError as error:
         raise WorkerError(
             f"the hosts cannot meet at {config.rdzv_endpoint}: {_first_line(error)}",
@@ -81,6 +88,25 @@ def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        if not any(causes.glob("*.txt")):
+            shutil.rmtree(causes, ignore_errors=True)
+
+
+def _rank_failed(error: ChildFailedError, causes: Path) -> RankFailedError:
+    """The first cause, as the ranks have handed it over; of ranks that could not, how the first one ended."""
+    cause = first_cause(causes)
+    rank, failure = error.get_first_failure()
+    if cause is not None and not cause.is_own:  # of a process that is gone, this one knows how it ended
+        gone = next((each for each in error.failures if f"worker:{each}" == cause.worker.partition("/")[0]), None)
+        rank, failure, cause = (rank, failure, cause) if gone is None else (gone, error.failures[gone], None)
+    if cause is None:
+        return RankFailedError(f"worker:{rank} {how_it_ended(failure.exitcode)}", failure.exitcode)
+    hint = cause.hint
+    if hint is None and cause.trace:
+        kept = causes / f"{re.sub(r'[^a-z0-9]+', '-', cause.worker)}.txt"
+        kept.write_text(cause.trace, encoding="utf-8")
+        hint = f"{kept} has the traceback; -v shows it"
+    return RankFailedError(str(cause), cause.exit_code, hint=hint, trace=cause.trace)
 
 
 def _launch_and_tell(config: LaunchConfig, command: Sequence[str], others: OtherHosts) -> None:
@@ -132,13 +158,14 @@ class RankFailedError(WorkerError):
     Args:
         message: Which rank, and how it ended.
         rank_exit_code: What its process returned; negative: the signal that killed it.
+        hint: What to do next, where the rank has said it.
+        trace: Its traceback, where it has handed that over.
     """
 
-    def __init__(self, message: str, rank_exit_code: int) -> None:
+    def __init__(self, message: str, rank_exit_code: int, *, hint: str | None = None, trace: str = "") -> None:
         killed = rank_exit_code < 0
-        super().__init__(
-            message,
-            hint="something outside ended it: out of memory? (dmesg says so)" if killed else "its own error is above",
-        )
+        above = "something outside ended it: out of memory? (dmesg says so)" if killed else "its own error is above"
+        super().__init__(message, hint=hint or (None if trace else above))
+        self.trace = trace
         if rank_exit_code in (UsageError.exit_code, FormatError.exit_code):
             self.exit_code = rank_exit_code

@@ -17,7 +17,16 @@ MAJOR = 1
 
 @dataclass(frozen=True)
 class WorkloadReference:
-    """Which workload was measured; the fingerprint changes with its partitions and their graph."""
+    """Which workload was measured.
+
+    Args:
+        name: For tables.
+        entry: What made it, `FILE.py:FUNCTION` with its arguments.
+        fingerprint: Changes with the partitions and their graph; a plan and a checkpoint are refused where it differs.
+        batch_size: Rows in a step.
+        dtype: Of the parameters.
+        optimizer: The class of the optimizer.
+    """
 
     name: str
     entry: str = ""
@@ -88,7 +97,16 @@ class LinkPoint:
 
 @dataclass(frozen=True)
 class Link:
-    """The directed way from one worker to another, as a sweep over message sizes."""
+    """The directed way from one worker to another, as a sweep over message sizes.
+
+    Args:
+        source: The worker that sends.
+        target: The worker that receives.
+        points: Times by message size, the smallest first.
+        backend: What carries the messages: `gloo`, `nccl` or `mpi`.
+        sender_busy: Share of a transfer's time in which the sender cannot compute.
+        receiver_busy: The same for the receiver.
+    """
 
     source: str
     target: str
@@ -129,7 +147,16 @@ class Partition:
 
 @dataclass(frozen=True)
 class Edge:
-    """A value that one partition makes and another reads."""
+    """A value that one partition makes and another reads.
+
+    Args:
+        source: The partition that makes it.
+        target: The partition that reads it.
+        bytes_per_sample: Of the value, for each sample of a micro-batch.
+        output: Which of the source's values it is; edges with the same one carry the same value, once to each worker.
+        fixed_bytes: Of the value, whatever the micro-batch.
+        gradient: Whether its gradient comes back.
+    """
 
     source: str
     target: str
@@ -141,7 +168,13 @@ class Edge:
 
 @dataclass(frozen=True)
 class Tie:
-    """One parameter that several partitions hold."""
+    """One parameter that several partitions hold.
+
+    Args:
+        parameter: Its first name in the model.
+        partitions: Those that hold it.
+        bytes: Of the parameter; its gradient has as many.
+    """
 
     parameter: str
     partitions: tuple[str, ...]
@@ -152,8 +185,21 @@ class Tie:
 class Measurement:
     """One partition on one worker at one micro-batch size; times are medians, in seconds.
 
-    `spread` is that of forward or backward, whichever is wider; `update_spread` that of the update. `recompute_s` is
-    how much longer forward and backward take together where the partition rematerialises; None: a forward.
+    Args:
+        partition: Its name.
+        worker: The worker's name.
+        micro_batch: In samples.
+        forward_s: Of one forward.
+        backward_s: Of one backward.
+        update_s: Of the optimizer's update of this partition.
+        activation_bytes: What it keeps from forward to backward, its inputs and outputs left out.
+        workspace_bytes: What it needs beside that while it computes.
+        samples: How many times it was timed.
+        spread: IQR / median of forward or backward, whichever is wider.
+        infeasible: Why it could not be measured, as for lack of memory; it is not placed there then.
+        update_spread: IQR / median of the update.
+        recompute_s: How much longer forward and backward take together where the partition rematerialises; None: as
+            long as a forward.
     """
 
     partition: str
@@ -174,6 +220,21 @@ class Measurement:
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """A whole profile; construction checks that every reference in it resolves.
+
+    Args:
+        kind: What the file is.
+        format_version: MAJOR.MINOR; a reader takes every minor version of a major that it knows.
+        created_at: When, in UTC.
+        tool_version: The release that wrote it.
+        environment: Versions, devices and settings of the measurement, for people.
+        workload: What was measured.
+        workers: The processes, each with one device.
+        links: The ways between them; a pair that is not here cannot talk.
+        partitions: The units that are placed.
+        edges: The values between them; no cycles.
+        ties: Parameters that several partitions hold.
+        measurements: Times and bytes; a pair of partition and worker without one is not placed.
+        warnings: What was suspicious while it was measured.
 
     Raises:
         FormatError: a name stands twice, a reference leads nowhere, or the graph has a cycle.

@@ -24,7 +24,15 @@ Number = Annotated[int, Range(-1)]
 
 @dataclass(frozen=True, slots=True)
 class TracedMessage:
-    """What a send or a receive moved, and the worker at the other end."""
+    """What a send or a receive moved.
+
+    Args:
+        payload: An activation, its gradient, or the summed gradient of a tied parameter.
+        partition: The one that makes the value; of a tie, the first that holds the parameter.
+        output: Which of its outputs; of a tie, the tie's number.
+        peer: The worker at the other end.
+        bytes: Of the message.
+    """
 
     payload: Literal["activation", "gradient", "tie"]
     partition: str

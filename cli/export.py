@@ -12,7 +12,8 @@ from .names import functions
 from .options import Force, Json, PlanFile
 
 if TYPE_CHECKING:
-    from assigner.export import Exported, Held
+    from assigner.export import Exported
+    from assigner.holding import Held
     from assigner.plan import Plan
     from assigner.profile import Profile
 

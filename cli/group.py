@@ -25,6 +25,7 @@ from assigner.errors import AssignerError, FormatError, InfeasibleError, UsageEr
 from . import completion, console
 from .configuration import named_by_origin, origin
 from .console import Settings, configure, explain, fail, settings
+from .values import switched_off
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,11 +78,8 @@ class Commands(TyperGroup):
         sys.exit(_flushed(code if isinstance(code, int) else 0))
 
     def get_help_option(self, ctx: Any) -> Any:
-        """--help, as a switch that is off: typer loads pydantic to make sense of its own default, None."""
-        option = super().get_help_option(ctx)
-        if option is not None:
-            option.default = False
-        return option
+        """--help."""
+        return switched_off(super().get_help_option(ctx))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - printed, as typer does it
         """Print the help."""

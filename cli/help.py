@@ -14,6 +14,7 @@ from typer.core import TyperArgument, TyperCommand
 
 from . import console
 from .configuration import remember
+from .values import switched_off, take_plainly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,14 @@ _EXAMPLES_INDENT = 2
 
 class Command(TyperCommand):
     """A command with our help, that knows where its settings come from."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        take_plainly(self.params)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """--help."""
+        return switched_off(super().get_help_option(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the line."""

@@ -26,12 +26,13 @@ class MeasuringProgress:
 
     def __init__(self, *, wanted: bool) -> None:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+        from rich.table import Column
 
         terminal = console.stderr()
         self._shown = wanted and console.draws_progress(terminal)
         self._bar = Progress(
             BarColumn(bar_width=20), TaskProgressColumn(), TextColumn("{task.fields[left]}"),
-            TextColumn("{task.description}"), console=terminal, transient=True, auto_refresh=False,
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")), console=terminal, transient=True, auto_refresh=False,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=1.0, left="")
         self._drawn = 0.0

@@ -244,8 +244,11 @@ def _measure_as_rank(entry: str, options: "ProfileOptions", files: "Output", *, 
 
 def _warn(profile: "Profile", output: Path) -> None:
     """The first warnings of a new profile; all are in the file."""
+    from assigner import formatting as fmt
+
     shown = profile.warnings[:3]
     for text in shown:
         console.notice(f"warning: {text}")
     if len(profile.warnings) > len(shown):
-        console.notice(f"{len(profile.warnings) - len(shown)} more warnings: assigner show {output}")
+        more = fmt.plural(len(profile.warnings) - len(shown), "more warning")
+        console.notice(f"{more}: assigner show {output}")

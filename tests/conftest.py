@@ -11,6 +11,12 @@ from assigner.lab import lacks
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules that start ranks or hosts come first: they wait a lot, and beside them (-n 2) the quick ones fill up."""
+    slow = {item.path for item in items if item.get_closest_marker("distributed") or item.get_closest_marker("lab")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def lab() -> Path:
     """The folder of the cluster files; skips where the lab cannot work."""

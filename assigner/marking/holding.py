@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assigner.export.exported import Holding
+from assigner.holding import Holding
 
 if TYPE_CHECKING:
     from assigner.marking.graph import PartitionGraph

@@ -7,9 +7,11 @@ from builders import make_plan, make_profile
 from torch import nn
 
 from assigner.errors import FormatError
-from assigner.export import Holding, device_map
+from assigner.export import device_map
+from assigner.holding import Holding
 from assigner.marking import partition_graph
 from assigner.marking.holding import held_names
+from assigner.profile import Tie
 from assigner.workload import Workload
 
 NAMES = [f"p{n}" for n in range(4)]
@@ -80,6 +82,14 @@ def test_what_accelerate_does_otherwise_is_noted(devices, word):
     """CPU ranks become one device, and beside a GPU the CPU only stores."""
     profile, plan = on_one_host(devices)
     assert word in device_map(plan, profile).notes[-1]
+
+
+def test_shared_parameters_on_several_devices_are_noted():
+    """accelerate warns of them; on one device there is nothing to say."""
+    profile, plan = on_one_host(["cuda:0", "cuda:1"])
+    for partitions, said in ((("p0", "p3"), True), (("p0", "p1"), False)):
+        tied = replace(profile, ties=(Tie("word.weight", partitions, 1e3),))
+        assert any("word.weight" in note for note in device_map(plan, tied).notes) is said
 
 
 def test_held_names_cover_the_model(held):

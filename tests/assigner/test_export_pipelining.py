@@ -15,7 +15,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, _simulate_comms_compute
 
 from assigner.errors import FormatError
-from assigner.export import Holding, module_names, schedule_csv
+from assigner.export import module_names, schedule_csv
+from assigner.holding import Holding
 from assigner.plan import Stage
 from assigner.profile import Tie
 from assigner.schedule import Kind, build_program

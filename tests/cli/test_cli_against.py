@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 from made_runs import run_in, slower_worker
+from trace_event_rules import read_trace_events
 
 from assigner.plan import save_plan
 from assigner.profile import load_profile
@@ -35,6 +36,9 @@ def test_json_is_one_object(assigner, trace):
     data = json.loads(simulate(assigner, "--against", "trace.json", "--json").stdout)
     assert data["kind"] == "agreement"
     assert data["step"]["measured_s"] > data["step"]["predicted_s"]
+    drawn = data["timeline"]
+    assert [step["number"] for step in drawn["measured"]["steps"]] == [1]
+    assert len(drawn["predicted"]["actions"]) == len(drawn["measured"]["actions"])
 
 
 def test_calibrate_writes_a_profile_that_predicts_what_was_measured(assigner, folder, trace):
@@ -57,6 +61,39 @@ def test_an_existing_profile_is_replaced_with_force_only(assigner, folder, trace
     assert (folder / "profile.json").read_text() == before
     assert simulate(assigner, "--against", "trace.json", "--calibrate", "profile.json", "--force").exit_code == 0
     assert (folder / "profile.json").read_text() != before
+
+
+@pytest.mark.parametrize("flag", ["--calibrate", "--trace"])
+def test_the_run_is_not_overwritten(assigner, folder, trace, flag):
+    """The file that is learned from is kept, by force or not."""
+    before = (folder / "trace.json").read_text()
+    result = simulate(assigner, "--against", "trace.json", flag, "trace.json", "--force")
+    assert result.exit_code == 2
+    assert "reads" in result.stderr
+    assert (folder / "trace.json").read_text() == before
+
+
+@pytest.mark.parametrize(("step", "count", "name"), [("median", 1, "step 1"), ("2", 1, "step 2"), ("all", 3, "step 0")])
+def test_predicted_and_measured_in_one_file(assigner, folder, trace, step, count, name):
+    """One step or all of them, each with as many predicted ones, and both timelines on the screen."""
+    result = simulate(assigner, "--against", "trace.json", "--step", step, "--trace", "both.json")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.count("measured  ") >= 2
+    seen = read_trace_events((folder / "both.json").read_text())
+    assert seen.order[1:3] == ["worker:0/cpu predicted", "worker:0/cpu measured"]
+    for side in ("predicted", "measured"):
+        assert len(seen.slices["steps", side]) == count
+    assert seen.slices["steps", "measured"][0]["name"].startswith(name)
+    assert seen.other["trace"] == "trace.json"
+
+
+@pytest.mark.parametrize(("step", "words"), [("3", "steps 0 to 2"), ("-1", "median"), ("last", "median")])
+def test_a_step_that_is_not_there(assigner, trace, step, words):
+    """Exit code 2, with what there is."""
+    result = simulate(assigner, "--against", "trace.json", f"--step={step}")
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stdout == ""
 
 
 @pytest.mark.parametrize("flags", [("--calibrate", "new.json"), ("--against", "trace.json", "--memory")])

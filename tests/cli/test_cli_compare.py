@@ -1,17 +1,22 @@
+import hashlib
 import json
 from dataclasses import replace
 
 import pytest
+from made_runs import run_in
 
-from assigner.plan import save_plan
+from assigner.plan import ProfileReference, save_plan
+from assigner.profile import save_profile
+from assigner.trace import save_trace
 
 
 def test_baseline_and_speed_up(assigner, equal, solved):
     """The first plan is marked as the baseline, and the second has its speed-up over it."""
     out = assigner("compare", "equal.json", "solved.json").stdout
     factor = equal.predicted.step_s / solved.predicted.step_s
-    assert "equal.json (baseline)" in out
-    assert f"{factor:.2f}x" in out
+    rows = {line.split()[0]: line.split() for line in out.splitlines()[:6] if ".json" in line}
+    assert "baseline" in rows["equal.json"]
+    assert f"{factor:.2f}x" in rows["solved.json"]
 
 
 def test_only_changes_are_listed(assigner):
@@ -20,7 +25,7 @@ def test_only_changes_are_listed(assigner):
     assert "2 of 6 partitions changed" in out
     rows = [line.split() for line in out.splitlines()]
     assert ["p3", "worker:1/cpu", "->", "worker:0/cpu"] in rows
-    assert ["p4", "worker:1/cpu", "->", "worker:0/cpu", "on"] in rows
+    assert ["p4", "worker:1/cpu", "->", "worker:0/cpu", "off", "->", "on"] in rows
     assert not any(row[:1] == ["p5"] for row in rows)
 
 
@@ -43,7 +48,7 @@ def test_json(assigner, equal, solved):
 def test_markdown(assigner):
     """--md gives tables that Markdown knows, all columns in them."""
     lines = assigner("compare", "equal.json", "solved.json", "--md", columns=80).stdout.splitlines()
-    header = next(line for line in lines if line.startswith("| plan |"))
+    header = next(line for line in lines if "| plan |" in line)
     assert "transfer %" in header
     assert lines[lines.index(header) + 1].count("---") == header.count("|") - 1
 
@@ -73,5 +78,97 @@ def test_width(assigner, columns):
     """Three plans fit on 80 and on 120 columns, and the baseline stays marked."""
     out = assigner("compare", "equal.json", "solved.json", "solved.json", columns=columns).stdout
     assert max(map(len, out.splitlines())) <= columns
-    assert "(baseline)" in out
+    assert "baseline" in out
     assert ("transfer %" in out) == (columns == 120)
+
+
+def test_measured_finds_the_plan_of_each_trace(assigner, folder, profile, equal, solved):
+    """Traces are told apart by what they ran; median, speed-up and the prediction's error stand below the figures."""
+    for name, plan in (("equal", equal), ("solved", solved)):
+        save_trace(run_in(profile, plan), folder / f"{name}.trace.json")
+    traces = ("--measured", "solved.trace.json", "--measured", "equal.trace.json")
+    out = assigner("compare", "equal.json", "solved.json", *traces, columns=80).stdout
+    assert max(map(len, out.splitlines())) <= 80
+    assert "measured ms" in out
+    assert "the plans ran in the order that was predicted" in out
+    data = json.loads(assigner("compare", "equal.json", "solved.json", *traces, "--json").stdout)
+    assert [each["measured"]["traces"] for each in data["plans"]] == [["equal.trace.json"], ["solved.trace.json"]]
+    assert data["plans"][1]["measured"]["error"] == pytest.approx(0, abs=0.02)
+
+
+def test_a_trace_of_another_plan_is_refused(assigner, folder, profile, equal, solved):
+    """Exit code 5, nothing on stdout, and what differs."""
+    save_plan(replace(equal, schedule="1f1b"), folder / "other.json")
+    save_trace(run_in(profile, solved), folder / "trace.json")
+    result = assigner("compare", "equal.json", "other.json", "--measured", "trace.json")
+    assert (result.exit_code, result.stdout) == (5, "")
+    assert "trace.json is of a run of none of these plans" in result.stderr
+
+
+@pytest.mark.parametrize("wanted", ["2", "solved.json"])
+def test_another_baseline(assigner, equal, solved, wanted):
+    """By its number or its name, it comes first and is the measure."""
+    data = json.loads(assigner("compare", "equal.json", "solved.json", "--baseline", wanted, "--json").stdout)
+    assert data["baseline"] == "solved.json"
+    assert data["plans"][1]["speed_up"] == pytest.approx(solved.predicted.step_s / equal.predicted.step_s)
+
+
+def test_a_baseline_that_is_none_of_the_plans(assigner):
+    """Exit code 2, and the plans by number."""
+    result = assigner("compare", "equal.json", "solved.json", "--baseline", "3")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "1 equal.json, 2 solved.json" in result.stderr
+
+
+def test_all_priced_by_one_profile(assigner, folder, profile):
+    """--profile prices every plan anew, and says so."""
+    points = (
+        replace(each, forward_s=2 * each.forward_s, backward_s=2 * each.backward_s) for each in profile.measurements
+    )
+    save_profile(replace(profile, measurements=tuple(points)), folder / "slow.json")
+    old, new = (
+        json.loads(assigner("compare", "equal.json", "solved.json", *more, "--json").stdout)
+        for more in ((), ("--profile", "slow.json"))
+    )
+    assert new["plans"][1]["step_s"] > 1.5 * old["plans"][1]["step_s"]
+    assert new["notes"] == ["all are priced by slow.json, whatever they were solved from"]
+
+
+def test_prices_of_the_profile_behind_a_plan(assigner, folder, profile, equal, solved):
+    """Where the profile is at hand and knows what workers cost, every plan has its cost."""
+    prices = replace(profile, workers=tuple(replace(each, cost_per_hour=2.0) for each in profile.workers))
+    save_profile(prices, folder / "prices.json")
+    reference = ProfileReference("prices.json", hashlib.sha256((folder / "prices.json").read_bytes()).hexdigest())
+    for name, plan in (("a.json", equal), ("b.json", solved)):
+        save_plan(replace(plan, profile=reference), folder / name)
+    assert "per 1000" in assigner("compare", "a.json", "b.json").stdout
+    assert "per 1000" not in assigner("compare", "equal.json", "solved.json").stdout
+
+
+def test_names_tell_plans_of_one_file_name_apart(assigner, folder, equal, solved):
+    """Of their paths only what differs; one file twice is numbered."""
+    for name, plan in (("one", equal), ("two", solved)):
+        (folder / "runs" / name).mkdir(parents=True)
+        save_plan(plan, folder / "runs" / name / "plan.json")
+    data = json.loads(assigner("compare", "runs/one/plan.json", "runs/two/plan.json", "--json").stdout)
+    assert [each["name"] for each in data["plans"]] == ["one", "two"]
+    again = json.loads(assigner("compare", "equal.json", "equal.json", "--json").stdout)
+    assert [each["name"] for each in again["plans"]] == ["equal.json (1)", "equal.json (2)"]
+
+
+def test_precision(assigner):
+    """Digits behind the point, as dvc has it."""
+    lines = assigner("compare", "equal.json", "solved.json", "--precision", "4").stdout.splitlines()
+    row = next(line.split() for line in lines if line.startswith("solved.json"))
+    assert all(len(cell.rstrip("x").split(".")[1]) == 4 for cell in row[1:5])
+
+
+def test_twelve_plans_fit_the_terminal(assigner, folder, equal, solved):
+    """At 80 columns no line is longer, and every plan is one line of figures."""
+    names = [f"plan-{n}.json" for n in range(12)]
+    for n, name in enumerate(names):
+        save_plan(solved if n % 3 else equal, folder / name)
+    out = assigner("compare", *names, columns=80).stdout
+    assert max(map(len, out.splitlines())) <= 80
+    figures = out.split("\n\n")[0].splitlines()
+    assert len(figures) == 3 + 12

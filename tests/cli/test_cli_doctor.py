@@ -1,14 +1,15 @@
 import json
 
 import pytest
-from assigner_cli import machine
+from assigner_cli import machine, packages
 
 
 @pytest.fixture
 def no_torch_process(monkeypatch):
-    """Doctor's question to torch answered at once."""
-    answer = {"backends": ["gloo"], "cuda": None, "devices": []}
+    """Doctor's questions to torch and the solvers answered at once."""
+    answer = {"backends": ["gloo"], "cuda": None, "devices": [], "threads": 1, "nccl": None}
     monkeypatch.setattr(machine, "_ask_torch", lambda: answer)
+    monkeypatch.setattr(machine, "_ask_solvers", lambda: {"HiGHS": "", "CBC": ""})
     monkeypatch.setattr(machine, "_nvidia_smi", list)
     return answer
 
@@ -32,11 +33,12 @@ def test_json(assigner, no_torch_process):
 
 def test_missing_package_says_how_to_get_it(assigner, no_torch_process, monkeypatch):
     """What is missing comes with the command that gets it."""
-    real = machine._version
-    monkeypatch.setattr(machine, "_version", lambda name: None if name == "highspy" else real(name))
-    out = assigner("doctor").stdout
-    assert "HiGHS: pip install highspy" in out
-    assert "missing: HiGHS" in out
+    real = packages.installed
+    monkeypatch.setattr(packages, "installed", lambda name: None if name == "highspy" else real(name))
+    result = assigner("doctor")
+    assert result.exit_code == 2
+    assert "HiGHS: pip install 'highspy>=" in result.stdout
+    assert "missing: HiGHS" in result.stdout
 
 
 def test_accelerator_that_torch_does_not_see(no_torch_process, monkeypatch):
@@ -68,3 +70,60 @@ def test_control_group_limits_are_read(monkeypatch):
     monkeypatch.setattr(machine, "core_limit", lambda: 0.5)
     assert machine._memory().value["limit_bytes"] == 2**30
     assert machine._cores().value["limit"] == 0.5
+
+
+def test_a_version_that_is_too_old_is_missing(no_torch_process, monkeypatch):
+    """The versions that count are those of assigner's own metadata."""
+    real = packages.installed
+    monkeypatch.setattr(packages, "installed", lambda name: "2.9.1+cpu" if name == "torch" else real(name))
+    finding = next(each for each in machine.examine() if each.what == "torch")
+    assert finding.state == "missing"
+    assert finding.detail.startswith("2.9.1+cpu, where >=2.10")
+    assert [packages._within(each, ">=2.10,<2.16") for each in ("2.10.0", "2.15.9+cu128", "2.16.0", "2.9")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_solvers_really_solve():
+    """Both find the optimum of a small problem, and one that does not is told with what it said."""
+    assert machine._ask_solvers() == {"HiGHS": "", "CBC": ""}
+    found = {each.what: each for each in packages.programs({"HiGHS": "OSError: no library", "CBC": "it hangs"})}
+    assert (found["HiGHS"].state, found["CBC"].state) == ("missing", "note")
+    assert "no library" in found["HiGHS"].detail
+
+
+def test_more_threads_than_cores_are_noted(monkeypatch):
+    """In a container torch may see more cores than it is given."""
+    monkeypatch.setattr(machine, "core_limit", lambda: 1.5)
+    monkeypatch.setattr(machine, "_usable_cores", lambda: 64)
+    finding = machine._threads({"threads": 64})
+    assert (finding.state, finding.remedy) == ("note", "export OMP_NUM_THREADS=1")
+    assert machine._threads({"threads": 1}).state == "ok"
+
+
+def test_gpus_have_a_row_each(no_torch_process):
+    """With the memory that is free; NCCL is worth a note where it is not there."""
+    gpu = {**no_torch_process, "devices": [["NVIDIA H200", 150 * 2**30, 2**30], ["NVIDIA H200", 150 * 2**30, None]]}
+    rows = {each.what: each for each in (*machine._accelerators(gpu), *machine._backends(gpu))}
+    assert rows["cuda:0"].detail == "NVIDIA H200, 150 GiB, 1.00 GiB free"
+    assert rows["cuda:1"].detail.endswith("in use")
+    assert (rows["NCCL"].state, rows["MPI"].state) == ("note", "absent")
+    assert [each.state for each in machine._backends({**gpu, "backends": []})] == ["missing", "note", "absent"]
+
+
+def test_what_is_optional_is_absent_and_not_missing(assigner, folder, no_torch_process, monkeypatch):
+    """Its lack leaves a machine ready, and the way to get it is said."""
+    monkeypatch.setenv("PATH", str(folder / "nothing"))
+    real = packages.installed
+    monkeypatch.setattr(packages, "installed", lambda name: None if name == "transformers" else real(name))
+    result = assigner("doctor")
+    assert result.exit_code == 0
+    for line in ("transformers: pip install transformers", "Graphviz: apt-get (or brew) install graphviz"):
+        assert line in result.stdout
+
+
+def test_a_screen_of_80_columns_is_enough(assigner, no_torch_process):
+    """No line is cut or runs over, and states are in one column through all tables."""
+    lines = assigner("doctor", columns=80).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len({line.index(" ok ") for line in lines if " ok " in line}) == 1

@@ -67,7 +67,7 @@ CASES = [
     (2, "solve profile.json -o x.json --solver gurobi", "'gurobi'"),
     (2, "solve profile.json -o x.json --gap wide", "'wide'"),
     (2, "solve profile.json -o x.json --gap 2", "gap"),
-    (2, "solve profile.json -o x.json --time-limit 0", "time limit"),
+    (2, "solve profile.json -o x.json --time-limit 0", "--time-limit: 0.0"),
     (2, "solve profile.json -o x.json --seed -1", "seed"),
     (2, "solve profile.json -o x.json --pin p0", "'p0'"),
     (2, "solve profile.json -o x.json --pin p0=worker:9", "worker:9"),

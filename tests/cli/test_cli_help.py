@@ -20,15 +20,3 @@ def test_first_line_is_short_and_an_example_stands_in_help(assigner, name):
     result = assigner(name, "--help", columns=100)
     assert result.exit_code == 0
     assert f"assigner {name}" in result.stdout.split("Examples")[1]
-
-
-def test_pin_completes_partitions_and_workers(folder):
-    """--pin offers the profile's partitions, and its workers behind the equals sign."""
-    from types import SimpleNamespace
-
-    from assigner_cli.solve import _complete_pin
-
-    context = SimpleNamespace(params={"profile": "profile.json"})
-    assert "p0=" in _complete_pin(context, "p")
-    assert _complete_pin(context, "p0=") == ["p0=worker:0/cpu", "p0=worker:1/cpu"]
-    assert _complete_pin(SimpleNamespace(params={"profile": "nowhere"}), "p") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -118,6 +119,19 @@ def test_check_says_what_is_missing_and_how_to_get_it(assigner, cluster, monkeyp
     said = assigner("lab", "--check")
     assert said.exit_code == 2
     assert "ready" not in said.stdout
+
+
+def test_check_as_json_is_one_object(assigner, cluster, monkeypatch):
+    """Ready or not, and what is missing with its remedy; the exit code is that of the tables."""
+    monkeypatch.setattr(lab, "lacks", lambda *_: (NETEM,))
+    said = assigner("lab", "--check", "--json")
+    assert said.exit_code == 0
+    missing = [{"what": NETEM.what, "remedy": NETEM.remedy, "feature": "latency"}]
+    assert json.loads(said.stdout) == {"kind": "lab", "ready": True, "missing": missing}
+    said = assigner("lab", "c.toml", "--check", "--json")
+    assert said.exit_code == 2
+    assert json.loads(said.stdout)["ready"] is False
+    assert assigner("lab", "c.toml", "--json", "--", "true").exit_code == 2
 
 
 def test_a_cluster_like_a_profile(assigner, folder, like_kind0):

@@ -45,3 +45,12 @@ def test_a_pipe_and_other_ranks_are_silent(monkeypatch):
     """Nothing is written where nobody looks."""
     assert shown(monkeypatch, io.StringIO()) == ""
     assert shown(monkeypatch, Terminal(), wanted=False) == ""
+
+
+def test_a_narrow_terminal_gets_one_line(monkeypatch):
+    """What does not fit ends in an ellipsis; nothing wraps, and the time left stays."""
+    monkeypatch.setenv("COLUMNS", "50")
+    said = shown(monkeypatch, Terminal())
+    assert "2 min left" in said
+    assert "…" in said
+    assert "micro-batch 4" not in said

@@ -1,6 +1,13 @@
+import hashlib
 import json
+from dataclasses import replace
 
 import pytest
+from builders import make_profile
+
+from assigner.caution import cautioned
+from assigner.plan import ProfileReference, save_plan
+from assigner.profile import save_profile
 
 
 def test_profile_has_workers_partitions_and_links(assigner):
@@ -12,7 +19,7 @@ def test_profile_has_workers_partitions_and_links(assigner):
         "kind1",
         "6 partitions",
         "p0",
-        "together",
+        "one of them",
         "MB/s in messages of",
         "latency",
     ):
@@ -57,7 +64,8 @@ def test_narrow_terminal_leaves_out_columns(assigner):
     out = assigner("show", "solved.json", columns=80).stdout
     assert max(map(len, out.splitlines())) <= 80
     assert "compute ms" in out
-    assert "in flight" not in out
+    assert "in flight" in out
+    assert "transfer ms" not in out
     assert "…" not in out
 
 
@@ -65,13 +73,14 @@ def test_wide_terminal_has_all_columns(assigner):
     """At 120 columns nothing is left out."""
     out = assigner("show", "solved.json", columns=120).stdout
     assert max(map(len, out.splitlines())) <= 120
-    assert all(header in out for header in ("in flight", "transfer ms", "peak MiB", "of MiB", "memory"))
+    assert all(header in out for header in ("in flight", "transfer ms", "idle ms", "peak MiB", "of MiB", "memory %"))
 
 
 def test_pipe_is_as_wide_as_needed(assigner):
     """Without a terminal nothing wraps: one line per stage."""
     out = assigner("show", "solved.json").stdout
-    assert sum("worker:" in line for line in out.splitlines()) == 2
+    rows = [line.split()[:2] for line in out.splitlines()[6:8]]
+    assert rows == [["0", "worker:0/cpu"], ["1", "worker:1/cpu"]]
 
 
 def test_unpriced_plan_says_what_to_do(assigner, folder, solved):
@@ -83,3 +92,60 @@ def test_unpriced_plan_says_what_to_do(assigner, folder, solved):
     result = assigner("show", "hand.json")
     assert result.exit_code == 0
     assert "assigner simulate" in result.stdout
+
+
+def test_plan_has_a_clock_memory_and_the_bottleneck(assigner):
+    """Which micro-batch is where, what fills the memory, and what limits the plan, within the width."""
+    out = assigner("show", "solved.json", columns=80).stdout
+    assert max(map(len, out.splitlines())) <= 80
+    for text in ("0 worker:0/cpu  F0 F1 F2 F3", "P parameters, G gradients", "limits the plan", "--what-if"):
+        assert text in out
+
+
+def test_a_usual_plan_is_a_screen(assigner):
+    """About fifty lines, and with -v no fewer."""
+    short, whole = (assigner("show", "solved.json", *flag, columns=80).stdout for flag in ((), ("-v",)))
+    assert len(short.splitlines()) <= 50
+    assert len(whole.splitlines()) >= len(short.splitlines())
+
+
+def test_the_profile_of_a_plan_is_used_where_it_is_at_hand(assigner, folder, solved):
+    """Named it has to be there and to fit; the one that the plan names is found by itself, and may be gone."""
+    exact = json.loads(assigner("show", "solved.json", "--profile", "profile.json", "--json").stdout)
+    assert exact["derived"]["clock"]["exact"]
+    assert exact["derived"]["memory_bytes"]["worker:0/cpu"]["reserve"] == 0
+    assert not json.loads(assigner("show", "solved.json", "--json").stdout)["derived"]["clock"]["exact"]
+    digest = hashlib.sha256((folder / "profile.json").read_bytes()).hexdigest()
+    save_plan(replace(solved, profile=ProfileReference("profile.json", digest)), folder / "known.json")
+    assert json.loads(assigner("show", "known.json", "--json").stdout)["derived"]["clock"]["exact"]
+    (folder / "profile.json").unlink()
+    assert assigner("show", "known.json").exit_code == 0
+    assert assigner("show", "known.json", "--profile", "profile.json").exit_code == 2
+
+
+def test_a_profile_takes_no_profile(assigner):
+    """--profile is for plans."""
+    result = assigner("show", "profile.json", "--profile", "profile.json")
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+def test_spreads_are_summed_up(assigner, folder, profile):
+    """Many wide figures are a few lines that say what matters; -v lists each."""
+    points = tuple(replace(each, spread=0.3) for each in profile.measurements)
+    save_profile(cautioned(replace(profile, measurements=points)), folder / "loud.json")
+    short, whole = (assigner("show", "loud.json", *flag).stdout for flag in ((), ("-v",)))
+    assert short.count("warning:") == 1
+    assert "12 of 12 timings" in short
+    assert whole.count("warning:") == 12
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_large_profile_fits_the_terminal(assigner, folder, columns):
+    """Sixteen workers: every line fits, whole matrices where there is room, groups where there is none."""
+    wide = make_profile(work=[1e-3] * 3, slowness=[1.0] * 16)
+    workers = tuple(replace(each, kind="GPU", host=f"node{each.rank // 8}") for each in wide.workers)
+    save_profile(replace(wide, workers=workers), folder / "wide.json")
+    out = assigner("show", "wide.json", columns=columns).stdout
+    assert max(map(len, out.splitlines())) <= columns
+    assert ("from a rank" in out) == (columns == 120)
+    assert ("1 node1, GPU (x8)" in out) == (columns == 80)

@@ -36,13 +36,21 @@ def test_prints_stages_candidates_and_baselines(assigner):
 
 
 def test_json_is_the_plan(assigner, folder):
-    """--json prints the plan document, which is what -o writes; without -o nothing is written."""
+    """--json prints the plan as -o writes it, and what is derived from it; without -o nothing is written."""
     before = set(folder.iterdir())
     document = json.loads(assigner("solve", "profile.json", "--json").stdout)
     assert set(folder.iterdir()) == before
     assert document["kind"] == "plan"
     both = assigner("solve", "profile.json", "--json", "-o", "new.json")
-    assert json.loads(both.stdout) == json.loads((folder / "new.json").read_text())
+    document = json.loads(both.stdout)
+    assert document.pop("derived")["frontier"] == []
+    assert document == json.loads((folder / "new.json").read_text())
+
+
+def test_printed_json_is_a_plan_file(assigner, folder):
+    """What --json prints can be stored and shown."""
+    (folder / "new.json").write_text(assigner("solve", "profile.json", "--json").stdout)
+    assert assigner("show", "new.json").exit_code == 0
 
 
 def test_quiet_leaves_the_file_alone_to_speak(assigner, folder):
@@ -94,3 +102,53 @@ def test_infeasible_is_exit_code_3(assigner, folder):
     assert result.stdout == ""
     assert [line.partition(":")[0] for line in result.stderr.splitlines()[:2]] == ["error", "hint"]
     assert not (folder / "new.json").exists()
+
+
+def test_what_ifs_are_priced_where_that_is_quick_and_where_asked_for(assigner, folder, monkeypatch):
+    """A small profile has them on the screen and in the plan, a larger one with --what-if, none with --no-what-if."""
+    result = assigner("solve", "profile.json", "-o", "new.json", columns=80)
+    assert "what if" in result.stdout
+    assert [each.change for each in load_plan(folder / "new.json").what_if].count("worker") == 2
+    assigner("solve", "profile.json", "-o", "none.json", "--no-what-if")
+    assert load_plan(folder / "none.json").what_if == ()
+    monkeypatch.setattr("assigner.solver.what_ifs_are_cheap", lambda *_: False)
+    assigner("solve", "profile.json", "-o", "large.json")
+    assert load_plan(folder / "large.json").what_if == ()
+    assigner("solve", "profile.json", "-o", "asked.json", "--what-if")
+    assert load_plan(folder / "asked.json").what_if == load_plan(folder / "new.json").what_if
+    monkeypatch.setenv("ASSIGNER_WHAT_IF", "true")
+    assigner("solve", "profile.json", "-o", "variable.json")
+    assert load_plan(folder / "variable.json").what_if
+
+
+@pytest.mark.parametrize("other", [("--robust",), ("--objective", "latency"), ("--baseline", "equal")])
+def test_what_ifs_go_with_a_search_for_the_step_time(assigner, other):
+    """Asked for beside what has no step time to compare, they are a usage error."""
+    result = assigner("solve", "profile.json", "-o", "new.json", "--what-if", *other)
+    assert result.exit_code == 2
+    assert "--what-if" in result.stderr
+
+
+def test_the_screen_fits_80_columns(assigner):
+    """No line is longer than the terminal, and no number is broken."""
+    result = assigner("solve", "profile.json", "-o", "new.json", "--gap", "0.02", columns=80)
+    assert result.exit_code == 0, result.stderr
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert result.stdout.startswith("asked for: gap 0.02")
+
+
+def test_every_setting_is_stored_in_the_plan(assigner, folder):
+    """Prices, reserves, pins and other hints are in the plan as they were given, a baseline's too."""
+    flags = ("--price", "worker:0=2.5", "--reserve", "worker:1=1KiB", "--pin", "p5=worker:1", "--apart", "p0,p5",
+             "--max-workers", "2", "--seed", "7", "--no-what-if")  # fmt: skip
+    assigner("solve", "profile.json", "-o", "new.json", *flags)
+    assigner("solve", "profile.json", "-o", "simple.json", "--baseline", "single", "--price", "worker:0=2.5")
+    found = load_plan(folder / "new.json").solver.options
+    assert (found["prices"], found["reserve"], found["pins"]) == (
+        {"worker:0": 2.5},
+        {"worker:1": 1024.0},
+        {"p5": "worker:1"},
+    )
+    assert (found["apart"], found["max_workers"], found["seed"]) == ([["p0", "p5"]], 2, 7)
+    simple = load_plan(folder / "simple.json").solver
+    assert (simple.name, simple.options["prices"]) == ("best single worker", {"worker:0": 2.5})

@@ -84,7 +84,7 @@ def test_pyproject_counts_without_a_config(assigner, folder):
         ("gap = 1\n", 5, "[solve]"),
         ("[solve\n", 5, "no TOML"),
         ("[solve]\ngap = 7\n", 2, "gap"),
-        ('[solve]\nmicro_batches = "many"\n', 2, "micro-batches"),
+        ('[solve]\nmicro_batches = "many"\n', 2, "solve.micro_batches: 'many'"),
         ("[solve]\ngap = 2020-01-01\n", 5, "not allowed"),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_missing_settings_file_is_a_usage_error(assigner):
         (("--price", "worker:9=1"), "worker:9"),
         (("--max-step", "1"), "objective cost"),
         (("--baseline", "magic"), "proportional"),
-        (("--max-workers", "0"), "max_workers"),
+        (("--max-workers", "0"), "--max-workers: 0"),
         (("--always-remat", "p", "--never-remat", "p"), "--never-remat"),
     ],
 )

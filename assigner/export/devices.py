@@ -1,0 +1,56 @@
+"""The devices of a plan as one process sees them: for tools that place a model from a single process."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from assigner.errors import FormatError
+from assigner.formatting import plural
+
+if TYPE_CHECKING:
+    from assigner.plan import Plan
+    from assigner.profile import Profile
+
+
+def local_devices(plan: Plan, profile: Profile, *, tool: str) -> dict[str, str]:
+    """The device of each worker of the plan, `cuda:0` or `cpu`, by the worker's name.
+
+    Args:
+        plan: Its workers are in `profile`.
+        profile: Says on which host each worker is.
+        tool: What wants them, for the message.
+
+    Raises:
+        FormatError: the workers are on several hosts, or several of them have one GPU.
+    """
+    hosts: dict[str, list[str]] = defaultdict(list)
+    for worker in plan.workers:
+        hosts[profile.worker[worker].host].append(worker)
+    if len(hosts) > 1:
+        largest = max(hosts.values(), key=len)
+        raise FormatError(
+            f"{tool} is for the devices of one host, and the plan's workers are on {len(hosts)}:"
+            f" {', '.join(list(hosts)[:4])}{', ...' if len(hosts) > 4 else ''}",
+            hint=f"solve for one host: assigner solve PROFILE -o PLAN --only {profile.worker[largest[0]].host}",
+        )
+    sharing: dict[str, list[str]] = defaultdict(list)
+    for worker in plan.workers:
+        sharing[profile.worker[worker].device].append(worker)
+    for device, workers in sharing.items():
+        if device != "cpu" and len(workers) > 1:
+            raise FormatError(
+                f"{' and '.join(workers)} are all {device} here: one process cannot tell them apart",
+                hint="profile with all GPUs visible to every rank: --devices cuda:0,cuda:1",
+            )
+    return {worker: profile.worker[worker].device for worker in plan.workers}
+
+
+def shared_cpu(devices: dict[str, str], *, tool: str) -> tuple[str, ...]:
+    """A note where several workers are one device of a process."""
+    count = sum(device == "cpu" for device in devices.values())
+    if count < 2:
+        return ()
+    return (
+        f"the plan has {plural(count, 'CPU worker')}, which are processes of their own; {tool} has one device, cpu",
+    )

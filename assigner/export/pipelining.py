@@ -1,0 +1,142 @@
+"""torch.distributed.pipelining: the plan's order of actions as a compute-only schedule, and the modules of each stage.
+
+The schedule has one row a rank and one cell an action, here 1F1B of two stages and three micro-batches:
+
+    0F0,0F1,0B0,0F2,0B1,0B2
+    1F0,1B0,1F1,1B1,1F2,1B2
+
+`_PipelineScheduleRuntime._load_csv(file, format="compute_only")` reads it and adds sends and receives; torchtitan takes
+both files, as `pipeline_parallel_schedule_csv` and `module_fqns_per_model_part`. Row r belongs to the r-th worker in
+the plan's pipeline order, so that with one stage a worker stage s is on rank s, as both expect.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from assigner import formatting as fmt
+from assigner.errors import FormatError
+from assigner.export.exported import Exported, as_json
+from assigner.holding import Holding
+from assigner.location import Location
+from assigner.schedule import Kind, build_program
+from assigner.simulate import check_fit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.holding import Held
+    from assigner.plan import Plan
+    from assigner.profile import Profile
+
+_LETTER = {Kind.FORWARD: "F", Kind.BACKWARD: "B"}
+_Cell = tuple[int, str, int]
+
+
+def schedule_csv(plan: Plan, profile: Profile) -> Exported:
+    """The plan's schedule in torch's compute-only form.
+
+    Raises:
+        FormatError: the profile is of another workload, or the order of actions would wait for ever where every value
+            goes from one stage to the next, as it does in torch.distributed.pipelining.
+    """
+    check_fit(plan, profile)
+    program = build_program(plan, profile.edges, profile.ties)
+    rows: list[list[_Cell]] = [
+        [(each.stage, _LETTER[each.kind], each.micro_batch) for each in program.actions[worker] if each.kind in _LETTER]
+        for worker in plan.workers
+    ]
+    _check_runs(rows, len(plan.stages))
+    text = "".join(",".join(f"{stage}{letter}{m}" for stage, letter, m in row) + "\n" for row in rows)
+    return Exported(text, text, (*_order(plan), *_skips(plan, profile), *_remat(plan)))
+
+
+def module_names(plan: Plan, profile: Profile, held: Held | None = None) -> Exported:
+    """The modules of each stage by their names in the model, in torchtitan's form: a list of lists.
+
+    Args:
+        plan: What to export.
+        profile: What it was solved from.
+        held: What each partition holds; None: the partitions' names are those of modules.
+
+    Raises:
+        FormatError: the profile is of another workload.
+    """
+    check_fit(plan, profile)
+    notes = []
+    if held is None:
+        held = {name: Holding((name,)) for name in plan.partitions}
+        notes.append(
+            "modules outside the partitions are in no stage; --workload FILE.py:FUNCTION finds where the plan has them"
+        )
+    stages = [list(dict.fromkeys(each for name in s.partitions for each in held[name].modules)) for s in plan.stages]
+    deep = [name for stage in stages for name in stage if name.count(".") > 1]
+    if deep:
+        notes.append(
+            f"{deep[0]!r} lies deeper than a child of the model or an item of a list of it, which is as far as"
+            " torchtitan's own split looks"
+        )
+    if lone := [each for name in plan.partitions for each in held[name].tensors]:
+        notes.append(f"{fmt.ranges(list(dict.fromkeys(lone)))}: of no module that is listed; a split has to keep it")
+    return as_json(stages, (*notes, *_ties(profile)))
+
+
+def _check_runs(rows: Sequence[Sequence[_Cell]], stages: int) -> None:
+    """Play the rows, each value going to the neighbouring stage; raise FormatError if all ranks wait."""
+    done: set[_Cell] = set()
+    position = [0] * len(rows)
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(rows):
+            while position[rank] < len(row):
+                stage, letter, m = row[position[rank]]
+                before = (stage - 1, "F", m) if letter == "F" else (stage + 1, "B", m)
+                if 0 <= before[0] < stages and before not in done:
+                    break
+                done.add((stage, letter, m))
+                position[rank] += 1
+                moved = True
+    for rank, row in enumerate(rows):
+        if position[rank] < len(row):
+            stage, letter, m = row[position[rank]]
+            raise FormatError(
+                f"stages[{stage}] would wait for ever at {stage}{letter}{m}: torch.distributed.pipelining hands every"
+                " value from one stage to the next, and the plan's stages do not all hang together in that way",
+                hint="assigner solve --schedule gpipe makes a plan that can be exported",
+            )
+
+
+def _order(plan: Plan) -> tuple[str, ...]:
+    ranks = [Location.parse(worker).rank for worker in plan.workers]
+    notes = []
+    if ranks != list(range(len(ranks))):
+        notes.append(f"ranks 0 to {len(ranks) - 1} of the pipeline are, in this order, {', '.join(plan.workers)}")
+    loop = [plan.workers.index(stage.worker) for stage in plan.stages]
+    if loop != [n % len(plan.workers) for n in range(len(plan.stages))]:
+        notes.append(f"stages are not dealt out in turn: stage s is on rank {loop}[s]; build them so")
+    return tuple(notes)
+
+
+def _skips(plan: Plan, profile: Profile) -> tuple[str, ...]:
+    stage_of = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
+    far = [edge for edge in profile.edges if stage_of[edge.target] > stage_of[edge.source] + 1]
+    if not far:
+        return ()
+    named = ", ".join(f"{edge.source} -> {edge.target}" for edge in far[:3]) + (", ..." if len(far) > 3 else "")
+    return (f"values that pass over a stage ({named}): the stages between have to hand them on",)
+
+
+def _remat(plan: Plan) -> tuple[str, ...]:
+    again = [name for stage in plan.stages for name in stage.rematerialise]
+    if not again:
+        return ()
+    return (f"rematerialised in the plan, not by this schedule: {fmt.ranges(again)} (torch.utils.checkpoint does it)",)
+
+
+def _ties(profile: Profile) -> tuple[str, ...]:
+    return tuple(
+        f"{tie.parameter} is shared by {' and '.join(tie.partitions)}; torch.distributed.pipelining does not add up the"
+        " gradients of its copies"
+        for tie in profile.ties
+    )

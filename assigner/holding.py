@@ -1,0 +1,23 @@
+"""What a partition holds, by the names of modules and tensors in the model: for tools that know the model alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a partition holds, by its names in the model.
+
+    Args:
+        modules: Those whose forward it runs, its own and unmarked ones beside it.
+        tensors: Parameters and buffers that it reads itself, which belong to a module around it.
+    """
+
+    modules: tuple[str, ...]
+    tensors: tuple[str, ...] = ()
+
+
+Held = Mapping[str, Holding]
+"""What each partition holds, by its name; under "" what no partition uses."""

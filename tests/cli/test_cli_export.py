@@ -1,0 +1,104 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture
+def unet(assigner, folder, root, monkeypatch):
+    """The sample plan of the U-Net, with its profile beside it."""
+    monkeypatch.chdir(root / "profiles" / "cpu2-unet")
+    return "plan.json"
+
+
+@pytest.mark.parametrize("to", ["device-map", "pipelining-schedule", "pipelining-modules", "dot"])
+def test_stdout_has_the_export_and_nothing_else(assigner, unet, to):
+    """Notes go to stderr, so that the output can be piped; the profile is found by the plan's hash of it."""
+    result = assigner("export", unet, "--to", to)
+    assert result.exit_code == 0
+    assert result.stdout.endswith("\n")
+    assert "note: " not in result.stdout
+    if to in ("device-map", "pipelining-modules"):
+        assert json.loads(result.stdout)
+        assert "note: " in result.stderr
+
+
+def test_a_file_is_written_and_not_replaced(assigner, unet, tmp_path):
+    """-o writes the same text; --force replaces it."""
+    out = str(tmp_path / "schedule.csv")
+    assert assigner("export", unet, "--to", "pipelining-schedule", "-o", out).stdout == ""
+    assert Path(out).read_text() == assigner("export", unet, "--to", "pipelining-schedule").stdout
+    again = assigner("export", unet, "--to", "pipelining-schedule", "-o", out)
+    assert (again.exit_code, again.stdout) == (2, "")
+    assert "--force replaces it" in again.stderr
+    assert assigner("export", unet, "--to", "pipelining-schedule", "-o", out, "--force").exit_code == 0
+
+
+def test_json_holds_content_and_notes(assigner, unet):
+    """One object, whichever the format."""
+    data = json.loads(assigner("export", unet, "--to", "pipelining-schedule", "--json").stdout)
+    assert (data["kind"], data["to"]) == ("export", "pipelining-schedule")
+    assert data["content"].startswith("0F0,")
+    assert "worker:1/cpu, worker:0/cpu" in data["notes"][0]
+
+
+def test_quiet_leaves_the_notes_out(assigner, unet):
+    """-q: results and errors."""
+    assert assigner("-q", "export", unet, "--to", "device-map").stderr == ""
+
+
+def test_the_workload_gives_exact_names(assigner, unet):
+    """With the model at hand no entry stands for the rest, since everything is in a partition."""
+    result = assigner("export", unet, "--to", "device-map", "--workload", f"{EXAMPLES}/unet.py:workload")
+    assert list(json.loads(result.stdout)) == [
+        *(f"down.{n}" for n in range(3)),
+        "bottom",
+        "up.0",
+        "up.1",
+        "up.2",
+        "head",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "words"),
+    [
+        (2, "export solved.json", "--to"),
+        (2, "export solved.json --to weather", "'weather'"),
+        (2, "export solved.json --to dot", "does not say which profile"),
+        (2, "export solved.json --to dot --profile nowhere.json", "nowhere.json"),
+        (2, "export solved.json --to dot --profile profile.json --workload x.py:f", "--workload means nothing for dot"),
+        (2, "export solved.json --to torchgpipe --profile profile.json --all", "--all means nothing for torchgpipe"),
+        (2, "export solved.json --to device-map --profile profile.json --workload x.py:f", "x.py: no such file"),
+        (2, "export solved.json --to dot --profile profile.json -o no/where.dot", "no"),
+        (5, "export profile.json --to dot", "expected 'plan'"),
+        (5, "export solved.json --to torchgpipe --profile profile.json", "are on 2: host0, host1"),
+        (5, "export solved.json --to device-map --profile profile.json", "are on 2: host0, host1"),
+    ],
+)
+def test_wrong_uses(assigner, folder, code, line, words):
+    """Each gives its exit code, an error of at most three lines, and nothing on stdout."""
+    result = assigner(*line.split())
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) <= 3
+    assert "hint: " in result.stderr
+
+
+def test_it_imports_no_torch(folder, root):
+    """A plan is exported on a laptop that has none."""
+    code = f"""
+import sys
+from assigner_cli.app import app
+try:
+    app(["export", {str(root / "profiles/cpu2-unet/plan.json")!r}, "--to", "dot"])
+finally:
+    assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("digraph plan {")

@@ -1,0 +1,79 @@
+"""A run that fails says why, once: the cause, its worker, its line, and the exit code of the contract."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+START = "import assigner, os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
+
+
+def run(folder, script, *flags):
+    """`assigner run` of a script on two ranks."""
+    (folder / "s.py").write_text(START + script)
+    command = [sys.executable, "-m", "assigner_cli", *flags, "run", "solved.json", "--", "s.py"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_rank_that_raises_is_told_once(folder):
+    """Two lines: the worker, the error and its line, and where its traceback is kept."""
+    done = run(folder, "if rank == 1:\n    raise ValueError('no such data')\ntime.sleep(60)\n")
+    assert (done.returncode, done.stdout) == (7, "")
+    error, hint = done.stderr.splitlines()
+    assert error == "error: worker:1: ValueError: no such data (s.py:4)"
+    kept = re.fullmatch(r"hint: (\S+) has the traceback; -v shows it", hint)
+    assert kept is not None
+    assert "raise ValueError" in Path(kept[1]).read_text()
+    shutil.rmtree(Path(kept[1]).parent)
+
+
+def test_verbose_shows_the_traceback_of_the_rank(folder):
+    """-v prints it above the error, once."""
+    done = run(folder, "if rank == 1:\n    raise ValueError('no such data')\ntime.sleep(60)\n", "-v")
+    assert done.returncode == 7
+    assert done.stderr.count("Traceback") == 1
+    shutil.rmtree(Path(done.stderr.rpartition("hint: ")[2].split()[0]).parent)
+    assert "raise ValueError('no such data')" in done.stderr
+
+
+def test_what_every_rank_says_is_said_once(folder):
+    """A use that is wrong on all ranks keeps its exit code, 2, and its hint."""
+    done = run(folder, "raise assigner.UsageError('the batch has 7 rows', hint='make it 8')\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    error, hint = done.stderr.splitlines()
+    assert re.fullmatch(r"error: worker:[01]: the batch has 7 rows", error)
+    assert hint == "hint: make it 8"
+
+
+def test_a_rank_that_is_killed_is_named_with_its_signal(folder):
+    """What other ranks notice of it is a consequence, and not said."""
+    done = run(folder, "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)\n")
+    assert done.returncode == 7
+    assert done.stderr.splitlines()[0] == "error: worker:1 was killed by SIGKILL"
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_interrupting_a_run_is_130(folder):
+    """Ctrl-C ends the ranks, with a line and no traceback."""
+    (folder / "s.py").write_text(START + "open(f'up{rank}', 'w').close()\ntime.sleep(60)\n")
+    command = [sys.executable, "-m", "assigner_cli", "run", "solved.json", "--", "s.py"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        end = time.monotonic() + 60
+        while not all((folder / f"up{rank}").exists() for rank in range(2)) and time.monotonic() < end:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert process.wait(timeout=60) == 130
+    assert said.splitlines()[-1] == "error: interrupted"
+    assert "KeyboardInterrupt" not in said

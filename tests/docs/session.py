@@ -1,0 +1,171 @@
+"""One page's blocks at work, in order, in a folder of their own.
+
+The folder has the repository's examples, profiles and benchmarks beside what the page's own blocks write. Commands run
+in bash at a width of 100 columns; Python blocks without a title share one process, so that each goes on where the one
+before has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pages import ROOT, Block, Command
+
+if TYPE_CHECKING:
+    from typing import IO, Self
+
+LINKED = ("examples", "profiles", "benchmarks")
+WIDTH = 100
+SHORTER = {"ASSIGNER_PROFILE_MICRO_BATCHES": "2,8", "ASSIGNER_PROFILE_MAX_MESSAGE": "1048576"}
+"""Settings that make the pages' `assigner profile` take less time here; the commands are as a reader types them."""
+LIMIT_S = 300
+_END = "-- end of block --"
+_PROFILED: dict[tuple[object, ...], tuple[list[str], str]] = {}
+"""What `assigner profile` said and wrote, by the command and the folder's Python files: measured once for all pages."""
+
+_INTERPRETER = f"""
+import json, sys, traceback
+names = {{"__name__": "__main__"}}
+for line in sys.stdin:
+    good = True
+    try:
+        exec(compile(json.loads(line), "<block>", "exec"), names)
+    except BaseException:
+        traceback.print_exc()
+        good = False
+    sys.stderr.flush()
+    print({_END!r}, good, flush=True)
+"""
+
+
+class Session:
+    """A page's folder and its Python process; leave it with `with`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in LINKED:
+            (folder / name).symlink_to(ROOT / name)
+        (folder / "bin").mkdir()
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("ASSIGNER_", "PYTEST_"))}
+        path = [str(folder / "bin"), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+        self.environment = {**kept, **SHORTER, "PATH": os.pathsep.join(path), "COLUMNS": str(WIDTH), "NO_COLOR": "1"}
+        self._python: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._python is not None:
+            self._pipe(self._python.stdin).close()
+            self._python.wait(LIMIT_S)
+            self._pipe(self._python.stdout).close()
+
+    @staticmethod
+    def _pipe(stream: IO[str] | None) -> IO[str]:
+        assert stream is not None
+        return stream
+
+    def run(self, block: Block) -> list[list[str]]:
+        """Do what a block says; the output of each of its commands.
+
+        Raises:
+            AssertionError: it fails, or does not give what the page shows.
+        """
+        if block.title:
+            (self.folder / block.title).write_text(block.code, encoding="utf-8")
+        if block.language == "json":
+            json.loads(block.code)
+        elif block.language == "toml":
+            tomllib.loads(block.code)
+        elif block.language == "bash" and not block.title:
+            self._call(Command(block.code, (), ()), block, 0)
+        elif block.language == "python" and not block.title:
+            self._interpret(block)
+        elif block.language == "console":
+            commands = block.commands
+            last = int(block.note("exits with") or 0)
+            return [self._call(each, block, last if each is commands[-1] else 0) for each in commands]
+        return []
+
+    def _call(self, command: Command, block: Block, code: int) -> list[str]:
+        if command.text.startswith("assigner profile ") and " -o profile.json" in command.text:
+            key = (command.text, *sorted((path.name, path.read_text()) for path in self.folder.glob("*.py")))
+            if key not in _PROFILED:
+                said = self._execute(command, block, code)
+                _PROFILED[key] = said, (self.folder / "profile.json").read_text(encoding="utf-8")
+            said, profile = _PROFILED[key]
+            (self.folder / "profile.json").write_text(profile, encoding="utf-8")
+            return said
+        return self._execute(command, block, code)
+
+    def _execute(self, command: Command, block: Block, code: int) -> list[str]:
+        done = subprocess.run(
+            ["bash", "-c", command.text],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == code, f"{block.place}: {command.text}: exit code {done.returncode}\n{done.stdout}"
+        return done.stdout.splitlines()
+
+    def _interpret(self, block: Block) -> None:
+        if self._python is None:
+            self._python = subprocess.Popen(
+                [sys.executable, "-c", _INTERPRETER],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        stdin, stdout = self._pipe(self._python.stdin), self._pipe(self._python.stdout)
+        stdin.write(json.dumps(block.code) + "\n")
+        stdin.flush()
+        said: list[str] = []
+        for line in stdout:
+            if line.startswith(_END):
+                assert line.split()[-1] == "True", f"{block.place}\n{''.join(said)}"
+                return
+            said.append(line)
+        raise AssertionError(f"{block.place}: the process ended\n{''.join(said)}")
+
+
+def _squeezed(line: str) -> str:
+    return re.sub(r"─+", "─", re.sub(r"\s+", " ", line.strip()))
+
+
+def missing_line(shown: tuple[str, ...], said: list[str], *, as_measured: bool) -> str | None:
+    """The first line that a page shows and a command did not say; None: the page is right.
+
+    Spaces and rules count once. `...` stands for anything, on a line of its own for any lines. The lines must stand in
+    the page's order; without a `...` nothing may stand between them. With `as_measured`, lines with a digit in them or
+    of one word are not compared, and anything may stand between the others.
+    """
+    found = [line for line in map(_squeezed, said) if line]
+    place, anywhere = 0, as_measured
+    for line in map(_squeezed, shown):
+        if not line or (as_measured and (re.search(r"\d", line) or " " not in line)):
+            continue
+        if line == "...":
+            anywhere = True
+            continue
+        pattern = ".*".join(re.escape(part) for part in line.split("..."))
+        reach = range(place, len(found) if anywhere else min(place + 1, len(found)))
+        hit = next((n for n in reach if re.fullmatch(pattern, found[n])), None)
+        if hit is None:
+            return line
+        place, anywhere = hit + 1, as_measured
+    return None
