@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+TOOLS := .venv/.tools
 
 # The demo's size; CI runs it smaller.
 DEMO_WORKLOAD ?= examples/gpt.py:workload(width=192)
@@ -9,11 +10,16 @@ DEMO_STEPS ?= 60
 
 .PHONY: demo test lint types docs clean
 
+# What the program needs, and in TOOLS what its tests, checks and documentation need.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch numpy
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	touch $(READY)
+
+$(TOOLS): $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(TOOLS)
 
 demo: $(READY)
 	mkdir -p demo
@@ -21,22 +27,22 @@ demo: $(READY)
 	$(BIN)/assigner show demo/profile.json
 	$(BIN)/assigner solve demo/profile.json -o demo/single.json --baseline single --force
 	$(BIN)/assigner solve demo/profile.json -o demo/plan.json --force
-	$(BIN)/assigner run demo/plan.json -- examples/train.py --steps $(DEMO_STEPS)
-	$(BIN)/assigner compare demo/single.json demo/plan.json
+	$(BIN)/assigner run demo/plan.json -- examples/train.py --steps $(DEMO_STEPS) --trace demo/trace.json
+	$(BIN)/assigner report demo/single.json demo/plan.json --measured demo/trace.json -o demo/report.html --force
+	$(BIN)/assigner compare demo/single.json demo/plan.json --measured demo/trace.json
 
-test: $(READY)
-	$(BIN)/python -m pytest
+test: $(TOOLS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-lint: $(READY)
+lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)
+types: $(TOOLS)
 	$(BIN)/mypy
 
 # The site, in site/; a broken link or anchor ends the build.
-docs: $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+docs: $(TOOLS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 clean:
