@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from assigner.profiler.forecast import Standing
 
 _DRAW_S = 0.25
+_BAR, _FIGURES = 20, len(" 100% 1 h 20 min left ")
 
 
 class MeasuringProgress:
@@ -26,13 +27,13 @@ class MeasuringProgress:
 
     def __init__(self, *, wanted: bool) -> None:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-        from rich.table import Column
 
         terminal = console.stderr()
         self._shown = wanted and console.draws_progress(terminal)
+        self._room = max(terminal.width - _BAR - _FIGURES, 8)
         self._bar = Progress(
-            BarColumn(bar_width=20), TaskProgressColumn(), TextColumn("{task.fields[left]}"),
-            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")), console=terminal, transient=True, auto_refresh=False,
+            BarColumn(bar_width=_BAR), TaskProgressColumn(), TextColumn("{task.fields[left]}"),
+            TextColumn("{task.description}"), console=terminal, transient=True, auto_refresh=False,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=1.0, left="")
         self._drawn = 0.0
@@ -42,6 +43,7 @@ class MeasuringProgress:
         if self._shown and time.monotonic() - self._drawn > _DRAW_S:
             self._drawn = time.monotonic()
             what = f"{standing.worker}: {standing.what}"
+            what = what if len(what) <= self._room else f"{what[: self._room - 1]}…"  # one line on a narrow terminal
             self._bar.update(self._task, description=what, completed=standing.share, left=left_text(standing.left_s))
             self._bar.refresh()
 
