@@ -6,7 +6,7 @@ TOOLS := .venv/.tools
 
 # The demo's size; CI runs it smaller.
 DEMO_WORKLOAD ?= examples/gpt.py:workload(width=192)
-DEMO_STEPS ?= 60
+DEMO_STEPS ?= 40
 
 .PHONY: demo test lint types docs clean
 
@@ -27,9 +27,13 @@ demo: $(READY)
 	$(BIN)/assigner show demo/profile.json
 	$(BIN)/assigner solve demo/profile.json -o demo/single.json --baseline single --force
 	$(BIN)/assigner solve demo/profile.json -o demo/plan.json --force
-	$(BIN)/assigner run demo/plan.json -- examples/train.py --steps $(DEMO_STEPS) --trace demo/trace.json
-	$(BIN)/assigner report demo/single.json demo/plan.json --measured demo/trace.json -o demo/report.html --force
-	$(BIN)/assigner compare demo/single.json demo/plan.json --measured demo/trace.json
+	rm -f demo/single-trace.json demo/plan-trace.json
+	$(BIN)/assigner run demo/single.json -- examples/train.py --steps $(DEMO_STEPS) --trace demo/single-trace.json
+	$(BIN)/assigner run demo/plan.json -- examples/train.py --steps $(DEMO_STEPS) --trace demo/plan-trace.json
+	$(BIN)/assigner report demo/single.json demo/plan.json -o demo/report.html --force \
+		--measured demo/single-trace.json --measured demo/plan-trace.json
+	$(BIN)/assigner compare demo/single.json demo/plan.json \
+		--measured demo/single-trace.json --measured demo/plan-trace.json
 
 test: $(TOOLS)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import re
 import tempfile
 import types
 from pathlib import Path
@@ -35,6 +36,18 @@ class Range:
         return f"{self.low:g} or more" if self.high == math.inf else f"{self.low:g} to {self.high:g}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A text that people read in a row of a table, in an annotation: `Annotated[str, Line()]`.
+
+    It has no control characters, no line breaks, and nothing that turns the direction of what follows: such a name
+    could move a terminal's cursor or write a row that is not there.
+    """
+
+    banned: str = "[\\u0000-\\u001f\\u007f-\\u009f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+
+
+Name = Annotated[str, Line()]
 Count = Annotated[int, Range(1)]
 Share = Annotated[float, Range(0, 1)]
 
@@ -86,10 +99,10 @@ def _union(hint: Any) -> tuple[Any, bool]:
     return hint, False
 
 
-def _limits(hint: Any) -> tuple[Any, Range]:
+def _limits(hint: Any) -> tuple[Any, Range | Line]:
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
-        return inner, next((note for note in notes if isinstance(note, Range)), Range())
+        return inner, next((note for note in notes if isinstance(note, Range | Line)), Range())
     return hint, Range()
 
 
@@ -120,13 +133,15 @@ def decode(hint: Any, value: Any, path: str = "") -> Any:
         if value not in get_args(hint):
             raise _bad(path, value, " or ".join(map(shown, get_args(hint))))
         return value
-    if hint is float or hint is int:
+    if isinstance(limits, Range) and (hint is float or hint is int):
         return _number(value, whole=hint is int, limits=limits, path=path)
     expected, name = (
         (dict, "an object") if origin is dict else (hint, {str: "text", bool: "true or false"}.get(hint, ""))
     )
     if not isinstance(value, expected):
         raise _bad(path, value, name)
+    if isinstance(limits, Line) and isinstance(value, str) and re.search(limits.banned, value):
+        raise _bad(path, value, "text of printable characters in one line")
     return value
 
 
@@ -171,6 +186,8 @@ def schema(hint: Any) -> dict[str, Any]:
         rule = {"type": "array", "items": schema(get_args(hint)[0])}
     elif origin is Literal:
         rule = {"enum": list(get_args(hint))}
+    elif isinstance(limits, Line):
+        rule = {"type": "string", "not": {"pattern": limits.banned}}
     elif hint is float or hint is int:
         rule = {"type": "integer" if hint is int else "number", "minimum": limits.low}
         if limits.high != math.inf:
@@ -214,8 +231,10 @@ def read(path: Path, kind: type[T], *, name: str, major: int) -> T:
         return decode(kind, document)  # type: ignore[no-any-return]
     except json.JSONDecodeError as error:
         raise FormatError(
-            f"{path}: not complete JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}",
-            hint="was the file cut off? write it again with the command that made it",
+            f"{path}: not JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}",
+            hint="the file was cut off: write it again with the command that made it"
+            if text.strip() and error.pos >= len(text.rstrip())
+            else "mend that place, or write the file again with the command that made it",
         ) from error
     except RecursionError as error:
         raise FormatError(f"{path}: nested too deeply to be a {name}") from error
@@ -245,12 +264,13 @@ def _check_head(document: Any, *, name: str, major: int) -> None:
         )
 
 
-def refuse_existing(path: Path, *, force: bool) -> None:
+def refuse_existing(path: Path, *, force: bool, remedy: str = "--force replaces it") -> None:
     """Raise UsageError if `path` cannot be written: before the work, so that no result is lost.
 
     Args:
         path: The file that will be written.
         force: An existing file may be replaced.
+        remedy: What the caller can do about an existing file.
     """
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint="name a file")
@@ -259,7 +279,7 @@ def refuse_existing(path: Path, *, force: bool) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"{path}: the folder {path.parent} does not exist", hint=f"mkdir -p {path.parent}")
     if path.exists() and not force:
-        raise UsageError(f"{path} exists", hint="--force replaces it")
+        raise UsageError(f"{path} exists", hint=remedy)
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"{path}: the folder {path.parent} may not be written to", hint="name a file in another one")
 

@@ -47,4 +47,9 @@ def profile_path(plan: Plan, path: Path, given: Path | None = None) -> Path:
 
 def is_origin(plan: Plan, path: Path) -> bool:
     """True if the file is the profile that the plan was solved from, as it was then."""
-    return plan.profile is not None and hashlib.sha256(path.read_bytes()).hexdigest() == plan.profile.sha256
+    return plan.profile is not None and file_hash(path) == plan.profile.sha256
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from assigner.document import Count, check_unique, read, write
+from assigner.document import Count, Name, check_unique, read, write
 from assigner.errors import FormatError
 from assigner.location import Location
 from assigner.profile import WorkloadReference
@@ -27,8 +27,8 @@ class ProfileReference:
         sha256: Of the file's bytes.
     """
 
-    path: str
-    sha256: str
+    path: Name
+    sha256: Name
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Stage:
         threads: Compute threads of the worker when it was measured; the runtime sets them. None: left as they are.
     """
 
-    worker: str
-    partitions: tuple[str, ...]
-    rematerialise: tuple[str, ...] = ()
+    worker: Name
+    partitions: tuple[Name, ...]
+    rematerialise: tuple[Name, ...] = ()
     in_flight: Count | None = None
     threads: Count | None = None
 
@@ -93,15 +93,26 @@ class WorkerPrediction:
         memory: The peak, by what it holds.
         peak_bytes: The peak.
         capacity_bytes: The worker's memory less its reserve.
+        forward_s: The part of compute_s that is forward.
+        update_s: The part of compute_s that is the optimizer's update, once a step.
+        busy_s: The part of transfer_s and idle_s in which handling messages keeps the worker from computing.
     """
 
-    worker: str
+    worker: Name
     compute_s: float
     transfer_s: float
     idle_s: float
     memory: Memory
     peak_bytes: float
     capacity_bytes: float
+    forward_s: float | None = None
+    update_s: float | None = None
+    busy_s: float | None = None
+
+    @property
+    def occupied_s(self) -> float:
+        """Seconds in which the worker cannot do more: it computes, or is kept busy by messages."""
+        return self.compute_s + (self.busy_s or 0.0)
 
 
 @dataclass(frozen=True)
@@ -115,8 +126,8 @@ class TransferPrediction:
         seconds: In which the link is in use.
     """
 
-    source: str
-    target: str
+    source: Name
+    target: Name
     bytes: float
     seconds: float
 
@@ -155,14 +166,20 @@ class SolverReport:
         options: The settings in effect.
     """
 
-    name: str
-    version: str
+    name: Name
+    version: Name
     status: Literal["optimal", "feasible"]
     objective_s: float
     bound_s: float
     gap: float
     seconds: float
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def proofs(self) -> tuple[str, ...]:
+        """How the bound was proven, `interrupted` among them where the search was; empty where it is not told."""
+        told = self.options.get("proven_by")
+        return tuple(str(each) for each in told) if isinstance(told, list | tuple) else ()
 
 
 @dataclass(frozen=True)
@@ -174,7 +191,7 @@ class Baseline:
         step_s: Its step, in seconds; None: it does not fit.
     """
 
-    name: str
+    name: Name
     step_s: float | None
 
 
@@ -215,7 +232,7 @@ class WhatIf:
     """
 
     change: Literal["micro_batches", "worker", "link"]
-    what: str
+    what: Name
     step_s: float | None
     bound_s: float | None
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from assigner.document import Count, Share, check_unique, read, write
+from assigner.document import Count, Name, Share, check_unique, read, write
 from assigner.errors import FormatError
 from assigner.graph import topological_order
 from assigner.location import Location
@@ -28,12 +28,12 @@ class WorkloadReference:
         optimizer: The class of the optimizer.
     """
 
-    name: str
-    entry: str = ""
-    fingerprint: str = ""
+    name: Name
+    entry: Name = ""
+    fingerprint: Name = ""
     batch_size: Count = 1
-    dtype: str = "float32"
-    optimizer: str = ""
+    dtype: Name = "float32"
+    optimizer: Name = ""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Worker:
         allocator_share: What its allocator takes beyond the bytes of the tensors in it, as a share of them.
     """
 
-    name: str
-    kind: str
-    host: str
-    device: str
+    name: Name
+    kind: Name
+    host: Name
+    device: Name
     memory_bytes: float
     threads: Count = 1
     reserve_bytes: float = 0
@@ -111,7 +111,7 @@ class Link:
     source: str
     target: str
     points: tuple[LinkPoint, ...]
-    backend: str = "gloo"
+    backend: Name = "gloo"
     sender_busy: Share = 0.0
     receiver_busy: Share = 0.0
 
@@ -133,15 +133,15 @@ class Partition:
         rematerialise: "never" or "always"; None: as the solver likes.
     """
 
-    name: str
-    kind: str
+    name: Name
+    kind: Name
     parameter_bytes: float
     gradient_bytes: float
     optimizer_bytes: float
     buffer_bytes: float = 0
-    pin: str | None = None
-    colocate: str | None = None
-    apart: str | None = None
+    pin: Name | None = None
+    colocate: Name | None = None
+    apart: Name | None = None
     rematerialise: Literal["never", "always"] | None = None
 
 

@@ -175,39 +175,53 @@ def summary(timeline: Timeline, cost: CostModel) -> Prediction:
         cost: The prices that it was timed with.
     """
     plan, step = timeline.program.plan, timeline.step_s
-    compute: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    moving: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    carried: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    size = {route: route_bytes(cost, route, plan.micro_batch_size) for route in timeline.program.routes}
-    for event in timeline.events:
-        span, route = (event.start_s, event.end_s), event.action.route
-        if route is None:
-            compute[event.worker].append(span)
-            continue
-        moving[route.source].append(span)
-        moving[route.target].append(span)
-        total = carried[route.source, route.target]
-        total[0] += size[route]
-        total[1] += event.end_s - event.start_s
-    workers = []
-    for worker in plan.workers:
-        computing = _covered_s(compute[worker])
-        transfer = _covered_s(compute[worker] + moving[worker]) - computing
-        memory = worker_memory(cost, plan, worker)
-        workers.append(
-            WorkerPrediction(
-                worker, computing, transfer, step - computing - transfer, memory, memory.total,
-                cost.profile.worker[worker].capacity_bytes,
-            )
-        )  # fmt: skip
+    workers = tuple(_workers(timeline, cost))
     idle = 1 - sum(each.compute_s for each in workers) / (len(workers) * step) if step else 0.0
     return Prediction(
         step_s=step,
         samples_per_s=plan.workload.batch_size / step if step else 0.0,
         bubble_fraction=max(0.0, idle),
-        workers=tuple(workers),
-        transfers=tuple(TransferPrediction(*link, *total) for link, total in carried.items()),
+        workers=workers,
+        transfers=tuple(_transfers(timeline, cost)),
     )
+
+
+def _workers(timeline: Timeline, cost: CostModel) -> Iterator[WorkerPrediction]:
+    plan, step = timeline.program.plan, timeline.step_s
+    compute: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    moving: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    doing: dict[tuple[str, Kind], float] = defaultdict(float)
+    busy: dict[str, float] = defaultdict(float)
+    for event in timeline.events:
+        span, route = (event.start_s, event.end_s), event.action.route
+        if route is not None:
+            moving[route.source].append(span)
+            moving[route.target].append(span)
+        else:
+            compute[event.worker].append(span)
+            doing[event.worker, event.action.kind] += event.end_s - event.start_s
+            busy[event.worker] += min(event.busy_s, step - event.end_s)
+    for worker in plan.workers:
+        computing = _covered_s(compute[worker])
+        transfer = _covered_s(compute[worker] + moving[worker]) - computing
+        memory = worker_memory(cost, plan, worker)
+        yield WorkerPrediction(
+            worker, computing, transfer, step - computing - transfer, memory, memory.total,
+            cost.profile.worker[worker].capacity_bytes, doing[worker, Kind.FORWARD], doing[worker, Kind.UPDATE],
+            busy[worker],
+        )  # fmt: skip
+
+
+def _transfers(timeline: Timeline, cost: CostModel) -> Iterator[TransferPrediction]:
+    carried: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for event in timeline.events:
+        route = event.action.route
+        if route is not None:
+            total = carried[route.source, route.target]
+            total[0] += route_bytes(cost, route, timeline.program.plan.micro_batch_size)
+            total[1] += event.end_s - event.start_s
+    for (source, target), (size, seconds) in carried.items():
+        yield TransferPrediction(source, target, size, seconds)
 
 
 def priced(plan: Plan, profile: Profile, cost: CostModel | None = None) -> Plan:

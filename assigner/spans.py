@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from assigner.cost import CostModel
+    from assigner.schedule import Route
     from assigner.simulate import Timeline
     from assigner.trace import Trace, TracedAction, TracedMessage, WhatHappened
 
@@ -69,6 +70,11 @@ class Span(NamedTuple):
     def seconds(self) -> float:
         """How long it takes."""
         return self.end_s - self.start_s
+
+    @property
+    def route(self) -> Route | None:
+        """Of a send or a receive: the route of its message."""
+        return None if self.message is None else self.message.route(self.worker, sent=self.kind == "send")
 
 
 class Step(NamedTuple):

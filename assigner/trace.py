@@ -40,6 +40,11 @@ class TracedMessage:
     peer: str
     bytes: float
 
+    def route(self, worker: str, *, sent: bool) -> Route:
+        """Its route, for the worker that sent or received it."""
+        ends = (worker, self.peer) if sent else (self.peer, worker)
+        return Route(Payload(self.payload), self.partition, self.output, *ends)
+
 
 @dataclass(frozen=True, slots=True)
 class TracedAction:
@@ -77,8 +82,7 @@ class TracedAction:
     def route(self, worker: str) -> Route:
         """The route of a send or a receive of `worker`."""
         assert self.message is not None
-        ends = (worker, self.message.peer) if self.kind == "send" else (self.message.peer, worker)
-        return Route(Payload(self.message.payload), self.message.partition, self.message.output, *ends)
+        return self.message.route(worker, sent=self.kind == "send")
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from assigner.errors import UsageError
 
 from . import console
 from .options import Json
-from .provenance import profile_of
+from .provenance import Known, behind
 
 if TYPE_CHECKING:
-    from assigner.profile import Profile
     from assigner.report.comparison import Named
     from assigner.report.measured import Measured
 
@@ -66,23 +65,25 @@ def compare_command(
 
 
 def _load(paths: list[Path], profile: Path | None) -> "list[Named]":
-    """The plans with their names and the profiles that know their prices."""
+    """The plans with their names, as far as they hold by their profiles, and with what their workers cost.
+
+    Prices are of workers, not of plans: a plan that was solved with none has those of the first that was.
+    """
     from assigner.plan import load_plan
-    from assigner.report.comparison import Named, check_comparable
-    from assigner.simulate import priced
+    from assigner.report.comparison import Named, check_comparable, stored_prices
 
     loaded = [Named(name, load_plan(path)) for name, path in zip(plan_names(paths), paths, strict=True)]
     check_comparable(loaded)
-    known: dict[tuple[Path, str], Profile | None] = {}
+    prices = {each.name: stored_prices(each.plan) for each in loaded if stored_prices(each.plan)}
+    lender = next(iter(prices), "")
+    known: Known = {}
     found = []
     for each, path in zip(loaded, paths, strict=True):
-        reference = each.plan.profile
-        source = (profile, "") if profile else (path.parent, reference.sha256 if reference else "")
-        if source not in known:
-            known[source] = profile_of(each.plan, path, profile)
-        behind = known[source]
-        plan = priced(each.plan, behind) if profile and behind else each.plan
-        found.append(Named(each.name, plan, behind))
+        (plan, notes), source, _ = behind(each.plan, path, profile, known=known)
+        told = notes if profile is None or plan.predicted is None else ()  # that all are priced anew is said once
+        if lender and each.name not in prices:
+            told = (*told, f"its workers cost what {lender} was solved with")
+        found.append(Named(each.name, plan, source, told, prices.get(each.name, prices.get(lender, {}))))
     return found
 
 

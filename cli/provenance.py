@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.errors import FormatError, UsageError
 
@@ -11,29 +11,68 @@ if TYPE_CHECKING:
 
     from assigner.plan import Plan
     from assigner.profile import Profile
+    from assigner.report.standing import Standing
+
+Known = dict["Path", "Profile"]
+"""Profiles that were loaded already, by their files."""
 
 
-def profile_of(plan: Plan, path: Path, given: Path | None = None) -> Profile | None:
-    """The profile that a plan was solved from; None: it is not there, or has changed since.
+class Behind(NamedTuple):
+    """What stands behind a plan.
+
+    Args:
+        standing: The plan as far as it holds, and why it is not as its file says.
+        profile: What it was checked with; None: it is not there, has changed since, or does not fit.
+        file: That one's.
+    """
+
+    standing: Standing
+    profile: Profile | None = None
+    file: Path | None = None
+
+
+def behind(plan: Plan, path: Path, given: Path | None = None, *, known: Known | None = None) -> Behind:
+    """A plan held against the profile that it was solved from, where that is at hand.
 
     Args:
         plan: The plan.
         path: Its file.
         given: A profile that the user named: it has to be there and to fit.
+        known: Where loaded profiles are kept, for the next plan.
 
     Raises:
         UsageError: the named profile cannot be read.
         FormatError: the named profile is not sound, or is of another workload than the plan.
     """
-    from assigner.origin import profile_path
-    from assigner.profile import load_profile
+    from assigner.origin import is_origin, profile_path
+    from assigner.report.standing import standing
     from assigner.simulate import check_fit
 
-    try:
-        found = load_profile(profile_path(plan, path, given))
+    if given is not None:
+        found = _loaded(given, known)
         check_fit(plan, found)
-    except (FormatError, UsageError):
-        if given is not None:
-            raise
-        return None
-    return found
+        own = is_origin(plan, given) if plan.profile else None
+        return Behind(standing(plan, found, own=own), found, given)
+    try:
+        file = profile_path(plan, path)
+        found = _loaded(file, known)
+    except UsageError:  # it names none, or it is not there: many a plan is read without its profile
+        return Behind(standing(plan))
+    except FormatError as error:
+        return Behind(standing(plan, doubt=f"not checked with its profile: {error.message}"))
+    try:
+        check_fit(plan, found)
+    except FormatError as error:
+        doubt = f"does not fit {file}, which it was solved from: {error.message}"
+        return Behind(standing(plan, doubt=doubt, misfit=True))
+    return Behind(standing(plan, found), found, file)
+
+
+def _loaded(path: Path, known: Known | None) -> Profile:
+    from assigner.profile import load_profile
+
+    if known is None:
+        return load_profile(path)
+    if path not in known:
+        known[path] = load_profile(path)
+    return known[path]

@@ -54,8 +54,8 @@ def report_command(
 
 def _pages(plans: list[Path], profile: Path | None, measured: list[Path]) -> "list[Shown]":
     """The plans, each priced with its profile and beside its runs."""
-    from assigner.origin import profile_path
-    from assigner.plan import load_plan
+    from assigner.origin import file_hash, profile_path
+    from assigner.plan import ProfileReference, load_plan
     from assigner.profile import load_profile
     from assigner.report.comparison import Named, check_comparable
     from assigner.report.page import runs_of, shown
@@ -66,9 +66,10 @@ def _pages(plans: list[Path], profile: Path | None, measured: list[Path]) -> "li
     traces = [(str(path), load_trace(path)) for path in dict.fromkeys(measured)]
     runs = runs_of(named, traces)
     where = [profile_path(each.plan, path, profile) for each, path in zip(named, plans, strict=True)]
-    profiles = {path: load_profile(path) for path in dict.fromkeys(where)}
+    profiles = {path: (load_profile(path), ProfileReference(str(path), file_hash(path))) for path in set(where)}
     return [
-        shown(each.name, each.plan, profiles[path], mine) for each, path, mine in zip(named, where, runs, strict=True)
+        shown(each.name, each.plan, profiles[path][0], mine, source=profiles[path][1])
+        for each, path, mine in zip(named, where, runs, strict=True)
     ]
 
 

@@ -10,7 +10,7 @@ from assigner.errors import FormatError, UsageError
 
 from . import console
 from .options import Json
-from .provenance import profile_of
+from .provenance import behind
 
 
 def show_command(
@@ -46,12 +46,12 @@ def _show_plan(file: Path, profile: Path | None, *, as_json: bool) -> None:
     from assigner.plan import load_plan
     from assigner.report.plan import plan_data, plan_report
 
-    plan = load_plan(file)
-    behind = profile_of(plan, file, profile)
+    (plan, notes), found, source = behind(load_plan(file), file, profile)
     if as_json:
-        console.show_json(plan_data(plan, profile=behind))
+        console.show_json(plan_data(plan, profile=found, notes=notes))
     else:
-        console.show(plan_report(plan, profile=behind, everything=console.settings().verbose))
+        everything = console.settings().verbose
+        console.show(plan_report(plan, profile=found, source=source, notes=notes, everything=everything))
 
 
 def _kind(file: Path) -> str:

@@ -156,8 +156,14 @@ def _calibrate(found: Any, cost: "CostModel", trace: Path, out: Path, *, force: 
 
     corrected = calibrated(cost.profile, found, trace=trace.name)
     save_profile(corrected, out, force=force)
-    now, took = fmt.seconds(step_s(found.plan, CostModel(corrected))), fmt.seconds(found.step.measured_s)
-    console.notice(f"wrote {out}: it predicts {now} for this plan, {took} were measured")
+    now, took = step_s(found.plan, CostModel(corrected)), found.step.measured_s
+    told = f"wrote {out}: it predicts {fmt.seconds(now)} for this plan, {fmt.seconds(took)} were measured"
+    console.notice(told)
+    if abs(now - took) > abs(found.step.predicted_s - took):
+        console.notice(
+            f"warning: that is further off than {fmt.seconds(found.step.predicted_s)}, as before: the single actions do"
+            " not add up to the step here; trace more steps, on quiet workers"
+        )
 
 
 def _draw(

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZE = "1120,1270"
+SIZE = "1120,1252"
 WAIT_MS = 4000
 
 

@@ -60,10 +60,15 @@ def _step(found: Agreement) -> Line:
 def _circumstances(found: Agreement) -> Report:
     lines = []
     if found.remat != "plan":
-        lines.append(Line(f"the run rematerialised {_REMAT[found.remat]}, not as the plan says"))
+        lines.append(Line(other_remat(found.remat)))
     if found.clock_error_s > 0:
         lines.append(Line(f"clocks of the workers agree to {fmt.seconds(found.clock_error_s)}"))
     return tuple(lines)
+
+
+def other_remat(remat: str) -> str:
+    """What a run did with a plan's rematerialisation that is not what the plan says."""
+    return f"the run rematerialised {_REMAT[remat]}, not as the plan says"
 
 
 _REMAT = {
@@ -107,8 +112,8 @@ def largest_cause(found: Agreement) -> str:
     unit = fmt.time_unit(measured)
     of = f"of the {_signed(unit, whole)} {unit.name}"
     if cause is None or abs(why.unexplained_s) > abs(cause.step_s):
-        rest = f"{_signed(unit, why.unexplained_s)} {unit.name} {of}"
-        return f"largest cause: not explained, {rest}: actions vary, or those that run together slow each other"
+        rest = f"{_signed(unit, why.unexplained_s)} {unit.name}, the step differs by {_signed(unit, whole)} {unit.name}"
+        return f"most is not explained: {rest}; actions vary, or those that run together slow each other"
     return f"largest cause: {_describe(cause)}: {_signed(unit, cause.step_s)} {unit.name} {of}"
 
 

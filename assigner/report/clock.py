@@ -131,6 +131,8 @@ def clock_table(plan: Plan, profile: Profile | None = None, *, everything: bool 
     ticks = range(found.ticks)
     rows = tuple((f"{n} {plan.stages[n].worker}", tuple(cells.get((n, tick), _IDLE) for tick in ticks)) for n in shown)
     title = "clock: which micro-batch is where (F forward, B backward; not to scale)"
+    if not found.exact and count > 2:  # of two stages the second needs the first, whatever the graph
+        title += "; each stage is taken to need the one before it"
     strip = Strip(title, ("tick", tuple(map(str, ticks))), rows, "tick", "".join(_SIGNS.values()))
     if len(shown) == count:
         return (strip,)

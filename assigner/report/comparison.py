@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
@@ -11,12 +13,13 @@ from assigner.objective import HOUR_S
 from assigner.plan import Plan
 from assigner.profile import Profile
 from assigner.report.measured import Measured, conclusions, measured, measured_data
+from assigner.report.memory import fullness
 from assigner.report.moved import DETAILED, moved, moved_data, same
-from assigner.report.plan import fullness, status
+from assigner.report.plan import proven_gap, status
 from assigner.report.sheet import Column, Line, Report, Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,15 @@ class Named:
         name: For people.
         plan: The plan.
         profile: It knows what the workers cost; None: nobody knows.
+        notes: Why its figures are not those of its file, as `standing` tells it.
+        prices: Worker, kind or host to money per hour, before the profile's.
     """
 
     name: str
     plan: Plan
     profile: Profile | None = None
+    notes: tuple[str, ...] = ()
+    prices: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def differ(plans: Sequence[Named]) -> bool:
@@ -92,8 +99,16 @@ def comparison_report(
 
 
 def notes(plans: Sequence[Named], *, priced_by: str = "") -> list[str]:
-    """What a reader has to know before comparing the figures: unpriced plans, other batches, other measurements."""
-    told = [f"{each.name} is not priced; `assigner simulate` predicts it" for each in plans if not each.plan.predicted]
+    """What a reader has to know before comparing the figures.
+
+    Plans whose file says something else, unpriced plans, other batches, other measurements.
+    """
+    told = [f"{each.name}: {text}" for each in plans for text in each.notes]
+    told += [
+        f"{each.name} is not priced; `assigner simulate` predicts it"
+        for each in plans
+        if not each.plan.predicted and not each.notes
+    ]
     sizes = sorted({each.plan.workload.batch_size for each in plans})
     if len(sizes) > 1:
         told.append(
@@ -134,8 +149,23 @@ def money(each: Named) -> float | None:
     plan, rate = each.plan, samples_per_s(each.plan)
     if each.profile is None or not rate or not set(plan.workers) <= set(each.profile.worker):
         return None
-    prices = [each.profile.worker[name].cost_per_hour for name in plan.workers]
+    prices = [_price(each, each.profile, name) for name in plan.workers]
     return None if None in prices else 1000 * sum(filter(None, prices)) / HOUR_S / rate
+
+
+def _price(each: Named, profile: Profile, worker: str) -> float | None:
+    """Per hour: of the prices that match the last, as `solve` takes them, or else what the profile says."""
+    found = [price for spec, price in each.prices.items() if profile.matches(spec, profile.worker[worker])]
+    return found[-1] if found else profile.worker[worker].cost_per_hour
+
+
+def stored_prices(plan: Plan) -> Mapping[str, float]:
+    """The prices that a plan was solved with, as they were given; none where its file has nothing sound."""
+    found = plan.solver.options.get("prices") if plan.solver else None
+    known = isinstance(found, dict) and all(
+        isinstance(spec, str) and isinstance(price, int | float) and price >= 0 for spec, price in found.items()
+    )
+    return found if isinstance(found, dict) and known else {}
 
 
 def _figures(plans: Sequence[Named], digits: int | None) -> Sheet:
@@ -186,7 +216,7 @@ def _figures_row(each: Named, baseline: Named, time: fmt.Unit, digits: int | Non
         "memory": fmt.points(memory_share(plan), digits=digits) + ("!" if (memory_share(plan) or 0) > 1 else ""),
         "transfer": fmt.points(transfer_share(plan), digits=digits),
         "schedule": plan.schedule,
-        "gap": fmt.points(plan.solver.gap if plan.solver else None, digits=digits),
+        "gap": fmt.points(proven_gap(plan), digits=digits),
     }
 
 
@@ -239,7 +269,7 @@ def _plan_data(each: Named, baseline: Named, traces: Mapping[str, Measured]) -> 
         "partitions": len(plan.partitions),
         "memory_share": memory_share(plan),
         "transfer_share": transfer_share(plan),
-        "gap": plan.solver.gap if plan.solver else None,
+        "gap": proven_gap(plan),
         "status": status(plan.solver) if plan.solver else None,
         "measured": measured_data(plan, traces.get(each.name), baseline.plan, traces.get(baseline.name)),
         **moved_data(baseline.plan, plan),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError
+from assigner.report.bootstrap import LEAST, ratio_interval
 from assigner.report.sheet import Column, Line, Report, Sheet
 
 if TYPE_CHECKING:
@@ -18,25 +19,30 @@ if TYPE_CHECKING:
     from assigner.plan import Plan
     from assigner.trace import Trace
 
-_NOTCH = 1.57
-"""McGill, Tukey and Larsen, Variations of box plots, 1978: a median is sure to 1.57 IQR / sqrt(n), to about 95 %."""
+AS_PLANNED = "plan"
+"""Rematerialisation of a run that did what its plan says."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The steps of all traces of one plan.
+class Steps:
+    """The steps of all traces of one plan whose runs rematerialised alike.
 
     Args:
         steps_s: Seconds of each.
         traces: Their files.
-        remat: What those runs did with the plan's rematerialisation, each once.
+        remat: What the runs did with the plan's rematerialisation: "plan", or what else a trace says.
     """
 
     steps_s: tuple[float, ...]
     traces: tuple[str, ...]
-    remat: tuple[str, ...]
+    remat: str = AS_PLANNED
 
     @property
+    def planned(self) -> bool:
+        """Whether the runs did what the plan says; only then its prediction is of them."""
+        return self.remat == AS_PLANNED
+
+    @cached_property
     def median_s(self) -> float:
         """The middle one."""
         return median(self.steps_s)
@@ -49,28 +55,53 @@ class Measured:
         low, _, high = quantiles(self.steps_s, n=4, method="inclusive")
         return high - low
 
-    @property
-    def margin(self) -> float | None:
-        """How sure the median is, as a share of it; None: one step tells nothing of that."""
-        return _NOTCH * self.iqr_s / math.sqrt(len(self.steps_s)) / self.median_s if len(self.steps_s) > 1 else None
-
     def error(self, plan: Plan) -> float | None:
-        """How far the plan's prediction is above (+) or below (-) the median, as a share of that."""
-        factor = fmt.against(plan.predicted.step_s if plan.predicted else None, self.median_s)
+        """How far the plan's prediction is above (+) or below (-) the median, as a share of that.
+
+        None: there is no prediction, or the runs did something else.
+        """
+        said = plan.predicted.step_s if plan.predicted and self.planned else None
+        factor = fmt.against(said, self.median_s)
         return None if factor is None else factor - 1
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What was measured of one plan.
+
+    Args:
+        kinds: Runs that rematerialised alike are together; those that did what the plan says come first.
+    """
+
+    kinds: tuple[Steps, ...]
+
+    @property
+    def first(self) -> Steps:
+        """What speaks for the plan."""
+        return self.kinds[0]
+
+    @property
+    def traces(self) -> tuple[str, ...]:
+        """The files of all runs."""
+        return tuple(file for each in self.kinds for file in each.traces)
+
+
+@dataclass(frozen=True)
 class SpeedUp:
-    """How many times as fast one plan ran as another; `margin`: how sure that is, None: not known."""
+    """How many times as fast one plan ran as another.
+
+    Args:
+        factor: By the medians.
+        interval: Between what it lies, as `ratio_interval` says; None: not known.
+    """
 
     factor: float
-    margin: float | None
+    interval: tuple[float, float] | None = None
 
     @property
     def clear(self) -> bool | None:
         """Whether it is more than noise; None: not known."""
-        return None if self.margin is None else abs(self.factor - 1) > self.margin
+        return None if self.interval is None else not self.interval[0] <= 1 <= self.interval[1]
 
 
 def assigned(plans: Sequence[tuple[str, Plan]], traces: Sequence[tuple[str, Trace]]) -> dict[str, Measured]:
@@ -95,14 +126,32 @@ def assigned(plans: Sequence[tuple[str, Plan]], traces: Sequence[tuple[str, Trac
             )
         for name in fitting:
             found.setdefault(name, []).append((file, trace))
-    return {
-        name: Measured(
-            tuple(step for _, trace in mine for step in trace.step_s),
-            tuple(file for file, _ in mine),
-            tuple(dict.fromkeys(trace.remat for _, trace in mine)),
+    return {name: _together(mine) for name, mine in found.items()}
+
+
+def _together(traces: Sequence[tuple[str, Trace]]) -> Measured:
+    """The traces of one plan by what their runs rematerialised: other memory and other times do not mix."""
+    kinds: dict[str, list[tuple[str, Trace]]] = {}
+    for file, trace in traces:
+        kinds.setdefault(_remat(trace), []).append((file, trace))
+    order = sorted(kinds, key=lambda remat: remat != AS_PLANNED)
+    return Measured(
+        tuple(
+            Steps(
+                tuple(step for _, trace in kinds[remat] for step in trace.step_s),
+                tuple(file for file, _ in kinds[remat]),
+                remat,
+            )
+            for remat in order
         )
-        for name, mine in found.items()
-    }
+    )
+
+
+def _remat(trace: Trace) -> str:
+    """What the run did; "never" and "always" are the plan's own where it says just that."""
+    again = sum(len(stage.rematerialise) for stage in trace.stages)
+    own = {0: "never", sum(len(stage.partitions) for stage in trace.stages): "always"}.get(again)
+    return AS_PLANNED if trace.remat == own else trace.remat
 
 
 def _unlike(trace: Trace, plan: Plan) -> list[str]:
@@ -117,14 +166,13 @@ def _unlike(trace: Trace, plan: Plan) -> list[str]:
     return []
 
 
-def speed_up(plan: Plan, mine: Measured, baseline: Plan, base: Measured | None) -> SpeedUp | None:
-    """By samples a second, so that batches may differ; the margins of two medians add up as squares."""
+def speed_up(plan: Plan, mine: Steps, baseline: Plan, base: Steps | None) -> SpeedUp | None:
+    """By samples a second, so that batches may differ."""
     if base is None:
         return None
-    factor = (plan.workload.batch_size / mine.median_s) / (baseline.workload.batch_size / base.median_s)
-    if mine.margin is None or base.margin is None:
-        return SpeedUp(factor, None)
-    return SpeedUp(factor, factor * math.hypot(mine.margin, base.margin))
+    share = plan.workload.batch_size / baseline.workload.batch_size
+    interval = ratio_interval(base.steps_s, mine.steps_s)
+    return SpeedUp(share * base.median_s / mine.median_s, interval and (share * interval[0], share * interval[1]))
 
 
 def measured(plans: Sequence[tuple[str, Plan]], found: Mapping[str, Measured], *, digits: int | None = None) -> Report:
@@ -138,38 +186,42 @@ def measured(plans: Sequence[tuple[str, Plan]], found: Mapping[str, Measured], *
     if not found:
         return ()
     base_name, baseline = plans[0]
-    base = found.get(base_name)
-    time = fmt.time_unit(*(each.median_s for each in found.values()))
+    base = found[base_name].first if base_name in found else None
+    runs = [(name, plan, steps) for name, plan in plans if name in found for steps in found[name].kinds]
+    time = fmt.time_unit(*(steps.median_s for _, _, steps in runs))
     rows = []
-    for name, plan in plans:
-        if name in found:
-            mine = found[name]
-            gain = None if name == base_name else speed_up(plan, mine, baseline, base)
-            rows.append(
-                (
-                    name,
-                    fmt.count(len(mine.steps_s)),
-                    time.show(mine.median_s, digits=digits),
-                    time.show(mine.iqr_s, digits=digits),
-                    "baseline" if name == base_name else _gain_text(gain, digits),
-                    time.show(plan.predicted.step_s if plan.predicted else None, digits=digits),
-                    fmt.points(mine.error(plan), sign=True, digits=digits),
-                )
+    for name, plan, steps in runs:
+        said = plan.predicted.step_s if plan.predicted and steps.planned else None
+        rows.append(
+            (
+                name if steps.planned else f"{name} (remat {steps.remat})",
+                fmt.count(len(steps.steps_s)),
+                time.show(steps.median_s, digits=digits),
+                time.show(steps.iqr_s, digits=digits),
+                "baseline" if steps is base else _gain_text(speed_up(plan, steps, baseline, base), digits),
+                time.show(said, digits=digits),
+                fmt.points(steps.error(plan), sign=True, digits=digits),
             )
+        )
     columns = (
         Column("plan", "text"), Column("steps", rank=1), Column(f"measured {time.name}"), Column(f"IQR {time.name}"),
         Column("speed-up"), Column(f"predicted {time.name}", rank=2), Column("error %"),
     )  # fmt: skip
-    title = "measured: the median step of the traces (speed-up: ± to about 95 %; error: of the prediction)"
-    return (Sheet(title, columns, tuple(rows)), *conclusions(plans, found))
+    return (Sheet(_title(rows), columns, tuple(rows)), *conclusions(plans, found))
+
+
+def _title(rows: Sequence[tuple[str, ...]]) -> str:
+    """What the figures are; of the intervals only where there is one."""
+    known = any("(" in row[4] for row in rows)
+    about = "speed-up: in brackets its 95 % interval, as if steps were independent; " if known else ""
+    return f"measured: the median step of the traces ({about}error: of the prediction)"
 
 
 def _gain_text(gain: SpeedUp | None, digits: int | None) -> str:
-    if gain is None or gain.margin is None:
+    if gain is None or gain.interval is None:
         return fmt.ratio(gain.factor if gain else None, digits=digits)
-    return (
-        f"{fmt.ratio(gain.factor, digits=digits)} ± {fmt.number(gain.margin, digits=2 if digits is None else digits)}"
-    )
+    low, high = (fmt.number(end, digits=2 if digits is None else digits) for end in gain.interval)
+    return f"{fmt.ratio(gain.factor, digits=digits)} ({low} to {high})"
 
 
 def conclusions(plans: Sequence[tuple[str, Plan]], found: Mapping[str, Measured]) -> tuple[Line, ...]:
@@ -180,11 +232,13 @@ def conclusions(plans: Sequence[tuple[str, Plan]], found: Mapping[str, Measured]
     if plans[0][0] not in found:
         lines.append(Line(f"no trace is of {plans[0][0]}: nothing to measure a speed-up against", "warning"))
     for name, mine in found.items():
-        others = [remat for remat in mine.remat if remat != "plan"]
+        others = [each.remat for each in mine.kinds if not each.planned]
         if others:
-            lines.append(
-                Line(f"{name}: its run rematerialised by {', '.join(others)!r}, not as the plan says", "warning")
-            )
+            text = f"{name}: a run rematerialised by {', '.join(others)!r}, not as the plan says"
+            lines.append(Line(f"{text}; its steps stand apart, and the prediction is not of them", "warning"))
+    few = [name for name, mine in found.items() if len(mine.first.steps_s) < LEAST]
+    if few and len(found) > 1:
+        lines.append(Line(f"fewer than {LEAST} steps of {', '.join(few)}: too few to tell a difference from noise"))
     return (*lines, *_verdict(plans, found))
 
 
@@ -193,46 +247,55 @@ def _verdict(plans: Sequence[tuple[str, Plan]], found: Mapping[str, Measured]) -
     base_name, baseline = plans[0]
     lines = []
     for name, plan in plans[1:]:
-        gain = speed_up(plan, found[name], baseline, found.get(base_name)) if name in found else None
-        if gain is not None and gain.clear is False:
-            lines.append(Line(f"{name} and {base_name}: the measured difference is within the noise"))
-    ran = [(name, plan) for name, plan in plans if name in found and plan.predicted]
+        if name in found and base_name in found:
+            gain = speed_up(plan, found[name].first, baseline, found[base_name].first)
+            if gain is not None and gain.clear is False:
+                lines.append(Line(f"{name} and {base_name}: the measured difference is within the noise"))
+    ran = [
+        (name, plan, found[name].first, plan.predicted.step_s)
+        for name, plan in plans
+        if name in found and plan.predicted and found[name].first.planned
+    ]
     if len(ran) < 2:
         return tuple(lines)
-    said = sorted(ran, key=lambda each: _per_sample(each[1], each[1].predicted.step_s if each[1].predicted else 0.0))
-    took = sorted(ran, key=lambda each: _per_sample(each[1], found[each[0]].median_s))
+    said = sorted(ran, key=lambda each: each[3] / each[1].workload.batch_size)
+    took = sorted(ran, key=lambda each: each[2].median_s / each[1].workload.batch_size)
     if said == took:
         lines.append(Line("the plans ran in the order that was predicted", "strong"))
-    elif not any(_overtaken(before, after, found) for before, after in combinations(said, 2)):
+    elif not any(_overtaken(before[1:3], after[1:3]) for before, after in combinations(said, 2)):
         lines.append(Line("the plans ran in the order that was predicted, as far as the noise tells", "strong"))
     else:
-        names = [", ".join(name for name, _ in each) for each in (took, said)]
+        names = [", ".join(each[0] for each in order) for order in (took, said)]
         lines.append(Line(f"fastest first, they ran as {names[0]}; predicted was {names[1]}", "warning"))
     return tuple(lines)
 
 
-def _per_sample(plan: Plan, step_s: float) -> float:
-    return step_s / plan.workload.batch_size
-
-
-def _overtaken(before: tuple[str, Plan], after: tuple[str, Plan], found: Mapping[str, Measured]) -> bool:
+def _overtaken(before: tuple[Plan, Steps], after: tuple[Plan, Steps]) -> bool:
     """Whether the plan that was predicted to be slower ran faster, by more than noise as far as that is known."""
-    gain = speed_up(after[1], found[after[0]], before[1], found[before[0]])
+    gain = speed_up(*after, *before)
     return gain is not None and gain.factor > 1 and gain.clear is not False
 
 
 def measured_data(plan: Plan, mine: Measured | None, baseline: Plan, base: Measured | None) -> dict[str, Any] | None:
-    """The same for `--json`, of one plan; None: no trace is of it."""
+    """The same for `--json`, of one plan; None: no trace is of it.
+
+    Runs that did not rematerialise as the plan says are listed in `apart`, unless there are no others.
+    """
     if mine is None:
         return None
-    gain = speed_up(plan, mine, baseline, base)
+    first, *apart = (_steps_data(each, plan, baseline, base) for each in mine.kinds)
+    return {**first, "apart": apart}
+
+
+def _steps_data(steps: Steps, plan: Plan, baseline: Plan, base: Measured | None) -> dict[str, Any]:
+    gain = speed_up(plan, steps, baseline, base.first if base else None)
     return {
-        "traces": list(mine.traces),
-        "steps_s": list(mine.steps_s),
-        "median_s": mine.median_s,
-        "iqr_s": mine.iqr_s,
-        "remat": list(mine.remat),
+        "traces": list(steps.traces),
+        "steps_s": list(steps.steps_s),
+        "median_s": steps.median_s,
+        "iqr_s": steps.iqr_s,
+        "remat": steps.remat,
         "speed_up": gain.factor if gain else None,
-        "speed_up_margin": gain.margin if gain else None,
-        "error": mine.error(plan),
+        "speed_up_interval": list(gain.interval) if gain and gain.interval else None,
+        "error": steps.error(plan),
     }

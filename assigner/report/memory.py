@@ -92,11 +92,11 @@ def memory_bars(plan: Plan, profile: Profile | None = None, *, everything: bool 
 
 
 def misfit(prediction: Prediction) -> Line | None:
-    """The worker that has the least room for what it needs; None: all fit."""
+    """The fullest of the workers whose memory is too small; None: all fit."""
     over = [each for each in prediction.workers if each.peak_bytes > each.capacity_bytes]
     if not over:
         return None
-    worst = max(over, key=lambda each: each.peak_bytes / each.capacity_bytes if each.capacity_bytes else math.inf)
+    worst = max(over, key=fullness)
     need, has = fmt.size(worst.peak_bytes), fmt.size(worst.capacity_bytes)
     more = f", and {fmt.plural(len(over) - 1, 'more worker')}" if len(over) > 1 else ""
     return Line(f"does not fit: {worst.worker} needs {need} and has {has}{more}", "warning")
@@ -106,8 +106,15 @@ def _reserve(profile: Profile | None, worker: str) -> float | None:
     return profile.worker[worker].reserve_bytes if profile and worker in profile.worker else None
 
 
+def fullness(worker: WorkerPrediction) -> float:
+    """Peak against capacity; above 1 it does not fit."""
+    if worker.capacity_bytes > 0:
+        return worker.peak_bytes / worker.capacity_bytes
+    return 0.0 if worker.peak_bytes == 0 else math.inf
+
+
 def _fullest(workers: Sequence[WorkerPrediction]) -> Sequence[WorkerPrediction]:
-    fullest = sorted(workers, key=lambda each: each.capacity_bytes - each.peak_bytes)[:WORKER_LIMIT]
+    fullest = sorted(workers, key=fullness, reverse=True)[:WORKER_LIMIT]
     return [each for each in workers if each in fullest]
 
 

@@ -40,9 +40,10 @@ class Timing:
     why: str = ""
 
     @property
-    def together_s(self) -> float:
-        """Forward and backward, in seconds; nothing where it cannot run."""
-        return 0.0 if self.measured is None else self.measured.forward_s + self.measured.backward_s
+    def sample_s(self) -> float:
+        """Forward and backward of one sample, in seconds, so that sizes compare; nothing where it cannot run."""
+        point = self.measured
+        return 0.0 if point is None else (point.forward_s + point.backward_s) / point.micro_batch
 
 
 def groups(profile: Profile) -> tuple[Group, ...]:
@@ -82,7 +83,7 @@ def partitions(profile: Profile, whole: Sequence[Group], *, everything: bool = F
     time = fmt.time_unit(*(point.forward_s for point in measured), *(point.backward_s for point in measured))
     weight = fmt.byte_unit(*(profile.partition[group.partitions[0]].parameter_bytes for group in found))
     kept = fmt.byte_unit(*(point.activation_bytes for point in measured))
-    longest = max((row.together_s for group in found for row in group.rows), default=0.0)
+    longest = max((row.sample_s for group in found for row in group.rows), default=0.0)
     totals = model_s(whole)
     rows = []
     for group in found:
@@ -108,7 +109,7 @@ def partitions(profile: Profile, whole: Sequence[Group], *, everything: bool = F
 
 def _title(profile: Profile, whole: Sequence[Group], found: Sequence[Group], measured: Sequence[Measurement]) -> str:
     batches = {point.micro_batch for point in measured}
-    at = f"micro-batch {batches.pop()}" if len(batches) == 1 else "the largest micro-batch measured"
+    at = f"micro-batch {batches.pop()}" if len(batches) == 1 else "the largest micro-batch measured, bars of one sample"
     title = f"{fmt.plural(len(profile.partitions), 'partition')}, times of one at {at}"
     if len(found) == len(whole):
         return title
@@ -123,19 +124,19 @@ def _title(profile: Profile, whole: Sequence[Group], found: Sequence[Group], mea
 
 
 def model_s(whole: Sequence[Group]) -> Mapping[str, float]:
-    """Seconds of one forward and backward of the whole model, by worker."""
+    """Seconds of one forward and backward of the whole model for one sample, by worker."""
     totals: dict[str, float] = defaultdict(float)
     for group in whole:
         for row in group.rows:
             for worker in row.workers:
-                totals[worker] += len(group.partitions) * row.together_s
+                totals[worker] += len(group.partitions) * row.sample_s
     return totals
 
 
 def _share(group: Group, row: Timing, totals: Mapping[str, float]) -> float:
     """What all partitions of a group are of their worker's time for the model."""
     total = totals[row.workers[0]]
-    return len(group.partitions) * row.together_s / total if total else 0.0
+    return len(group.partitions) * row.sample_s / total if total else 0.0
 
 
 def _heaviest(whole: Sequence[Group]) -> Sequence[Group]:
@@ -154,7 +155,7 @@ def _heaviest(whole: Sequence[Group]) -> Sequence[Group]:
 
 
 def _longest(group: Group) -> float:
-    return len(group.partitions) * max((row.together_s for row in group.rows), default=0.0)
+    return len(group.partitions) * max((row.sample_s for row in group.rows), default=0.0)
 
 
 def _cells(row: Timing, share: float, units: tuple[fmt.Unit, fmt.Unit], longest: float) -> tuple[str, ...]:
@@ -169,7 +170,7 @@ def _cells(row: Timing, share: float, units: tuple[fmt.Unit, fmt.Unit], longest:
         fmt.points(point.spread),
         kept.show(point.activation_bytes),
         fmt.points(share),
-        fmt.bar(row.together_s / longest if longest else 0.0, rest=" "),
+        fmt.bar(row.sample_s / longest if longest else 0.0, rest=" "),
     )
 
 

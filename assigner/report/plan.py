@@ -9,13 +9,14 @@ from assigner.bottleneck import limiting
 from assigner.document import encode
 from assigner.report.candidates import candidates
 from assigner.report.clock import clock_data, clock_table
-from assigner.report.memory import memory_bars, memory_data
+from assigner.report.memory import fullness, memory_bars, memory_data
 from assigner.report.sheet import LEAST_TEXT, Column, Line, Part, Report, Sheet
 from assigner.report.whatif import what_if, what_if_data, what_if_hint
 from assigner.schedule import warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from assigner.plan import Objective, Plan, Prediction, SolverReport, Stage, WorkerPrediction
     from assigner.profile import Profile
@@ -30,31 +31,41 @@ _SHORT = 24
 """Characters up to which the partitions of a stage are all named there."""
 
 
-def plan_report(plan: Plan, *, profile: Profile | None = None, everything: bool = False) -> tuple[Part, ...]:
+def plan_report(
+    plan: Plan,
+    *,
+    profile: Profile | None = None,
+    source: Path | None = None,
+    notes: Sequence[str] = (),
+    everything: bool = False,
+) -> tuple[Part, ...]:
     """What `assigner show PLAN` prints.
 
     Args:
         plan: The plan.
         profile: What it was solved from, where it is at hand: the dependencies of stages and the memory left alone.
+        source: That profile's file.
+        notes: Why its figures are not those of its file, as `standing` tells it.
         everything: All partitions, workers, candidates and baselines, however many.
     """
     most = None if everything else _FEW
     return (
-        *headline(plan), stages(plan, everything=everything), *bottleneck(plan),
+        *headline(plan, notes), stages(plan, everything=everything), *bottleneck(plan),
         *clock_table(plan, profile, everything=everything), *memory_bars(plan, profile, everything=everything),
-        *what_if(plan), *candidates(plan, most=most), *quality(plan, most=most), *what_if_hint(plan),
+        *what_if(plan), *candidates(plan, most=most), *quality(plan, most=most), *what_if_hint(plan, source=source),
     )  # fmt: skip
 
 
-def headline(plan: Plan) -> Report:
-    """The plan in one line, and what it is predicted to do in another."""
+def headline(plan: Plan, notes: Sequence[str] = ()) -> Report:
+    """The plan in one line, what it is predicted to do in another, and why its file says something else."""
     lines = [Line(f"plan for {plan.workload.name} · {describe_split(plan)} · {plan.schedule}", "strong")]
     if plan.profile is not None:
         lines.append(Line(" · ".join(text for text in (f"solved from {plan.profile.path}", plan.created_at) if text)))
-    if plan.predicted is None:
+    if plan.predicted is None and not notes:
         lines.append(Line("not priced; `assigner simulate PLAN --profile PROFILE` predicts it", "warning"))
-    else:
+    elif plan.predicted is not None:
         lines.append(Line(f"predicted: {describe_prediction(plan.predicted)}"))
+    lines += [Line(text, "warning") for text in notes]
     if plan.solver is not None and plan.objective != "step":
         lines.append(Line(f"{plan.objective}: {objective_text(plan.objective, plan.solver.objective_s)}"))
     return tuple(lines)
@@ -168,13 +179,6 @@ def _memory(worker: WorkerPrediction | None, memory: fmt.Unit) -> tuple[str, str
     return full, memory.show(worker.peak_bytes), memory.show(worker.capacity_bytes)
 
 
-def fullness(worker: WorkerPrediction) -> float:
-    """Peak against capacity; above 1 it does not fit."""
-    if worker.capacity_bytes > 0:
-        return worker.peak_bytes / worker.capacity_bytes
-    return 0.0 if worker.peak_bytes == 0 else float("inf")
-
-
 def remat_text(partitions: Sequence[str], rematerialise: Iterable[str]) -> str:
     """Which partitions of a stage are rematerialised: `all`, `-`, or their ranges."""
     again = set(rematerialise)
@@ -203,9 +207,20 @@ def describe_solver(solver: SolverReport) -> str:
     who = f"{solver.name} {solver.version}".strip()
     limit = solver.options.get("time_limit", 0.0)
     late = solver.status != "optimal" and isinstance(limit, int | float) and 0 < limit <= solver.seconds
-    interrupted = "interrupted" in solver.options.get("proven_by", ())
-    stopped = ", interrupted" if interrupted else ", stopped by the time limit" if late else ""
-    return f"status: {status(solver)} ({who}, {fmt.seconds(solver.seconds)}{stopped})"
+    stopped = ", interrupted" if "interrupted" in solver.proofs else ", stopped by the time limit" if late else ""
+    return f"status: {status(solver)} ({who}, solved in {fmt.seconds(solver.seconds)}{stopped})"
+
+
+def proven_gap(plan: Plan) -> float | None:
+    """How far the plan's step may be above the shortest possible, as a share of it.
+
+    None: nothing is proven, the proof is of another objective than the step, or of another step than is predicted now.
+    """
+    solver, predicted = plan.solver, plan.predicted
+    if solver is None or predicted is None or plan.objective != "step" or solver.gap >= 1:
+        return None
+    of_this = solver.options.get("robust") or abs(solver.objective_s - predicted.step_s) <= _PROVEN * predicted.step_s
+    return solver.gap if of_this else None
 
 
 def best_baseline(plan: Plan) -> tuple[str, float] | None:
@@ -223,6 +238,8 @@ def speed_up(plan: Plan) -> float | None:
 def baselines(plan: Plan, *, most: int | None = None) -> Report:
     """Each baseline with what the plan gains over it, the best of them said in a cell and below.
 
+    Baselines are placed and priced for a short step: a plan of another objective is not held against them.
+
     Args:
         plan: A plan.
         most: How many are shown, the fastest; None: all.
@@ -230,22 +247,23 @@ def baselines(plan: Plan, *, most: int | None = None) -> Report:
     if not plan.baselines:
         return ()
     best = best_baseline(plan)
-    step = plan.predicted.step_s if plan.predicted else None
+    step, rival = plan.predicted.step_s if plan.predicted else None, plan.objective == "step"
     whole = sorted(plan.baselines, key=lambda each: float("inf") if each.step_s is None else each.step_s)
     shown = [each for each in plan.baselines if each in whole[:most]]
     time = fmt.time_unit(*(each.step_s for each in shown))
     rows = tuple(
         (
-            each.name + (" (best of these)" if best and each.name == best[0] else ""),
+            each.name + (" (best of these)" if rival and best and each.name == best[0] else ""),
             "not possible" if each.step_s is None else time.show(each.step_s),
-            fmt.ratio(fmt.against(each.step_s, step)),
+            *((fmt.ratio(fmt.against(each.step_s, step)),) if rival else ()),
         )
         for each in shown
     )
-    title = f"baselines, the {len(shown)} fastest of {len(whole)} (-v lists all)" if len(shown) < len(whole) else ""
-    columns = (Column("", "name"), Column(f"step {time.name}"), Column("speed-up"))
-    sheet = Sheet(title or "baselines", columns, rows)
-    return (sheet, gain(plan)) if plan.objective == "step" else (sheet,)
+    title = "baselines" if rival else f"baselines, placed for a short step and not for {plan.objective}"
+    if len(shown) < len(whole):
+        title += f", the {len(shown)} fastest of {len(whole)} (-v lists all)"
+    columns = (Column("", "name"), Column(f"step {time.name}"), *((Column("speed-up"),) if rival else ()))
+    return (Sheet(title, columns, rows), *((gain(plan),) if rival else ()))
 
 
 def gain(plan: Plan) -> Line:
@@ -258,17 +276,18 @@ def gain(plan: Plan) -> Line:
     if abs(factor - 1) < 5e-3:
         return Line(f"as fast as the best baseline ({best[0]})", "strong")
     if factor < 1:
-        gap = fmt.percent(1 - factor)
-        text = f"{best[0]} is faster by {gap}: it gives a worker several stages, and this plan does not"
-        return Line(f"{text}; --schedule interleaved looks for such plans", "warning")
+        several = "; where it gives a worker several stages, --schedule interleaved may find such a plan"
+        text = f"{best[0]} is faster by {fmt.percent(1 - factor)}"
+        return Line(text + ("" if plan.schedule == "interleaved" else several), "warning")
     return Line(f"{fmt.ratio(factor)} as fast as the best baseline ({best[0]})", "strong")
 
 
-def plan_data(plan: Plan, *, profile: Profile | None = None) -> dict[str, Any]:
-    """The same for `--json`: the plan document, and what is derived from it."""
+def plan_data(plan: Plan, *, profile: Profile | None = None, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The same for `--json`: the plan document, and what is derived from it; arguments as `plan_report`."""
     best = best_baseline(plan)
     derived = {
-        "speed_up": speed_up(plan),
+        "notes": list(notes),
+        "speed_up": speed_up(plan) if plan.objective == "step" else None,
         "best_baseline": None if best is None else {"name": best[0], "step_s": best[1]},
         "status": None if plan.solver is None else status(plan.solver),
         "bottleneck": next((line.text for line in bottleneck(plan) if isinstance(line, Line)), None),

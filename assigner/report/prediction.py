@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.document import encode
-from assigner.report.memory import misfit
-from assigner.report.plan import describe_prediction, describe_split, fullness
+from assigner.report.memory import fullness, misfit
+from assigner.report.plan import describe_prediction, describe_split
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.report.timeline import PIPED, timeline, timeline_data
+from assigner.report.transfers import transfers
 from assigner.schedule import warm_up
 from assigner.simulate import overfull
 
@@ -50,7 +51,7 @@ def prediction_report(
     held = () if memory is None else (_over_time(now, memory),)
     return (
         head, said, *_against(plan, now, own_profile=own_profile), *timeline([spans], width=width),
-        _workers(plan, now), *_links(now), *held, _fit(now),
+        _workers(plan, now), *transfers(now, most=_LINKS), *held, _fit(now),
     )  # fmt: skip
 
 
@@ -137,28 +138,6 @@ def _worker(
         memory.show(each.peak_bytes), *peak, limit.show(each.capacity_bytes),
         f"{fmt.bar(share, width=8)} {100 * share:3.0f} %",
     )  # fmt: skip
-
-
-def _links(now: Prediction) -> Report:
-    """What travels in a step, the busiest link first."""
-    if not now.transfers:
-        return ()
-    time = fmt.time_unit(*(each.seconds for each in now.transfers))
-    size = fmt.byte_unit(*(each.bytes for each in now.transfers))
-    rows = tuple(
-        (
-            each.source, each.target, size.show(each.bytes), time.show(each.seconds),
-            fmt.points(fmt.against(each.seconds, now.step_s)),
-        )
-        for each in sorted(now.transfers, key=lambda each: -each.seconds)[:_LINKS]
-    )  # fmt: skip
-    columns = (
-        Column("from", "name"), Column("to", "name"), Column(size.name), Column(f"on the link {time.name}"),
-        Column("of the step %"),
-    )  # fmt: skip
-    left_out = len(now.transfers) - len(rows)
-    more = (Line(f"and {fmt.plural(left_out, 'link')} that are less busy"),) if left_out else ()
-    return (Sheet("messages of a step, by link", columns, rows), *more)
 
 
 def _over_time(now: Prediction, memory: Sequence[Occupancy]) -> Sheet:

@@ -6,6 +6,7 @@ know neither.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -124,6 +125,9 @@ _STYLES = {"plain": "", "strong": "bold", "warning": "yellow"}
 
 _SIGN_STYLES = ("cyan", "magenta")
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a text of a file could steer a terminal with; line breaks and tabs are left."""
+
 Part = Sheet | Strip | Line
 Report = tuple[Sheet | Line, ...]
 
@@ -139,7 +143,7 @@ def draw(report: Iterable[Part], *, width: int) -> Group:
         if previous is not None and not (isinstance(part, Line) and isinstance(previous, Line)):
             parts.append(Text(""))
         if isinstance(part, Line):
-            parts.append(Text(part.text, style=_STYLES[part.tone]))
+            parts.append(Text(_printed(part.text), style=_STYLES[part.tone]))
         elif isinstance(part, Strip):
             parts += [Text(part.title, style="bold"), *_strip(part, width)]
         else:
@@ -148,6 +152,11 @@ def draw(report: Iterable[Part], *, width: int) -> Group:
             parts.append(_table(fitted))
         previous = part
     return Group(*parts)
+
+
+def _printed(text: str) -> str:
+    """A text with its control characters written out: a warning or a reason in a file may hold any."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _strip(strip: Strip, width: int) -> Iterator[Text]:
@@ -179,7 +188,7 @@ def _table(sheet: Sheet) -> Table:
             min_width=min(max(words, default=1), column.least) if column.kind == "text" else None,
         )
     for n, row in enumerate(sheet.rows):
-        table.add_row(*map(Text, row), style="bold green" if n in sheet.marked else None)
+        table.add_row(*(Text(_printed(cell)) for cell in row), style="bold green" if n in sheet.marked else None)
     return table
 
 
@@ -203,6 +212,7 @@ def _markdown_table(sheet: Sheet) -> str:
 
 
 def _escape(text: str) -> str:
+    text = _printed(text)
     for sign in "\\|*_<":
         text = text.replace(sign, f"\\{sign}")
     return text

@@ -80,7 +80,7 @@ def proof(plan: Plan) -> Report:
 def _bound(plan: Plan, solver: SolverReport) -> Report:
     if solver.bound_s <= 0:
         return ()
-    how = [each for each in solver.options.get("proven_by", ()) if each != "interrupted"]
+    how = [each for each in solver.proofs if each != "interrupted"]
     by = f" ({', '.join(how)})" if how else ""
     if plan.objective == "cost":
         values = f"{1000 * solver.objective_s:.4g} and {1000 * solver.bound_s:.4g} per 1000 samples".split(" and ")
@@ -88,7 +88,8 @@ def _bound(plan: Plan, solver: SolverReport) -> Report:
         unit = fmt.time_unit(solver.objective_s)
         values = [unit.text(solver.objective_s), unit.text(solver.bound_s)]
     where = "at the slow end of the measurements: " if solver.options.get("robust") else ""
-    return (Line(f"{where}found {values[0]}, no plan takes less than {values[1]}{by}"),)
+    kinds = " or ".join(dict.fromkeys(each.schedule for each in plan.candidates))
+    return (Line(f"{where}found {values[0]}, no {kinds and kinds + ' '}plan takes less than {values[1]}{by}"),)
 
 
 def frontier(solution: Solution) -> Report:

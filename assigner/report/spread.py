@@ -55,7 +55,7 @@ def weighed(groups: Sequence[Group], wide: Sequence[Wide]) -> tuple[Weighed, ...
         for row in group.rows:
             for worker in row.workers:
                 spread = max((spreads.get((name, worker), 0.0) for name in group.partitions), default=0.0)
-                share = len(group.partitions) * row.together_s / totals[worker] if totals[worker] else 0.0
+                share = len(group.partitions) * row.sample_s / totals[worker] if totals[worker] else 0.0
                 if spread and share >= WEIGHS and (worst is None or spread > worst.spread):
                     worst = Weighed(group.partitions, worker, spread, share)
         found += [worst] if worst else []

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.document import encode
+from assigner.report.flags import solve_flags
 from assigner.report.sheet import Column, Line, Report, Sheet
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from assigner.plan import Plan, WhatIf
+
+_SOLVERS = ("HiGHS", "CBC")
+"""Who made a plan by a search; others are simple placements."""
 
 _SAME = 5e-4
 """A bound this near below a step time proves it."""
@@ -40,12 +47,23 @@ def what_if(plan: Plan) -> Report:
     )
 
 
-def what_if_hint(plan: Plan) -> Report:
-    """How to get the what-ifs of a plan that has none."""
-    if plan.what_if:
+def what_if_hint(plan: Plan, *, source: Path | None = None) -> Report:
+    """How to get the what-ifs of a plan that has none and could have some: a solved one, for a short step.
+
+    Args:
+        plan: The plan.
+        source: The profile that it was solved from, as seen from here; None: it is not known where it is.
+    """
+    solver = plan.solver
+    if plan.what_if or solver is None or plan.objective != "step":
         return ()
-    source = plan.profile.path if plan.profile else "PROFILE"
-    return (Line(f"what more workers or wider links would bring: assigner solve {source} -o PLAN --what-if"),)
+    told = solver.options
+    complete = bool(told.get("what_if")) and not told.get("what_if_left_out")
+    if complete or told.get("robust") or solver.name not in _SOLVERS:  # the command would bring no more, or be refused
+        return ()
+    profile = "PROFILE" if source is None else shlex.quote(str(source))
+    command = " ".join(["assigner solve", profile, "-o PLAN", *solve_flags(told), "--what-if"])
+    return (Line(f"what more workers or wider links would bring: {command}"),)
 
 
 def gain(change: WhatIf, step_s: float | None) -> float | None:

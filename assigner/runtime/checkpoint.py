@@ -73,15 +73,18 @@ class Progress:
         return cls(facts["steps"], facts["batches"], scaler, from_json(facts.get("state")))
 
 
-def check_save(folder: Path, progress: Progress, rank: int) -> None:
+def check_save(folder: Path, progress: Progress, rank: int, *, force: bool) -> None:
     """Refuse what rank 0 cannot write; the other ranks have nothing to check.
 
     Raises:
-        UsageError: the folder exists, or the script's state holds a value that is not plain.
+        UsageError: the folder exists and is not to be replaced, or is no checkpoint; or the script's state holds a
+            value that is not plain.
     """
     if rank == 0:
-        if folder.exists():
-            raise UsageError(f"{folder} exists", hint="save to a new folder, or remove it")
+        if folder.exists() and not force:
+            raise UsageError(f"{folder} exists", hint="save to a new folder; save(folder, force=True) replaces it")
+        if folder.exists() and not (folder / _FACTS).is_file():
+            raise UsageError(f"{folder} is no checkpoint, and is not replaced", hint="save to a new folder")
         progress.facts()
 
 
@@ -98,7 +101,7 @@ def save_checkpoint(
     """Write this rank's part; rank 0 completes the folder when all have written theirs.
 
     Args:
-        folder: Where; it must not exist.
+        folder: Where; a checkpoint that is there is replaced.
         rank: This rank.
         state: This rank's tensors by the model's names.
         parameters: Its parameters by name.
@@ -118,8 +121,20 @@ def save_checkpoint(
         _write_index(aside, _INDEX, "model-*.json")
         _write_index(aside, _OPTIMIZER, "optimizer-*.json")
         (aside / _FACTS).write_text(json.dumps(dict(facts), indent=1))
-        aside.rename(folder)
+        _put(aside, folder)
     meet()
+
+
+def _put(aside: Path, folder: Path) -> None:
+    """The new checkpoint in its place; one that was there goes when the new one stands."""
+    if not folder.exists():
+        aside.rename(folder)
+        return
+    before = folder.with_name(f".{folder.name}.before")
+    shutil.rmtree(before, ignore_errors=True)
+    folder.rename(before)
+    aside.rename(folder)
+    shutil.rmtree(before)
 
 
 def _made_aside(folder: Path, rank: int, meet: Callable[[], None]) -> Path:

@@ -340,7 +340,7 @@ class Pipeline:
         """This rank's parameters and buffers under the model's own names; a shared parameter by its first name."""
         return self._installed.share.state()
 
-    def save(self, folder: Path | str, state: Any = None) -> None:
+    def save(self, folder: Path | str, state: Any = None, *, force: bool = False) -> None:
         """Write a checkpoint: every rank its own part, weights and optimizer state, keyed by the model's names.
 
         The folder is complete or absent; it must lie on a file system that all ranks share. Any plan for the same
@@ -350,13 +350,14 @@ class Pipeline:
         Args:
             folder: Where to.
             state: What the script needs to go on, as {"scheduler": scheduler.state_dict()}: plain values of rank 0.
+            force: Replace an existing checkpoint, once the new one is whole.
 
         Raises:
             UsageError: the folder exists, or `state` holds a value that is not plain.
         """
         share = self._installed.share
         progress = Progress(self.steps, self._batches, self.scaler.state_dict(), state if self.rank == 0 else None)
-        self._member.agree(f"saving to {folder}", lambda: check_save(Path(folder), progress, self.rank))
+        self._member.agree(f"saving to {folder}", lambda: check_save(Path(folder), progress, self.rank, force=force))
         with self._member.guarded(f"saving to {folder}"):
             save_checkpoint(
                 Path(folder), self.rank, state=share.state(), parameters=share.parameters, optimizer=self.optimizer,

@@ -137,7 +137,14 @@ def traced(
         raise UsageError(f"last={last}: a trace has one step or more")
     if executor.recorder is not None:
         raise UsageError("a trace is being made already", hint="leave its block first")
-    member.agree("the start of a trace", lambda: refuse_existing(path, force=force) if member.rank == 0 else None)
+    member.agree(
+        "the start of a trace",
+        lambda: (
+            refuse_existing(path, force=force, remedy="trace(path, force=True) replaces it")
+            if member.rank == 0
+            else None
+        ),
+    )
     with member.guarded("the start of a trace"):
         tracing = Tracing(settings, member.transport, device=member.device, last=last)
     executor.recorder = tracing.recorder

@@ -1,12 +1,14 @@
 """What one change would bring: a larger micro-batch count, one more worker of a kind, twice the thinnest wire.
 
-Each changed problem is searched anew, with the same options and hints: schedule, micro-batch count and placement may
-all be others after it. Where the plan at hand stays possible, with one more worker or a wider wire, it is the plan to
-beat: a change that cannot be used well is no loss. And a step that is shorter by less than what the plan's own search
-left open is no gain either: no one knows that it takes the change.
+Each changed problem is searched anew, with the same options and hints: schedule and placement may be others after it,
+and so may the micro-batch count, unless that is the change. No answer is worse than the plan at hand with the change
+and nothing else, where that fits. With one more worker or a wider wire it always does, and a change that cannot be
+used well is no loss; more micro-batches are told as they are, also where they take longer. And a step that is shorter
+by less than what the plan's own search left open is no gain: no one knows that it takes the change.
 
     micro-batches   the next larger count that the batch can be cut into, kept fixed
-    one more worker like the one of its kind with the most memory: the same prices, memory and links, on the same host
+    one more worker like the one of its kind with the most memory: the same prices, memory and links, on the same host.
+                    A worker without links has no such question: no one knows what the links of another would be
     thinnest wire   of those that the plan sends messages over (of all, where it sends none), the two workers with the
                     least bandwidth between them, in the slower direction, at the largest message that was measured;
                     both directions are twice as wide, and the latency stays
@@ -19,7 +21,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from assigner.plan import WhatIf
+from assigner.errors import FormatError
+from assigner.plan import Plan, WhatIf
+from assigner.simulate import worker_memory
 from assigner.solver.baselines import find_baselines
 from assigner.solver.contest import PROVEN, Proposal
 from assigner.solver.problem import Problem
@@ -32,13 +36,15 @@ from assigner.timing import step_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from assigner.plan import Plan
     from assigner.profile import Link, Profile
     from assigner.solver.answer import Progress, Solution
     from assigner.solver.options import SolveOptions
 
 CHEAP = 400
 """Up to this many partitions x (workers + 1) x searches, what-ifs are priced without being asked for."""
+
+SKIPS = 2.5
+"""A graph with skips, whose plans the simulator prices one by one, takes so many times as long as a chain."""
 
 LOOSER = 3.0
 """How many times the gap asked for is left open with one more worker: the larger problem, and one for each kind."""
@@ -55,12 +61,14 @@ class Question:
         change: What is changed.
         what: The change in words.
         case: The problem after it.
-        keeps: The plan at hand stays possible.
+        plan: The plan at hand with the change and nothing else.
+        keeps: It is the plan at hand itself, which stays possible: the plan to beat.
     """
 
     change: Literal["micro_batches", "worker", "link"]
     what: str
     case: Case
+    plan: Plan
     keeps: bool
 
 
@@ -74,8 +82,9 @@ def cheap(profile: Profile, options: SolveOptions) -> bool:
         return False
     case = Case(profile, options)
     searches = len(largest_of_kinds(case.workers)) + 2
-    small = len(profile.partitions) * (len(profile.workers) + 1) * searches <= CHEAP
-    return small and not Problem(*case.resolved, case.cost).branched
+    problem = Problem(*case.resolved, case.cost)
+    size = len(profile.partitions) * (len(profile.workers) + 1) * searches * (1.0 if problem.exact else SKIPS)
+    return size <= CHEAP and not problem.branched
 
 
 def priced(
@@ -89,7 +98,7 @@ def priced(
     found: list[WhatIf | None] = []
     if plan.objective != "step" or plan.solver is None or plan.predicted is None:
         return solution
-    if "interrupted" in plan.solver.options["proven_by"]:
+    if "interrupted" in plan.solver.proofs:
         return solution
     until = time.monotonic() + options.time_limit - plan.solver.seconds
     case = Case(profile, options)
@@ -99,7 +108,7 @@ def priced(
             left_s = (until - time.monotonic()) / (len(asked) - n)
             if left_s <= 0:
                 break
-            found.append(_answer(question, plan, left_s, _told(progress, n, asked)))
+            found.append(answered(question, plan, left_s, _told(progress, n, asked)))
     except KeyboardInterrupt:  # the plan is there, and so are the answers so far
         pass
     answers = tuple(each for each in found if each is not None)
@@ -114,21 +123,23 @@ def questions(plan: Plan, case: Case) -> Iterator[Question]:
     if count is not None:
         size = plan.workload.batch_size // count
         what = f"{count} micro-batches of {size} instead of {plan.micro_batches} of {plan.micro_batch_size}"
-        yield Question("micro_batches", what, case.with_options(micro_batches=count), keeps=False)
+        cut = replace(plan, micro_batches=count, micro_batch_size=size)
+        yield Question("micro_batches", what, case.with_options(micro_batches=count), cut, keeps=False)
     if not case.options.order:  # which a new worker is not in
         usable = [each for each in case.workers if not case.options.only or each.name in case.resolved[1].only]
         kinds = sorted(largest_of_kinds(usable), key=case.workers.index)
-        for worker in kinds:
+        linked = {link.source for link in case.profile.links} & {link.target for link in case.profile.links}
+        for worker in (each for each in kinds if each.name in linked):
             twice = sum(each.kind == worker.kind for each in kinds) > 1
             what = f"one more worker: {worker.kind}" + (f", {worker.threads} threads" if twice else "")
-            yield Question("worker", what, _hired(case, worker.name), keeps=True)
+            yield Question("worker", what, _hired(case, worker.name), plan, keeps=True)
     wire = _thinnest(plan, case)
     if wire:
         what = f"twice the bandwidth between {' and '.join(sorted(short(link.source) for link in wire))}"
-        yield Question("link", what, _widened(case, wire), keeps=True)
+        yield Question("link", what, _widened(case, wire), plan, keeps=True)
 
 
-def _answer(question: Question, plan: Plan, left_s: float, told: Callable[[Progress], None] | None) -> WhatIf | None:
+def answered(question: Question, plan: Plan, left_s: float, told: Callable[[Progress], None] | None) -> WhatIf | None:
     """The best step after a change, and its bound; None: its time was too short to know of any plan.
 
     Raises:
@@ -140,15 +151,16 @@ def _answer(question: Question, plan: Plan, left_s: float, told: Callable[[Progr
     gap = min(0.99, LOOSER * options.gap) if question.change == "worker" else options.gap
     search = Search(profile, replace(options, time_limit=left_s, gap=gap), told)
     step, surely = plan.predicted.step_s, plan.solver.bound_s * (1 - PROVEN)
+    changed = _step(question.plan, search.problem)
     if question.keeps:
-        search.contest.best = Proposal(plan, min(step, step_s(plan, search.problem.cost)))
+        search.contest.best = Proposal(plan, min(step, changed))
     search.run()
     if "interrupted" in search.contest.proofs:
         raise KeyboardInterrupt
-    best, bound = search.contest.best_value, search.bound
+    best, bound = min(search.contest.best_value, changed), search.bound
     if options.schedule == "interleaved" or not search.decided:
         better = simpler(search, find_baselines(search.problem))
-        best = best if better is None else better.value
+        best = best if better is None else min(best, better.value)
     if surely <= best < step:
         best = step
     if math.isinf(best) and not search.decided:
@@ -157,6 +169,18 @@ def _answer(question: Question, plan: Plan, left_s: float, told: Callable[[Progr
         question.change, question.what, best if math.isfinite(best) else None,
         min(bound, best) if math.isfinite(bound) else None,
     )  # fmt: skip
+
+
+def _step(plan: Plan, problem: Problem) -> float:
+    """A plan's step under a changed problem; inf: it cannot run there."""
+    cost = problem.cost
+    try:
+        fits = all(
+            worker_memory(cost, plan, name).total <= cost.profile.worker[name].capacity_bytes for name in plan.workers
+        )
+        return step_s(plan, cost) if fits else math.inf
+    except FormatError:  # a size that cannot be priced, or a program that would wait for ever
+        return math.inf
 
 
 def _told(

@@ -273,3 +273,23 @@ def test_checkpoints_of_old_load(tmp_path: Path):
         path.write_text(json.dumps({key: facts[key] for key in ("fingerprint", "steps", "batches")}))
         assert pipeline.load(tmp_path / "saved") is None
         assert pipeline.steps == 3
+
+
+def test_a_checkpoint_is_replaced_only_where_it_is_asked_for(tmp_path):
+    """`force=True` puts the new one in the old one's place; a folder that is no checkpoint is never removed."""
+    made = language()
+    with Pipeline(made, make_plan(made)) as pipeline:
+        pipeline.save(tmp_path / "at")
+        pipeline.step(made.make_batch(8, 0))
+        with pytest.raises(UsageError, match="exists") as refused:
+            pipeline.save(tmp_path / "at")
+        assert "force=True" in refused.value.hint
+        pipeline.save(tmp_path / "at", force=True)
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "thesis.txt").write_text("all of it")
+        with pytest.raises(UsageError, match="no checkpoint"):
+            pipeline.save(tmp_path / "mine", force=True)
+        assert (tmp_path / "mine" / "thesis.txt").exists()
+        assert pipeline.load(tmp_path / "at") is None
+        assert pipeline.steps == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["at", "mine"]

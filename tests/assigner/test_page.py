@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING
 import pytest
 from builders import CAPACITY, make_plan, make_profile
 from drawn_plans import drawn
+from made_runs import with_busy
+from page_cases import page_plan, page_profile, read_back
 
-from assigner.agreement import rehearsed
+from assigner import formatting as fmt
 from assigner.cost import CostModel
-from assigner.errors import FormatError
 from assigner.occupancy import memory_over_time
 from assigner.plan import Baseline, Plan, WhatIf
-from assigner.report.comparison import Named
-from assigner.report.page import page_data, page_html, runs_of, shown
+from assigner.report.page import page_data, page_html, shown
 from assigner.report.page.critical import critical_path, critical_sheet
 from assigner.report.page.links import STEPS, matrices
 from assigner.report.page.markup import json_html, parts_html
-from assigner.report.page.splits import splits
+from assigner.report.page.starts import starts_sheet
 from assigner.report.sheet import Column, Line, Sheet
 from assigner.schedule import Kind
-from assigner.simulate import predict, simulated, step_s
+from assigner.simulate import predict, priced, simulated, step_s
 
 if TYPE_CHECKING:
     from assigner.profile import Profile
@@ -37,28 +37,12 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
 @pytest.fixture
 def profile() -> Profile:
-    return make_profile(work=[2e-3, 3e-3, 1e-3, 4e-3, 2e-3, 2e-3], slowness=[1.0, 2.0, 1.5], batch=16, busy=0.2)
+    return page_profile()
 
 
 @pytest.fixture
 def plan(profile: Profile) -> Plan:
-    """Three stages under 1f1b, one partition rematerialised."""
-    made = make_plan(profile, [(0, ["p0", "p1", "p2"]), (1, ["p3"]), (2, ["p4", "p5"])])
-    stages = (replace(made.stages[0], rematerialise=("p1",)), *made.stages[1:])
-    return replace(made, schedule="1f1b", stages=stages)
-
-
-def read_back(data: dict) -> list[tuple]:
-    """(worker, kind, stage, micro-batch, start, end) of every action and message, from the page's tables."""
-    line = data["timeline"]
-    found = []
-    for job, m, start in line["events"]:
-        worker, kind, stage, seconds, *_ = line["jobs"][job]
-        found.append((line["workers"][worker], kind, stage, m, start, start + seconds))
-    for route, m, start in line["messages"]:
-        payload, _, _, source, _, _, seconds = line["routes"][route]
-        found.append((line["workers"][source], payload, None, m, start, start + seconds))
-    return found
+    return page_plan(profile)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -124,20 +108,20 @@ def test_memory_is_the_simulators(plan, profile):
 
 def test_splits_price_the_same_placement(plan, profile):
     """Each number of micro-batches has the simulator's step time; the plan's own is the plan's; memory may forbid."""
-    found = {each.micro_batches: each for each in splits(shown("plan", plan, profile))}
+    found = {each.micro_batches: each for each in shown("plan", plan, profile).splits}
     assert list(found) == [1, 2, 3, 4, 6, 8, 16]
     assert found[4].step_s == predict(plan, profile).step_s
     assert found[8].step_s == step_s(replace(plan, micro_batches=8, micro_batch_size=2), CostModel(profile))
     assert found[4].measured
     assert not found[8].measured
     tight = replace(profile, workers=tuple(replace(each, memory_bytes=6e7) for each in profile.workers))
-    assert [each.micro_batches for each in splits(shown("plan", plan, tight)) if not each.fits] == [1]
+    assert [each.micro_batches for each in shown("plan", plan, tight).splits if not each.fits] == [1]
 
 
 def test_sizes_that_cannot_be_priced_say_why(plan, profile):
     """Where the profile has one size alone, other micro-batch counts have no step time but a reason."""
     lone = tuple(each for each in profile.measurements if each.micro_batch == 4)
-    found = {each.micro_batches: each for each in splits(shown("plan", plan, replace(profile, measurements=lone)))}
+    found = {each.micro_batches: each for each in shown("plan", plan, replace(profile, measurements=lone)).splits}
     assert found[4].step_s is not None
     assert found[8].step_s is None
     assert "only micro-batch 4" in found[8].why
@@ -162,33 +146,51 @@ def test_link_matrix(plan, profile):
     assert sent.rows[0][1].text != "·" == sent.rows[0][2].text
 
 
-def test_measured_steps_are_in_the_steps_own_time(plan, profile):
-    """A run that goes as predicted has its median step drawn just as the prediction, wherever that stands."""
-    cost = CostModel(profile)
-    trace = rehearsed(simulated(plan, cost), cost, steps=3)
-    page = shown("plan", plan, profile, [("t.json", trace)])
-    data = page_data([page], title="t")["plans"][0]
-    run = data["measured"][0]
-    assert run["step_s"] == pytest.approx([data["step_s"]] * 3)
-    predicted = {each[:4]: each[4:] for each in read_back(data)}
-    workers = data["timeline"]["workers"]
-    assert len(run["steps"][0]["actions"]) == len(data["timeline"]["events"])
-    for job, m, start, length in run["steps"][0]["actions"]:
-        worker, kind, stage, *_ = data["timeline"]["jobs"][job]
-        times = (1e-6 * start, 1e-6 * (start + length))
-        assert predicted[workers[worker], kind, stage, m] == pytest.approx(times, abs=1.5e-6)
-    assert len(run["steps"][0]["messages"]) == len(data["timeline"]["messages"])
+def test_busy_time_is_in_the_jobs(plan, profile):
+    """Each job says how long its messages keep its worker busy after it: what the simulator says."""
+    held = with_busy(profile, 0.5)
+    page = shown("plan", plan, held)
+    line = page_data([page], title="t")["plans"][0]["timeline"]
+    said = sum(line["jobs"][job][7] for job, *_ in line["events"])
+    assert said == pytest.approx(sum(each.busy_s for each in page.timeline.events if each.action.route is None))
+    assert said > 0
 
 
-def test_a_trace_goes_to_its_plan(plan, profile):
-    """A trace is put to the plan that it is a run of; one of another plan is refused by name."""
-    other = make_plan(profile, [(0, ["p0"]), (1, ["p1", "p2", "p3", "p4", "p5"])])
-    cost = CostModel(profile)
-    trace = rehearsed(simulated(other, cost), cost)
-    both = [Named("one.json", plan), Named("two.json", other)]
-    assert runs_of(both, [("t.json", trace)]) == [[], [("t.json", trace)]]
-    with pytest.raises(FormatError, match=r"t\.json is of a run of none of these plans"):
-        runs_of(both[:1], [("t.json", trace)])
+def test_sizes_that_are_not_plausible_have_no_step_time(plan, profile):
+    """Where the line of two noisy sizes promises small ones for nothing, the curve leaves them out and says why."""
+    stretched = tuple(
+        replace(each, micro_batch={1: 4, 4: 8}[each.micro_batch], forward_s={1: 1e-3, 4: 3e-3}[each.micro_batch],
+                backward_s={1: 2e-3, 4: 6e-3}[each.micro_batch])
+        for each in profile.measurements
+    )  # fmt: skip
+    found = {each.micro_batches: each for each in shown("plan", plan, replace(profile, measurements=stretched)).splits}
+    assert found[2].step_s
+    assert found[4].step_s
+    assert found[8].step_s is found[16].step_s is None
+    assert "not plausible" in found[8].why
+
+
+def test_starts_are_in_the_file(plan, profile):
+    """When each micro-batch starts at each stage stands in the page without scripts."""
+    page = shown("plan", plan, profile)
+    sheet = starts_sheet(page)[0]
+    assert len(sheet.rows) == plan.micro_batches
+    unit = fmt.time_unit(page.timeline.step_s)
+    heads = [column.header for column in sheet.columns]
+    for event in page.timeline.events:
+        if event.action.stage >= 0 and event.action.route is None:
+            column = heads.index(f"{event.action.kind.value} {event.action.stage}")
+            assert sheet.rows[event.action.micro_batch][column] == unit.show(event.start_s)
+    many = replace(plan, workload=replace(plan.workload, batch_size=2048), micro_batches=1024, micro_batch_size=2)
+    assert isinstance(starts_sheet(replace(page, plan=many))[0], Line)
+
+
+def test_splits_are_priced_once(plan, profile, monkeypatch):
+    """However often a page needs its placement at other numbers of micro-batches, they are priced once."""
+    calls = []
+    monkeypatch.setattr("assigner.report.page.splits.step_s", lambda *args: calls.append(args) or step_s(*args))
+    page_html([shown("plan", plan, profile)], title="t", made_at="today")
+    assert len(calls) == 7
 
 
 def test_data_cannot_leave_its_element():
@@ -225,7 +227,7 @@ def test_page_names_its_scripts_and_loads_nothing(plan, profile):
 def test_everything_is_in_the_page_without_scripts(plan, profile):
     """Baselines, what-ifs, stages, settings and what moved stand in the file as tables."""
     plan = replace(
-        plan, baselines=(Baseline("equal split", 0.5), Baseline("best single worker", None)),
+        priced(plan, profile), baselines=(Baseline("equal split", 0.5), Baseline("best single worker", None)),
         what_if=(WhatIf("link", "the link worker:0 to worker:1 twice as fast", 0.4, 0.39),),
     )  # fmt: skip
     other = make_plan(profile, [(0, ["p0"]), (1, ["p1", "p2", "p3", "p4", "p5"])])

@@ -69,7 +69,7 @@ def test_what_medians_cannot_say_is_called_so() -> None:
         for worker in trace.workers
     )
     sentence = largest_cause(agree(PLAN, PROFILE, replace(trace, workers=late)))
-    assert "not explained, +50.0 ms of the +50.0 ms" in sentence
+    assert "not explained: +50.0 ms, the step differs by +50.0 ms" in sentence
 
 
 def test_the_rows_add_up_to_what_was_measured() -> None:

@@ -138,3 +138,14 @@ def test_a_strip_with_room_is_whole():
     """Where all fits nothing is left out."""
     strip = Strip("s", ("tick", ("0", "1")), (("worker", ("F0", ".")),), "tick")
     assert strip.lines(80) == ["tick    0  1", "worker  F0 ."]
+
+
+def test_the_title_says_where_dependencies_are_taken_for_granted():
+    """Without a profile, of more than two stages: each is taken to need the one before it."""
+    diamond = make_profile(work=[1e-3] * 4, slowness=[1] * 4, edges=[(0, 1), (0, 2), (1, 3), (2, 3)])
+    plan = make_plan(diamond, [(n, [f"p{n}"]) for n in range(4)])
+    two = make_plan(diamond, [(0, ["p0", "p1"]), (1, ["p2", "p3"])])
+    said = "each stage is taken to need the one before it"
+    assert said in clock_table(plan)[0].title
+    assert said not in clock_table(plan, diamond)[0].title
+    assert said not in clock_table(two)[0].title

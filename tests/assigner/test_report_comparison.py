@@ -4,7 +4,7 @@ import pytest
 from builders import make_plan, make_profile
 
 from assigner.errors import FormatError
-from assigner.plan import ProfileReference
+from assigner.plan import ProfileReference, SolverReport
 from assigner.report.comparison import (
     Named,
     check_comparable,
@@ -14,6 +14,7 @@ from assigner.report.comparison import (
     memory_share,
     money,
     notes,
+    stored_prices,
     transfer_share,
 )
 from assigner.report.moved import changes
@@ -171,3 +172,41 @@ def test_json_has_all_that_the_screen_says():
     assert data["plans"][0]["batch_size"] == 8
     assert data["plans"][0]["schedule"] == "gpipe"
     assert data["plans"][1]["measured"] is None
+
+
+def solver(gap, **options):
+    step = BASE.plan.predicted.step_s
+    return SolverReport("HiGHS", "1", "optimal", step, step * (1 - gap), gap, 0.1, options)
+
+
+@pytest.mark.parametrize(
+    ("change", "cell"),
+    [({}, "2.0"), ({"solver": solver(1.0)}, "-"), ({"objective": "cost"}, "-"), ({"predicted": None}, "-")],
+)
+def test_a_gap_stands_only_where_it_is_proven_of_the_step(change, cell):
+    """A dash where nothing is proven, or what is proven is of another thing."""
+    found = Named("x", replace(BASE.plan, **{"solver": solver(0.02), **change}))
+    sheet = comparison_report([BASE, found])[0]
+    assert sheet.rows[1][[column.header for column in sheet.columns].index("gap %")] == cell
+    assert comparison_data([BASE, found])["plans"][1]["gap"] == (None if cell == "-" else 0.02)
+
+
+def test_prices_of_the_solve_come_before_the_profile():
+    """By worker, kind or host, the last that matches, as the solver takes them."""
+    named = Named("x", BASE.plan, PROFILE, prices={"host0": 9.0, "worker:0": 2.0, "kind1": 1.6})
+    assert money(named) == pytest.approx(3.6 / 3600 * 1000 / (8 / BASE.plan.predicted.step_s))
+    assert money(replace(named, prices={"worker:0": 2.0})) is None, "nobody knows what the other one costs"
+
+
+@pytest.mark.parametrize("odd", [None, 3, {"worker:0": "free"}, {"worker:0": -1}])
+def test_odd_prices_in_a_file_are_none(odd):
+    """What no solve writes is not taken for money."""
+    assert stored_prices(replace(BASE.plan, solver=solver(0.0, prices=odd))) == {}
+    assert stored_prices(BASE.plan) == {}
+    assert stored_prices(replace(BASE.plan, solver=solver(0.0, prices={"worker:0": 3}))) == {"worker:0": 3}
+
+
+def test_notes_of_a_plan_have_its_name():
+    """A plan whose file says something else is told with why, and not called unpriced besides."""
+    bare = Named("x", replace(BASE.plan, predicted=None), notes=("it does not fit",))
+    assert notes([BASE, bare]) == ["x: it does not fit"]

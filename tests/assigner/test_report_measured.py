@@ -7,7 +7,7 @@ from builders import make_plan, make_profile
 from made_runs import run_in, slower_worker
 
 from assigner.errors import FormatError
-from assigner.report.measured import Measured, assigned, measured, measured_data, speed_up
+from assigner.report.measured import Measured, Steps, assigned, measured, measured_data, speed_up
 from assigner.simulate import priced
 
 PROFILE = make_profile(work=[2e-3] * 4, slowness=[1, 3])
@@ -26,6 +26,16 @@ def trace(of, *, slower=1.0, steps=3):
     return run_in(slower_worker(PROFILE, 1, forward=slower, backward=slower), of, steps=steps)
 
 
+def of(*steps, remat="plan"):
+    """What runs of these step times would be, as one trace."""
+    return Measured((Steps(steps, ("a",), remat),))
+
+
+def spread(centre, count=12):
+    """Step times around a centre, 1 % apart."""
+    return tuple(centre * (1 + 0.01 * (n - count // 2)) for n in range(count))
+
+
 def lines(found):
     return [part.text for part in measured(PLANS, found)[1:]]
 
@@ -35,8 +45,8 @@ def test_a_trace_finds_its_plan():
     found = assigned(PLANS, [("a", trace(BETTER)), ("b", trace(EQUAL)), ("c", trace(BETTER, slower=1.1))])
     assert found["better"].traces == ("a", "c")
     assert found["equal"].traces == ("b",)
-    assert len(found["better"].steps_s) == 6
-    assert found["equal"].median_s == pytest.approx(EQUAL.predicted.step_s, rel=0.01)
+    assert len(found["better"].first.steps_s) == 6
+    assert found["equal"].first.median_s == pytest.approx(EQUAL.predicted.step_s, rel=0.01)
 
 
 def test_a_trace_of_none_of_the_plans_is_refused():
@@ -54,78 +64,118 @@ def test_one_plan_under_two_names_gets_its_trace_twice():
     assert found["one"] == found["two"]
 
 
-def test_speed_up_with_its_margin():
-    """By hand: medians 4 and 2, notches of 1.57 x 1 / sqrt(9) / 4 and none."""
-    base = Measured((3.0,) * 2 + (3.5,) + (4.0,) * 3 + (4.5,) + (5.0,) * 2, ("a",), ("plan",))
-    mine = Measured((2.0,) * 4, ("b",), ("plan",))
-    assert (base.median_s, base.iqr_s) == (4.0, 1.0)
-    gain = speed_up(EQUAL, mine, EQUAL, base)
+def test_speed_up_with_its_interval():
+    """Half the step is twice as fast, between what the medians' resamples give; a like run is within the noise."""
+    base, half, like = (Steps(spread(each), ("a",)) for each in (4.0, 2.0, 4.02))
+    gain = speed_up(EQUAL, half, EQUAL, base)
     assert gain.factor == 2.0
-    assert gain.margin == pytest.approx(2 * 1.57 / 3 / 4)
+    low, high = gain.interval
+    assert 1.85 < low < 2.0 < high < 2.15
     assert gain.clear
-    near = speed_up(EQUAL, replace(mine, steps_s=(3.9,) * 4), EQUAL, base)
-    assert near.clear is False
+    assert speed_up(EQUAL, like, EQUAL, base).clear is False
+    assert speed_up(EQUAL, half, EQUAL, base) == gain, "the draws are seeded"
 
 
-def test_one_step_has_no_margin():
-    """A single step gives a factor without a ±."""
-    one = Measured((2.0,), ("a",), ("plan",))
-    assert one.margin is None
-    assert speed_up(EQUAL, one, EQUAL, one).clear is None
-    sheet = measured(PLANS, {"equal": one, "better": one})[0]
+@pytest.mark.parametrize("steps", [(2.0,), spread(2.0, 9), (2.0,) * 20])
+def test_few_or_like_steps_have_no_interval(steps):
+    """Below ten steps, and where all are the same, nothing is said of how sure a factor is."""
+    mine = Steps(steps, ("a",))
+    assert speed_up(EQUAL, mine, EQUAL, mine).clear is None
+    sheet, *said = measured(PLANS, {"equal": of(*steps), "better": of(*steps)})
     assert sheet.rows[1][4] == "1.00x"
+    assert "interval" not in sheet.title
+    assert any("fewer than 10 steps of equal, better" in line.text for line in said) == (len(steps) < 10)
 
 
 def test_batches_of_other_sizes_compare_by_samples():
-    """Twice the batch in the same time is twice as fast."""
+    """Twice the batch in the same time is twice as fast, and so are both ends of the interval."""
     double = replace(EQUAL, workload=replace(EQUAL.workload, batch_size=16), micro_batch_size=4)
-    same = Measured((2.0, 2.0), ("a",), ("plan",))
-    assert speed_up(double, same, EQUAL, same).factor == 2.0
+    same = Steps(spread(2.0), ("a",))
+    gain = speed_up(double, same, EQUAL, same)
+    assert gain.factor == 2.0
+    assert gain.interval == tuple(2 * end for end in speed_up(EQUAL, same, EQUAL, same).interval)
 
 
 def test_table_and_verdict():
     """Median, IQR, speed-up over the baseline and the prediction's error; the order is told."""
     found = assigned(PLANS, [("a", trace(EQUAL)), ("b", trace(BETTER, slower=1.2))])
-    sheet, verdict = measured(PLANS, found)
+    sheet, _, verdict = measured(PLANS, found)
     assert [row[0] for row in sheet.rows] == ["equal", "better"]
     assert sheet.rows[0][4] == "baseline"
-    factor = found["equal"].median_s / found["better"].median_s
-    assert sheet.rows[1][4].startswith(f"{factor:.2f}x ± ")
-    error = 100 * (BETTER.predicted.step_s / found["better"].median_s - 1)
+    medians = found["equal"].first.median_s, found["better"].first.median_s
+    assert sheet.rows[1][4] == f"{medians[0] / medians[1]:.2f}x"
+    error = 100 * (BETTER.predicted.step_s / medians[1] - 1)
     assert float(sheet.rows[1][6]) == pytest.approx(error, abs=0.06)
     assert verdict.text == "the plans ran in the order that was predicted"
 
 
+def test_the_interval_stands_in_the_table():
+    """Behind the factor, and the title says what it is and what it takes for granted."""
+    sheet = measured(PLANS, {"equal": of(*spread(2.0)), "better": of(*spread(1.0))})[0]
+    factor, low, to, high = sheet.rows[1][4].split()
+    assert (factor, to) == ("2.00x", "to")
+    assert float(low.strip("(")) < 2 < float(high.strip(")"))
+    assert "95 % interval, as if steps were independent" in sheet.title
+
+
 def test_another_order_is_told():
     """Where the faster plan ran slower, both orders stand there."""
-    found = {"equal": Measured((1.0, 1.0), ("a",), ("plan",)), "better": Measured((2.0, 2.0), ("b",), ("plan",))}
+    found = {"equal": of(*spread(1.0)), "better": of(*spread(2.0))}
     assert lines(found) == ["fastest first, they ran as equal, better; predicted was better, equal"]
 
 
 def test_noise_and_a_missing_baseline_are_told():
-    """A difference inside the margins is noise; without a trace of the baseline there is no speed-up."""
-    base, near = ((1.0, 2.0, 3.0), (1.1, 1.9, 3.0))
-    found = {"equal": Measured(base, ("a",), ("plan",)), "better": Measured(near, ("b",), ("plan",))}
-    assert "within the noise" in lines(found)[0]
-    slower = replace(found["better"], steps_s=(1.1, 2.1, 3.0))
-    told = lines({"equal": found["equal"], "better": slower})
-    assert told[1] == "the plans ran in the order that was predicted, as far as the noise tells"
+    """A difference inside the interval is noise; without a trace of the baseline there is no speed-up."""
+    found = {"equal": of(*spread(2.0)), "better": of(*spread(2.01))}
+    assert lines(found) == [
+        "better and equal: the measured difference is within the noise",
+        "the plans ran in the order that was predicted, as far as the noise tells",
+    ]
     (sheet, line) = measured(PLANS, {"better": found["better"]})
     assert sheet.rows[0][4] == "-"
     assert "no trace is of equal" in line.text
 
 
-def test_a_run_with_other_remat_is_told():
-    """The trace says that the run rematerialised otherwise than the plan."""
-    found = {"equal": Measured((1.0,), ("a",), ("always",))}
-    assert any("'always'" in line for line in lines(found))
+def test_runs_with_other_remat_stand_apart():
+    """They are in no median of the plan's own runs, and the prediction has no error there; both is said."""
+    own, again = trace(EQUAL), replace(trace(EQUAL, slower=2.0), remat="always")
+    found = assigned(PLANS, [("again", again), ("own", own), ("b", trace(BETTER))])
+    assert found["equal"].traces == ("own", "again")
+    assert found["equal"].first.median_s == pytest.approx(EQUAL.predicted.step_s, rel=0.01)
+    sheet, *said = measured(PLANS, found)
+    assert [row[0] for row in sheet.rows] == ["equal", "equal (remat always)", "better"]
+    assert sheet.rows[1][5:] == ("-", "-")
+    assert sheet.rows[0][6] == "0.0"
+    assert "by 'always', not as the plan says" in said[0].text
+    data = measured_data(EQUAL, found["equal"], EQUAL, found["equal"])
+    assert (data["remat"], [each["remat"] for each in data["apart"]]) == ("plan", ["always"])
+    assert data["apart"][0]["error"] is None
+
+
+def test_a_run_with_other_remat_says_nothing_of_the_prediction():
+    """Where no run did what the plan says, there is no error and no verdict on the order."""
+    found = {"equal": of(*spread(9.0), remat="always"), "better": of(*spread(1.0))}
+    assert found["equal"].first.error(EQUAL) is None
+    assert not any("order" in line for line in lines(found))
+
+
+@pytest.mark.parametrize(("remat", "again"), [("never", ()), ("always", ("p0", "p1"))])
+def test_remat_that_is_the_plans_own_is_as_planned(remat, again):
+    """A run that rematerialised nothing is that of a plan which says so; and all of all."""
+    stages = tuple(replace(each, rematerialise=each.partitions if again else ()) for each in EQUAL.stages)
+    mine = replace(EQUAL, stages=stages)
+    found = assigned([("mine", mine)], [("a", replace(trace(mine), remat=remat))])
+    assert found["mine"].first.planned
 
 
 def test_json():
-    """Every step, the median, the error and the margin; None without a trace."""
+    """Every step, the median, the error and the interval; None without a trace."""
     found = assigned(PLANS, [("a", trace(EQUAL)), ("b", trace(BETTER))])
     data = measured_data(BETTER, found["better"], EQUAL, found["equal"])
     assert data["traces"] == ["b"]
     assert len(data["steps_s"]) == 3
-    assert data["speed_up"] == pytest.approx(found["equal"].median_s / found["better"].median_s)
+    assert data["speed_up"] == pytest.approx(found["equal"].first.median_s / found["better"].first.median_s)
+    assert data["speed_up_interval"] is None
+    sure = measured_data(BETTER, of(*spread(1.0)), EQUAL, of(*spread(2.0)))
+    assert sure["speed_up_interval"][0] < 2 < sure["speed_up_interval"][1]
     assert measured_data(EQUAL, None, EQUAL, None) is None

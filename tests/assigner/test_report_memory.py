@@ -95,3 +95,19 @@ def test_what_does_not_fit_is_a_sentence(plan):
     assert misfit(both).text.startswith("does not fit: worker:1/cpu")
     assert misfit(both).text.endswith(", and 1 more worker")
     assert misfit(plan.predicted) is None
+
+
+def test_the_fullest_are_those_with_the_largest_share():
+    """A small worker that is nearly full comes before a large one with less room than that has in bytes."""
+    profile = make_profile(work=[1e-3] * (WORKER_LIMIT + 1), slowness=[1] * (WORKER_LIMIT + 1))
+    plan = priced(make_plan(profile, [(n, [f"p{n}"]) for n in range(WORKER_LIMIT + 1)]), profile)
+    small, *others = plan.predicted.workers
+    workers = (
+        replace(small, peak_bytes=90.0, capacity_bytes=100.0),
+        *(replace(each, peak_bytes=1e3, capacity_bytes=1e3 + 5 + n) for n, each in enumerate(others[1:])),
+        replace(others[0], peak_bytes=0.0, capacity_bytes=4.0),
+    )
+    sheet = memory_bars(replace(plan, predicted=replace(plan.predicted, workers=workers)))[0]
+    shown = [row[0] for row in sheet.rows]
+    assert small.worker in shown
+    assert others[0].worker not in shown

@@ -1,17 +1,19 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from builders import make_plan, make_profile
 
 from assigner.plan import Baseline, SolverReport
+from assigner.report.memory import fullness
 from assigner.report.plan import (
     baselines,
     best_baseline,
     describe_solver,
-    fullness,
     gain,
     plan_data,
     plan_report,
+    proven_gap,
     remat_text,
     speed_up,
     stages,
@@ -121,14 +123,62 @@ def test_few_baselines_on_a_screen(plan):
 
 def test_the_screen_has_every_part(plan):
     """Stages, bottleneck, clock, memory, and how to get the what-ifs; the same in --json."""
-    parts = plan_report(plan, profile=PROFILE)
+    plan = replace(plan, solver=replace(report(0.0), objective_s=plan.predicted.step_s))
+    parts = plan_report(plan, profile=PROFILE, source=Path("p.json"))
     titles = [part.title for part in parts if not isinstance(part, Line)]
     assert [title.split()[0].rstrip(":") for title in titles] == ["3", "clock", "peak"]
     said = [part.text for part in parts if isinstance(part, Line)]
     assert any(text.startswith("worker:0/cpu limits the plan") for text in said)
-    assert "--what-if" in said[-1]
+    assert said[-1].startswith("what more workers or wider links would bring: assigner solve p.json -o PLAN")
     data = plan_data(plan, profile=PROFILE)["derived"]
     assert data["bottleneck"] in said
     assert data["clock"]["exact"]
     assert data["memory_bytes"]["worker:1/cpu"]["parameters"] == 1e6
     assert isinstance(parts[2], Sheet)
+
+
+@pytest.mark.parametrize("options", [{}, {"proven_by": None, "time_limit": "x"}, {"proven_by": 3}])
+def test_odd_options_are_no_bug(options):
+    """A file's settings may be anything: the status is told all the same."""
+    assert "optimal" in describe_solver(replace(report(0.0), options=options))
+
+
+def test_a_faster_baseline_is_told_without_a_cause(plan):
+    """By how much, and what may help; not where the plan's schedule is that already."""
+    step = plan.predicted.step_s
+    slower = replace(plan, baselines=(Baseline("a", step / 2),))
+    assert gain(slower).text.startswith("a is faster by 50.0 %; where it")
+    assert "may find" in gain(slower).text
+    assert gain(replace(slower, schedule="interleaved")).text == "a is faster by 50.0 %"
+
+
+def test_a_plan_of_another_objective_is_not_held_against_baselines(plan):
+    """They are placed for a short step, which the title says; there is no speed-up, no best, no gain."""
+    rated = replace(plan, objective="cost", baselines=(Baseline("a", plan.predicted.step_s / 2),))
+    (sheet,) = baselines(rated)
+    assert [column.header for column in sheet.columns][1:] == ["step ms"]
+    assert sheet.rows[0][0] == "a"
+    assert sheet.title == "baselines, placed for a short step and not for cost"
+    assert plan_data(rated)["derived"]["speed_up"] is None
+
+
+def test_a_gap_is_of_the_step_that_is_shown(plan):
+    """None where nothing is proven, of another objective, or of another step than the predicted one."""
+    step = plan.predicted.step_s
+    solved = replace(plan, solver=replace(report(0.02), objective_s=step))
+    assert proven_gap(solved) == 0.02
+    assert proven_gap(plan) is None
+    assert proven_gap(replace(solved, solver=replace(solved.solver, gap=1.0))) is None
+    assert proven_gap(replace(solved, objective="latency")) is None
+    assert proven_gap(replace(solved, predicted=replace(solved.predicted, step_s=2 * step))) is None
+    robust = replace(solved.solver, objective_s=2 * step, options={"robust": True})
+    assert proven_gap(replace(solved, solver=robust)) == 0.02, "its objective is at the slow end"
+
+
+def test_notes_stand_below_the_headline(plan):
+    """Why the figures are not the file's; a plan whose figures were left out is not called unpriced besides."""
+    said = [part.text for part in plan_report(replace(plan, predicted=None), notes=["it does not hold"])[:3]
+            if isinstance(part, Line)]  # fmt: skip
+    assert said[-1] == "it does not hold"
+    assert not any("not priced" in text for text in said)
+    assert plan_data(plan, notes=["x"])["derived"]["notes"] == ["x"]

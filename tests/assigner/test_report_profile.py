@@ -118,3 +118,17 @@ def test_warnings_are_shown():
     """The profile's own warnings are the last lines."""
     profile = replace(make_profile(work=[1e-3], slowness=[1]), warnings=("the wire is shared",))
     assert profile_report(profile)[-1] == Line("warning: the wire is shared", "warning")
+
+
+def test_bars_compare_one_sample():
+    """Where a worker could not be measured at the largest size, its bar is as long as its time a sample says."""
+    profile = make_profile(work=[1e-3] * 2, slowness=[1, 1])
+    failed = tuple(
+        replace(each, infeasible="out of memory") if (each.worker, each.micro_batch) == ("worker:0/cpu", 4) else each
+        for each in profile.measurements
+    )
+    sheet = sheets(replace(profile, measurements=failed))[1]
+    bars = [row[-1] for row in sheet.rows]
+    assert len(bars) >= 2
+    assert len(set(bars)) == 1
+    assert "bars of one sample" in sheet.title

@@ -64,3 +64,15 @@ def test_markdown_has_every_column_and_escapes():
     assert markdown([sheet, Line("done")]).splitlines() == [
         "**a\\_b**", "", "| name | n |", "| --- | ---: |", "| x\\|y\\* | 1 |", "", "done",
     ]  # fmt: skip
+
+
+def test_control_characters_are_written_out():
+    """A warning or a reason in a file cannot steer the terminal: cells and lines have its escapes as text."""
+    console = Console(file=io.StringIO(), width=80)
+    sheet = Sheet("", (Column("name", "text"),), (("\x1b[2Jcell",),))
+    console.print(draw((Line("\x1b]0;title\x07line"), sheet), width=80))
+    out = console.file.getvalue()
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert r"\x1b[2Jcell" in out
+    assert r"\x1b]0;title\x07line" in out

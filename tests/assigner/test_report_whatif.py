@@ -1,18 +1,29 @@
 """What-ifs and candidates of a plan."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from builders import make_plan, make_profile
 
-from assigner.plan import Candidate, ProfileReference, WhatIf
+from assigner.plan import Candidate, ProfileReference, SolverReport, WhatIf
 from assigner.report.candidates import candidates
+from assigner.report.flags import solve_flags
 from assigner.report.whatif import gain, proven, what_if, what_if_data, what_if_hint
 from assigner.simulate import priced
+from assigner.solver import SolveOptions
 
 PROFILE = make_profile(work=[1e-3] * 4, slowness=[1, 2])
 PLAN = priced(make_plan(PROFILE, [(0, ["p0", "p1"]), (1, ["p2", "p3"])]), PROFILE)
 STEP = PLAN.predicted.step_s
+
+
+def solved(*, name="HiGHS", profile=None, **options):
+    """A plan as a search for a short step leaves it."""
+    solver = SolverReport(name, "1.0", "optimal", STEP, STEP, 0.0, 0.1, options)
+    return replace(PLAN, profile=profile, solver=solver)
+
+
 MORE = WhatIf("micro_batches", "9 micro-batches", STEP * 0.98, STEP * 0.98)
 WORKER = WhatIf("worker", "one more kind0", STEP / 1.25, STEP / 1.5)
 LINK = WhatIf("link", "worker:0/cpu -> worker:1/cpu twice as wide", STEP, STEP)
@@ -46,11 +57,36 @@ def test_a_bound_proves_a_step():
 
 
 def test_without_what_ifs_a_line_says_how_to_get_them():
-    """The command names the profile that the plan was solved from."""
+    """The command names the profile where it is now, not where it was when the plan was solved."""
     assert what_if(PLAN) == ()
-    known = replace(PLAN, profile=ProfileReference("dir/p.json", "00"))
-    assert "assigner solve dir/p.json -o PLAN --what-if" in what_if_hint(known)[0].text
+    known = solved(profile=ProfileReference("p.json", "00"))
+    assert what_if_hint(known)[0].text.endswith(": assigner solve PROFILE -o PLAN --what-if")
+    told = what_if_hint(known, source=Path("some dir/p.json"))[0].text
+    assert told.endswith(": assigner solve 'some dir/p.json' -o PLAN --what-if")
     assert what_if_hint(replace(known, what_if=(MORE,))) == ()
+
+
+def test_the_command_asks_for_what_the_plan_was_asked_for():
+    """Every option that is not at its default is in it, ready for a shell; what `solve` does not know is left out."""
+    options = SolveOptions(
+        schedule="1f1b", micro_batches=4, pins={"p[01]": "worker:0"}, together=(("p0", "p1"),),
+        only=("kind0", "worker:1"), rematerialise={"p2": "always"}, gap=0.05,
+    )  # fmt: skip
+    (line,) = what_if_hint(solved(**options.record()))
+    asked = "--schedule 1f1b --micro-batches 4 --pin 'p[01]=worker:0' --together p0,p1 --only kind0 --only worker:1"
+    assert line.text.endswith(f"-o PLAN {asked} --always-remat p2 --gap 0.05 --what-if")
+    assert solve_flags(SolveOptions().record()) == ()
+    assert solve_flags({"gap": None, "pins": 3, "together": [1], "what": "ever", "seed": 1}) == ("--seed 1",)
+
+
+def test_plans_that_the_command_would_not_serve():
+    """A simple placement, another objective, a robust plan, one by hand, and one whose what-ifs are all priced."""
+    assert what_if_hint(PLAN) == ()
+    assert what_if_hint(replace(solved(), objective="throughput")) == ()
+    assert what_if_hint(solved(name="equal split")) == ()
+    assert what_if_hint(solved(robust=True)) == ()
+    assert what_if_hint(solved(what_if=True, what_if_left_out=0)) == ()
+    assert what_if_hint(solved(what_if=True, what_if_left_out=2))
 
 
 def test_json():

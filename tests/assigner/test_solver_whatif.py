@@ -7,8 +7,12 @@ from dataclasses import replace
 import pytest
 from builders import make_profile, random_chain, worker_name
 
+from assigner.cost import CostModel
 from assigner.profile import Link
 from assigner.solver import SolveOptions, price_what_ifs, solve, what_ifs_are_cheap
+from assigner.solver.whatif import answered, questions
+from assigner.solver.why.case import Case
+from assigner.timing import step_s
 
 EXACT = SolveOptions(gap=0)
 
@@ -163,8 +167,48 @@ def test_without_time_there_are_none():
     assert price_what_ifs(solution, profile, replace(EXACT, time_limit=1e-9)).plan.what_if == ()
 
 
+def test_no_answer_is_worse_than_the_change_alone():
+    """A search that has no time to find a plan leaves the same placement with more micro-batches, or a wider wire."""
+    profile, options = random_chain(2, partitions=4, workers=2, busy=0.1), replace(EXACT, micro_batches=2)
+    plan, case = solve(profile, options).plan, Case(profile, options)
+    found = {each.change: answered(each, plan, 1e-9, None) for each in questions(plan, case)}
+    cut = replace(plan, micro_batches=4, micro_batch_size=2)
+    assert found["micro_batches"].step_s == pytest.approx(step_s(cut, CostModel(profile)))
+    wider = with_wire(profile, {worker.name for worker in profile.workers})
+    assert found["link"].step_s == pytest.approx(step_s(plan, CostModel(wider)))
+
+
+def test_more_micro_batches_that_do_not_fit_are_no_answer():
+    """The same placement counts only where its memory is enough and its sizes were measured."""
+    profile = make_profile(work=[4e-3] * 4, slowness=[1, 1])
+    plan = solve(profile, replace(EXACT, micro_batches=2, schedule="gpipe")).plan
+    small = replace(profile, workers=tuple(replace(each, memory_bytes=1e6) for each in profile.workers))
+    (count, *_) = questions(plan, Case(small, EXACT))
+    assert answered(count, plan, 1e-9, None) is None
+
+
+def test_a_worker_without_links_has_no_other_like_it():
+    """Nobody knows the links of a second one, so it is not asked what that would bring."""
+    plan = priced(make_profile(work=[4e-3] * 4, slowness=[1]))
+    assert [each.change for each in plan.what_if] == ["micro_batches"]
+    unlinked = make_profile(work=[4e-3] * 4, slowness=[1, 1], links=False)
+    assert what_if(priced(unlinked), "worker") == []
+
+
+def test_an_edited_report_is_read_as_far_as_it_goes():
+    """`proven_by` that is no list of names says nothing of an interruption."""
+    profile = random_chain(2, partitions=4, workers=2)
+    solution = solve(profile, EXACT)
+    solver = replace(solution.plan.solver, options={**solution.plan.solver.options, "proven_by": None})
+    assert solver.proofs == ()
+    assert price_what_ifs(replace(solution, plan=replace(solution.plan, solver=solver)), profile, EXACT).plan.what_if
+
+
 def test_small_problems_have_them_by_default():
-    """By the numbers of partitions, workers and kinds; a graph with branches is no small problem."""
+    """By the numbers of partitions, workers and kinds; skips count, and a graph with branches is no small problem."""
+    skips = [(i, i + 1) for i in range(15)] + [(i, 15 - i) for i in range(7)]
+    assert what_ifs_are_cheap(make_profile(work=[1e-3] * 16, slowness=[1, 2, 3]))
+    assert not what_ifs_are_cheap(make_profile(work=[1e-3] * 16, slowness=[1, 2, 3], edges=skips))
     assert what_ifs_are_cheap(make_profile(work=[1e-3] * 12, slowness=[1, 2, 3]))
     assert not what_ifs_are_cheap(make_profile(work=[1e-3] * 48, slowness=[1, 2, 3, 4]))
     assert not what_ifs_are_cheap(make_profile(work=[1e-3] * 4, slowness=[1, 2], edges=[(0, 2), (1, 2), (2, 3)]))

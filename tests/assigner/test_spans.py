@@ -124,6 +124,14 @@ def test_sends_noted_together_share_the_link() -> None:
     assert found == [(0.1, 0.2, 0.0), (0.2, 0.3, 0.1), (0.3, 0.3, pytest.approx(0.2))]
 
 
+def test_messages_know_their_route() -> None:
+    """A send and its receive have one route, the program's; a compute action has none."""
+    routes = set(TIMELINE.program.routes)
+    sends, receives = ({s.route for s in PREDICTED.spans if s.kind == kind} for kind in ("send", "receive"))
+    assert sends == receives == routes
+    assert {s.route for s in PREDICTED.spans if s.message is None} == {None}
+
+
 def test_what_does_not_fit_is_refused() -> None:
     """A step that was not traced, and a trace of another plan."""
     trace = run_in(PROFILE, PLAN, steps=2)

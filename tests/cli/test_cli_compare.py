@@ -172,3 +172,57 @@ def test_twelve_plans_fit_the_terminal(assigner, folder, equal, solved):
     assert max(map(len, out.splitlines())) <= 80
     figures = out.split("\n\n")[0].splitlines()
     assert len(figures) == 3 + 12
+
+
+def with_profile(folder, plan, **change):
+    """The plan as solved from profile.json."""
+    digest = hashlib.sha256((folder / "profile.json").read_bytes()).hexdigest()
+    return replace(plan, profile=ProfileReference("profile.json", digest), **change)
+
+
+def test_an_edited_plan_is_compared_as_it_would_run(assigner, folder, equal, solved):
+    """With a new step, a line that says so, and no gap: that was proven of another placement."""
+    save_plan(with_profile(folder, solved), folder / "a.json")
+    save_plan(with_profile(folder, solved, stages=equal.stages), folder / "moved.json")
+    data = json.loads(assigner("compare", "a.json", "moved.json", "--json").stdout)
+    assert data["plans"][1]["step_s"] == equal.predicted.step_s
+    assert [each["gap"] for each in data["plans"]] == [0.018, None]
+    (note,) = data["notes"]
+    assert note.startswith("moved.json: priced anew with the profile it was solved from")
+    assert note in " ".join(assigner("compare", "a.json", "moved.json").stdout.split())
+
+
+@pytest.mark.parametrize("at_hand", [True, False])
+def test_a_plan_without_a_prediction_among_others(assigner, folder, profile, equal, solved, at_hand):
+    """Priced where its profile is at hand; else dashes, with measured runs and as baseline too."""
+    bare = with_profile(folder, solved, predicted=None) if at_hand else replace(solved, predicted=None)
+    save_plan(bare, folder / "bare.json")
+    save_trace(run_in(profile, solved), folder / "trace.json")
+    line = ("compare", "bare.json", "equal.json", "--measured", "trace.json")
+    data = json.loads(assigner(*line, "--json").stdout)
+    assert data["plans"][0]["step_s"] == (solved.predicted.step_s if at_hand else None)
+    assert (data["plans"][0]["measured"]["error"] is not None) is at_hand
+    assert ("has no prediction" if at_hand else "bare.json is not priced") in data["notes"][0]
+    for more in ((), ("--md",)):
+        assert assigner(*line, *more).exit_code == 0
+
+
+def test_prices_that_a_plan_was_solved_with(assigner, folder, equal, solved):
+    """Where the profile has none, those of --price count, for the other plans too, and it is told whose they are."""
+    paid = replace(solved.solver, options={"prices": {"worker:0": 2.0, "worker:1": 1.0}})
+    save_plan(with_profile(folder, solved, solver=paid), folder / "paid.json")
+    save_plan(with_profile(folder, equal), folder / "free.json")
+    data = json.loads(assigner("compare", "free.json", "paid.json", "--json").stdout)
+    for each, plan in zip(data["plans"], (equal, solved), strict=True):
+        assert each["cost_per_1000_samples"] == pytest.approx(3 / 3600 * 1000 / 8 * plan.predicted.step_s)
+    assert data["notes"] == ["free.json: its workers cost what paid.json was solved with"]
+
+
+def test_runs_of_other_remat_are_not_put_together(assigner, folder, profile, equal, solved):
+    """Each kind has its row, and only the one that did what the plan says has an error of the prediction."""
+    save_trace(run_in(profile, solved), folder / "own.json")
+    save_trace(replace(run_in(profile, solved), remat="always"), folder / "always.json")
+    out = assigner("compare", "equal.json", "solved.json", "--measured", "own.json", "--measured", "always.json").stdout
+    rows = {line.split("  ")[0]: line.split() for line in out.splitlines() if line.startswith("solved.json")}
+    assert rows["solved.json (remat always)"][-2:] == ["-", "-"]
+    assert "its steps stand apart" in out

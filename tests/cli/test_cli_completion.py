@@ -38,6 +38,11 @@ def offered(*words):
         (["solve", "profile.json", "--never-remat", "p3"], ["p3"]),
         (["schema", ""], ["profile", "plan", "trace"]),
         (["show", "profile.json", "--qu"], ["--quiet"]),
+        (["solve", "-q", "profile.json", "--only", ""], WORKERS),
+        (["solve", "profile.json", "--pin", "--verbose", "p0="], [f"p0={name}" for name in WORKERS]),
+        (["solve", "profile.json", "--no-color", "--pin=p0="], [f"--pin=p0={name}" for name in WORKERS]),
+        (["--show-completion", ""], ["bash", "zsh", "fish"]),
+        (["--install-completion", "f"], ["fish"]),
     ],
 )
 def test_names_and_flags_are_offered(folder, words, found):

@@ -28,7 +28,7 @@ CASES = [
     (2, "show", "FILE"),
     (2, "show nowhere.json", "nowhere.json"),
     (2, "show .", "directory"),
-    (5, "show cut.json", "cut.json: not complete JSON"),
+    (5, "show cut.json", "cut.json: not JSON"),
     (5, "show nan.json", "measurements[1].forward_s: NaN"),
     (5, "show version.json", "format_version: 7.0"),
     (5, "show cycle.json", "cycle: p0 -> p1 -> p2 -> p3 -> p0"),

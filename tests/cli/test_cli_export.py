@@ -64,6 +64,24 @@ def test_the_workload_gives_exact_names(assigner, unet):
     ]
 
 
+def test_what_the_workload_prints_is_no_result(assigner, unet, tmp_path):
+    """With --json stdout is one object, whatever the user's file says as it is loaded and built."""
+    noisy = tmp_path / "noisy.py"
+    noisy.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(EXAMPLES)!r})\n"
+        "from dataclasses import replace\n"
+        "import unet\n"
+        "print('import')\n"
+        "def workload():\n"
+        "    made = unet.workload()\n"
+        "    return replace(made, model=lambda: print('built') or made.model())\n"
+    )
+    result = assigner("export", unet, "--to", "device-map", "--workload", f"{noisy}:workload", "--json")
+    assert json.loads(result.stdout)["kind"] == "export"
+    assert {"import", "built"} <= set(result.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("code", "line", "words"),
     [

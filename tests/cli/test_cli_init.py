@@ -65,6 +65,33 @@ def test_a_model_that_cannot_be_cut_is_told(assigner, net):
     assert "to do: " in result.stderr
 
 
+@pytest.mark.parametrize("model", ["net.py:Translator", "net:Translator", "again:Translator"])
+@pytest.mark.parametrize("flags", [[], ["--force"]])
+def test_the_models_own_file_is_never_written_over(assigner, net, model, flags):
+    """Named by its file, by its module, or through another one; with --force too."""
+    (net / "again.py").write_text("from net import Translator\n")
+    result = assigner("init", model, "-o", "net.py", *flags)
+    assert result.exit_code == 2
+    assert "hint: -o workload.py" in result.stderr or (not flags and ".py:" not in model)
+    assert (net / "net.py").read_text() == NET
+    sys.modules.pop("again", None)
+
+
+def test_what_the_model_prints_is_no_result(assigner, net):
+    """stdout stays empty: it prints as it is imported, built and called."""
+    noisy = f"print('import')\n{NET}".replace("super().__init__()", "super().__init__(); print('built')")
+    (net / "net.py").write_text(noisy.replace("return self.out", "print('called')\n        return self.out"))
+    result = assigner("init", "net.py:Translator")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert {"import", "built", "called"} <= set(result.stderr.split())
+
+
+def test_the_next_command_can_be_pasted(assigner, net):
+    """A file with a space stands in quotes."""
+    result = assigner("init", "net.py:chain", "-o", "my net.py")
+    assert "assigner profile 'my net.py:workload' -o" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

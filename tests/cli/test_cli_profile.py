@@ -71,3 +71,27 @@ def test_what_makes_no_sense_is_a_usage_error(assigner, folder, flags, said):
     assert result.exit_code == 2
     assert said in result.stderr
     assert not (folder / "all.json").exists()
+
+
+def test_a_lost_measurement_names_both_ways_on(assigner, folder, monkeypatch):
+    """--resume goes on, and the traceback that was kept is named: a file that nobody knows of would be left behind."""
+    from assigner import launch
+    from assigner.profiler.journal import journal_path
+
+    def lost(*_):
+        journal_path(folder / "new.json", 0).write_text("")
+        raise launch.RankFailedError("worker:0: boom", 1, hint="/x/worker-0.txt has the traceback; -v shows it")
+
+    monkeypatch.setattr(launch, "launch", lost)
+    (folder / "w.py").write_text(
+        "import torch, assigner\nfrom torch import nn\nprint('import')\n"
+        "def workload():\n    print('built')\n"
+        "    return assigner.Workload(lambda: nn.Sequential(nn.Linear(2, 2)), batch, nn.functional.mse_loss,"
+        " lambda p: torch.optim.SGD(p), 4)\n"
+        "def batch(rows, generator):\n    return torch.zeros(rows, 2), torch.zeros(rows, 2)\n"
+    )
+    result = assigner("profile", "w.py:workload", "-o", str(folder / "new.json"))
+    assert result.exit_code == 6
+    assert "hint: what was measured is kept: --resume goes on from there; /x/worker-0.txt has" in result.stderr
+    assert result.stdout == ""
+    assert {"import", "built"} <= set(result.stderr.split())

@@ -6,6 +6,7 @@ import pytest
 
 from assigner.agreement import rehearsed
 from assigner.cost import CostModel
+from assigner.origin import file_hash
 from assigner.plan import save_plan
 from assigner.profile import save_profile
 from assigner.simulate import simulated
@@ -60,6 +61,18 @@ def test_profile_is_found(assigner, folder, solved, profile):
     changed = assigner("report", "made.json", "-o", "other.html")
     assert changed.exit_code == 5
     assert "has changed since" in changed.stderr
+
+
+def test_another_profile_is_named(assigner, folder, profile):
+    """With --profile the page names that file and its hash, and leaves out what the search of another found."""
+    assert assigner("solve", "profile.json", "-o", "made.json", "--micro-batches", "4").exit_code == 0
+    slow = tuple(replace(each, forward_s=2 * each.forward_s) for each in profile.measurements)
+    save_profile(replace(profile, measurements=slow), folder / "slow.json", force=True)
+    assert assigner("report", "made.json", "-o", "report.html", "--profile", "slow.json").exit_code == 0
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert file_hash(folder / "slow.json") in text
+    assert "assigner solve slow.json -o PLAN" in text
+    assert "against the best baseline" not in text
 
 
 def test_wrong_uses(assigner, folder, equal, solved, trace):

@@ -87,6 +87,14 @@ def test_a_flag_on_the_line_is_named_as_a_flag(assigner, monkeypatch):
     ("text", "code", "said", "hint"),
     [
         ("[tool.assigner.slove]\ngap = 1\n", 5, "pyproject.toml: tool.assigner.slove", "did you mean solve?"),
+        ("tool = 3\n", 5, "pyproject.toml: tool: 3 is no table", "write [tool.assigner.solve]"),
+        ("[tool]\nassigner = 3\n", 5, "pyproject.toml: tool.assigner: 3 is no table", "write [tool.assigner.solve]"),
+        (
+            "[tool.assigner.solve]\nmicro_batches = 8\nmicro-batches = 4\n",
+            5,
+            "tool.assigner.solve.micro-batches: micro_batches stands there too",
+            "keep one",
+        ),
         ("[tool.assigner]\ngap = 1\n", 5, "pyproject.toml: tool.assigner.gap", "tables: "),
         ("[tool.assigner.solve]\ngap = 'wide'\n", 2, "pyproject.toml: tool.assigner.solve.gap", "solve --help"),
         ("[tool.assigner.solve]\ntime_limit = 0\n", 2, "pyproject.toml: tool.assigner.solve.time_limit: 0", "--help"),
@@ -109,6 +117,15 @@ def test_a_wrong_setting_is_named_with_file_and_key(assigner, folder, text, code
     assert result.exit_code == code, result.stderr
     assert said in result.stderr.splitlines()[0]
     assert hint in result.stderr.splitlines()[1]
+
+
+def test_a_file_that_is_named_is_checked_too(assigner, folder):
+    """`tool` as a number is an error of the file, not of this program."""
+    for text in ("tool = 3\n", "[tool]\nassigner = 3\n"):
+        (folder / "c.toml").write_text(text)
+        result = assigner("solve", "profile.json", "-o", "x.json", "--config", "c.toml")
+        assert result.exit_code == 5
+        assert "3 is no table" in result.stderr
 
 
 def test_other_tools_tables_are_nobodys_business(assigner, folder):

@@ -149,3 +149,59 @@ def test_a_large_profile_fits_the_terminal(assigner, folder, columns):
     assert max(map(len, out.splitlines())) <= columns
     assert ("from a rank" in out) == (columns == 120)
     assert ("1 node1, GPU (x8)" in out) == (columns == 80)
+
+
+def edited(folder, profile, plan):
+    """The plan with its profile's hash, saved, and again with one partition moved, as in an editor."""
+    digest = hashlib.sha256((folder / "profile.json").read_bytes()).hexdigest()
+    save_plan(replace(plan, profile=ProfileReference("profile.json", digest)), folder / "plan.json")
+    document = json.loads((folder / "plan.json").read_text())
+    first, second = document["stages"]
+    first["rematerialise"] = []
+    second["partitions"].insert(0, first["partitions"].pop())
+    (folder / "moved.json").write_text(json.dumps(document))
+    return document
+
+
+def test_an_edited_plan_is_shown_as_it_would_run(assigner, folder, profile, solved):
+    """Priced anew with the profile at hand, which a line says; what was proven of the other placement is gone."""
+    edited(folder, profile, solved)
+    assert "priced anew" not in assigner("show", "plan.json").stdout
+    data = json.loads(assigner("show", "moved.json", "--json").stdout)
+    told = json.loads(assigner("simulate", "moved.json", "--json").stdout)
+    assert data["predicted"]["step_s"] == told["predicted"]["step_s"] != solved.predicted.step_s
+    assert data["solver"] is None
+    out = assigner("show", "moved.json").stdout
+    assert data["derived"]["notes"][0] in out
+    assert "priced anew with the profile it was solved from" in out
+    assert "status:" not in out
+
+
+def test_a_plan_with_a_strange_worker_has_no_figures(assigner, folder, profile, solved):
+    """What does not fit its profile says why, and shows no prediction of other workers."""
+    document = edited(folder, profile, solved)
+    document["stages"][1]["worker"] = "worker:7/cuda:3"
+    (folder / "strange.json").write_text(json.dumps(document))
+    out = assigner("show", "strange.json").stdout
+    assert "does not fit profile.json, which it was solved from: the plan names 'worker:7/cuda:3'" in out
+    assert "predicted:" not in out
+    assert "worker:1/cpu, the plan's stages do not" in out
+
+
+def test_a_changed_profile_is_told(assigner, folder, profile, solved):
+    """The plan's own figures are shown, with a line that they were not checked."""
+    edited(folder, profile, solved)
+    save_profile(make_profile(work=[3e-3] * 6, slowness=[1.0, 3.0]), folder / "profile.json", force=True)
+    out = assigner("show", "plan.json").stdout
+    assert "not checked with its profile: profile.json has changed since" in out
+    assert "predicted: " in out
+
+
+def test_a_name_that_steers_the_terminal_is_refused(assigner, folder, profile, solved):
+    """Exit code 5, and the name escaped with its place."""
+    document = edited(folder, profile, solved)
+    document["stages"][0]["partitions"][0] = "p0\x1b[2J"
+    (folder / "bad.json").write_text(json.dumps(document))
+    result = assigner("show", "bad.json")
+    assert (result.exit_code, result.stdout) == (5, "")
+    assert r'bad.json: stages[0].partitions[0]: "p0\u001b[2J" is not allowed' in result.stderr

@@ -1,9 +1,12 @@
 import hashlib
 import json
+import shlex
 
 import pytest
 
 from assigner.plan import load_plan
+from assigner.report.flags import solve_flags
+from assigner.solver import SolveOptions
 
 
 def test_writes_a_plan_that_says_where_it_comes_from(assigner, folder):
@@ -152,3 +155,20 @@ def test_every_setting_is_stored_in_the_plan(assigner, folder):
     assert (found["apart"], found["max_workers"], found["seed"]) == ([["p0", "p5"]], 2, 7)
     simple = load_plan(folder / "simple.json").solver
     assert (simple.name, simple.options["prices"]) == ("best single worker", {"worker:0": 2.5})
+
+
+def test_the_flags_of_a_plan_ask_for_the_same_again(assigner, folder):
+    """What a plan says of its options, written as flags, is read by `solve` as it was."""
+    given = shlex.split(
+        "--schedule 1f1b --micro-batches 4 --batch-size 8 --max-workers 2 --pin p[01]=worker:0 --together p2,p3"
+        " --apart p0,p5 --only worker:0 --only kind1 --order worker:0,worker:1 --always-remat p2 --never-remat p4"
+        " --reserve worker:0=2MB --price kind1=0.5 --solver cbc --gap 0.05 --time-limit 9 --seed 3 --remat auto"
+    )
+    assert assigner("solve", "profile.json", "-o", "one.json", "--no-what-if", *given).exit_code == 0
+    one = load_plan(folder / "one.json").solver.options
+    again = shlex.split(" ".join(solve_flags(one)))
+    assert assigner("solve", "profile.json", "-o", "two.json", "--no-what-if", *again).exit_code == 0
+    two = load_plan(folder / "two.json").solver.options
+    asked = SolveOptions().record()
+    assert {name: one[name] for name in asked} == {name: two[name] for name in asked}
+    assert sum(one[name] != asked[name] for name in asked) >= 14

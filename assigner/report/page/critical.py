@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
+from assigner.report.page.markup import barred
 from assigner.report.sheet import Column, Sheet
 
 if TYPE_CHECKING:
@@ -70,12 +71,8 @@ def critical_sheet(timeline: Timeline) -> Sheet:
         whole = sum(each[0] for each in rest), sum(each[1] for each in rest)
         found = [*found[: MOST - 1], (*whole, f"{len(rest)} others", "")]
     rows = tuple(
-        (what, where, fmt.count(count), time.show(seconds), _bar(fmt.against(seconds, timeline.step_s) or 0.0))
+        (what, where, fmt.count(count), time.show(seconds), barred(fmt.against(seconds, timeline.step_s) or 0.0))
         for seconds, count, what, where in found
     )
     columns = (Column("what", "name"), Column("where", "name"), Column("times"), Column(time.name), Column("", "name"))
     return Sheet("The critical path: what the step is made of, from its start to its end without a gap", columns, rows)
-
-
-def _bar(share: float) -> str:
-    return f"{fmt.bar(share, width=8)} {fmt.percent(share)}"

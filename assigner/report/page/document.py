@@ -23,7 +23,8 @@ from assigner.report.page.figures import page_data
 from assigner.report.page.links import matrices
 from assigner.report.page.markup import cards_html, json_html, matrix_html, parts_html
 from assigner.report.page.placement import placement_css, placement_html
-from assigner.report.page.splits import splits
+from assigner.report.page.shown import unlike_batches
+from assigner.report.page.starts import starts_sheet
 from assigner.report.sheet import Line
 from assigner.report.whatif import what_if, what_if_hint
 
@@ -58,10 +59,11 @@ def page_html(pages: Sequence[Shown], *, title: str, made_at: str, priced_by: st
         policy=escape(policy),
         title=escape(title),
         style=style,
-        subtitle=escape(_subtitle(pages[0])),
+        subtitle=escape(_subtitle(pages)),
         plans=_choice(pages),
         summary=_of_each(pages, lambda page: _summary(pages, page)),
         comparison=_comparison(pages, priced_by),
+        starts=_of_each(pages, lambda page: parts_html(starts_sheet(page))),
         memory=_of_each(pages, lambda page: parts_html((sections.memory_sheet(page),))),
         links=_of_each(pages, _links),
         splits=_of_each(pages, _splits),
@@ -85,9 +87,10 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _subtitle(page: Shown) -> str:
+def _subtitle(pages: Sequence[Shown]) -> str:
+    page = pages[0]
     workload = page.plan.workload
-    facts = [f"batch of {workload.batch_size}", workload.dtype, workload.optimizer]
+    facts = ["" if unlike_batches(pages) else f"batch of {workload.batch_size}", workload.dtype, workload.optimizer]
     facts.append(fmt.plural(len(page.profile.partitions), "partition"))
     facts.append(fmt.plural(len(page.profile.workers), "worker"))
     return " · ".join(fact for fact in facts if fact)
@@ -110,36 +113,43 @@ def _choice(pages: Sequence[Shown]) -> str:
     buttons = "".join(
         f'<label><input type="radio" name="plan" value="{n}"{" checked" if n == len(pages) - 1 else ""}>'
         f"<span>{escape(page.name)}{' (baseline)' if n == 0 else ''}"
-        f" <b>{escape(fmt.seconds(page.predicted.step_s))}</b></span></label>"
+        f" <b>{escape(_speed(pages, page))}</b></span></label>"
         for n, page in enumerate(pages)
     )
     return f'<fieldset class="choice"><legend>Plan</legend>{buttons}</fieldset>'
+
+
+def _speed(pages: Sequence[Shown], page: Shown) -> str:
+    """The figure by which plans are chosen between: the step, or samples a second where batches differ."""
+    said = page.predicted
+    return fmt.rate(said.samples_per_s) if unlike_batches(pages) else fmt.seconds(said.step_s)
 
 
 def _summary(pages: Sequence[Shown], page: Shown) -> str:
     strip = placement_html([page]) if len(pages) == 1 else ""
     said = parts_html((*sections.summary(page), critical_sheet(page.timeline)))
     beside = parts_html(sections.steps(pages, page))
-    return f'{cards_html(sections.cards(page))}{strip}<div class="halves"><div>{said}</div><div>{beside}</div></div>'
+    halves = f'<div class="halves"><div>{said}</div><div>{beside}</div></div>'
+    return cards_html(sections.cards(pages, page)) + strip + halves
 
 
 def _comparison(pages: Sequence[Shown], priced_by: str) -> str:
     if len(pages) == 1:
         return ""
     pairs = [(page.name, page.plan) for page in pages]
-    traces = assigned(pairs, [(run.name, run.trace) for page in pages for run in page.runs])
-    named = [Named(page.name, page.plan, page.profile) for page in pages]
-    report = comparison_report(named, traces=traces, priced_by=priced_by)
+    runs = {run.name: run.trace for page in pages for run in page.runs}  # each once, if it is of several plans alike
+    named = [Named(page.name, page.plan, page.profile, page.notes) for page in pages]
+    report = comparison_report(named, traces=assigned(pairs, list(runs.items())), priced_by=priced_by)
     return _section("comparison", "Plans side by side", placement_html(pages) + parts_html(report))
 
 
 def _links(page: Shown) -> str:
     found = "".join(matrix_html(each) for each in matrices(page))
-    return f'<div class="matrices">{found}</div>{parts_html(sections.transfers_sheet(page))}'
+    return f'<div class="matrices">{found}</div>{parts_html(sections.transfers_section(page))}'
 
 
 def _splits(page: Shown) -> str:
-    mine = parts_html((sections.split_sheet(page, splits(page)),))
+    mine = parts_html((sections.split_sheet(page),))
     return f'<div class="halves"><div>{mine}</div><div>{parts_html(candidates(page.plan))}</div></div>'
 
 

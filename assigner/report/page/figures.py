@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
+from assigner.report.comparison import samples_per_s
 from assigner.report.page.measured import measured_data
 from assigner.report.page.memory import memory_data
-from assigner.report.page.splits import splits, splits_data
+from assigner.report.page.search import bound_s
+from assigner.report.page.splits import splits_data
 from assigner.report.page.timeline import timeline_data
 from assigner.report.plan import status
 
@@ -29,29 +31,29 @@ def page_data(pages: Sequence[Shown], *, title: str) -> dict[str, Any]:
         "kind": "report",
         "title": title,
         "workload": workload.name,
-        "batch_size": workload.batch_size,
-        "plans": [_plan(each, pages[0]) for each in pages],
+        "plans": [_plan(pages, each) for each in pages],
     }
 
 
-def _plan(page: Shown, baseline: Shown) -> dict[str, Any]:
-    plan, predicted, line = page.plan, page.predicted, timeline_data(page)
+def _plan(pages: Sequence[Shown], page: Shown) -> dict[str, Any]:
+    plan, predicted = page.plan, page.predicted
     return {
         "name": page.name,
+        "batch_size": plan.workload.batch_size,
         "schedule": plan.schedule,
         "micro_batches": plan.micro_batches,
         "micro_batch_size": plan.micro_batch_size,
         "step_s": predicted.step_s,
         "samples_per_s": predicted.samples_per_s,
         "bubble_fraction": predicted.bubble_fraction,
-        "speed_up": fmt.against(baseline.predicted.step_s, predicted.step_s),
+        "speed_up": fmt.against(samples_per_s(plan), samples_per_s(pages[0].plan)),
         "status": status(plan.solver) if plan.solver else None,
         "stages": [
             {"worker": stage.worker, "partitions": fmt.ranges(stage.partitions), "remat": len(stage.rematerialise)}
             for stage in plan.stages
         ],
-        "timeline": line,
-        "measured": [measured_data(page, run, line["jobs"]) for run in page.runs],
+        "timeline": timeline_data(page),
+        "measured": [measured_data(page, run) for run in page.runs],
         "memory": memory_data(page),
-        "splits": splits_data(page, splits(page)),
+        "splits": splits_data(page, bound_s(pages, page)),
     }

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.cost import message_s
 from assigner.location import Location
 from assigner.report.links import message_bytes
+from assigner.report.links import rate as link_rate
 from assigner.timing import route_bytes
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def matrices(page: Shown) -> tuple[Matrix, ...]:
     if not shown:
         return ()
     size, about = _size(page)
-    rates = {ends: size / max(message_s(link.points, size), 1e-12) for ends, link in shown.items()}
+    rates = {ends: link_rate(link, size) for ends, link in shown.items()}
     waits = {ends: link.points[0].seconds for ends, link in shown.items()}
     rate, wait = fmt.rate_unit(*rates.values()), fmt.time_unit(*waits.values())
     smallest = fmt.size(min(link.points[0].bytes for link in shown.values()))

@@ -7,6 +7,7 @@ import re
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from assigner import formatting as fmt
 from assigner.report.sheet import Line, Sheet
 
 if TYPE_CHECKING:
@@ -51,10 +52,12 @@ def sheet_html(sheet: Sheet) -> str:
 
 
 def _table(title: str, head: str, body: str, kind: str = "") -> str:
-    caption = f"<caption>{escape(title)}</caption>" if title else ""
+    # The title is outside the box that scrolls: it wraps where the table is wider than the page.
+    caption = f"<figcaption>{escape(title)}</figcaption>" if title else ""
     head = f"<thead>{head}</thead>" if head else ""
     attributes = f'class="scroll" role="region" aria-label="{escape(title or "table")}" tabindex="0"'
-    return f'<div {attributes}><table class="{kind}">{caption}{head}<tbody>{body}</tbody></table></div>'
+    table = f'<div {attributes}><table class="{kind}">{head}<tbody>{body}</tbody></table></div>'
+    return f'<figure class="table {kind}">{caption}{table}</figure>'
 
 
 def _cells(columns: Sequence[Column], row: Sequence[str]) -> str:
@@ -66,6 +69,11 @@ def _cells(columns: Sequence[Column], row: Sequence[str]) -> str:
     return "".join(cells)
 
 
+def barred(share: float) -> str:
+    """A share as a cell of a sheet, which the page draws as a bar."""
+    return f"{fmt.bar(share, width=8)} {fmt.percent(share)}"
+
+
 def _cell(text: str) -> str:
     """A bar of block characters becomes one that is drawn; its figure stays."""
     found = _BAR.match(text)
@@ -75,21 +83,26 @@ def _cell(text: str) -> str:
     over, width = (" over" if float(share) > 100 else ""), min(100.0, float(share))
     drawn = f'<rect class="whole" width="100" height="10"/><rect class="part" width="{width:g}" height="10"/>'
     box = f'class="bar{over}" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"'
-    return f'{escape(before)}<span class="barred"><svg {box}>{drawn}</svg> {share} %</span>'
+    return f'{escape(before)}<span class="barred"><svg {box}>{drawn}</svg> {share}&nbsp;%</span>'
 
 
 def cards_html(cards: Iterable[Card]) -> str:
     """Figures that stand out, as a list of terms."""
     found = "".join(
-        f"<div><dt>{escape(card.label)}</dt><dd><b>{escape(card.value)}</b><span>{escape(card.note)}</span></dd></div>"
+        f"<div><dt>{escape(card.label)}</dt><dd><b>{_unbroken(card.value)}</b><span>{escape(card.note)}</span></dd></div>"
         for card in cards
     )
     return f'<dl class="cards">{found}</dl>'
 
 
+def _unbroken(text: str) -> str:
+    """A text whose figures stay on one line with their sign."""
+    return escape(text).replace(" %", "&nbsp;%")
+
+
 def matrix_html(matrix: Matrix) -> str:
     """A heat map: a table with shaded cells; links that the plan uses have a frame, and a word."""
-    head = "".join(f'<th scope="col" title="{escape(name)}">{_short(name)}</th>' for name in matrix.workers)
+    head = "".join(f'<th scope="col" title="{escape(name)}">{escape(short(name))}</th>' for name in matrix.workers)
     rows = []
     for name, cells in zip(matrix.workers, matrix.rows, strict=True):
         drawn = "".join(
@@ -97,13 +110,13 @@ def matrix_html(matrix: Matrix) -> str:
             f"{escape(cell.text)}{'<i>used</i>' if cell.used else ''}</td>"
             for cell in cells
         )
-        rows.append(f'<tr><th scope="row" title="{escape(name)}">{_short(name)}</th>{drawn}</tr>')
+        rows.append(f'<tr><th scope="row" title="{escape(name)}">{escape(short(name))}</th>{drawn}</tr>')
     return _table(matrix.title, f'<tr><th scope="col">from \\ to</th>{head}</tr>', "".join(rows), "heat")
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
     """A worker's rank and device: `0/cpu`."""
-    return escape(name.removeprefix("worker:"))
+    return name.removeprefix("worker:")
 
 
 def json_html(data: Any) -> str:

@@ -1,110 +1,96 @@
-"""A traced run as figures: some of its steps in full, the most ordinary first, and the time of every step.
+"""A traced run as figures: some of its steps in full, the median first, and the time of every step.
 
-    actions   [job, micro-batch, start, length]          jobs as in the predicted step (timeline.py)
-    messages  [route, micro-batch, handed over, length]  routes as there
-    memory    [worker, when, bytes]                      read at the end of a forward, a backward or an update
+    actions   [job, micro-batch, start, length]             jobs as in the predicted step (timeline.py)
+    messages  [route, micro-batch, start, length, queued]   on the link, and how long before it waited for that
+    waits     [worker, route, micro-batch, start, length]   a worker waits for a message
+    memory    [worker, when, bytes]                         read at the end of a forward, a backward or an update
 
-Times count from the step's start in `unit_s`, a microsecond: the clocks of workers agree less well than that.
+Times count from the step's start in `unit_s`, a microsecond: the clocks of workers agree less well than that. What a
+span is, spans.py says. A run with other rematerialisation than the plan's stands beside the step of the plan as it was
+run, which `as_run` holds; its jobs and routes are those of that one.
 """
 
 from __future__ import annotations
 
-from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from assigner.agreement.observed import CALL_S
+from assigner.report.agreement import other_remat
+from assigner.report.page.memory import memory_data
+from assigner.report.page.timeline import timeline_data
+from assigner.spans import measured_spans, median_step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from assigner.report.page.shown import Run, Shown
-    from assigner.schedule import Route
-    from assigner.trace import Trace, TracedAction
+    from assigner.spans import Spans
+    from assigner.trace import Trace
 
 _UNIT_S = 1e-6
-_COMPUTES = ("forward", "backward", "update")
 MOST = 6000
 """Actions of all drawn steps together, beyond the first: pages stay small."""
 
 
-class _Places(NamedTuple):
-    """Positions in the tables of the predicted step."""
+class _Places:
+    """Positions in the tables of a predicted step."""
 
-    worker: dict[str, int]
-    job: dict[tuple[Any, ...], int]
-    route: dict[Route, int]
+    def __init__(self, page: Shown, line: dict[str, Any]) -> None:
+        self.worker = {worker: n for n, worker in enumerate(page.plan.workers)}
+        self.job = {tuple(job[:3]): n for n, job in enumerate(line["jobs"])}
+        self.route = {route: n for n, route in enumerate(page.timeline.program.routes)}
 
 
-def measured_data(page: Shown, run: Run, jobs: Sequence[Sequence[Any]]) -> dict[str, Any]:
+def measured_data(page: Shown, run: Run) -> dict[str, Any]:
     """A run of a plan: `steps` has its median step, and its slowest and its fastest where they are not too large.
 
     Args:
         page: The plan.
         run: Of it.
-        jobs: Of the predicted step, each beginning with its worker's position, its kind and its stage.
     """
-    trace = run.trace
-    places = _Places(
-        worker={worker: n for n, worker in enumerate(page.plan.workers)},
-        job={tuple(job[:3]): n for n, job in enumerate(jobs)},
-        route={route: n for n, route in enumerate(page.timeline.program.routes)},
-    )
+    trace, beside = run.trace, run.as_run or page
+    line = timeline_data(beside)
+    places = _Places(beside, line)
     rows = sum(len(worker.actions) for worker in trace.workers) // trace.steps
+    chosen = _chosen(trace)[: max(1, MOST // rows)]
     return {
         "name": run.name,
         "remat": trace.remat,
+        "said": f"{run.name}: {other_remat(trace.remat)}." if run.as_run else "",
+        "as_run": {"timeline": line, "memory": memory_data(beside)} if run.as_run else None,
         "clock_error_s": run.agreement.clock_error_s,
         "peak_bytes": {each.worker: each.peak_bytes for each in trace.workers},
         "step_s": list(trace.step_s),
-        "steps": [_step(trace, step, label, places) for step, label in _chosen(trace)[: max(1, MOST // rows)]],
+        "steps": [{"label": label, **_step(measured_spans(trace, page.plan, step=n), places)} for n, label in chosen],
     }
 
 
 def _chosen(trace: Trace) -> list[tuple[int, str]]:
     """The steps that are drawn, each once, with what they are."""
-    took = trace.step_s
-    middle = median(took)
-    order = sorted(range(len(took)), key=lambda step: took[step])
-    nearest = min(order, key=lambda step: abs(took[step] - middle))
+    order = sorted(range(trace.steps), key=lambda step: trace.step_s[step])
     found: dict[int, str] = {}
-    for step, label in ((nearest, "median"), (order[-1], "slowest"), (order[0], "fastest")):
+    for step, label in ((median_step(trace), "median"), (order[-1], "slowest"), (order[0], "fastest")):
         found.setdefault(step, label)
     return list(found.items())
 
 
-def _step(trace: Trace, step: int, label: str, places: _Places) -> dict[str, Any]:
-    begin, end = trace.spans[step]
-    actions, memory = [], []
-    sent: dict[tuple[int, int], TracedAction] = {}
-    received: dict[tuple[int, int], TracedAction] = {}
-    for worker in trace.workers:
-        for each in worker.actions:
-            if each.step != step:
-                continue
-            if each.kind in _COMPUTES:
-                place = places.worker[worker.worker]
-                job = places.job[place, each.kind, each.stage]
-                actions.append([job, each.micro_batch, _units(each.start_s - begin), _units(each.seconds)])
-                if each.memory_bytes is not None:
-                    memory.append([place, _units(each.end_s - begin), round(each.memory_bytes)])
-            elif each.message is not None and each.route(worker.worker) in places.route:
-                side = sent if each.kind == "send" else received
-                side[places.route[each.route(worker.worker)], each.micro_batch] = each
-    messages = [
-        [*message, _units(action.start_s - begin), _units(_there(action, received.get(message)) - action.start_s)]
-        for message, action in sent.items()
-    ]
+def _step(side: Spans, places: _Places) -> dict[str, Any]:
+    (step,) = side.steps
+    actions, messages, waits, memory = [], [], [], []
+    for span in side.spans:
+        place, times = places.worker[span.worker], (_units(span.start_s), _units(span.seconds))
+        if span.route is None:
+            actions.append([places.job[place, span.kind, span.stage], span.micro_batch, *times])
+            if span.memory_bytes is not None:
+                memory.append([place, _units(span.end_s), round(span.memory_bytes)])
+        elif span.route not in places.route:
+            continue
+        elif span.kind == "send":
+            messages.append([places.route[span.route], span.micro_batch, *times, _units(span.queued_s)])
+        elif span.seconds >= CALL_S:
+            waits.append([place, places.route[span.route], span.micro_batch, *times])
     return {
-        "number": step, "label": label, "step_s": end - begin, "unit_s": _UNIT_S, "actions": actions,
-        "messages": messages, "memory": memory,
+        "number": step.number, "step_s": step.end_s - step.start_s, "unit_s": _UNIT_S, "actions": actions,
+        "messages": messages, "waits": waits, "memory": memory,
     }  # fmt: skip
-
-
-def _there(sent: TracedAction, received: TracedAction | None) -> float:
-    """When a message was there; of one that was not waited for it is known when it had left."""
-    if received is not None and received.seconds >= CALL_S:
-        return max(sent.start_s, received.end_s)
-    return sent.end_s if received is None else max(sent.start_s, min(sent.end_s, received.end_s))
 
 
 def _units(seconds: float) -> int:

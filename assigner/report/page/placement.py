@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.location import Location
+from assigner.report.page.markup import short
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,14 +34,10 @@ def _strip(page: Shown, *, named: bool) -> str:
         shade = Location.parse(stage.worker).rank % SHADES
         kind = f"grow{len(stage.partitions)} shade{shade}{' again' if again else ''}"
         stages.append(
-            f'<li class="{kind}" title="{escape(text)}"><b>{escape(_short(stage.worker))}</b> '
+            f'<li class="{kind}" title="{escape(text)}"><b>{escape(short(stage.worker))}</b> '
             f"<span>{escape(fmt.ranges(stage.partitions))}{', remat' if again else ''}</span></li>"
         )
     return f"{name}<ol>{''.join(stages)}</ol>"
-
-
-def _short(worker: str) -> str:
-    return worker.removeprefix("worker:")
 
 
 def placement_css(pages: Sequence[Shown]) -> str:

@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, NamedTuple
 from assigner import __version__
 from assigner import formatting as fmt
 from assigner.bottleneck import limiting
-from assigner.report.agreement import agreement_report
-from assigner.report.memory import PARTS
-from assigner.report.page.splits import MOST, Split
-from assigner.report.plan import best_baseline, fullness, remat_text, speed_up, status
+from assigner.report.agreement import agreement_report, other_remat
+from assigner.report.memory import PARTS, fullness, misfit
+from assigner.report.page.markup import barred
+from assigner.report.page.search import beaten, bound_s, changed
+from assigner.report.page.shown import unlike_batches
+from assigner.report.page.splits import MOST
+from assigner.report.plan import best_baseline, objective_text, proven_gap, remat_text, speed_up, status
 from assigner.report.sheet import Column, Line, Report, Sheet
-from assigner.schedule import Kind, Payload, warm_up
+from assigner.report.transfers import transfers
+from assigner.schedule import Kind, warm_up
 from assigner.timing import stage_s
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from assigner.report.page.shown import Shown
+    from assigner.plan import SolverReport
+    from assigner.report.page.shown import Run, Shown
 
 
 class Card(NamedTuple):
@@ -30,54 +35,60 @@ class Card(NamedTuple):
     note: str
 
 
-def cards(page: Shown) -> tuple[Card, ...]:
-    """A plan in six figures."""
+def cards(pages: Sequence[Shown], page: Shown) -> tuple[Card, ...]:
+    """A plan in a few figures, `pages` being all plans."""
     plan, said = page.plan, page.predicted
-    best, factor = best_baseline(plan), speed_up(plan)
+    best = best_baseline(plan) if plan.objective == "step" else None
     fullest = max(said.workers, key=fullness)
     found = [Card("step", fmt.seconds(said.step_s), f"{plan.schedule}, {_split(page)}")]
-    found += [Card("measured step", fmt.seconds(run.agreement.step.measured_s), _missed(page, n))
-              for n, run in enumerate(page.runs[:1])]  # fmt: skip
+    found += [Card("measured step", fmt.seconds(run.agreement.step.measured_s), _missed(run)) for run in page.runs[:1]]
     found.append(Card("throughput", fmt.rate(said.samples_per_s), f"batch of {plan.workload.batch_size}"))
     if best is not None:
-        found.append(Card("against the best baseline", fmt.ratio(factor), f"{best[0]}: {fmt.seconds(best[1])}"))
+        name, step_s = best
+        found.append(Card("against the best baseline", fmt.ratio(speed_up(plan)), f"{name}: {fmt.seconds(step_s)}"))
     found.append(Card("bubble", fmt.percent(said.bubble_fraction), "of its workers' time, nothing is computed"))
     held = f"{fmt.size(fullest.peak_bytes)} of {fmt.size(fullest.capacity_bytes)}"
     found.append(Card("fullest memory", fmt.percent(fullness(fullest)), f"{held} on {fullest.worker}"))
-    if plan.solver is not None:
-        who = f"{plan.solver.name} {plan.solver.version}".strip()
-        proven = plan.objective == "step" and plan.solver.gap < 1
-        bound = f"bound {fmt.seconds(plan.solver.bound_s)}, " if proven else ""
-        gap = status(plan.solver)
-        value = gap if gap == "optimal" else f"gap {fmt.percent(plan.solver.gap)}" if proven else "no bound"
-        found.append(Card("solver", value, f"{bound}{who}, {fmt.seconds(plan.solver.seconds)}"))
+    if plan.solver is not None and (plan.objective != "step" or plan.solver.gap >= 1 or proven_gap(plan) is not None):
+        proof, of_what, more = status(plan.solver).partition(" of the best possible")
+        notes = [of_what.strip() + more, *_searched(pages, page, plan.solver)]
+        found.append(Card("solver", proof, "; ".join(filter(None, notes))))
     return tuple(found)
+
+
+def _searched(pages: Sequence[Shown], page: Shown, solver: SolverReport) -> Iterator[str]:
+    """What the search proved, of which plans, and what did it."""
+    if beaten(pages, page):
+        yield "of the plans that its options allow: another plan here is faster"
+    elif page.plan.objective != "step":
+        yield f"{page.plan.objective}: {objective_text(page.plan.objective, solver.objective_s)}"
+        if solver.gap < 1:
+            yield f"bound {objective_text(page.plan.objective, solver.bound_s)}"
+    elif solver.gap < 1:
+        yield f"bound {fmt.seconds(solver.bound_s)}"
+    yield f"{solver.name} {solver.version}".strip() + f", {fmt.seconds(solver.seconds)}"
 
 
 def _split(page: Shown) -> str:
     return f"{fmt.plural(page.plan.micro_batches, 'micro-batch')} of {page.plan.micro_batch_size}"
 
 
-def _missed(page: Shown, run: int) -> str:
-    step = page.runs[run].agreement.step
-    spread = f"IQR {fmt.seconds(step.iqr_s)} over {fmt.plural(step.samples, 'step')}"
-    if not step.error:
-        return spread
-    return f"predicted {fmt.percent(abs(step.error))} too {'low' if step.error < 0 else 'high'}; {spread}"
+def _missed(run: Run) -> str:
+    """How far off the prediction was: of the plan as it was run."""
+    step = run.agreement.step
+    said = [f"IQR {fmt.seconds(step.iqr_s)} over {fmt.plural(step.samples, 'step')}"]
+    if step.error:
+        said.insert(0, f"predicted {fmt.percent(abs(step.error))} too {'low' if step.error < 0 else 'high'}")
+    if run.as_run is not None:
+        said.insert(0, f"{fmt.seconds(step.predicted_s)} predicted as it was run")
+        said.append(other_remat(run.trace.remat))
+    return "; ".join(said)
 
 
 def summary(page: Shown) -> Report:
     """What limits a plan, and what does not hold of its file any more."""
-    lines = [Line(f"{limiting(page.plan, page.predicted)}.", "strong")]
-    change = fmt.against(page.predicted.step_s, page.stored.step_s) if page.stored else None
-    if page.stored is not None and change is not None and abs(change - 1) >= 5e-4:
-        was, now = fmt.seconds(page.stored.step_s), fmt.percent(change - 1, sign=True)
-        lines.append(Line(f"The plan's file says {was} a step; this profile says {now}.", "warning"))
-    over = [each for each in page.predicted.workers if fullness(each) > 1]
-    lines += [
-        Line(f"{each.worker} needs {fmt.size(each.peak_bytes)} and has {fmt.size(each.capacity_bytes)}.", "warning")
-        for each in over
-    ]
+    over = misfit(page.predicted)
+    lines = [Line(f"{limiting(page.plan, page.predicted)}.", "strong"), *changed(page), *([over] if over else [])]
     if page.profile.warnings:
         count = fmt.plural(len(page.profile.warnings), "warning")
         lines.append(Line(f"The profile has {count}, listed at the end of this page."))
@@ -85,28 +96,44 @@ def summary(page: Shown) -> Report:
 
 
 def steps(pages: Sequence[Shown], page: Shown) -> Report:
-    """Step times of all plans and of this one's baselines, the fastest first, with the bound; nothing without any."""
+    """Step times of all plans and of this one's baselines, the fastest first, with the bound; nothing without any.
+
+    Where batches differ, times of a sample take their place.
+    """
     if len(pages) == 1 and not page.plan.baselines:
         return ()
-    found = [(each.predicted.step_s, each.name + (" (this plan)" if each is page else "")) for each in pages]
-    found += [(each.step_s, each.name) for each in page.plan.baselines if each.step_s is not None]
-    found.sort(key=lambda each: each[0])
-    solver = page.plan.solver
-    if solver is not None and page.plan.objective == "step" and solver.gap < 1:
-        found.insert(0, (solver.bound_s, "no plan is faster than"))
-    slowest = max(seconds for seconds, _ in found)
-    time = fmt.time_unit(slowest)
-    mine = page.predicted.step_s
+    found = sorted(_times(pages, page))
+    slowest, time = found[-1][0], fmt.time_unit(found[-1][0])
+    mine = next(seconds for seconds, name in found if name.endswith(_THIS))
     rows = [
-        (name, time.show(t), fmt.ratio(fmt.against(t, mine)), _bar(t / slowest if slowest else 0)) for t, name in found
-    ]
+        (name, time.show(t), fmt.ratio(fmt.against(t, mine)), barred(t / slowest if slowest else 0))
+        for t, name in found
+    ]  # fmt: skip
     rows += [(each.name, "not possible", "", "") for each in page.plan.baselines if each.step_s is None]
-    marked = frozenset(n for n, row in enumerate(rows) if row[0].endswith("(this plan)"))
+    marked = frozenset(n for n, row in enumerate(rows) if row[0].endswith(_THIS))
+    what = "sample" if unlike_batches(pages) else "step"
     columns = (
-        Column("", "text"), Column(f"step {time.name}"), Column("to this plan"), Column("of the slowest", "name"),
+        Column("", "text"), Column(f"{what} {time.name}"), Column("to this plan"), Column("of the slowest", "name"),
     )  # fmt: skip
-    title = "Step time, beside the baselines" if len(pages) == 1 else "Step time, beside other plans and the baselines"
+    beside = [*(["other plans"] if len(pages) > 1 else []), *(["the baselines"] if page.plan.baselines else [])]
+    title = f"{what.capitalize()} time, beside {' and '.join(beside)}"
     return (Sheet(title, columns, tuple(rows), marked),)
+
+
+_THIS = " (this plan)"
+
+
+def _times(pages: Sequence[Shown], page: Shown) -> Iterator[tuple[float, str]]:
+    """Seconds and names of all that has a bar: of a step, or of a sample where batches differ."""
+    unlike = unlike_batches(pages)
+    for each in pages:
+        whole = each.plan.workload.batch_size if unlike else 1
+        yield each.predicted.step_s / whole, each.name + (_THIS if each is page else "")
+    whole = page.plan.workload.batch_size if unlike else 1
+    yield from ((each.step_s / whole, each.name) for each in page.plan.baselines if each.step_s is not None)
+    bound = bound_s(pages, page)
+    if bound is not None and not unlike:
+        yield bound, "bound of this plan's search"
 
 
 def stage_sheet(page: Shown) -> Sheet:
@@ -145,12 +172,13 @@ def memory_sheet(page: Shown) -> Sheet:
     workers = page.predicted.workers
     parts = [part for part in PARTS if any(getattr(each.memory, part, 0) for each in workers)]
     unit = fmt.byte_unit(*(each.peak_bytes for each in workers))
-    measured = {each.worker: each.measured_bytes for run in page.runs[:1] for each in run.agreement.workers}
+    measured = {each.worker: each.measured_bytes for run in page.runs[:1] if run.as_run is None
+                for each in run.agreement.workers}  # fmt: skip
     rows = []
     for each, held in zip(workers, page.memory, strict=True):
         figures = [each.peak_bytes, held.peak.total, *([measured.get(each.worker)] if measured else [])]
         figures += [getattr(each.memory, part) for part in parts]
-        full = (fmt.size(each.capacity_bytes), _bar(fullness(each)))
+        full = (fmt.size(each.capacity_bytes), barred(fullness(each)))
         rows.append((each.worker, *full, *(unit.show(figure) for figure in figures)))
     said = ["allowed for", "peak", *(["measured"] if measured else []), *parts]
     columns = (
@@ -161,46 +189,25 @@ def memory_sheet(page: Shown) -> Sheet:
     return Sheet(title, columns, tuple(rows))
 
 
-def _bar(share: float) -> str:
-    return f"{fmt.bar(share, width=8)} {fmt.percent(share)}"
-
-
-def transfers_sheet(page: Shown) -> Report:
+def transfers_section(page: Shown) -> Report:
     """What a step sends over each link, the busiest first."""
-    found = sorted(page.predicted.transfers, key=lambda each: -each.seconds)
-    if not found:
-        return (Line("One worker runs everything: nothing is sent."),)
-    routes = page.timeline.program.routes
-    time, size = fmt.time_unit(*(each.seconds for each in found)), fmt.byte_unit(*(each.bytes for each in found))
-    rows = []
-    for each in found:
-        mine = [route for route in routes if (route.source, route.target) == (each.source, each.target)]
-        what = ", ".join(dict.fromkeys(f"{route.payload} of {route.partition}" for route in mine))
-        count = sum(1 if route.payload is Payload.TIE else page.plan.micro_batches for route in mine)
-        share = each.seconds / page.predicted.step_s if page.predicted.step_s else 0.0
-        rows.append(
-            (each.source, each.target, what, fmt.count(count), size.show(each.bytes), time.show(each.seconds),
-             fmt.points(share))
-        )  # fmt: skip
-    columns = (
-        Column("from", "name"), Column("to", "name"), Column("what", "text"), Column("messages"), Column(size.name),
-        Column(f"on the wire {time.name}"), Column("of the step %"),
-    )  # fmt: skip
-    return (Sheet("What a step sends, the busiest link first", columns, tuple(rows)),)
+    return transfers(page.predicted, page.timeline.program) or (Line("One worker runs everything: nothing is sent."),)
 
 
-def split_sheet(page: Shown, found: Sequence[Split]) -> Sheet:
+def split_sheet(page: Shown) -> Sheet:
     """The placement at each number of micro-batches."""
+    found = page.splits
     time = fmt.time_unit(*(each.step_s for each in found))
     rows = []
     for each in found:
+        notes = ["this plan"] if each.micro_batches == page.plan.micro_batches else []
         if each.fullest is None:
-            rows.append((fmt.count(each.micro_batches), fmt.count(each.micro_batch_size), fmt.NOTHING, "", each.why))
+            counts = fmt.count(each.micro_batches), fmt.count(each.micro_batch_size)
+            rows.append((*counts, fmt.NOTHING, "", "; ".join([*notes, each.why])))
             continue
         name, peak, capacity = each.fullest
         share = peak / capacity if capacity else float("inf")
-        said = f"{name}: {_bar(share)}" if each.fits else f"{name} lacks {fmt.size(peak - capacity)}"
-        notes = ["this plan"] if each.micro_batches == page.plan.micro_batches else []
+        said = f"{name}: {barred(share)}" if each.fits else f"{name} lacks {fmt.size(peak - capacity)}"
         notes += [] if each.fits else ["does not fit"]
         notes += [] if each.measured else ["this size was not measured"]
         rows.append(
@@ -227,7 +234,9 @@ def measured_section(page: Shown) -> Report:
 
 def about(page: Shown) -> Report:
     """Where a plan comes from: files, dates, versions, and the solver's settings."""
-    plan, profile = page.plan, page.profile
+    plan, profile, was = page.plan, page.profile, page.stored.profile
+    other = was if was and (plan.profile is None or was.sha256 != plan.profile.sha256) else None
+    solver = page.stored.solver
     rows = [
         ("workload", f"{plan.workload.name} · {plan.workload.entry}".strip(" ·")),
         ("fingerprint", plan.workload.fingerprint),
@@ -236,13 +245,14 @@ def about(page: Shown) -> Report:
         ("profile", f"{plan.profile.path} · {_made(profile.created_at, profile.tool_version)}" if plan.profile
          else _made(profile.created_at, profile.tool_version)),
         ("profile's hash", f"sha256:{plan.profile.sha256}" if plan.profile else ""),
+        ("solved from", f"{other.path} · sha256:{other.sha256}" if other else ""),
         *((f"profile's {name}", _plain(value)) for name, value in profile.environment.items()),
         *((f"traced run {run.name}", _made(run.trace.created_at, run.trace.tool_version)) for run in page.runs),
         ("this page", f"by assigner {__version__}"),
     ]  # fmt: skip
     parts: list[Sheet | Line] = [_pairs("Files and versions", [row for row in rows if row[1]])]
-    if plan.solver is not None:
-        said = {"objective": plan.objective, **plan.solver.options}
+    if solver is not None:
+        said = {"objective": plan.objective, **solver.options}
         settings = [(name, _plain(value)) for name, value in said.items() if value not in (None, "", [], {})]
         parts.append(_pairs("Solver's settings", settings))
     return tuple(parts)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assigner.agreement import Agreement, agree
 from assigner.cost import CostModel
 from assigner.occupancy import Occupancy, memory_over_time
-from assigner.plan import Plan, Prediction
+from assigner.plan import Plan, Prediction, ProfileReference
 from assigner.profile import Profile
 from assigner.report.measured import assigned
+from assigner.report.page.splits import Split, splits
+from assigner.report.standing import standing
 from assigner.simulate import Timeline, simulated, summary
 from assigner.trace import Trace
 
@@ -28,11 +31,13 @@ class Run:
         name: Of its file.
         trace: What happened.
         agreement: Beside what was predicted.
+        as_run: The plan with the run's rematerialisation, where that is not the plan's own; None: it is.
     """
 
     name: str
     trace: Trace
     agreement: Agreement
+    as_run: Shown | None = None
 
 
 @dataclass(frozen=True)
@@ -41,23 +46,26 @@ class Shown:
 
     Args:
         name: Under which it is shown.
-        plan: With the prediction of the profile given, not its own.
-        stored: The prediction that its file has.
+        plan: With the prediction and the name of the profile given, not its own; with the figures of its search
+            (bound, candidates, what-ifs, baselines) as far as they hold for that.
+        stored: As its file has it.
         profile: What prices it.
         cost: The profile's prices.
         timeline: The simulated step.
         memory: Of that, by worker.
         runs: Traced runs of it.
+        notes: Why its figures are not those of its file, as `standing` tells it.
     """
 
     name: str
     plan: Plan
-    stored: Prediction | None
+    stored: Plan
     profile: Profile
     cost: CostModel
     timeline: Timeline
     memory: tuple[Occupancy, ...]
     runs: tuple[Run, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def predicted(self) -> Prediction:
@@ -65,8 +73,20 @@ class Shown:
         assert self.plan.predicted is not None
         return self.plan.predicted
 
+    @cached_property
+    def splits(self) -> tuple[Split, ...]:
+        """The placement at each number of micro-batches."""
+        return splits(self.plan, self.cost)
 
-def shown(name: str, plan: Plan, profile: Profile, traces: Sequence[tuple[str, Trace]] = ()) -> Shown:
+
+def shown(
+    name: str,
+    plan: Plan,
+    profile: Profile,
+    traces: Sequence[tuple[str, Trace]] = (),
+    *,
+    source: ProfileReference | None = None,
+) -> Shown:
     """Price and time a plan.
 
     Args:
@@ -74,15 +94,34 @@ def shown(name: str, plan: Plan, profile: Profile, traces: Sequence[tuple[str, T
         plan: The plan.
         profile: The measurements.
         traces: Runs of the plan, each with its name.
+        source: The profile's file; None: the one that the plan was solved from.
 
     Raises:
         FormatError: plan and profile do not fit together, or a trace is of another plan.
     """
+    alone = _simulated(name, plan, profile, source or plan.profile)
+    return replace(alone, runs=tuple(_run(alone, called, trace) for called, trace in traces))
+
+
+def _simulated(name: str, plan: Plan, profile: Profile, source: ProfileReference | None) -> Shown:
     cost = CostModel(profile)
     timeline = simulated(plan, cost)
-    now = replace(plan, predicted=summary(timeline, cost))
-    runs = tuple(Run(called, trace, agree(plan, profile, trace)) for called, trace in traces)
-    return Shown(name, now, plan.predicted, profile, cost, timeline, memory_over_time(timeline, cost), runs)
+    own = source.sha256 == plan.profile.sha256 if source and plan.profile else None
+    held, notes = standing(plan, profile, own=own)
+    now = replace(held, predicted=summary(timeline, cost), profile=source)
+    return Shown(name, now, plan, profile, cost, timeline, memory_over_time(timeline, cost), notes=notes)
+
+
+def _run(page: Shown, name: str, trace: Trace) -> Run:
+    found = agree(page.plan, page.profile, trace)
+    if trace.remat == "plan":
+        return Run(name, trace, found)
+    return Run(name, trace, found, _simulated(page.name, found.plan, page.profile, page.plan.profile))
+
+
+def unlike_batches(pages: Sequence[Shown]) -> bool:
+    """Whether the steps of plans are of different batches, so that only samples a second compare."""
+    return len({each.plan.workload.batch_size for each in pages}) > 1
 
 
 def runs_of(plans: Sequence[Named], traces: Sequence[tuple[str, Trace]]) -> list[list[tuple[str, Trace]]]:

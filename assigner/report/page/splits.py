@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MOST = 512
 """Micro-batches above which no plan is priced."""
+IMPLAUSIBLE = "not plausible: extrapolated, it costs less a sample than the sizes that were measured"
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,11 @@ class Split:
         return self.fullest is not None and self.fullest[1] <= self.fullest[2]
 
 
-def splits(page: Shown) -> tuple[Split, ...]:
+def splits(plan: Plan, cost: CostModel) -> tuple[Split, ...]:
     """The plan's placement at every number of micro-batches that cuts its batch, fewest first."""
-    batch = page.plan.workload.batch_size
+    batch = plan.workload.batch_size
     counts = dict.fromkeys(-(-batch // size) for size in range(batch, 0, -1))
-    return tuple(_priced(page.plan, page.cost, count) for count in counts if count <= MOST)
+    return tuple(_priced(plan, cost, count) for count in counts if count <= MOST)
 
 
 def _priced(plan: Plan, cost: CostModel, count: int) -> Split:
@@ -59,6 +60,8 @@ def _priced(plan: Plan, cost: CostModel, count: int) -> Split:
     held = [(name, stage.worker) for stage in plan.stages for name in stage.partitions]
     obstacles = (cost.obstacle(name, worker, size) for name, worker in held)
     why = next((each for each in obstacles if each is not None), None)
+    if why is None and not cost.is_plausible(size):
+        why = IMPLAUSIBLE
     measured = all(any(point.micro_batch == size for point in cost.measurements(*pair)) for pair in held)
     if why is not None:
         return Split(count, size, None, None, measured, why)
@@ -73,18 +76,17 @@ def _priced(plan: Plan, cost: CostModel, count: int) -> Split:
     return Split(count, size, step_s(other, cost), fullest, measured)
 
 
-def splits_data(page: Shown, found: tuple[Split, ...]) -> dict[str, Any]:
-    """The same for the chart, with the candidates of the solver where they are step times."""
-    steps = page.plan.objective == "step"
+def splits_data(page: Shown, bound_s: float | None) -> dict[str, Any]:
+    """The same for the chart, with the candidates of the solver where they are step times, and the search's bound."""
     return {
         "micro_batches": page.plan.micro_batches,
         "placement": [
             {
                 "micro_batches": each.micro_batches, "micro_batch_size": each.micro_batch_size, "step_s": each.step_s,
-                "fits": each.fits, "measured": each.measured,
+                "fits": each.fits, "measured": each.measured, "why": each.why,
             }
-            for each in found
+            for each in page.splits
         ],
-        "candidates": encode(page.plan.candidates) if steps else [],
-        "bound_s": page.plan.solver.bound_s if steps and page.plan.solver and page.plan.solver.gap < 1 else None,
+        "candidates": encode(page.plan.candidates) if page.plan.objective == "step" else [],
+        "bound_s": bound_s,
     }  # fmt: skip

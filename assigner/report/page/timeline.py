@@ -1,12 +1,13 @@
 """The simulated step as figures: each action once, what its like ones share in a table of jobs.
 
-    jobs      [worker, kind, stage, seconds, of which recompute, routes waited for, routes sent on]
+    jobs      [worker, kind, stage, seconds, of which recompute, routes waited for, routes sent on, busy afterwards]
     events    [job, micro-batch, start]          one row for each forward, backward and update
     routes    [payload, partition, output, from, to, bytes, seconds on the wire]
     messages  [route, micro-batch, start]
     critical  the critical path as positions in `events` and in `messages`
 
 Workers and routes are positions in their lists; times are seconds from the step's start, starts to a nanosecond.
+After a job, sending and receiving keep its worker busy for a while: it does not compute then, and is not idle.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def timeline_data(page: Shown) -> dict[str, Any]:
         for action, around in _hanging(actions, number)
     }
     jobs: dict[tuple[Any, ...], int] = {}
+    busy: list[float] = []
     events, messages = [], []
     for event in page.timeline.events:
         action, start = event.action, round(event.start_s, 9)
@@ -48,11 +50,16 @@ def timeline_data(page: Shown) -> dict[str, Any]:
         around = hung[event.worker, action]
         key = (place[event.worker], action.kind.value, action.stage, *around)
         job = jobs.setdefault(key, len(jobs))
+        if job == len(busy):
+            busy.append(event.busy_s)
         events.append([job, action.micro_batch, start])
     return {
         "step_s": page.timeline.step_s,
         "workers": list(plan.workers),
-        "jobs": [[*key[:3], *_seconds(page, *key[:3]), *map(list, key[3:])] for key in jobs],
+        "jobs": [
+            [*key[:3], *_seconds(page, *key[:3]), *map(list, key[3:]), seconds]
+            for key, seconds in zip(jobs, busy, strict=True)
+        ],
         "events": events,
         "routes": [_route(cost, route, place, plan.micro_batch_size) for route in program.routes],
         "messages": messages,

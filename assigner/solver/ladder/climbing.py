@@ -20,6 +20,7 @@ from assigner.plan import Plan, Stage
 from assigner.solver.chain.improve import moves
 from assigner.solver.contest import PROVEN
 from assigner.solver.instance import Instance
+from assigner.solver.ladder.depths import falling, fitting, nearby
 from assigner.solver.ladder.ladder import Ladder
 from assigner.solver.ladder.rungs import Rungs
 from assigner.solver.ladder.tally import LatencyTally, SteadyTally, StepTally
@@ -27,10 +28,11 @@ from assigner.solver.setting import Setting
 from assigner.timing import step_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from assigner.plan import Objective, Schedule
     from assigner.solver.contest import Contest
+    from assigner.solver.ladder.depths import Depths
     from assigner.solver.ladder.rungs import Rung
     from assigner.solver.ladder.tally import Tally
 
@@ -42,6 +44,11 @@ FIRST_WIDTH, PROOF_WIDTH, ALL_WIDTH = 300, 6_000, 10_000
 
 MOST_SIMULATED = 400
 """So many pipelines are simulated for a proof."""
+
+_Key = tuple[tuple[int, int, tuple[int, ...]], ...]
+"""A pipeline: where each stage starts, the group of its worker, what it runs twice."""
+
+_UNKNOWN: Depths = ()
 
 TIE = 1e-12
 """Plans that differ by less, as a share, are as good: rounding must not choose between them."""
@@ -83,7 +90,9 @@ class LadderSetting(Setting):
         self._ladder: Ladder | None = None
         self._few = False  # few enough pipelines are below the target to look at all of them
         self._start: tuple[float, Sequence[Rung]] = (math.inf, ())
-        self._seen: set[tuple[tuple[int, int, tuple[int, ...]], ...]] = set()
+        self._seen: dict[_Key, tuple[float, Depths]] = {}  # the best that was simulated
+        self._deepened: set[_Key] = set()
+        self._deep: dict[int, Depths] = {}  # by the number of stages: what the search for depths made of the best plan
         self._actions = SIMULATED
 
     def _tally(self) -> Tally:
@@ -156,6 +165,7 @@ class LadderSetting(Setting):
             if self.decided:
                 return
             self._simulate(rungs, price)
+            self._deepen(rungs)
             deeper = any(rung.promised > rung.deepest for rung in rungs)  # warm-ups that no rung stands for
             if self._objective == "step" and (deeper or not self._all_depths(rungs)):
                 open_ = min(open_, price)
@@ -197,28 +207,54 @@ class LadderSetting(Setting):
             rungs: The pipeline.
             price: The ladder's, to compare with; None: it was not asked.
         """
-        key = tuple((rung.column.first, rung.column.group, rung.column.rematerialise) for rung in rungs)
+        key = _key(rungs)
         if key in self._seen:
             return math.inf
-        self._seen.add(key)
-        best: tuple[float, float, Plan | None] = (math.inf, math.inf, None)
+        best, chosen = (math.inf, math.inf), _UNKNOWN
         for depths in self._depths(rungs):
-            tried = self._plan(rungs, depths)
-            try:
-                step = step_s(tried, self.problem.cost)
-            except FormatError:  # two workers that must talk have no link, or a stage would wait for ever
-                continue
-            value = self._value(tried, step)
+            value, step = self._worth(self._plan(rungs, depths))
             as_good = value < best[0] * (1 + TIE) or math.isinf(best[0])
             if value < best[0] * (1 - TIE) or (as_good and step < best[1] * (1 - TIE)):
-                best = value, step, tried
-        value, _, plan = best
-        if plan is None:
+                best, chosen = (value, step), depths
+        self._seen[key] = best[0], chosen
+        if not chosen:
             return math.inf
         if price is not None:
-            self._check(price, value)
-        self.offer(value, lambda: plan)
+            self._check(price, best[0])
+        self.offer(best[0], lambda: self._plan(rungs, chosen))
+        return best[0]
+
+    def _deepen(self, rungs: Sequence[Rung]) -> float:
+        """The best value of a simulated pipeline after local search over its warm-up depths, where some are untried."""
+        key = _key(rungs)
+        value, depths = self._seen.get(key, (math.inf, _UNKNOWN))
+        if key in self._deepened or self._objective != "step" or not depths or self._all_depths(rungs):
+            return value
+        self._deepened.add(key)
+        ranges, improved = self._ranges(rungs), True
+        while improved:
+            improved = False
+            for tried in nearby(depths, ranges):
+                if self._actions <= 0 or self.contest.left_s <= 0:
+                    break
+                self._actions -= 2 * self.micro_batches * len(rungs)
+                found, _ = self._worth(self._plan(rungs, tried))
+                if found < value * (1 - 1e-9):
+                    value, depths, improved = found, tried, True
+                    break
+        self._seen[key] = value, depths
+        self.offer(value, lambda: self._plan(rungs, depths))
+        if value <= self.best_value:
+            self._deep[len(rungs)] = depths
         return value
+
+    def _worth(self, plan: Plan) -> tuple[float, float]:
+        """The plan's value and its step time; inf: it cannot run."""
+        try:
+            step = step_s(plan, self.problem.cost)
+        except FormatError:  # two workers that must talk have no link, or a stage would wait for ever
+            return math.inf, math.inf
+        return self._value(plan, step), step
 
     def _value(self, plan: Plan, step_s: float) -> float:
         if self._objective == "throughput":
@@ -253,20 +289,24 @@ class LadderSetting(Setting):
 
         In a chain, a stage that warms up deeper than the one in front of it would wait for ever.
         """
+        ranges = self._ranges(rungs)
+        if not all(ranges):
+            return
+        yield from fitting(itertools.islice(self._policies(rungs), 1), ranges)
+        if self._all_depths(rungs):
+            yield from falling(ranges, self.micro_batches) if self.problem.exact else itertools.product(*ranges)
+            return
+        yield from fitting(self._policies(rungs), ranges)
+
+    def _ranges(self, rungs: Sequence[Rung]) -> list[range]:
+        """The warm-up depths that each stage may have."""
         full = self._tally().flows
-        ranges = [
+        return [
             range(max(rung.least, self._rungs.usual(len(rungs) - n) if full else 0), rung.deepest + 1)
             for n, rung in enumerate(rungs)
         ]
-        if not all(ranges):
-            return
-        yield from _fitting(itertools.islice(self._policies(rungs), 1), ranges)
-        if self._all_depths(rungs):
-            yield from _falling(ranges, self.micro_batches) if self.problem.exact else itertools.product(*ranges)
-            return
-        yield from _fitting(self._policies(rungs), ranges)
 
-    def _policies(self, rungs: Sequence[Rung]) -> Iterator[list[int]]:
+    def _policies(self, rungs: Sequence[Rung]) -> Iterator[Sequence[int]]:
         """Depths worth a try: the usual ones, what covers the round trip at the pace of the slowest stage, and more.
 
         The last stage's warm-up is left alone: deeper, it only puts the first backward off.
@@ -293,6 +333,8 @@ class LadderSetting(Setting):
             lambda d, _: self.micro_batches if d > 1 else 1,
         ):
             yield [policy(d, t) for d, t in zip(usual, trips, strict=True)]
+        if len(rungs) in self._deep:  # what was best elsewhere
+            yield self._deep[len(rungs)]
 
     def _plan(self, rungs: Sequence[Rung], depths: Sequence[int]) -> Plan:
         problem = self.problem
@@ -317,7 +359,7 @@ class LadderSetting(Setting):
     def _improve(self, value: float, rungs: Sequence[Rung]) -> None:
         """Single moves from a pipeline as long as they make it faster."""
         n, sizes = len(self.problem.order), tuple(len(group) for group in self.instance.groups)
-        improved = True
+        value, improved = min(value, self._deepen(rungs)), True
         while improved:
             improved = False
             stages = tuple((rung.column.first, rung.column.group) for rung in rungs)
@@ -329,7 +371,7 @@ class LadderSetting(Setting):
                     self._actions -= 8 * self.micro_batches * len(tried)
                     found = self._simulate(tried)
                     if found < value * (1 - 1e-9):
-                        value, rungs, improved = found, tried, True
+                        value, rungs, improved = min(found, self._deepen(tried)), tried, True
                         break
 
     def _ladder_rungs(self, stages: Sequence[tuple[int, int]]) -> tuple[Rung, ...] | None:
@@ -349,22 +391,5 @@ class LadderSetting(Setting):
         return whole if len(whole) == len(found) and meets else None
 
 
-def _falling(ranges: Sequence[range], most: int) -> Iterator[tuple[int, ...]]:
-    """Every choice, one of each range, that never grows, and starts at `most` or less."""
-    if not ranges:
-        yield ()
-        return
-    for first in ranges[0]:
-        if first <= most:
-            yield from ((first, *rest) for rest in _falling(ranges[1:], first))
-
-
-def _fitting(policies: Iterable[Sequence[int]], ranges: Sequence[range]) -> Iterator[tuple[int, ...]]:
-    """Each policy's depths, held to the ranges and never growing; those that cannot be are left out."""
-    found: dict[tuple[int, ...], None] = {}
-    for depths in policies:
-        held = (max(allowed.start, min(depth, allowed.stop - 1)) for depth, allowed in zip(depths, ranges, strict=True))
-        found[tuple(itertools.accumulate(held, min))] = None
-    for depths in found:
-        if all(depth in allowed for depth, allowed in zip(depths, ranges, strict=True)):
-            yield depths
+def _key(rungs: Sequence[Rung]) -> _Key:
+    return tuple((rung.column.first, rung.column.group, rung.column.rematerialise) for rung in rungs)

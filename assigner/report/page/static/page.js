@@ -5,8 +5,9 @@ let waiting = 0;
 
 const page = {
   number: data.plans.length - 1,
-  plan: () => data.plans[page.number],
-  run: () => (runPick.value === "" ? null : page.plan().measured[Number(runPick.value.split(" ")[0])]),
+  // A run with other rematerialisation stands beside the step and the memory of the plan as it was run.
+  plan: () => ({ ...data.plans[page.number], ...page.run()?.as_run }),
+  run: () => (runPick.value === "" ? null : data.plans[page.number].measured[Number(runPick.value.split(" ")[0])]),
   step: () => page.run()?.steps[Number(runPick.value.split(" ")[1])] ?? null,
   zoomed() {
     clearTimeout(waiting);
@@ -22,7 +23,7 @@ const page = {
   choose(number) {
     page.number = number;
     for (const part of document.querySelectorAll("[data-plan]")) part.hidden = Number(part.dataset.plan) !== number;
-    const runs = page.plan().measured;
+    const runs = data.plans[number].measured;
     document.getElementById("run-pick").hidden = runs.length === 0;
     runPick.replaceChildren(...runs.flatMap((run, n) => run.steps.map((step, k) =>
       element("option", { value: `${n} ${k}` }, `${run.name}: ${step.label} step, ${seconds(step.step_s)}`))), element("option", { value: "" }, "not shown"));
@@ -30,6 +31,7 @@ const page = {
   },
   lay() {
     document.getElementById("inspected").textContent = "";
+    document.getElementById("run-said").textContent = page.run()?.said ? `${page.run().said} Both sides are drawn so.` : "";
     layTimeline(page.plan(), page.step());
     page.draw();
   },

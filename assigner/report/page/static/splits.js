@@ -17,7 +17,7 @@ function drawSplits(plan) {
   if (priced.some((each) => !each.measured)) entries.push(["size not measured", colour("forward"), "round hollow"]);
   if (priced.some((each) => !each.fits)) entries.push(["does not fit (cross)", colour("bad"), "round"]);
   if (found.length) entries.push(["best plan that the solver found", colour("update"), "round"]);
-  if (bounds.length) entries.push(["proven: no plan is faster", colour("backward"), "thin"]);
+  if (bounds.length) entries.push(["bound of this plan's search", colour("backward"), "thin"]);
   legend("splits-legend", entries);
   const rules = bounds.map((each) => ({ value: [each.micro_batches, each.bound_s], each }));
   const series = [

@@ -1,34 +1,35 @@
 // The step as rows of actions. A span is one thing that is drawn; see assigner/report/page/timeline.py for the tables.
 const KINDS = { forward: "F", backward: "B", update: "U" };
 
-// All spans of one side: compute, idle time with what it waited for, messages in the row of their sender.
+// All spans of one side: compute, what lies between, messages in the row of their sender.
 function predictedSpans(line) {
-  const spans = [], arrivals = new Map(), free = line.workers.map(() => 0);
-  for (const [route, m, start] of line.messages) arrivals.set(`${route} ${m}`, start + line.routes[route][6]);
   const [onPath, messagesOnPath] = line.critical.map((places) => new Set(places));
-  for (const [place, [number, m, start]] of line.events.entries()) {
-    const [worker, kind, stage, length, again, waits, sends] = line.jobs[number];
-    spans.push({ side: "predicted", what: kind, worker, stage, m, start, end: start + length, again, waits, sends, critical: onPath.has(place) });
-  }
-  spans.sort((a, b) => a.start - b.start);
-  const idle = [];
-  for (const span of spans) {
-    const gap = span.start - free[span.worker];
-    if (gap > 1e-9) {
-      const last = span.waits.map((route) => [arrivals.get(`${route} ${line.routes[route][0] === "tie" ? -1 : span.m}`), route])
-        .sort((a, b) => b[0] - a[0])[0];
-      idle.push({ side: "predicted", what: "idle", worker: span.worker, stage: -1, m: span.m, start: free[span.worker],
-        end: span.start, route: last && last[0] >= span.start - 1e-8 ? last[1] : null });
-    }
-    free[span.worker] = span.end;
-  }
-  free.forEach((at, worker) => {
-    if (line.step_s - at > 1e-9) idle.push({ side: "predicted", what: "idle", worker, stage: -1, m: -1, start: at, end: line.step_s, route: null });
+  const spans = line.events.map(([number, m, start], place) => {
+    const [worker, what, stage, length, again, waits, sends, busy] = line.jobs[number];
+    return { side: "predicted", what, worker, stage, m, start, end: start + length, again, waits, sends, busy, critical: onPath.has(place) };
   });
   const messages = line.messages.map(([route, m, start], place) => ({
     ...message(line, "predicted", route, m, start, start + line.routes[route][6]), critical: messagesOnPath.has(place),
   }));
-  return [...idle, ...messages, ...spans];
+  return [...predictedBetween(line, spans), ...messages, ...spans];
+}
+
+// Behind an action its messages keep a worker busy; then it is idle until the last message that its next one needs.
+function predictedBetween(line, spans) {
+  const arrivals = new Map(line.messages.map(([route, m, start]) => [`${route} ${m}`, start + line.routes[route][6]]));
+  return line.workers.flatMap((_, worker) => {
+    const mine = spans.filter((span) => span.worker === worker).sort((a, b) => a.start - b.start), found = [];
+    let free = 0, before = null;
+    for (const span of [...mine, null]) {
+      const start = span ? span.start : line.step_s, busy = Math.min(free + (before?.busy ?? 0), start);
+      if (busy - free > 1e-9) found.push({ ...between("predicted", worker, "busy", before.m, free, busy), critical: before.critical && span?.critical && start - busy < 1e-9 });
+      const last = span?.waits.map((route) => [arrivals.get(`${route} ${line.routes[route][0] === "tie" ? -1 : span.m}`), route]).sort((a, b) => b[0] - a[0])[0];
+      if (start - busy > 1e-9) found.push(between("predicted", worker, "idle", span ? span.m : -1, busy, start, last && last[0] >= start - 1e-8 ? last[1] : null));
+      free = span?.end;
+      before = span;
+    }
+    return found;
+  });
 }
 
 function measuredSpans(line, step) {
@@ -37,18 +38,35 @@ function measuredSpans(line, step) {
     const [worker, what, stage] = line.jobs[job];
     return { side: "measured", what, worker, stage, m, start: start * one, end: (start + length) * one, again: 0 };
   });
-  const messages = step.messages.map(([route, m, start, length]) => message(line, "measured", route, m, start * one, (start + length) * one));
-  const idle = line.workers.flatMap((_, worker) => {
-    const mine = spans.filter((span) => span.worker === worker).sort((a, b) => a.start - b.start);
-    return [...mine, null].flatMap((span, n) => {
-      const start = n ? mine[n - 1].end : 0, end = span ? span.start : step.step_s;
-      if (end - start <= 1e-6) return [];
-      const last = messages.filter((one) => one.to === worker && one.end > start && one.end <= end).sort((a, b) => b.end - a.end)[0];
-      return [{ side: "measured", what: "idle", worker, stage: -1, m: span && last ? last.m : span ? span.m : -1, start, end, route: span && last ? last.route : null }];
-    });
-  });
-  return [...idle, ...messages, ...spans];
+  const messages = step.messages.map(([route, m, start, length, queued]) => ({
+    ...message(line, "measured", route, m, start * one, (start + length) * one), queued: queued * one,
+  }));
+  return [...measuredBetween(line, step, spans), ...messages, ...spans];
 }
+
+// Between two actions a worker waits for messages, as it noted, and is busy for the rest.
+function measuredBetween(line, step, spans) {
+  const one = step.unit_s;
+  return line.workers.flatMap((_, worker) => {
+    const mine = spans.filter((span) => span.worker === worker).sort((a, b) => a.start - b.start), found = [];
+    const waits = step.waits.filter(([who]) => who === worker).map(([, route, m, start, length]) => ({ route, m, start: start * one, end: (start + length) * one }));
+    const add = (what, m, start, end, route) => end - start > 1e-6 && found.push(between("measured", worker, what, m, start, end, route));
+    let at = 0;
+    for (const span of mine) {
+      for (const wait of waits.filter(({ start, end }) => start < span.start && end > at)) {
+        add("busy", -1, at, Math.min(wait.start, span.start));
+        add("idle", wait.m, Math.max(at, wait.start), Math.min(wait.end, span.start), wait.route);
+        at = Math.max(at, Math.min(wait.end, span.start));
+      }
+      add("busy", -1, at, span.start);
+      at = Math.max(at, span.end);
+    }
+    add("idle", -1, at, step.step_s);
+    return found;
+  });
+}
+
+const between = (side, worker, what, m, start, end, route = null) => ({ side, what, worker, stage: -1, m, start, end, route });
 
 function message(line, side, route, m, start, end) {
   const [payload, partition, , from, to, size] = line.routes[route];
@@ -61,7 +79,9 @@ const isMessage = (span) => span.bytes !== undefined;
 function described(plan, span, other) {
   const line = plan.timeline, name = line.workers[span.worker], pairs = [];
   const batch = span.m >= 0 ? `, micro-batch ${span.m}` : "";
-  if (span.what === "idle") {
+  if (span.what === "busy") {
+    pairs.push(["worker", name], ["busy", span.side === "measured" ? "neither computes nor waits for a message" : "with messages that it sent or received"]);
+  } else if (span.what === "idle") {
     if (span.route !== null) {
       const [payload, partition, , from] = line.routes[span.route];
       pairs.push(["waits for", `${payload} of ${partition} from ${line.workers[from]}${batch}`]);
@@ -75,6 +95,7 @@ function described(plan, span, other) {
   const length = span.end - span.start, u = unit(TIME, [span.end]);
   pairs.push(["start", `${u.show(span.start)} ${u.name}`], ["end", `${u.show(span.end)} ${u.name}`], ["length", seconds(length)]);
   if (span.critical) pairs.push(["critical path", "yes"]);
+  if (span.queued > 0) pairs.push(["before, in the queue of its link", seconds(span.queued)]);
   if (span.again) pairs.push(["of which recompute", `${seconds(span.again)}, drawn first`]);
   for (const [word, routes] of [["needs messages of", span.waits], ["sends", span.sends]]) {
     if (routes?.length) pairs.push([word, bytes(routes.reduce((sum, route) => sum + line.routes[route][5], 0))]);
@@ -88,7 +109,8 @@ function described(plan, span, other) {
   return { head: `${noun}${batch} (${span.side})`, pairs };
 }
 
-const spanKey = (span) => [span.what, span.worker, span.stage, span.m, span.route ?? ""].join(" ");
+// Spans with one key are one thing, predicted and measured; time in between is no one thing.
+const spanKey = (span) => [span.what, span.worker, span.stage, span.m, span.route ?? "", span.what === "busy" ? span.side + span.start : ""].join(" ");
 
 // State of the timeline: what is drawn, and which part of it is seen.
 const view = { spans: [], lanes: [], from: 0, to: 1, whole: 1, selected: -1, critical: false, pairs: new Map() };
@@ -131,7 +153,7 @@ function drawSpan(plan, params, api) {
       style: { fill: tints[span.what], opacity, ...(marked ? edge : {}) }, z2: 5 };
   }
   const shape = { x, y: top, width, height: body };
-  if (span.what === "idle") return { type: "rect", shape, style: { fill: tints.idle, ...(marked ? edge : {}) } };
+  if (span.what === "idle" || span.what === "busy") return { type: "rect", shape, style: { fill: tints[span.what], opacity: span.what === "busy" ? opacity : 1, ...(marked ? edge : {}) } };
   const fill = mixed(tints[span.what], tints.page, 0.28 * Math.min(2, view.chunk[span.stage] ?? 0)), children = [{ type: "rect", shape, style: { fill, opacity, ...edge } }];
   if (span.again) {
     const share = (width * span.again) / (span.end - span.start);
@@ -148,24 +170,23 @@ function drawSpan(plan, params, api) {
 
 let tints = {};
 
-function drawTimeline(plan, narrow) {
-  const line = plan.timeline, lanes = view.lanes, paired = lanes.length > line.workers.length;
-  tints = Object.fromEntries(["forward", "backward", "recompute", "update", "activation", "gradient", "tie", "idle", "page"].map((name) => [name, colour(name)]));
+function timelineLegend() {
   const kinds = new Set(view.spans.map((span) => span.what));
   const entries = ["forward", "backward", "update"].map((name) => [name, tints[name]]);
   if (view.spans.some((span) => span.again)) entries.splice(2, 0, ["recompute", tints.recompute]);
   for (const name of ["activation", "gradient", "tie"]) if (kinds.has(name)) entries.push([`${name} on its way`, tints[name], "thin"]);
+  if (kinds.has("busy")) entries.push([view.lanes.some((lane) => lane.side === "measured") ? "busy with messages (measured: any overhead)" : "busy with messages", tints.busy]);
   entries.push(["idle", tints.idle]);
   if (Math.max(...view.chunk) > 0) entries.push(["lighter: a worker's later stages", mixed(tints.forward, tints.page, 0.28)]);
   legend("timeline-legend", entries);
-  const node = document.getElementById("timeline-chart");
-  const row = paired ? Math.max(26, Math.min(36, 420 / lanes.length)) : Math.max(28, Math.min(46, 320 / lanes.length));
-  const it = chart(node, Math.round(lanes.length * row + 78));
-  const u = unit(TIME, [view.whole]), plain = axis();
-  const label = (n) => {
-    const lane = lanes[n], name = line.workers[lane.worker].replace(narrow ? "worker:" : "", "");
-    return lane.side === "measured" ? "{side|measured}" : paired && !narrow ? `{name|${name}} {side|predicted}` : `{name|${name}}`;
-  };
+}
+
+function drawTimeline(plan, narrow) {
+  const paired = view.lanes.length > plan.timeline.workers.length, lanes = view.lanes.length;
+  tints = Object.fromEntries(["forward", "backward", "recompute", "update", "activation", "gradient", "tie", "busy", "idle", "page"].map((name) => [name, colour(name)]));
+  timelineLegend();
+  const row = paired ? Math.max(26, Math.min(36, 420 / lanes)) : Math.max(28, Math.min(46, 320 / lanes));
+  const it = chart(document.getElementById("timeline-chart"), Math.round(lanes * row + 78));
   it.clear(); // what it drew before knows spans that are gone
   it.resize();
   it.setOption({
@@ -175,19 +196,7 @@ function drawTimeline(plan, narrow) {
       const span = view.spans[value[3]], text = described(plan, span, counterpart(span));
       return tip(text.head, text.pairs);
     } },
-    xAxis: { ...plain, type: "value", min: view.begin, max: view.whole, splitNumber: narrow ? 4 : 8,
-      axisLabel: { ...plain.axisLabel, hideOverlap: true, showMaxLabel: false, showMinLabel: view.from === 0, formatter: (value) => `${+(value / u.size).toPrecision(6)} ${u.name}` } },
-    yAxis: { ...plain, type: "category", inverse: true, data: lanes.map((_, n) => n), splitLine: { show: false }, axisTick: { show: false },
-      axisLine: { show: false },
-      axisLabel: { interval: 0, color: colour("text"), fontSize: 12, formatter: label, rich: {
-        name: { color: colour("text"), fontSize: 12 }, side: { color: colour("faint"), fontSize: 11 } } } },
-    dataZoom: [
-      { type: "inside", filterMode: "weakFilter", zoomOnMouseWheel: "ctrl", moveOnMouseMove: true, moveOnMouseWheel: false,
-        startValue: view.from, endValue: view.to },
-      { type: "slider", filterMode: "weakFilter", startValue: view.from, endValue: view.to, height: 22, bottom: 6, showDetail: false, brushSelect: false,
-        borderColor: colour("line"), fillerColor: "rgba(90, 150, 200, 0.22)", handleStyle: { color: colour("raised"), borderColor: colour("faint") },
-        moveHandleSize: 0, showDataShadow: false, backgroundColor: colour("raised") },
-    ],
+    xAxis: timeAxis(narrow), yAxis: laneAxis(plan, paired, narrow), dataZoom: zooms(),
     series: [{
       type: "custom", clip: true, renderItem: (params, api) => drawSpan(plan, params, api), encode: { x: [1, 2], y: 0 },
       dimensions: ["lane", "start", "end", "span"], data: view.spans.map((span, n) => [span.lane, span.start, span.end, n]),
@@ -195,6 +204,34 @@ function drawTimeline(plan, narrow) {
     }],
   }, { notMerge: true });
   showRange();
+}
+
+function timeAxis(narrow) {
+  const u = unit(TIME, [view.whole]), plain = axis();
+  return { ...plain, type: "value", min: view.begin, max: view.whole, splitNumber: narrow ? 4 : 8,
+    axisLabel: { ...plain.axisLabel, hideOverlap: true, showMaxLabel: false, showMinLabel: view.from === 0,
+      formatter: (value) => `${+(value / u.size).toPrecision(6)} ${u.name}` } };
+}
+
+function laneAxis(plan, paired, narrow) {
+  const label = (n) => {
+    const lane = view.lanes[n], name = plan.timeline.workers[lane.worker].replace(narrow ? "worker:" : "", "");
+    return lane.side === "measured" ? "{side|measured}" : paired && !narrow ? `{name|${name}} {side|predicted}` : `{name|${name}}`;
+  };
+  const rich = { name: { color: colour("text"), fontSize: 12 }, side: { color: colour("faint"), fontSize: 11 } };
+  return { ...axis(), type: "category", inverse: true, data: view.lanes.map((_, n) => n), splitLine: { show: false },
+    axisTick: { show: false }, axisLine: { show: false },
+    axisLabel: { interval: 0, color: colour("text"), fontSize: 12, formatter: label, rich } };
+}
+
+function zooms() {
+  const seen = { filterMode: "weakFilter", startValue: view.from, endValue: view.to };
+  return [
+    { ...seen, type: "inside", zoomOnMouseWheel: "ctrl", moveOnMouseMove: true, moveOnMouseWheel: false },
+    { ...seen, type: "slider", height: 22, bottom: 6, showDetail: false, brushSelect: false, borderColor: colour("line"),
+      fillerColor: "rgba(90, 150, 200, 0.22)", handleStyle: { color: colour("raised"), borderColor: colour("faint") },
+      moveHandleSize: 0, showDataShadow: false, backgroundColor: colour("raised") },
+  ];
 }
 
 function showRange() {
