@@ -25,14 +25,13 @@ from typing import TYPE_CHECKING
 
 from assigner.errors import AssignerError
 from assigner.launched import launched_rank
+from assigner.usercode import user_place
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 VARIABLE = "ASSIGNER_CAUSES"
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in .+$', re.MULTILINE)
-_OTHERS = re.compile(r"site-packages|/lib/python3|^<")
-_PACKAGE = str(Path(__file__).resolve().parent)
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,9 @@ class Cause:
 
 
 def place_in(trace: str) -> str:
-    """`file.py:12` of a traceback's innermost line that is neither Python's, nor a package's, nor this one's."""
-    places = [(file, line) for file, line in _FRAME.findall(trace) if not _OTHERS.search(file)]
-    own = [f"{Path(file).name}:{line}" for file, line in places if not file.startswith(_PACKAGE)]
-    return own[-1] if own else ""
+    """`file.py:12` of a traceback's innermost line in the user's code; empty: none of its lines is."""
+    place = user_place([(file, int(line)) for file, line in _FRAME.findall(trace)])
+    return "" if place is None else f"{Path(place[0]).name}:{place[1]}"
 
 
 def cause_of(error: BaseException) -> Cause:

@@ -88,8 +88,17 @@ def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        if not any(causes.glob("*.txt")):
-            shutil.rmtree(causes, ignore_errors=True)
+        _leave_named(causes)
+
+
+def _leave_named(causes: Path) -> None:
+    """Remove what the ranks have handed over, but for a traceback that the error names."""
+    if not any(causes.glob("*.txt")):
+        shutil.rmtree(causes, ignore_errors=True)
+        return
+    for path in causes.iterdir():
+        if path.suffix != ".txt":
+            path.unlink(missing_ok=True)
 
 
 def _rank_failed(error: ChildFailedError, causes: Path) -> RankFailedError:

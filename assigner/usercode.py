@@ -3,35 +3,72 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import traceback
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from assigner.errors import AssignerError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+
+
+def user_place(places: Sequence[tuple[str, int]]) -> tuple[str, int] | None:
+    """The innermost place in the user's code: in no file of Python, of an installed package, or of this one.
+
+    Args:
+        places: File and line of each frame, the innermost last.
+
+    Returns:
+        Where nothing of the user's own is among them, the innermost place in another package than torch and this one;
+        None: there is neither.
+    """
+    others = [place for place in places if not place[0].startswith("<") and not place[0].startswith(_machinery())]
+    own = [place for place in others if not _INSTALLED.search(place[0])]
+    return next(reversed(own or others), None)
+
+
+@cache
+def _machinery() -> tuple[str, ...]:
+    """Where this package, its command line, torch and the standard library lie; no packages are below the last."""
+    import importlib.util
+    import sysconfig
+
+    library = Path(sysconfig.get_path("stdlib"))
+    specs = [importlib.util.find_spec(name) for name in ("torch", "assigner_cli")]  # found, not imported
+    found = [place for spec in specs if spec is not None for place in spec.submodule_search_locations or ()]
+    folders = [Path(__file__).resolve().parent, *map(Path, found)]
+    below = [each for each in library.iterdir() if each.name not in ("site-packages", "dist-packages")]
+    return tuple(f"{folder}/" for folder in folders) + tuple(
+        f"{each}/" if each.is_dir() else str(each) for each in below
+    )
 
 
 def user_line(error: BaseException) -> str:
-    """`FILE:LINE (code)` of the innermost frame of an error that lies outside torch and this package."""
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+    """`FILE:LINE (code)` of the innermost frame of an error that lies in the user's code."""
+    return _line(error) or "an unknown line"
+
+
+def _line(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:  # of the file that is read; the frames are the importer's
         return f"{error.filename}:{error.lineno} ({(error.text or '').strip()})"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
-    if not frames:
-        return "an unknown line"
-    return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = user_place([(frame.filename, frame.lineno or 0) for frame in frames])
+    code = next((frame.line for frame in reversed(frames) if (frame.filename, frame.lineno) == place), "")
+    return "" if place is None else f"{place[0]}:{place[1]} ({code})"
 
 
 @contextlib.contextmanager
-def user_code(what: str) -> Iterator[None]:
+def user_code(what: str, *, hint: str = "-v shows the whole traceback") -> Iterator[None]:
     """Run the user's code; what it raises becomes a UsageError with the line in it.
 
     Args:
         what: Whose code it is, as the subject of "... failed".
+        hint: What to do next.
 
     Raises:
         UsageError: the code raised anything but an error of this package.
@@ -43,6 +80,5 @@ def user_code(what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:  # sys.exit() in a workload would end the command as if all were done
         said = str(error).strip().splitlines()
         message = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
-        raise UsageError(
-            f"{what} failed at {user_line(error)}: {message}", hint="-v shows the whole traceback"
-        ) from error
+        where = f" at {line}" if (line := _line(error)) else ""
+        raise UsageError(f"{what} failed{where}: {message}", hint=hint) from error

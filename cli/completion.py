@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "_ASSIGNER_COMPLETE"
 _LINE, _BREAKS = "_ASSIGNER_LINE", "_ASSIGNER_BREAKS"
+_OF_SHELLS = ("--install-completion", "--show-completion")
 
 SCRIPTS = {
     "bash": """\
@@ -102,6 +103,9 @@ def candidates(group: Any, words: list[str], word: str) -> list[tuple[str, str]]
     """
     if "--" in words:
         return []
+    if words and words[-1] in _OF_SHELLS:
+        return _beginning(word, ((name, "") for name in SCRIPTS))
+    words = _without_switches(group, words)
     flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", "")
     if equals:
         return [(f"{flag}={found}", text) for found, text in candidates(group, [*words, flag], value)]
@@ -119,6 +123,12 @@ def candidates(group: Any, words: list[str], word: str) -> list[tuple[str, str]]
         )
     offered = _offered(command, context, word) if waiting is None else _values(waiting, context, word)
     return _beginning(word, offered)
+
+
+def _without_switches(group: Any, words: list[str]) -> list[str]:
+    """The words without flags of all commands, which may stand anywhere and take nothing."""
+    switches = {flag for param in group.params if getattr(param, "is_flag", False) for flag in param.opts}
+    return [word for word in words if word not in switches]
 
 
 def _waiting(command: Any, context: Any, last: str) -> Any:

@@ -38,6 +38,9 @@ def load_configuration(ctx: typer.Context, value: Path | None) -> Path | None:
     defaults: dict[str, Any] = {}
     for key, given in table.items():
         param = _named(key, options, f"{where}.{key}", command)
+        if param.name in defaults:
+            before = ctx.meta[_WHERE][param.name].rpartition(".")[2]
+            raise FormatError(f"{where}.{key}: {before} stands there too, and is the same setting", hint="keep one")
         defaults[str(param.name)] = _as_flag(given, param, where=f"{where}.{key}")
         ctx.meta[_WHERE][param.name] = f"{where}.{key}"
     ctx.default_map = {**defaults, **(ctx.default_map or {})}
@@ -106,8 +109,9 @@ def _table(path: Path | None, command: str) -> tuple[dict[str, Any], str]:
     if path is None and not found.is_file():
         return {}, str(found)
     document, place = _read(found), f"{found}: "
-    if path is None or "assigner" in document.get("tool", {}):
-        document, place = document.get("tool", {}).get("assigner", {}), f"{found}: tool.assigner."
+    tools = _inner(document, "tool", f"{found}: ") if path is None or "tool" in document else {}
+    if path is None or "assigner" in tools:
+        document, place = _inner(tools, "assigner", f"{found}: tool."), f"{found}: tool.assigner."
     elif not document.keys() & set(TABLES):
         tables = [name for name, each in document.items() if isinstance(each, dict)]
         place = f"{place}{tables[0]}" if tables else str(path)
@@ -118,6 +122,14 @@ def _table(path: Path | None, command: str) -> tuple[dict[str, Any], str]:
             hint = f"settings stand in a table: [{command}]" if name in TABLES else _nearest(name, [*TABLES], "tables")
             raise FormatError(f"{place}{name}: no table of settings", hint=hint)
     return document.get(command, {}), f"{place}{command}"
+
+
+def _inner(document: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    """The table of a name, empty where there is none."""
+    found = document.get(name, {})
+    if not isinstance(found, dict):
+        raise FormatError(f"{where}{name}: {_shown(found)} is no table", hint="write [tool.assigner.solve]")
+    return found
 
 
 def _read(path: Path) -> dict[str, Any]:

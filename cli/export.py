@@ -1,5 +1,7 @@
 """`assigner export`: a plan in the form of another tool."""
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,7 +15,7 @@ from .options import Force, Json, PlanFile
 
 if TYPE_CHECKING:
     from assigner.export import Exported
-    from assigner.holding import Held
+    from assigner.export.held import Held
     from assigner.plan import Plan
     from assigner.profile import Profile
 
@@ -103,4 +105,5 @@ def _held(entry: str, plan: "Plan") -> "Held":
     from assigner.runtime.graph import plan_graph
     from assigner.workload import load_workload
 
-    return held_names(plan_graph(load_workload(entry), plan))
+    with redirect_stdout(sys.stderr):  # what the user's code prints is no result
+        return held_names(plan_graph(load_workload(entry), plan))

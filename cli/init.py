@@ -1,6 +1,10 @@
 """`assigner init`: a workload file to start from."""
 
+import shlex
+import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -37,22 +41,42 @@ def init_command(
 
     if output.suffix != ".py":
         raise UsageError(f"{output} is no Python file", hint=f"-o {output.stem or 'workload'}.py")
+    _refuse_own(output, model, Path((model or "").rpartition(":")[0]))
     refuse_existing(output, force=force)
     if model is None:
         draft = EXAMPLE
     else:
-        with warnings.catch_warnings():  # of the model's own code: it runs here for a look
-            warnings.simplefilter("ignore")
+        with _looking():
             from assigner.marking.survey import survey
 
             draft = survey(model, output.parent)
+        _refuse_own(output, model, *draft.code.files)
     put(output, workload_text(draft, str(output)).encode(), force=force)
     console.notice(f"wrote {output}")
     for gap in draft.gaps:
         console.notice(f"to do: {gap}")
     if not draft.gaps and model is not None:
         _check(output)
-    console.notice(f"next: assigner profile {output}:workload -o profile.json --workers 2")
+    console.notice(f"next: assigner profile {shlex.quote(f'{output}:workload')} -o profile.json --workers 2")
+
+
+@contextmanager
+def _looking() -> Iterator[None]:
+    """The model's own code runs here for a look: its warnings are nobody's, and what it prints is no result."""
+    with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _refuse_own(output: Path, model: str | None, *files: Path) -> None:
+    """Raise UsageError if the workload file would take the place of the model's."""
+    from assigner.errors import UsageError
+
+    if model is not None and output.resolve() in (file.resolve() for file in files):
+        raise UsageError(
+            f"{output} is the file of {model} itself, which the workload file imports",
+            hint=f"-o {output.with_name('workload.py' if output.name != 'workload.py' else 'training.py')}",
+        )
 
 
 def _check(path: Path) -> None:
@@ -63,8 +87,7 @@ def _check(path: Path) -> None:
     from assigner.workload import load_workload
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _looking():
             graph = partition_graph(load_workload(f"{path}:workload"))
     except UsageError as error:
         console.notice(f"to do: the model cannot be cut at these marks: {error.message}; {error.hint or ''}")

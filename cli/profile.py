@@ -43,7 +43,8 @@ def profile_command(
     mark: Annotated[
         list[str] | None,
         typer.Option(
-            help="Name pattern of partitions: 'blocks.*'. Repeatable; replaces the workload's own patterns.",
+            help="Name pattern of partitions: 'blocks.*'. Repeatable; replaces the workload's own patterns;"
+            " marks in code stay.",
             rich_help_panel=_WORKLOAD,
         ),
     ] = None,
@@ -184,7 +185,7 @@ def _check_before(entry: str, options: "ProfileOptions", files: "Output", *, wor
         refuse_existing(files.path, force=files.force)
     others = _load([*files.others, *([files.path] if files.only else [])])
     workload = load_workload(entry)
-    graph = partition_graph(workload, options.marks)
+    graph = partition_graph(workload, options.marks or None)
     Selection(files.only).check([piece.name for piece in graph.pieces], workers)
     for name, profile in others:
         check_same_workload(workload_reference(workload, graph, entry), profile.workload, names=(entry, name))
@@ -205,7 +206,7 @@ def _start_ranks(workers: int, threads: int, output: Path) -> None:
     except RankFailedError as error:
         if error.exit_code != RankFailedError.exit_code:
             raise  # the rank has said what was wrong with its use
-        hint = _kept(output, workers) or error.hint
+        hint = "; ".join(filter(None, (_kept(output, workers), error.hint)))
         raise MeasurementError(f"a measurement was lost: {error.message}", hint=hint) from error
 
 
@@ -251,4 +252,4 @@ def _warn(profile: "Profile", output: Path) -> None:
         console.notice(f"warning: {text}")
     if len(profile.warnings) > len(shown):
         more = fmt.plural(len(profile.warnings) - len(shown), "more warning")
-        console.notice(f"{more}: assigner show {output}")
+        console.notice(f"{more}: assigner show -v {output}")

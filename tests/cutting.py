@@ -34,7 +34,7 @@ def outputs(graph: PartitionGraph, inputs: Any) -> Any:
 
 def check(made: Workload, *marks: str) -> PartitionGraph:
     """Cut, run for another number of rows, and compare with the plain model."""
-    graph = partition_graph(made, marks)
+    graph = partition_graph(made, marks or None)
     inputs, _ = made.make_batch(3, 1)
     torch.manual_seed(made.seed)
     model = made.model()

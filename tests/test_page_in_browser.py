@@ -2,91 +2,26 @@
 
 from __future__ import annotations
 
-import random
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from builders import make_plan, make_profile
+from page_cases import NASTY, big_page, make_pages
 
 from assigner import formatting as fmt
-from assigner.agreement import rehearsed
-from assigner.cost import CostModel
-from assigner.plan import Baseline, Candidate, SolverReport
-from assigner.report.page import Shown, page_html, shown
-from assigner.simulate import simulated
+from assigner.report.page import Shown, page_html
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from playwright.sync_api import Browser, Page
 
-    from assigner.trace import WorkerTrace
 
-NASTY = "</script><img src=x onerror='window.hacked=1'><b>&amp;\u2028"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome")
-
-
-def make_pages() -> list[Shown]:
-    """Two plans of a model with a hostile partition name, the second one beside a run that was 10 % slower."""
-    profile = make_profile(work=[2e-3, 3e-3, 1e-3, 4e-3], slowness=[1.0, 1.5, 1.2], batch=16, busy=0.1)
-    names = {"p1": NASTY}
-    profile = replace(
-        profile,
-        partitions=tuple(replace(each, name=names.get(each.name, each.name)) for each in profile.partitions),
-        edges=tuple(
-            replace(each, source=names.get(each.source, each.source), target=names.get(each.target, each.target))
-            for each in profile.edges
-        ),
-        measurements=tuple(
-            replace(each, partition=names.get(each.partition, each.partition)) for each in profile.measurements
-        ),
-        warnings=(NASTY,),
-    )
-    equal = make_plan(profile, [(0, ["p0", NASTY]), (1, ["p2"]), (2, ["p3"])])
-    plan = make_plan(profile, [(0, ["p0", NASTY]), (2, ["p2", "p3"])], micro_batches=8)
-    stages = (replace(plan.stages[0], rematerialise=(NASTY,)), plan.stages[1])
-    plan = replace(
-        plan, schedule="1f1b", stages=stages, baselines=(Baseline(NASTY, 0.3),),
-        solver=SolverReport("HiGHS", "1.0", "optimal", 0.2, 0.19, 0.05, 0.5, {"note": NASTY}),
-        candidates=(Candidate("1f1b", 8, 2, 0.2, 0.19, "chosen"), Candidate("gpipe", 4, 4, None, 0.25, NASTY)),
-    )  # fmt: skip
-    slower = replace(
-        profile, measurements=tuple(
-            replace(each, forward_s=1.1 * each.forward_s, backward_s=1.1 * each.backward_s)
-            for each in profile.measurements
-        ),
-    )  # fmt: skip
-    cost = CostModel(slower)
-    trace = rehearsed(simulated(plan, cost), cost, steps=2)
-    return [shown("equal.json", equal, profile), shown(NASTY, plan, profile, [("run.json", trace)])]
-
-
-def big_page() -> Shown:
-    """16 workers x 32 micro-batches."""
-    rng = random.Random(1)
-    work = [rng.uniform(1e-3, 5e-3) for _ in range(32)]
-    profile = make_profile(work=work, slowness=[rng.choice([1.0, 1.7]) for _ in range(16)], batch=64)
-    plan = make_plan(profile, [(w, [f"p{2 * w}", f"p{2 * w + 1}"]) for w in range(16)], micro_batches=32)
-    plan = replace(plan, schedule="1f1b")
-    cost = CostModel(profile)
-    trace = rehearsed(simulated(plan, cost), cost, steps=3)
-
-    def disturbed(worker: WorkerTrace) -> WorkerTrace:
-        """No two times alike, and memory read after each action."""
-        actions = (
-            replace(each, end_s=each.end_s + rng.uniform(0, 1e-4), memory_bytes=rng.uniform(1e8, 9e8))
-            for each in worker.actions
-        )
-        return replace(worker, actions=tuple(actions))
-
-    trace = replace(trace, workers=tuple(map(disturbed, trace.workers)))
-    return shown("big.json", plan, profile, [("run.json", trace)])
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +99,14 @@ def opened(loaded: Opened, file: Path) -> Iterator[Opened]:
     """The page with its second plan, its run and the whole step; in the end it has said and asked for nothing."""
     page = loaded.page
     page.mouse.move(0, 0)
-    page.locator("input[name=plan]").nth(0).check(force=True)
-    page.locator("input[name=plan]").nth(1).check(force=True)
+    page.evaluate(
+        """() => {
+            const plan = document.querySelector("input[name=plan][value='1']"), run = document.getElementById("run");
+            if (!plan.checked) return plan.click();
+            run.selectedIndex = 0;
+            run.dispatchEvent(new Event("change")); // lays everything out anew
+        }"""
+    )
     yield loaded
     assert loaded.said == [], "the page's console stays empty whatever was done"
     assert loaded.asked == [file.as_uri()], "nothing but the file itself was asked for"
@@ -248,7 +189,9 @@ def test_keys_walk_through_the_actions(opened, pages):
     chart.press("ArrowRight")
     assert "forward, micro-batch 0 (predicted): worker worker:0/cpu" in told.inner_text()
     chart.press("ArrowRight")
-    assert "micro-batch 1" in told.inner_text()
+    assert "busy, micro-batch 0 (predicted)" in told.inner_text()
+    chart.press("ArrowRight")
+    assert "forward, micro-batch 1" in told.inner_text()
     chart.press("ArrowDown")
     assert "(measured)" in told.inner_text()
     chart.press("ArrowDown")
@@ -262,7 +205,7 @@ def test_keyboard_reaches_every_control(opened):
     page = opened.page
     wanted = page.evaluate(
         "[...document.querySelectorAll('button, select, input, summary, a[href], [tabindex=\"0\"]')]"
-        ".filter((node) => node.offsetParent !== null && !(node.type === 'radio' && !node.checked))"
+        ".filter((node) => node.checkVisibility() && !(node.type === 'radio' && !node.checked))"
         ".map((node, n) => { node.dataset.tabbed = n; return n; })"
     )
     reached = set()
@@ -294,6 +237,35 @@ def test_timeline_as_a_table(opened, pages):
     forwards = [text for text in texts if "\tforward\t" in text]
     assert len(forwards) == 2 * sum(each.action.kind == "forward" for each in pages[1].timeline.events)
     assert any("\tgradient\t" in text and "worker:0/cpu" in text for text in texts)
+    busy = [text.split("\t") for text in texts if "\tpredicted\tbusy\t" in text]
+    said = sum(each.busy_s for each in pages[1].timeline.events if each.action.route is None)
+    unit = fmt.time_unit(max(pages[1].predicted.step_s, pages[1].runs[0].trace.step_s[0]))
+    assert sum(float(cells[6]) for cells in busy) * unit.size == pytest.approx(said, rel=0.05)
+
+
+def test_a_run_with_other_rematerialisation(opened, pages):
+    """Beside it stands the step of the plan as it was run, and the page says so where the run is chosen."""
+    page, said = opened.page, opened.page.locator("#run-said")
+    assert said.inner_text() == ""
+    assert opened.range()[1] < pages[1].runs[1].agreement.step.predicted_s
+    page.locator("#run").select_option(label=page.locator("#run option", has_text="always.json").first.inner_text())
+    assert "rematerialised every partition" in said.inner_text()
+    assert opened.range()[1] == pytest.approx(pages[1].runs[1].agreement.step.predicted_s, rel=1e-4)
+    assert "Both sides" in said.inner_text()
+
+
+@pytest.mark.parametrize("width", [1120, 1240])
+def test_tables_beside_each_other_fit(opened, width):
+    """The summary's tables need no scrolling, and no title is cut off, at usual widths of a window."""
+    page = opened.page
+    page.set_viewport_size({"width": width, "height": 900})
+    page.locator("input[name=plan]").nth(0).check(force=True)
+    cut = "[...document.querySelectorAll('#summary [data-plan=\"0\"] .table')].filter((node) => node.checkVisibility())"
+    assert page.evaluate(f"{cut}.length") >= 2
+    assert page.evaluate(f"{cut}.filter((node) => node.lastChild.scrollWidth > node.lastChild.clientWidth).length") == 0
+    titles = "[...document.querySelectorAll('figcaption')].filter((node) => node.checkVisibility())"
+    assert page.evaluate(f"{titles}.filter((node) => node.scrollWidth > node.clientWidth + 1).length") == 0
+    page.set_viewport_size({"width": 1200, "height": 900})
 
 
 def test_theme(opened):
@@ -335,6 +307,8 @@ def test_without_scripts(browser, file):
     assert plain.page.locator("#summary [data-plan='0']").is_visible()
     assert plain.page.locator("#stages [data-plan='1'] table").is_visible()
     assert plain.page.locator("#timeline-chart").is_hidden()
+    assert plain.page.locator("#timeline-starts").is_visible()
+    assert plain.page.locator("#timeline-starts [data-plan='1'] tbody tr").count() == 8
     plain.context.close()
 
 

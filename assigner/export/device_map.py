@@ -2,6 +2,11 @@
 
 A map covers every parameter of the model, those outside the partitions too. What each partition holds beside its own
 module is known only from the model; without it the entry "" (everything else) stands for the rest.
+
+accelerate runs a model in one process. Where a map has an entry for a module around others, it moves all of that to
+the entry's device before it moves the inner ones on (`AlignDevicesHook`, `place_submodules`), so that much has to fit
+there. What it keeps on the CPU it computes on a GPU, its `main_device`, which also has the entry "" and the inputs;
+left to itself it takes any GPU of the map.
 """
 
 from __future__ import annotations
@@ -9,19 +14,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
+from assigner.errors import FormatError
 from assigner.export.devices import local_devices, shared_cpu
 from assigner.export.exported import Exported, as_json
-from assigner.holding import Holding
+from assigner.export.held import Holding
 from assigner.simulate import check_fit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from assigner.holding import Held
+    from assigner.export.held import Held
     from assigner.plan import Plan
     from assigner.profile import Profile
 
 TOOL = "a device map"
+_ALONE = "accelerate moves what goes into a module, torch refuses the rest"
 
 
 def device_map(plan: Plan, profile: Profile, held: Held | None = None) -> Exported:
@@ -31,45 +38,115 @@ def device_map(plan: Plan, profile: Profile, held: Held | None = None) -> Export
         plan: What to export.
         profile: What it was solved from; it says on which host each worker is.
         held: What each partition holds; None: the partitions' names are those of modules, and the rest of the model
-            goes to the first stage's device.
+            goes to the first stage's device, or to the first GPU.
 
     Raises:
-        FormatError: the profile is of another workload, or the plan's workers are not the devices of one host.
+        FormatError: the profile is of another workload, the plan's workers are not the devices of one host, or what
+            accelerate would put on one device at first does not fit there.
     """
     check_fit(plan, profile)
     devices = local_devices(plan, profile, tool=TOOL)
-    first = devices[plan.stages[0].worker]
+    where = {partition: devices[stage.worker] for stage in plan.stages for partition in stage.partitions}
+    main = next((device for device in where.values() if device != "cpu"), "cpu")
+    known = {name: Holding((name,)) for name in where} if held is None else held
     found: dict[str, str] = {}
-    owners: dict[str, str] = {}
-    where = [(partition, devices[stage.worker]) for stage in plan.stages for partition in stage.partitions]
-    for partition, device in where:
-        holding = Holding((partition,)) if held is None else held[partition]
-        for name in holding.modules:
+    for partition, device in where.items():
+        for name in known[partition].modules:
             found.setdefault(name, device)
-        for name in holding.tensors:
-            owners.setdefault(_owner(name), device)
-    if held is None:
-        owners[""] = first
-    else:
-        for name in held[""].tensors:
-            owners.setdefault(_owner(name), first)
-    found |= {name: device for name, device in owners.items() if name not in found}
-    return as_json(found, (*_rest(plan, held, first), *_apart(profile, dict(where)), *_differences(devices)))
+    first = next(iter(where.values()))
+    rest = {"": first} if held is None else _owners(held, where, first)
+    for name, device in rest.items():
+        around = any(_is_in(other, name) for other in (*found, *rest))
+        found.setdefault(name, main if around and device == "cpu" else device)  # what is around others is not offloaded
+    notes = [*_rest(plan, held, found), *_at_first(profile, known, found, devices, exact=held is not None)]
+    main = found.get("", main)  # where it has the inputs, and computes what it keeps on the CPU
+    computed = {name: main if device == "cpu" else device for name, device in {"": main, **where}.items()}
+    notes += [*_meetings(profile, held, computed), *_apart(profile, where), *_differences(devices)]
+    return as_json(found, tuple(notes))
 
 
-def _owner(tensor: str) -> str:
-    """The module that a tensor belongs to: accelerate knows modules alone. A map's inner entries count for more."""
-    return tensor.rpartition(".")[0]
+def _owners(held: Held, where: Mapping[str, str], first: str) -> dict[str, str]:
+    """The modules that lone tensors belong to: accelerate knows modules alone. A map's inner entries count for more."""
+    owners: dict[str, str] = {}
+    for partition, device in {**where, "": first}.items():
+        for tensor in held[partition].tensors:
+            owners.setdefault(tensor.rpartition(".")[0], device)
+    return owners
 
 
-def _rest(plan: Plan, held: Held | None, first: str) -> tuple[str, ...]:
+def _is_in(inner: str, outer: str) -> bool:
+    return inner != outer and (not outer or inner.startswith(f"{outer}."))
+
+
+def _rest(plan: Plan, held: Held | None, found: Mapping[str, str]) -> Iterator[str]:
     if held is None:
         where = "--workload FILE.py:FUNCTION finds where the plan has it"
-        return (f'what lies outside the partitions goes to {first}, by the entry ""; {where}',)
+        yield f'what lies outside the partitions goes to {found[""]}, by the entry ""; {where}'
+        return
     lone = list(dict.fromkeys(tensor for name in plan.partitions for tensor in held[name].tensors))
-    if not lone:
-        return ()
-    return (f"{fmt.ranges(lone)}: of no module that is called; on the device of the module around it",)
+    if lone:
+        yield f"{fmt.ranges(lone)}: of no module that is called; on the device of the module around it"
+
+
+def _at_first(
+    profile: Profile, known: Held, found: Mapping[str, str], devices: Mapping[str, str], *, exact: bool
+) -> Iterator[str]:
+    """What accelerate puts on one device before it goes to several.
+
+    Raises:
+        FormatError: it does not fit.
+    """
+    for name, device in found.items():
+        inner = [other for other in found if _is_in(other, name)]
+        if {found[other] for other in inner} <= {device}:
+            continue
+        size = _bytes(profile, [part for part, each in known.items() if any(_is_in(one, name) for one in each.modules)])
+        what = f"all of {name}" if name else "the whole model"
+        said = f'accelerate puts {what} on {device} at first, for the entry "{name}": {fmt.size(size)}'
+        room = max(profile.worker[worker].capacity_bytes for worker, each in devices.items() if each == device)
+        if size > room:
+            lone = "put the tensors that lie in it beside its modules into a module of their own"
+            raise FormatError(
+                f"{said}, and {device} holds {fmt.size(room)}",
+                hint=lone if exact else "--workload FILE.py:FUNCTION names what lies outside the partitions instead",
+            )
+        chosen = sum(each != "cpu" for each in {*found.values()}) > 1 and not name
+        yield f'{said}; dispatch_model(..., main_device="{device}") makes it that one' if chosen else said
+
+
+def _bytes(profile: Profile, partitions: list[str]) -> float:
+    """Parameters and buffers of partitions, shared ones once."""
+    held = [profile.partition[name] for name in partitions if name in profile.partition]
+    again = sum(tie.bytes * max(0, len({*tie.partitions} & {*partitions}) - 1) for tie in profile.ties)
+    return sum(each.parameter_bytes + each.buffer_bytes for each in held) - again
+
+
+def _meetings(profile: Profile, held: Held | None, computed: Mapping[str, str]) -> Iterator[str]:
+    """Partitions where values of several devices come together.
+
+    Args:
+        profile: Who reads whose values.
+        held: Which of them meet outside of modules; None: not known, so that any may.
+        computed: The device of each partition's values, and of the model's inputs.
+    """
+    met: dict[str, list[frozenset[str]]] = {}
+    if held is None:
+        for name in profile.order:
+            met[name] = [frozenset(edge.source for edge in profile.edges if edge.target == name)]
+    else:
+        met = {name: list(each.meetings) for name, each in held.items()}
+    places = {
+        name: {computed[each] for group in groups for each in group}
+        for name, groups in met.items()
+        if any(len({computed[each] for each in group}) > 1 for group in groups)
+    }
+    if not places:
+        return
+    names, on = fmt.ranges(list(places)), " and ".join(sorted(set().union(*places.values())))
+    if held is None:
+        yield f"{names}: values from {on} come together; where the forward itself joins them (x + y), {_ALONE}"
+    else:
+        yield f"{names}: the forward itself joins values from {on} (x + y); {_ALONE}: join them in a module"
 
 
 def _apart(profile: Profile, device: Mapping[str, str]) -> tuple[str, ...]:

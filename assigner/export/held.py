@@ -13,10 +13,13 @@ class Holding:
     Args:
         modules: Those whose forward it runs, its own and unmarked ones beside it.
         tensors: Parameters and buffers that it reads itself, which belong to a module around it.
+        meetings: Partitions whose values it puts together in one operation outside of all modules (`x + y`); "" stands
+            for the model's inputs.
     """
 
     modules: tuple[str, ...]
     tensors: tuple[str, ...] = ()
+    meetings: tuple[frozenset[str], ...] = ()
 
 
 Held = Mapping[str, Holding]

@@ -20,8 +20,7 @@ def fill(number: int) -> str:
 
 def text(colour: str) -> str:
     """Black or white, whichever contrasts more with a colour."""
-    light = _luminance(colour)
-    return _DARK if (light + 0.05) ** 2 > 1.05 * 0.05 else _LIGHT
+    return max(_DARK, _LIGHT, key=lambda each: contrast(each, colour))
 
 
 def contrast(one: str, other: str) -> float:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.export.exported import Exported, as_json
-from assigner.holding import Holding
+from assigner.export.held import Holding
 from assigner.location import Location
 from assigner.schedule import Kind, build_program
 from assigner.simulate import check_fit
@@ -25,7 +25,7 @@ from assigner.simulate import check_fit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.holding import Held
+    from assigner.export.held import Held
     from assigner.plan import Plan
     from assigner.profile import Profile
 

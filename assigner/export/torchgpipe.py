@@ -43,7 +43,7 @@ def balance(plan: Plan, profile: Profile) -> Exported:
         "chunks": plan.micro_batches,
         "checkpoint": "always" if any(stage.rematerialise for stage in plan.stages) else "never",
     }
-    return as_json(found, (*_differences(plan), *shared_cpu(devices, tool=TOOL)))
+    return as_json(found, (_model(plan), *_differences(plan), *shared_cpu(devices, tool=TOOL)))
 
 
 def _check_chain(profile: Profile) -> None:
@@ -60,6 +60,12 @@ def _check_chain(profile: Profile) -> None:
         f"the partitions are no chain: {why}; torchgpipe cuts an nn.Sequential",
         hint="--to pipelining-schedule or --to dot take any graph",
     )
+
+
+def _model(plan: Plan) -> str:
+    """What GPipe counts are children, which only the user's model can show."""
+    children = "1 child" if len(plan.partitions) == 1 else f"{len(plan.partitions)} children"
+    return f"the model must be an nn.Sequential with exactly {children}, in this order: {fmt.ranges(plan.partitions)}"
 
 
 def _differences(plan: Plan) -> tuple[str, ...]:

@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 _MOST_RECUTS = 16
 
 
-def partition_graph(workload: Workload, marks: Sequence[str] = ()) -> PartitionGraph:
+def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> PartitionGraph:
     """Cut a workload's model at its marks.
 
     Args:
         workload: Whose model; its builder is called once, without memory behind the tensors.
-        marks: Name patterns in place of the workload's own; none given: those. Marks in code stay.
+        marks: Name patterns in place of the workload's own; None: those; empty: none. Marks in code stay.
 
     Raises:
         MarkingError: nothing is marked, or the forward cannot be cut there; the message has the line.
     """
     deferred = DeferredModel(workload.model, seed=workload.seed)
-    marked = find_marks(deferred.model, tuple(marks) or workload.marks)
+    marked = find_marks(deferred.model, workload.marks if marks is None else tuple(marks))
     example = workload.make_batch(EXAMPLE_ROWS, workload.seed)
     row_leaves = batch_rows(workload, example).inputs
     captured = capture(deferred.model, list(marked), example[0], autocast=workload.autocast, row_leaves=row_leaves)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assigner.holding import Holding
+import torch
+
+from assigner.export.held import Holding
 
 if TYPE_CHECKING:
-    from assigner.marking.graph import PartitionGraph
+    from torch import fx
+
+    from assigner.marking.graph import PartitionGraph, Piece
 
 
 def held_names(graph: PartitionGraph) -> dict[str, Holding]:
@@ -20,7 +24,7 @@ def held_names(graph: PartitionGraph) -> dict[str, Holding]:
         called = [str(node.target) for node in piece.graph.nodes if node.op == "call_module"]
         read = [str(node.target) for node in piece.graph.nodes if node.op == "get_attr"]
         lone = dict.fromkeys(name for name in read if name not in piece.constants)
-        held[piece.name] = Holding(tuple(dict.fromkeys(called)), tuple(lone))
+        held[piece.name] = Holding(tuple(dict.fromkeys(called)), tuple(lone), _meetings(piece))
     modules = {name for each in held.values() for name in each.modules}
     tensors = {name for each in held.values() for name in each.tensors}
     unused = [
@@ -29,3 +33,20 @@ def held_names(graph: PartitionGraph) -> dict[str, Holding]:
         if name not in tensors and not any(name.startswith(f"{module}.") for module in modules)
     ]
     return {**held, "": Holding((), tuple(unused))}
+
+
+def _meetings(piece: Piece) -> tuple[frozenset[str], ...]:
+    """Partitions whose tensors one operation between modules takes, each such group once."""
+    inputs = (node for node in piece.graph.nodes if node.op == "placeholder")
+    origin: dict[fx.Node, frozenset[str]] = {
+        node: frozenset((value.partition,)) for node, value in zip(inputs, piece.reads, strict=False)
+    }
+    found: dict[frozenset[str], None] = {}
+    for node in piece.graph.nodes:
+        if node.op == "call_module":
+            origin[node] = frozenset((piece.name,))
+        elif node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor | tuple | list):
+            origin[node] = frozenset().union(*(origin.get(each, ()) for each in node.all_input_nodes))
+            if len(origin[node]) > 1:
+                found[origin[node]] = None
+    return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -13,6 +14,7 @@ from assigner.marking.named import NamedModel, find_model
 from assigner.marking.proposal import propose
 from assigner.marking.trial import Trial, try_inputs
 from assigner.starter.draft import Code, Draft
+from assigner.usercode import user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +26,8 @@ _SMALL: tuple[dict[str, Any], ...] = (
     {},
 )
 """What makes a transformers model small enough to try things out; the first with which it runs is taken."""
+
+_LINE = 160  # of a hint; longer signatures help nobody
 
 
 def survey(model: str, folder: Path) -> Draft:
@@ -37,22 +41,20 @@ def survey(model: str, folder: Path) -> Draft:
         UsageError: `model` has another form, cannot be imported, or makes no nn.Module.
     """
     named = find_model(model, folder)
-    made_by = f"assigner init {_shell(model)}"
+    made_by = f"assigner init {shlex.quote(model)}"
     missing = _missing(named)
     if missing:
-        gap = f"{named.name} needs {', '.join(missing)}: give values in `model`, and then the rest of the file"
+        gap = (
+            f"{named.name} needs {', '.join(map(str, missing))}: give values in `model`, and then the rest of the file"
+        )
         body = (
             f"# {named.name} needs values in the place of the dots.",
-            f"return {named.name}({_dots(missing, named)})",
+            f"return {named.called}({_dots(missing, named)})",
         )
         code = _code(named, body)
         return Draft(named.name, made_by, code, gaps=(gap,))
     built = _first_that_runs(named)
     return _draft(named, made_by, *built)
-
-
-def _shell(text: str) -> str:
-    return f"'{text}'" if "(" in text else text
 
 
 def _config_class(named: NamedModel) -> type | None:
@@ -61,7 +63,7 @@ def _config_class(named: NamedModel) -> type | None:
     return found if isinstance(found, type) and not named.arguments else None
 
 
-def _missing(named: NamedModel) -> list[str]:
+def _missing(named: NamedModel) -> list[inspect.Parameter]:
     """Arguments without a default that were not given, as they are declared."""
     if _config_class(named) is not None:
         return []
@@ -70,7 +72,7 @@ def _missing(named: NamedModel) -> list[str]:
     except (TypeError, ValueError):  # some functions written in C do not tell
         return []
     return [
-        str(each)
+        each
         for each in parameters
         if each.default is each.empty
         and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
@@ -78,22 +80,27 @@ def _missing(named: NamedModel) -> list[str]:
     ]
 
 
-def _dots(missing: list[str], named: NamedModel) -> str:
-    given = [f"{name}={value!r}" for name, value in named.arguments.items()]
-    return ", ".join([*given, *(f"{each.partition(':')[0].strip()}=..." for each in missing)])
+def _dots(missing: list[inspect.Parameter], named: NamedModel) -> str:
+    places = ["..." for each in missing if each.kind is each.POSITIONAL_ONLY]
+    words = [f"{each.name}=..." for each in missing if each.kind is not each.POSITIONAL_ONLY]
+    return ", ".join([*places, *_words(named), *words])
+
+
+def _words(named: NamedModel) -> list[str]:
+    return [f"{name}={value!r}" for name, value in named.arguments.items()]
 
 
 def _code(named: NamedModel, body: tuple[str, ...]) -> Code:
     lines = (named.line,)
-    return Code(local=lines, body=body) if named.is_local else Code(imports=lines, body=body)
+    local, imports = (lines, ()) if named.is_local else ((), lines)
+    return Code(imports, local, body=body, files=named.files)
 
 
 def _ways(named: NamedModel) -> Iterator[tuple[Callable[[], nn.Module], tuple[str, ...]]]:
     """Ways to build the model, each with the lines of `model()` that do it."""
     config = _config_class(named)
     if config is None:
-        given = ", ".join(f"{name}={value!r}" for name, value in named.arguments.items())
-        yield lambda: named.make(**named.arguments), (f"return {named.name}({given})",)
+        yield lambda: named.make(**named.arguments), (f"return {named.called}({', '.join(_words(named))})",)
         return
     known = config()
     for small in _SMALL:
@@ -109,12 +116,12 @@ def _config_lines(named: NamedModel, wanted: Mapping[str, Any], always: Mapping[
     if wanted:
         yield "# Small, to try things out: drop what you want as the config has it."
     if words := {**wanted, **always}:
-        yield f"config = {named.name}.config_class("
+        yield f"config = {named.called}.config_class("
         yield from (f"    {name}={value!r}," for name, value in words.items())
         yield ")"
     else:
-        yield f"config = {named.name}.config_class()"
-    yield f"return {named.name}(config)"
+        yield f"config = {named.called}.config_class()"
+    yield f"return {named.called}(config)"
 
 
 def _first_that_runs(named: NamedModel) -> tuple[nn.Module, tuple[str, ...], Trial | None]:
@@ -139,7 +146,8 @@ def _first_that_runs(named: NamedModel) -> tuple[nn.Module, tuple[str, ...], Tri
 
 def _checked(named: NamedModel, make: Callable[[], Any]) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        made = make()
+        with user_code(f"{named.name}({', '.join(_words(named)) or '...'})", hint=_hint(named)):
+            made = make()
         if not isinstance(made, nn.Module):
             raise UsageError(
                 f"{named.name} gave {type(made).__name__}", hint="name a class or function of an nn.Module"
@@ -147,6 +155,16 @@ def _checked(named: NamedModel, make: Callable[[], Any]) -> Callable[[], nn.Modu
         return made
 
     return build
+
+
+def _hint(named: NamedModel) -> str:
+    """What the class or function takes, where it says it in a line."""
+    try:
+        takes = f"{named.name}{inspect.signature(named.make)}"
+    except (TypeError, ValueError):
+        takes = ""
+    trace = "-v shows the whole traceback"
+    return f"it is {takes}; {trace}" if 0 < len(takes) <= _LINE else trace
 
 
 def _draft(named: NamedModel, made_by: str, model: nn.Module, body: tuple[str, ...], trial: Trial | None) -> Draft:

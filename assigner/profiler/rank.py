@@ -76,7 +76,7 @@ class RankSession:
         self.forecast = Forecast()
         self.standings = Standings(table.store, self.rank, table.ranks, self.worker, show)
         self.tell(self.at)
-        self.graph: PartitionGraph = partition_graph(workload, options.marks)
+        self.graph: PartitionGraph = partition_graph(workload, options.marks or None)
         self.kinds = representatives(self.graph)
         with kept_generators(self.device):
             start_up(workload, self.device)

@@ -27,22 +27,25 @@ def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = No
     if known is not None and _fits(plan, known):
         return known
     names = {name for name, _ in DeferredModel(workload.model, seed=workload.seed).model.named_modules()}
+    found = [name for name in plan.partitions if name in names]
     try:
-        graph = partition_graph(workload, [name for name in plan.partitions if name in names])
+        graph = partition_graph(workload, found)
         if _fits(plan, graph):
             return graph
-        strange = set(graph.piece) ^ set(plan.partitions)
-        detail = (
-            f"partition {min(strange)!r} is in only one of the two"
-            if strange
-            else "shapes, edges, autocast or a setting of a module (a dropout's share, ...) differ"
-        )
+        detail = _difference(plan, graph)
     except MarkingError as error:
-        detail = error.message
+        detail = error.message if found or not workload.marks else _difference(plan, partition_graph(workload))
     raise FormatError(
         f"the plan is for workload {plan.workload.name!r}, and this model is another one: {detail}",
         hint="profile this workload and solve again",
     )
+
+
+def _difference(plan: Plan, graph: PartitionGraph) -> str:
+    strange = set(graph.piece) ^ set(plan.partitions)
+    if strange:
+        return f"partition {min(strange)!r} is in only one of the two"
+    return "shapes, edges, autocast or a setting of a module (a dropout's share, ...) differ"
 
 
 def _fits(plan: Plan, graph: PartitionGraph) -> bool:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from assigner.starter.draft import Code, Draft, Mark, Output, Tensor
 from assigner.starter.example import EXAMPLE
-from assigner.starter.text import workload_text
+from assigner.starter.text import RESERVED, workload_text
 
-__all__ = ["EXAMPLE", "Code", "Draft", "Mark", "Output", "Tensor", "workload_text"]
+__all__ = ["EXAMPLE", "RESERVED", "Code", "Draft", "Mark", "Output", "Tensor", "workload_text"]

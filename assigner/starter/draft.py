@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 
@@ -15,12 +16,14 @@ class Code:
         local: Lines of the user's own files, `from net import Net`.
         definitions: Text of classes above `model()`; empty: none.
         body: Lines of `model()`, the last of which returns the model.
+        files: Those that define it; none of them is to be written to.
     """
 
     imports: tuple[str, ...] = ()
     local: tuple[str, ...] = ()
     definitions: str = ""
     body: tuple[str, ...] = ()
+    files: frozenset[Path] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import shlex
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,13 @@ if TYPE_CHECKING:
     from assigner.starter.draft import Draft, Mark, Tensor
 
 _WIDTH = 80
+
+RESERVED = frozenset(
+    ("Any", "Tensor", "assigner", "batch", "config", "loss", "model", "nn", "optimizer", "os", "torch", "train",
+     "workload", *dir(builtins))
+)  # fmt: skip
+"""Names that mean something in every workload file: what is imported there under one of them has to have another."""
+
 _UNKNOWN = ("torch.randn(rows, 64, generator=generator)", "torch.randint(10, (rows,), generator=generator)")
 
 
@@ -39,15 +48,19 @@ def _head(draft: Draft, file: str) -> str:
     text = [
         f"A workload for assigner: {draft.name} with its data, loss and optimizer.",
         "",
-        f"    assigner profile {file}:workload -o profile.json --workers 2",
+        f"    assigner profile {shlex.quote(f'{file}:workload')} -o profile.json --workers 2",
         "    assigner solve profile.json -o plan.json",
-        f"    assigner run plan.json -- {file}",
+        f"    assigner run plan.json -- {shlex.quote(file)}",
         "",
         *textwrap.wrap(made_by, _WIDTH, break_long_words=False),
         *_gaps(draft),
     ]
-    inside = "\n".join(text).replace("\\", "\\\\").replace('"""', r"\"\"\"")
+    inside = _in_docstring("\n".join(text))
     return f'"""{inside}\n"""'
+
+
+def _in_docstring(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"""', r"\"\"\"")
 
 
 def _gaps(draft: Draft) -> list[str]:
@@ -212,7 +225,7 @@ def _string(text: str) -> str:
 def _train(file: str) -> str:
     return f'''\
 def train(steps: int = 20) -> None:
-    """The training loop, on every rank of `assigner run plan.json -- {file}`."""
+    """The training loop, on every rank of `assigner run plan.json -- {_in_docstring(shlex.quote(file))}`."""
     plan = assigner.load_plan(os.environ["ASSIGNER_PLAN"])
     work = workload()
     with assigner.Pipeline(work, plan) as pipeline:

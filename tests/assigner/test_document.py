@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import pytest
 
-from assigner.document import Count, Range, Share, decode, encode, read, schema, write
+from assigner.document import Count, Name, Range, Share, decode, encode, read, schema, write
 from assigner.errors import FormatError, UsageError
 
 
@@ -76,7 +77,7 @@ def test_reading_names_the_file(tmp_path) -> None:
     """Each way in which a file can be broken is told with the file's name, and exits with 5; a missing one with 2."""
     path = tmp_path / "tree.json"
     texts = {
-        json.dumps(GOOD)[:40]: "not complete JSON",
+        json.dumps(GOOD)[:40]: "not JSON",
         "[]": "an object",
         json.dumps(GOOD | {"kind": "plan"}): "kind",
         json.dumps(GOOD | {"format_version": "2.0"}): "2.0 is not known",
@@ -136,3 +137,21 @@ def test_the_schema_says_what_decode_checks() -> None:
     assert rule["properties"]["kind"] == {"enum": ["tree"]}
     assert rule["properties"]["leaves"]["items"]["required"] == ["name"]
     assert {"type": "null"} in rule["properties"]["note"]["anyOf"]
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31mred", "two\nrows", "tab\t", "\x9b2J", "turned\u202e", "\u2028", "\ud800"])
+def test_names_are_printable_text_in_one_line(name) -> None:
+    """Another one could steer a terminal or write a row: refused with its place, escaped; and so says the schema."""
+    with pytest.raises(FormatError) as error:
+        decode(tuple[Name, ...], ["fine", name], "partitions")
+    assert error.value.message.startswith("partitions[1]: ")
+    assert error.value.message.isprintable()
+    assert error.value.message.isascii()
+    assert re.search(schema(Name)["not"]["pattern"], name)
+
+
+@pytest.mark.parametrize("name", ["blocks.0", "名前 b", "AMD\u00a0EPYC (0.80 cores)", "<b>", "[red]", "👩\u200d🔬", ""])
+def test_names_may_have_any_script(name) -> None:
+    """What prints as one line of text is taken as it is."""
+    assert decode(Name, name) == name
+    assert not re.search(schema(Name)["not"]["pattern"], name)

@@ -8,7 +8,7 @@ from torch import nn
 
 from assigner.errors import FormatError
 from assigner.export import device_map
-from assigner.holding import Holding
+from assigner.export.held import Holding
 from assigner.marking import partition_graph
 from assigner.marking.holding import held_names
 from assigner.profile import Tie
@@ -25,6 +25,11 @@ def on_one_host(devices, **changes):
         for worker, device in zip(profile.workers, devices, strict=True)
     )
     return replace(profile, workers=workers), make_plan(profile, [(0, NAMES[:2]), (1, NAMES[2:])])
+
+
+def on_one_gpu(profile):
+    """The same with the second worker on the CPU."""
+    return replace(profile, workers=(profile.workers[0], replace(profile.workers[1], device="cpu")))
 
 
 class Net(nn.Module):
@@ -58,6 +63,109 @@ def test_partitions_go_where_the_plan_has_them():
     made = device_map(plan, profile)
     assert json.loads(made.text) == {"p0": "cuda:0", "p1": "cuda:0", "p2": "cuda:1", "p3": "cuda:1", "": "cuda:0"}
     assert "--workload" in made.notes[0]
+
+
+def test_what_stands_for_the_rest_is_never_left_on_the_cpu():
+    """accelerate cannot offload a model as a whole and place parts of it on a GPU."""
+    profile, plan = on_one_host(["cpu", "cuda:0"])
+    made = device_map(plan, profile)
+    assert (made.data["p0"], made.data["p2"], made.data[""]) == ("cpu", "cuda:0", "cuda:0")
+    held = {"": Holding(()), **{name: Holding((f"{name[0]}.{name}",), (f"{name[0]}.scale",)) for name in NAMES}}
+    assert device_map(plan, profile, held).data["p"] == "cuda:0"
+
+
+def test_accelerate_takes_a_map_that_begins_on_the_cpu(tmp_path):
+    """In accelerate's terms without a GPU: "disk" for what is only kept, "cpu" for what computes; the values agree."""
+    accelerate = pytest.importorskip("accelerate")
+    profile, plan = on_one_host(["cpu", "cuda:0"])
+    model, x = nn.ModuleDict({name: nn.Linear(2, 2) for name in NAMES}), torch.randn(3, 2)
+    model.register_parameter("scale", nn.Parameter(torch.full((2,), 3.0)))
+    model.forward = lambda x: model["p3"](model["p2"](model["p1"](model["p0"](x)))) * model.scale
+    expected = model(x)
+    terms = {"cpu": "disk", "cuda:0": "cpu"}
+    made = {name: terms[device] for name, device in device_map(plan, profile).data.items()}
+    torch.testing.assert_close(accelerate.dispatch_model(model, made, offload_dir=tmp_path)(x), expected)
+
+
+def test_what_accelerate_puts_on_one_device_at_first_is_noted():
+    """An entry for a module around others moves all of it there: the bytes are said, shared ones once."""
+    profile, plan = on_one_host(["cuda:0", "cuda:1"])
+    parts = tuple(replace(each, parameter_bytes=2**20, buffer_bytes=0) for each in profile.partitions)
+    profile = replace(profile, partitions=parts, ties=(Tie("p0.weight", ("p0", "p3"), 2**20),))
+    said = 'accelerate puts the whole model on cuda:0 at first, for the entry "": 3.00 MiB'
+    assert f'{said}; dispatch_model(..., main_device="cuda:0") makes it that one' in device_map(plan, profile).notes
+    assert said in device_map(plan, on_one_gpu(profile)).notes
+    held = {"": Holding(()), **{name: Holding((f"net.{name}",)) for name in NAMES}}
+    assert not any("at first" in note for note in device_map(plan, profile, held).notes)
+    held["p0"] = Holding(("net.p0",), ("net.position",))
+    assert any("all of net on cuda:0 at first" in note for note in device_map(plan, profile, held).notes)
+
+
+def test_what_does_not_fit_at_first_is_refused():
+    """The model is larger than the device of the rest; named modules need no such entry."""
+    profile, plan = on_one_host(["cuda:0", "cuda:1"], memory_bytes=3 * 2**20, reserve_bytes=0)
+    parts = tuple(replace(each, parameter_bytes=2**20, buffer_bytes=0) for each in profile.partitions)
+    profile = replace(profile, partitions=parts)
+    with pytest.raises(FormatError, match="the whole model on cuda:0 at first") as caught:
+        device_map(plan, profile)
+    assert "--workload" in caught.value.hint
+    held = {"": Holding(()), **{name: Holding((name,)) for name in NAMES}}
+    assert list(device_map(plan, profile, held).data) == NAMES
+    with pytest.raises(FormatError, match='for the entry ""') as caught:
+        device_map(plan, profile, {**held, "p0": Holding(("p0",), ("position",))})
+    assert "a module of their own" in caught.value.hint
+
+
+class Joining(nn.Module):
+    """A sum outside of modules, of what two partitions made."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        x = self.a(x)
+        return x + self.b(x)
+
+
+def test_values_of_two_devices_that_meet_are_noted():
+    """What accelerate refuses as it runs is said before, for just the partition that does it."""
+    accelerate = pytest.importorskip("accelerate")
+    workload = Workload(
+        model=Joining, batch=lambda rows, generator: (torch.randn(rows, 2, generator=generator), None),
+        batch_size=4, marks=("a", "b"),
+    )  # fmt: skip
+    held = held_names(partition_graph(workload))
+    assert (held["a"].meetings, held["b"].meetings) == ((), (frozenset("ab"),))
+    with pytest.raises(RuntimeError, match="device"):
+        accelerate.dispatch_model(Joining(), {"a": "cpu", "b": "meta"}, main_device="cpu")(torch.ones(1, 2))
+    named = dict(zip(NAMES, ("a", "a.1", "b", "b.1"), strict=True))
+    known = {**held, "a.1": Holding(("a.1",)), "b.1": Holding(("b.1",))}
+    for devices, said in ((["cuda:0", "cuda:1"], True), (["cpu", "cpu"], False), (["cpu", "cuda:0"], False)):
+        profile, plan = renamed(*on_one_host(devices), named)
+        notes = [note for note in device_map(plan, profile, known).notes if "joins" in note]
+        assert bool(notes) is said
+        assert not said or notes[0].startswith("b: the forward itself joins values from cuda:0 and cuda:1")
+
+
+def test_without_the_model_a_reader_of_two_devices_is_noted():
+    """Whether the values meet in a module is not known."""
+    profile, plan = on_one_host(["cuda:0", "cuda:1"])
+    assert not any("come together" in note for note in device_map(plan, profile).notes)
+    skip = replace(profile, edges=(*profile.edges, replace(profile.edges[0], target="p3")))
+    assert any(note.startswith("p3: values from cuda:0 and cuda:1") for note in device_map(plan, skip).notes)
+
+
+def renamed(profile, plan, names):
+    """The same with other names of partitions."""
+    profile = replace(
+        profile,
+        partitions=tuple(replace(each, name=names[each.name]) for each in profile.partitions),
+        edges=tuple(replace(each, source=names[each.source], target=names[each.target]) for each in profile.edges),
+        measurements=tuple(replace(each, partition=names[each.partition]) for each in profile.measurements),
+    )
+    stages = tuple(replace(stage, partitions=tuple(names[each] for each in stage.partitions)) for stage in plan.stages)
+    return profile, replace(plan, stages=stages)
 
 
 def test_several_hosts_are_refused():

@@ -16,7 +16,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, _si
 
 from assigner.errors import FormatError
 from assigner.export import module_names, schedule_csv
-from assigner.holding import Holding
+from assigner.export.held import Holding
 from assigner.plan import Stage
 from assigner.profile import Tie
 from assigner.schedule import Kind, build_program

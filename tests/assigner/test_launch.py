@@ -38,3 +38,15 @@ def test_frames_of_the_store_are_left_out(monkeypatch):
     with pytest.raises(WorkerError) as caught:
         launch(COMMAND, Layout(1, nodes=2, node=1, address="10.77.0.1", port=29531), {})
     assert caught.value.message == "the hosts cannot meet at 10.77.0.1:29531: timed out after 300 s"
+
+
+@pytest.mark.parametrize(("code", "left"), [("raise SystemExit(3)", 0), ("raise ValueError('boom')", 1)])
+def test_a_failed_run_leaves_the_file_that_its_error_names_and_no_other(tmp_path, monkeypatch, code, left):
+    """What the ranks handed over goes, but for the traceback in the hint."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    command = [sys.executable, "-c", f"import assigner\n{code}"]
+    with pytest.raises(WorkerError) as caught:
+        launch(command, Layout(1), {})
+    found = list(tmp_path.glob("assigner-*/*"))
+    assert len(found) == len(list(tmp_path.glob("assigner-*"))) == left
+    assert all(str(path) in (caught.value.hint or "") for path in found)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from workloads import WIDTH, language, pairs, skips, tokens, towers, workload
 
-from assigner.marking import partition_graph
+from assigner.marking import partition, partition_graph
+from assigner.runtime.graph import plan_graph
 
 
 def test_a_language_model():
@@ -190,6 +192,28 @@ def test_patterns_in_place_of_the_workloads_own():
     """Given patterns replace the workload's, so that a model can be cut finer or coarser than its author meant."""
     assert [piece.name for piece in partition_graph(skips()).pieces] == ["parts.0", "parts.1", "parts.2", "last"]
     assert [piece.name for piece in partition_graph(skips(), ["parts.1", "last"]).pieces] == ["parts.1", "last"]
+
+
+def test_a_plan_of_marks_in_code_alone_finds_them_again():
+    """Profiled with --mark in place of the workload's patterns, where what it names is marked in code by a name."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.c = nn.Linear(8, 8), partition(nn.Linear(8, 8), name="tail")
+
+        def forward(self, x):
+            return self.c(self.a(x))
+
+    made = replace(workload(Net), marks=("a",))
+    graph = partition_graph(made, ["c"])
+    assert [piece.name for piece in graph.pieces] == ["tail"]
+    plan = SimpleNamespace(
+        partitions=("tail",), workload=SimpleNamespace(fingerprint=graph.fingerprint, name=made.name)
+    )
+    assert [piece.name for piece in plan_graph(made, plan).pieces] == ["tail"]
+    assert [piece.name for piece in partition_graph(made).pieces] == ["a", "tail"]
+    assert [piece.name for piece in partition_graph(made, ()).pieces] == ["tail"]
 
 
 def test_the_fingerprint_is_the_models():

@@ -221,6 +221,25 @@ def test_the_parts_of_a_workers_step_add_up() -> None:
     assert said.samples_per_s == pytest.approx(8 / said.step_s)
 
 
+def test_what_a_worker_computes_and_what_messages_take_of_it_is_told() -> None:
+    """Forward and update are parts of the computing; busy is the rest of its day with messages, within the step.
+
+    A message of 1 MB takes 10 ms and keeps each of its ends busy for 2 ms of them; one goes each way for a micro-batch.
+    """
+    points = {"bandwidth": 1e8, "latency": 0.0, "edge_bytes": 1e6, "busy": 0.2}
+    profile = make_profile(work=[1e-3, 2e-3], slowness=[1.0, 2.0], batch=4, **points)
+    said = predict(make_plan(profile, [(0, ["p0"]), (1, ["p1"])], micro_batches=4), profile)
+    first, second = said.workers
+    assert first.busy_s == pytest.approx(4 * 2 * 2e-3)
+    assert second.busy_s == pytest.approx(4 * 2 * 2e-3)
+    assert (first.forward_s, second.forward_s) == (pytest.approx(4 * 1e-3), pytest.approx(4 * 4e-3))
+    assert (first.update_s, second.update_s) == (pytest.approx(1e-4), pytest.approx(2e-4))
+    assert first.compute_s == pytest.approx(3 * first.forward_s + first.update_s)
+    for worker in said.workers:
+        assert worker.occupied_s == worker.compute_s + worker.busy_s <= said.step_s
+        assert worker.busy_s <= worker.transfer_s + worker.idle_s
+
+
 def test_too_little_memory_is_told() -> None:
     """A worker whose peak is above its capacity is named."""
     profile = make_profile(work=[1e-3] * 2, slowness=[1.0] * 2, capacity=[1e7, 1e9])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from assigner.starter import EXAMPLE, Code, Draft, Mark, Output, Tensor, workload_text
+from assigner.starter import EXAMPLE, RESERVED, Code, Draft, Mark, Output, Tensor, workload_text
 from assigner.workload import Workload, load_workload
 
 NET = Code(local=("from net import Net",), body=("return Net()",))
@@ -71,3 +71,23 @@ def test_what_is_left_to_the_user_is_said():
     said = ast.get_docstring(ast.parse(workload_text(DRAFTS["nothing known"])))
     assert "Before it works:" in said
     assert "Before it works:" not in workload_text(EXAMPLE)
+
+
+def test_names_of_the_file_are_reserved():
+    """Whatever a file binds or reads at its top or in `model()` must not be the name of the user's own class."""
+    for draft in DRAFTS.values():
+        tree = ast.parse(workload_text(replace(draft, code=replace(NET, definitions=""))))
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        bound = {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}
+        bound |= {name.name for each in tree.body if isinstance(each, ast.Import) for name in each.names}
+        local = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        local |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        assert bound <= RESERVED
+        assert used - local - {"Net", "__name__", "VOCABULARY", "LENGTH"} <= RESERVED
+
+
+def test_commands_can_be_pasted():
+    """A file whose name the shell would break up stands in quotes, and ends no docstring early."""
+    text = workload_text(DRAFTS["classes"], 'my """ net.py')
+    ast.parse(text)
+    assert "assigner profile 'my net.py:workload' -o" in workload_text(DRAFTS["classes"], "my net.py")

@@ -48,6 +48,15 @@ class Configured(Net):
         super().__init__(config.hidden_size)
 
 
+class Placed(nn.Linear):
+    def __init__(self, width, /, *, depth, bias=True):
+        super().__init__(width, width)
+
+
+def model(width=4):
+    return nn.Sequential(nn.Linear(width, width), nn.Linear(width, width))
+
+
 def sequence(width=4):
     return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
 
@@ -179,6 +188,46 @@ def test_missing_arguments_are_named(nets):
     assert draft.gaps[0].startswith("Needy needs width: int: ")
 
 
+def test_arguments_without_a_name_are_dots_alone(nets):
+    """What only has a place is given there, before what was given by name."""
+    assert survey("nets.py:Placed(bias=False)", nets).code.body[-1] == "return Placed(..., bias=False, depth=...)"
+
+
+def test_a_name_that_the_file_has_another_use_for_is_changed(nets):
+    """`def model(): return model()` would call itself."""
+    code = survey("nets.py:model(width=6)", nets).code
+    assert (code.local, code.body) == (
+        ("from nets import model as build_model",),
+        ("return build_model(width=6)",),
+    )
+
+
+def test_errors_speak_of_the_class(nets):
+    """There is no Workload yet: the class is named as it was called, and the hint says what it takes."""
+    with pytest.raises(UsageError) as caught:
+        survey("nets.py:Net(wdth=3)", nets)
+    assert caught.value.message.startswith("Net(wdth=3) failed: TypeError: ")
+    assert "it is Net(width=8, *, classes=3)" in caught.value.hint
+
+
+def test_a_file_of_a_package_is_named_by_its_package(nets):
+    """One that imports relatively cannot be imported alone; the hint is what to write."""
+    (nets / "pack" / "deep").mkdir(parents=True)
+    for folder in ("pack", "pack/deep"):
+        (nets / folder / "__init__.py").touch()
+    (nets / "pack" / "deep" / "relative.py").write_text("from .other import Net\n")
+    with pytest.raises(UsageError) as caught:
+        survey("pack/deep/relative.py:Net", nets / "pack" / "deep")
+    assert caught.value.hint == "it is part of a package: pack.deep.relative:Net -o workload.py"
+
+
+def test_a_file_that_hides_behind_a_module_of_python_is_refused(nets):
+    """`import os` would give Python's."""
+    (nets / "os.py").write_text("from nets import Net\n")
+    with pytest.raises(UsageError, match="which is imported in its place"):
+        survey("os.py:Net", nets)
+
+
 def test_a_model_made_from_a_config_is_small(nets):
     """As transformers' are: from a config of the model's own class, with fewer layers and no cache."""
     body = "\n".join(survey("nets.py:Configured", nets).code.body)
@@ -202,6 +251,7 @@ def test_rows_that_are_not_first_are_noted(nets):
         ("nets.py:Net(width=open('x'))", "cannot be read"),
         ("nowhere.py:Net", "no such file"),
         ("no.such.package:Net", "cannot import no.such.package"),
+        ("class:Net", "no name that Python can import"),
         ("my-net:Net", "no name that Python can import"),
         ("nets.py:Nobody", "no class or function 'Nobody'"),
         ("nets.py:number", "no class or function 'number'"),

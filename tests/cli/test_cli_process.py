@@ -13,7 +13,13 @@ def run(*args, code=None, **env):
 
 
 HEAVY = "torch", "numpy", "pulp", "highspy", "transformers"
-SEARCH = "assigner.solver.search", "assigner.solver.problem", "assigner.runtime", "assigner.profiler", "assigner.marking"
+SEARCH = (
+    "assigner.solver.search",
+    "assigner.solver.problem",
+    "assigner.runtime",
+    "assigner.profiler",
+    "assigner.marking",
+)
 LIBRARY = "assigner.plan", "assigner.profile", "assigner.report", "assigner.cost", "assigner.simulate"
 
 

@@ -1,0 +1,120 @@
+"""A model without memory, and any part of it with its true initial values.
+
+`DeferredModel` runs the user's builder on the meta device and records what the builder does to its tensors.
+`materialise` replays just what the wanted tensors depend on. The random draws before theirs are replayed too, into
+scratch memory where the tensor is not wanted: the generator then passes through the same states as in a plain
+
+    torch.manual_seed(seed); model = builder()
+
+and each part gets, to the last bit, the values that it has there. At no time does more than the wanted part and one
+scratch tensor exist. Tensors are followed by their storage, so views, `.data =` and module.to() need no special care.
+
+Source of the idea: deferred initialisation by record and replay, as in torchdistx (2022).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from assigner.deferred.disguise import LooksReal
+from assigner.deferred.errors import BuilderError
+from assigner.deferred.recorder import Recorder, is_meta
+from assigner.deferred.replay import Replay, View
+from assigner.errors import UsageError
+from assigner.usercode import user_code, user_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+
+class DeferredModel:
+    """A model as its builder makes it, on the meta device.
+
+    Args:
+        builder: Makes the model.
+        seed: What the generator is seeded with before the builder runs.
+
+    Attributes:
+        model: The module tree; its parameters and buffers are meta tensors.
+
+    Raises:
+        UsageError: the builder looks at random values, which do not exist yet, changes tensors that it has loaded, or
+            makes no module.
+    """
+
+    def __init__(self, builder: Callable[[], nn.Module], *, seed: int) -> None:
+        kept = torch.get_rng_state()
+        recorder = Recorder()
+        try:
+            torch.manual_seed(seed)
+            with user_code("Workload.model"), recorder, recorder.rejection_sampling(), LooksReal(recorder):
+                self.model = builder()
+        except BuilderError as error:
+            raise UsageError(f"the model's builder {error.message} at {user_line(error)}", hint=error.hint) from error
+        finally:
+            recorder.draws.restore()
+            torch.set_rng_state(kept)
+        if not isinstance(self.model, nn.Module):
+            raise UsageError(f"Workload.model gave {type(self.model).__name__}", hint="it must return an nn.Module")
+        for name, tensor in self.tensors().items():
+            recorder.keep_unseen(tensor, f"as {name}")
+        self._calls, self._storages = recorder.calls, recorder.storages
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every parameter and buffer by name; names that share one tensor all stand here."""
+        found: dict[str, torch.Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
+        found.update(self.model.named_buffers(remove_duplicate=False))
+        return found
+
+    @contextlib.contextmanager
+    def mode(self, *, training: bool) -> Iterator[None]:
+        """The model in the mode that it was built in (training), or after its own `eval()`, while the block runs."""
+        flags = self.flags(training=training)
+        before = {module: module.training for module in self.model.modules()}
+        for name, module in self.model.named_modules():
+            module.training = flags[name]
+        try:
+            yield
+        finally:
+            for module, flag in before.items():
+                module.training = flag
+
+    def flags(self, *, training: bool) -> dict[str, bool]:
+        """Each submodule's `training`, by name: as it was built, or after the model's own `eval()`."""
+        before = {module: module.training for module in self.model.modules()}
+        try:
+            if not training:
+                self.model.eval()
+            return {name: module.training for name, module in self.model.named_modules()}
+        finally:
+            for module, flag in before.items():
+                module.training = flag
+
+    def materialise(self, names: Iterable[str], device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+        """The named parameters and buffers with their initial values.
+
+        Args:
+            names: Names in the model; two names of one tensor give one tensor.
+            device: Where the tensors go; they are made on the CPU, so that every device starts from the same values.
+
+        Returns:
+            name -> tensor; parameters are `nn.Parameter` and keep `requires_grad`. A tensor that was there before the
+            builder ran is copied: it is the user's own.
+        """
+        known = self.tensors()
+        wanted = {name: known[name] for name in names}
+        storages = {tensor.untyped_storage()._cdata for tensor in wanted.values() if is_meta(tensor)}
+        memory = Replay(self._calls, storages).run()
+        made: dict[int, torch.Tensor] = {}
+        for tensor in wanted.values():
+            if id(tensor) not in made:
+                view = View.of(tensor)
+                value = memory[view.storage].look(view) if is_meta(tensor) else tensor.detach().clone()
+                value = value.to(device)
+                is_parameter = isinstance(tensor, nn.Parameter)
+                made[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
+        return {name: made[id(tensor)] for name, tensor in wanted.items()}

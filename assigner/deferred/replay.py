@@ -1,0 +1,192 @@
+"""What a builder did to its tensors, as a list of calls, and running again those that some of the tensors depend on."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@dataclass(frozen=True)
+class View:
+    """A meta tensor as it was when a call saw it: which storage, and how it looks at it."""
+
+    storage: int
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> View:
+        """The view that a tensor is."""
+        storage = tensor.untyped_storage()._cdata
+        return cls(storage, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+
+    def extent(self) -> int:
+        """Bytes from the storage's start to the view's last element."""
+        last = sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
+        return (self.offset + last + 1) * self.dtype.itemsize if self.size.numel() else 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One recorded operation; meta tensors among its arguments and results are views.
+
+    Attributes:
+        writes: The storages that it changes.
+        source: Where a draw starts: at a generator's state, or where the call of that number has ended. None: the call
+            draws nothing.
+        by_values: True if a draw takes as much from the generator as the values among its arguments say.
+        default: The default type of numbers when the builder made the call.
+    """
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    writes: frozenset[int]
+    source: torch.Tensor | int | None
+    by_values: bool
+    default: torch.dtype
+
+    def reads(self) -> set[int]:
+        """The storages among the arguments."""
+        return {leaf.storage for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, View)}
+
+    def makes(self) -> set[int]:
+        """The storages among the results."""
+        return {leaf.storage for leaf in pytree.tree_leaves(self.result) if isinstance(leaf, View)}
+
+    def constants(self) -> set[int]:
+        """The storages of the tensors with memory among the arguments: the user's own."""
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        return {leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Real memory behind a recorded storage."""
+
+    storage: torch.UntypedStorage
+
+    def look(self, view: View) -> torch.Tensor:
+        return torch.empty(0, dtype=view.dtype).set_(self.storage, view.offset, view.size, view.stride)
+
+
+class Replay:
+    """Runs the recorded calls that the wanted storages depend on, and the draws that come before theirs.
+
+    Attributes:
+        needed: Numbers of the calls that run on true memory.
+        drawn: Numbers of the draws that run on scratch memory, to bring their generator where the next draw starts.
+    """
+
+    def __init__(self, calls: list[Call], wanted: set[int]) -> None:
+        self.calls = calls
+        self.wanted = wanted
+        self.needed, self.drawn = self._plan()
+        self.last_use = {
+            storage: n for n in sorted(self.needed) for storage in self.calls[n].reads() | self.calls[n].makes()
+        }
+        self.last_follower = {
+            source: n for n in self.steps() if isinstance(source := self.calls[n].source, int)
+        }  # of each draw, the last one that starts where it has ended
+        self.memory: dict[int, _Memory] = {}
+        self.ends: dict[int, torch.Tensor] = {}
+
+    def _plan(self) -> tuple[set[int], set[int]]:
+        """Backwards from the end: a call is needed if a needed storage is among what it makes or writes."""
+        alive, followed = set(self.wanted), set()
+        needed, drawn = set(), set()
+        for n in reversed(range(len(self.calls))):
+            call = self.calls[n]
+            if (call.makes() | call.writes) & alive or (n in followed and call.by_values):
+                needed.add(n)
+                alive |= call.reads()
+            elif n in followed:
+                drawn.add(n)
+            else:
+                continue
+            if isinstance(call.source, int):
+                followed.add(call.source)
+        return needed, drawn
+
+    def steps(self) -> list[int]:
+        """The numbers of the calls that run, in order."""
+        return sorted(self.needed | self.drawn)
+
+    def draws(self) -> bool:
+        """True if a draw is among the calls that run."""
+        return any(self.calls[n].source is not None for n in self.steps())
+
+    def run(self) -> dict[int, _Memory]:
+        """The wanted storages' memory; the caller's generator and default type are left as they were."""
+        kept, default = torch.get_rng_state(), torch.get_default_dtype()
+        try:
+            with torch.no_grad():
+                for n in self.steps():
+                    torch.set_default_dtype(self.calls[n].default)
+                    with self._drawing(n):
+                        self._call(n)
+                    self._free(n)
+        finally:
+            torch.set_rng_state(kept)
+            torch.set_default_dtype(default)
+        return self.memory
+
+    @contextlib.contextmanager
+    def _drawing(self, n: int) -> Iterator[None]:
+        """Bring the generator where a draw starts, and keep where it ends while another one goes on there."""
+        source = self.calls[n].source
+        if source is not None:
+            torch.set_rng_state(self.ends[source] if isinstance(source, int) else source)
+        yield
+        if n in self.last_follower:
+            self.ends[n] = torch.get_rng_state()
+        if isinstance(source, int) and self.last_follower[source] == n:
+            del self.ends[source]
+
+    def _call(self, n: int) -> None:
+        """Run one call on real tensors; what it makes is remembered, unless it runs on scratch memory."""
+        call = self.calls[n]
+        real: Callable[[Any], Any] = self._real if n in self.needed else _scratch
+        kwargs = {
+            name: torch.device("cpu") if isinstance(word, torch.device) else word for name, word in call.kwargs.items()
+        }
+        result = call.function(*real(call.args), **real(kwargs))
+        if n in self.drawn:
+            return
+        for view, value in zip(pytree.tree_leaves(call.result), pytree.tree_leaves(result), strict=True):
+            if isinstance(view, View) and view.storage not in self.memory:
+                self.memory[view.storage] = _remember(view, value, call.constants())
+
+    def _free(self, n: int) -> None:
+        if n in self.needed:
+            for storage in self.calls[n].reads() | self.calls[n].makes():
+                if self.last_use[storage] == n and storage not in self.wanted:
+                    self.memory.pop(storage, None)
+
+    def _real(self, tree: Any) -> Any:
+        return pytree.tree_map_only(View, lambda view: self.memory[view.storage].look(view), tree)
+
+
+def _remember(view: View, value: torch.Tensor, constants: set[int]) -> _Memory:
+    """The memory of a value; never a constant's own, which the builder's later calls would change."""
+    storage = value.untyped_storage()
+    if value.stride() == view.stride and value.storage_offset() == view.offset:
+        return _Memory(storage.clone() if storage._cdata in constants else storage)  # type: ignore[no-untyped-call]
+    memory = _Memory(torch.UntypedStorage(view.extent()))  # type: ignore[no-untyped-call]
+    memory.look(view).copy_(value)
+    return memory
+
+
+def _scratch(tree: Any) -> Any:
+    """Memory of the same shape and strides: a draw takes as much from the generator as the true one."""
+    return pytree.tree_map_only(View, lambda view: torch.empty_strided(view.size, view.stride, dtype=view.dtype), tree)

@@ -1,0 +1,56 @@
+"""Errors in the user's code name the user's line."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from assigner.errors import UsageError
+from assigner.usercode import user_code, user_line, user_place
+
+INSTALLED = "/home/u/venv/lib/python3.11/site-packages/transformers/auto.py"
+
+
+def test_the_innermost_place_of_the_users_counts():
+    """Files of Python, of torch, of this package and of installed ones lie further in, and are passed over."""
+    places = [("/home/u/net.py", 7), (INSTALLED, 3), (contextlib.__file__, 4), (nn.__file__, 5), ("<string>", 1)]
+    assert user_place(places) == ("/home/u/net.py", 7)
+    assert user_place([places[0], ("/home/u/layers.py", 9), *places[1:]]) == ("/home/u/layers.py", 9)
+
+
+def test_a_package_is_named_where_nothing_else_can_be():
+    """A model that is named on the line has no file of the user's."""
+    assert user_place([(user_code.__globals__["__file__"], 1), (INSTALLED, 3), (torch.__file__, 4)]) == (INSTALLED, 3)
+    assert user_place([(torch.__file__, 4)]) is None
+
+
+def test_an_error_raised_in_the_standard_library_is_the_callers():
+    """As one raised in torch is."""
+    with pytest.raises(TypeError) as caught:
+        contextlib.ExitStack().enter_context(3)
+    assert user_line(caught.value).startswith(f"{__file__}:")
+    with pytest.raises(RuntimeError) as failed:
+        nn.Linear(2, 2)(torch.zeros(3))
+    assert user_line(failed.value).startswith(f"{__file__}:")
+
+
+def test_the_message_has_subject_line_and_reason():
+    """And the next step, where the caller knows a better one than the traceback."""
+    with pytest.raises(UsageError) as caught, user_code("Net(...)", hint="it is Net(width)"):
+        raise ValueError("no luck\nat all")
+    assert caught.value.message.startswith(f"Net(...) failed at {__file__}:")
+    assert caught.value.message.endswith("ValueError: no luck")
+    assert caught.value.hint == "it is Net(width)"
+    assert user_line(ValueError("never raised")) == "an unknown line"
+
+
+def test_it_imports_no_torch():
+    """The command line loads it before any command."""
+    use = "from assigner.usercode import user_place; user_place([('a.py', 1)])"
+    code = f"import sys; {use}; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
