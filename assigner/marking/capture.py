@@ -145,11 +145,17 @@ def capture(
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
     """Keep what torch.export prints and logs on its way to an error off the screen: it comes out as a MarkingError."""
+    with unlogged(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """Keep torch's log of operations that refuse their arguments off the screen; the caller says what came of it."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            yield
+        yield
     finally:
         logging.disable(before)
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from assigner.marking.capture import fake_tensors
+from assigner.marking.capture import fake_tensors, unlogged
 from assigner.starter.draft import Output, Tensor
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Trial:
 def try_inputs(model: nn.Module) -> Trial | None:
     """Inputs under which a model on the meta device runs; None: none of those tried."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    with torch.no_grad(), mode, fake_tensors(model, mode):
+    with torch.no_grad(), mode, fake_tensors(model, mode), unlogged():
         for names, keywords in _arguments(model):
             for shape, tokens in _candidates(model):
                 takes = tuple(Tensor(name, shape, tokens) for name in names)

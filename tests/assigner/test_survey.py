@@ -131,6 +131,21 @@ def test_inputs_are_guessed_from_the_first_layer(model, takes, gives):
     assert (trial.takes[0], trial.gives) == (takes, gives)
 
 
+def test_wrong_guesses_are_not_logged(capfd):
+    """A guess that the model refuses leaves nothing on the screen; torch would log a traceback for each."""
+
+    class Strict(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            return self.conv(x) + torch.zeros(5, 4, 30, 30)
+
+    assert try_inputs(Strict().to("meta")).takes[0].shape == (3, 32, 32)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_several_arguments_are_given_by_name():
     """All without a default are tensors."""
 
