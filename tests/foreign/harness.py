@@ -81,6 +81,8 @@ class Record:
     gradients: list[dict[str, torch.Tensor | None]]
     states: list[dict[str, torch.Tensor]]
     evaluated: float = math.nan
+    moved: frozenset[str] = frozenset()
+    """Names of the state that training changed; of a shared tensor the first one."""
 
 
 def seeded(number: int) -> None:
@@ -112,6 +114,8 @@ def plain(made: Workload, micro_batches: int) -> Record:
     model = made.model()
     optimizer = made.make_optimizer(model.named_parameters())
     record = Record([], [], [])
+    firsts = {id(each): name for name, each in reversed(model.state_dict(keep_vars=True).items())}
+    start = {name: each.detach().clone() for name, each in model.state_dict().items()}
     for n, rows in enumerate(RAGGED):
         batch = made.make_batch(rows, n)
         seeded(n)
@@ -126,6 +130,7 @@ def plain(made: Workload, micro_batches: int) -> Record:
         optimizer.step()
         record.losses.append(total)
         record.states.append({name: each.detach().clone() for name, each in model.state_dict().items()})
+    record.moved = frozenset(name for name in firsts.values() if distance(record.states[-1][name], start.get(name)))
     model.eval()
     seeded(len(RAGGED))
     with torch.no_grad():
@@ -245,7 +250,7 @@ class Judge:
                 made, plan, remat=REMAT[setting.remat], graph=self._graph, batch_norm=moved, timeout_s=30
             ) as pipeline:
                 held = tuple(pipeline.state_dict())
-                lost = set(record.states[0]) - set(held) if setting.ranks == 1 else set()
+                lost = record.moved - set(held) if setting.ranks == 1 else set()
                 found = next(first_difference(pipeline, made, record, self.case), "")
                 if lost and not found:
                     found = f"not in the state: {', '.join(sorted(lost)[:4])}"
