@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from assigner.workload import Workload  # noqa: TC004
 
-MODULES = ("inplace", "backward", "hooks", "checkpoints", "buffers", "written")
+MODULES = ("inplace", "backward", "hooks", "checkpoints", "buffers", "written", "python_state", "aliases")
 """Of this folder, in the order of the table."""
 
 

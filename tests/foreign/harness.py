@@ -113,6 +113,8 @@ def plain(made: Workload, micro_batches: int) -> Record:
     torch.manual_seed(made.seed)
     model = made.model()
     optimizer = made.make_optimizer(model.named_parameters())
+    if any(type(each).train is not torch.nn.Module.train for each in model.modules()):
+        model.train()  # a loop's own call; it changes nothing for other models
     record = Record([], [], [])
     firsts = {id(each): name for name, each in reversed(model.state_dict(keep_vars=True).items())}
     start = {name: each.detach().clone() for name, each in model.state_dict().items()}

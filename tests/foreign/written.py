@@ -188,6 +188,7 @@ class MaxNorm(nn.Module):
     "head",
     batch=tokens,
     loss=next_token,
+    inherent=True,
     refusal="max_norm|write|tie|param",
 )
 class MaxNormTied(MaxNorm):
