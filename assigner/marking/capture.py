@@ -25,7 +25,9 @@ from torch.utils import _pytree as pytree
 from assigner.errors import MarkingError
 from assigner.marking.casting import casting
 from assigner.marking.domain import Domain, find_domain, input_key, input_structure
-from assigner.marking.opaque import OpaqueCall, is_tensor, opaque_modules, replaced
+from assigner.marking.functional import Functional
+from assigner.marking.interception import Interceptions
+from assigner.marking.opaque import OpaqueCall, OpaqueCalls, is_tensor, opaque_modules, replaced
 from assigner.marking.regions import without_regions
 from assigner.marking.rows import RowLeaves, may_carry
 from assigner.usercode import user_line
@@ -40,7 +42,8 @@ class Capture:
     """A captured forward.
 
     Args:
-        graph: The exported graph; opaque calls are `assigner.call` nodes.
+        graph: The exported graph, without writes; opaque calls are `assigner.call` nodes.
+        together: Groups of its nodes that one partition must run.
         program: The export that it came from.
         calls: The opaque calls by their number in the graph.
         inputs: The flattened example inputs, (args, kwargs).
@@ -50,6 +53,7 @@ class Capture:
     """
 
     graph: fx.Graph
+    together: list[list[fx.Node]]
     program: ExportedProgram
     calls: list[OpaqueCall]
     inputs: list[Any]
@@ -199,7 +203,6 @@ def _export(
     autocast: str | None,
     known: RowLeaves | None,
 ) -> Capture:
-    calls: list[OpaqueCall] = []
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     real = call_arguments(inputs)
     leaves = pytree.tree_leaves(real)
@@ -212,13 +215,21 @@ def _export(
             shapes[fake] = {
                 n: kind if leaf.size(n) > 1 or kind is Dim.DYNAMIC else Dim.STATIC for n, kind in enumerate(kinds)
             }
-    opaque = replaced(model, names, calls, autocast)
-    with fake_tensors(model, mode), _given_momenta(model), opaque, mode, casting(autocast, "cpu"):
+    opaque = OpaqueCalls(model, names, autocast)
+    caught = Interceptions(model, opaque)
+    with mode:
+        anchor = torch.empty((), requires_grad=True)
+    calls, watched = replaced(opaque, anchor), caught.active()
+    with fake_tensors(model, mode), _given_momenta(model), calls, watched, mode, casting(autocast, "cpu"):
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
     _check_ways_out(model, program)
     domain = find_domain(program, input_key(input_structure(inputs), leaves))
-    return Capture(without_regions(program.graph_module), program, calls, leaves, rows, carriers, domain)
+    kinds = {spec.arg.name: (spec.kind, spec.target or "") for spec in program.graph_signature.input_specs}
+    functional = Functional(without_regions(program.graph_module), kinds, opaque.calls, caught.hooks)
+    return Capture(
+        functional.graph, functional.together, program, opaque.calls, leaves, rows, carriers, domain
+    )  # fmt: skip
 
 
 def _check_ways_out(model: nn.Module, program: ExportedProgram) -> None:

@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from assigner.marking import Piece
 from assigner.marking.casting import casting
+from assigner.marking.writing import position
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.compiling import Forward
 from assigner.runtime.randomness import partition_seed, seed_device
@@ -129,6 +130,7 @@ class PartitionRunner:
         seed_device(partition_seed(place.seed, place.step, self.piece.name, place.micro_batch), self.device)
         if self.statistics is not None:
             self.statistics.begin(self.piece.name, place.micro_batch)
+        position.first = place.micro_batch == 0
         if self.piece.autocast is None:  # even an empty context is a tenth of a small partition's time
             return self._made(place, reads, sizes)
         with casting(self.piece.autocast, self.device.type):

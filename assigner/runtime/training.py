@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from assigner.location import Location
+from assigner.marking.writing import position
 from assigner.runtime.executor import Executor
 
 if TYPE_CHECKING:
@@ -85,8 +86,10 @@ class Training:
                 mine, group.micro_batches, number, places=group.places, loss_factor=loss_factor
             )
         self.statistics.commit()
+        position.commit()
         return losses
 
     def forget(self) -> None:
         """Drop what an unfinished step holds."""
+        position.pending.clear()
         self._running.forget()
