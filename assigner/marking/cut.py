@@ -83,7 +83,7 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGr
     with deferred.mode(training=training):
         captured = capture(
             deferred.model, list(marked), inputs,
-            autocast=graph.last.autocast, any_rows=False, row_leaves=graph.row_leaves,
+            autocast=graph.last.autocast, any_rows=False, row_leaves=graph.row_leaves, training=training,
         )  # fmt: skip
     return Cutter(deferred, marked, captured, graph.last.autocast, base=graph).cut()
 

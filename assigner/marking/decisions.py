@@ -9,17 +9,25 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import sympy
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+
+from assigner.usercode import running_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _MOST = 256  # a loop that waits for a value would ask for ever
 _FLIPPED = 4  # decisions that are also tried alone
+_ANSWERS = {
+    bool: (sympy.false, sympy.true),
+    int: (sympy.Integer(2), sympy.Integer(3)),
+    float: (sympy.Float(0.5), sympy.Float(1.5)),
+}
 
 
 class Disagreement(Exception):  # noqa: N818 - no error yet: the caller says which module it is
-    """The outputs of a forward depend on a decision on values."""
+    """The outputs of a forward depend on a decision on values; the message is the line."""
 
 
 class _Decider:
@@ -33,7 +41,7 @@ class _Decider:
     def __init__(self, *, usual: bool, flipped: int | None = None) -> None:
         self.usual, self.flipped = usual, flipped
         self.asked = 0
-        self.first: GuardOnDataDependentSymNode | None = None
+        self.line = ""
 
     @contextlib.contextmanager
     def answering(self, environment: ShapeEnv) -> Iterator[None]:
@@ -43,12 +51,12 @@ class _Decider:
         def evaluate(node: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 return ask(node, *args, **kwargs)
-            except GuardOnDataDependentSymNode as error:
-                if node.pytype is not bool or self.asked >= _MOST:
+            except GuardOnDataDependentSymNode:
+                if node.pytype not in _ANSWERS or self.asked >= _MOST:
                     raise
-                self.first = self.first or error
+                self.line = self.line or running_line()
                 self.asked += 1
-                return self.usual if self.asked - 1 != self.flipped else not self.usual
+                return _ANSWERS[node.pytype][self.usual != (self.asked - 1 == self.flipped)]
 
         environment.evaluate_sym_node = evaluate  # type: ignore[method-assign]
         try:
@@ -94,5 +102,5 @@ def decided(
         assert failure is not None
         raise failure
     if any(look(each) != look(found[0]) for each in found[1:]):
-        raise Disagreement from decider.first
+        raise Disagreement(decider.line)
     return found[0]

@@ -97,7 +97,7 @@ class Functional:
         graph: fx.Graph,
         kinds: Mapping[str, tuple[InputKind, str]],
         calls: Sequence[OpaqueCall],
-        hooks: Sequence[Callable[..., Any]],
+        hooks: Sequence[Callable[..., Any] | None],
     ) -> None:
         self.old, self.kinds, self.calls, self.hooks = graph, kinds, calls, hooks
         self.graph = fx.Graph()
@@ -248,7 +248,7 @@ class Functional:
             return
         (storage,) = storages
         family = self._families.get(storage)
-        if family is None:
+        if family is None or node.target is torch.ops.aten.lift_fresh_copy.default:
             state = plain if node.op == "placeholder" and self.kinds[node.name][0] in STATE else None
             constant = node.op == "placeholder" and self.kinds[node.name][0] is InputKind.CONSTANT_TENSOR
             self._families[storage] = family = _Family(made, state, is_constant=constant)
@@ -267,8 +267,11 @@ class Functional:
     def _add_hook(self, node: fx.Node) -> None:
         number, tensor = node.args
         assert isinstance(tensor, fx.Node)
+        hook = self.hooks[number]  # type: ignore[index]
+        if hook is None:  # it was removed again
+            return
         read = self._read(tensor)
-        made = self._new(hooked(self.hooks[number]), (read,), like=read)  # type: ignore[index]
+        made = self._new(hooked(hook), (read,), like=read)
         self._join(read, made)
         if tensor in self._members:
             self._members[tensor].made = made
@@ -506,6 +509,15 @@ def _storages(node: fx.Node) -> tuple[int, ...]:
 
 def _tensors_of(node: fx.Node) -> Iterator[fx.Node]:
     return (each for each in node.all_input_nodes if _storages(each))
+
+
+def shape_alone(node: fx.Node) -> bool:
+    """True if an exported node's value follows from the shapes of the inputs: no parameter, value or draw is in it."""
+    return not any(
+        each.op == "placeholder" or is_call(each) or is_random(each.target)
+        for each in (node, *behind(node))
+        if not isinstance(each.meta.get("val"), torch.SymInt)
+    )
 
 
 def _brings_data(node: fx.Node, kinds: Mapping[str, tuple[InputKind, str]]) -> bool:

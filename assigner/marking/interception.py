@@ -13,7 +13,6 @@ Only code of the model that is outside every opaque call is looked at: what is i
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -27,8 +26,8 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.errors import MarkingError
 from assigner.marking.opaque import OpaqueCalls, is_tensor, within_call
-from assigner.marking.pythonstate import Draws, PythonState
-from assigner.usercode import user_place
+from assigner.marking.pythonstate import Change, Draws, PythonState, clear_caches
+from assigner.usercode import running_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,13 +56,13 @@ class Interceptions:
 
     Attributes:
         hooks: The hooks on tensors, by their number in the graph.
-        changes: Python state that the forward left changed, by name.
+        changes: Python state that the last forward left changed.
     """
 
     def __init__(self, model: nn.Module, opaque: OpaqueCalls) -> None:
         self.model, self.opaque = model, opaque
-        self.hooks: list[Callable[..., Any]] = []
-        self.changes: list[str] = []
+        self.hooks: list[Callable[..., Any] | None] = []
+        self.changes: list[Change] = []
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -78,11 +77,15 @@ class Interceptions:
             with self._watched(), self._caught():
                 return original(*args, **kwargs)
 
+        state = PythonState.of(self.model.named_modules(), with_files=True)
+        clear_caches(self.model.modules())
         self.model.__dict__["_call_impl"] = call
         try:
             yield
         finally:
             del self.model.__dict__["_call_impl"]
+            clear_caches(self.model.modules())
+            state.restore()
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -96,8 +99,7 @@ class Interceptions:
         trained = {name: each.requires_grad for name, each in self.model.named_parameters()}
         draws = Draws.now()
         yield
-        self.changes = [name for names in state.changes().values() for name in names]
-        state.restore()
+        self.changes = [change for changes in state.changes().values() for change in changes]
         drawn = draws.changed()
         draws.restore()
         name = type(self.model).__name__
@@ -131,6 +133,9 @@ class Interceptions:
                  _refused(torch.autograd.graph.saved_tensors_hooks.__enter__, "changes what autograd saves",
                           allowed=_saves_alone)),
                 (FakeTensor, "data", property(_data, _set_data)),
+                (FakeTensor, "grad_fn", property(_grad_fn)),
+                *((holder, name, _refused(getattr(holder, name), "seeds or sets a generator"))
+                  for holder in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")),
                 (torch.compiler, "is_compiling", _asked_by_user(torch.compiler.is_compiling)),
                 (torch.compiler, "is_exporting", _asked_by_user(torch.compiler.is_exporting)),
             ):  # fmt: skip
@@ -155,20 +160,32 @@ class Interceptions:
                 raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
             if isinstance(tensor, nn.Parameter):
                 raise MarkingError(
-                    f"a hook is registered on a parameter in every forward, at {_line()}",
+                    f"a hook is registered on a parameter in every forward, at {running_line()}",
                     hint="register it once, in the model's builder",
                 )
             held = _held_by(hook)
             if held:
                 raise MarkingError(
-                    f"the hook that is registered at {_line()} holds {held}, which may be another worker's",
+                    f"the hook that is registered at {running_line()} holds {held}, which may be another worker's",
                     hint=f"write the hook as a function of the gradient and plain numbers; or {_LARGER}",
                 )
+            number = len(self.hooks)
             self.hooks.append(hook)
-            torch.ops.assigner.hook(len(self.hooks) - 1, tensor)
-            return torch.utils.hooks.RemovableHandle({})
+            torch.ops.assigner.hook(number, tensor)
+            return _Handle(self.hooks, number)
 
         return register_hook
+
+
+class _Handle:
+    """What registering a hook gives."""
+
+    def __init__(self, hooks: list[Callable[..., Any] | None], number: int) -> None:
+        self._hooks, self._number = hooks, number
+
+    def remove(self) -> None:
+        """The hook shall not run."""
+        self._hooks[self._number] = None
 
 
 class _FunctionCall:
@@ -200,7 +217,7 @@ def _refused(
     def refuse(*args: Any, **kwargs: Any) -> Any:
         if within_call() or allowed(*args):
             return original(*args, **kwargs)
-        raise MarkingError(f"the forward {what} between partitions, at {_line()}", hint=_LARGER)
+        raise MarkingError(f"the forward {what} between partitions, at {running_line()}", hint=_LARGER)
 
     return refuse
 
@@ -223,10 +240,23 @@ def _asked_by_user(original: Callable[..., Any]) -> Callable[..., Any]:
     """The user's own code asks whether it is compiled: in a pipeline it is not."""
 
     def ask() -> bool:
-        name = sys._getframe(1).f_globals.get("__name__", "")
-        return bool(original()) if name.split(".")[0] in ("torch", "transformers") else False
+        return bool(original()) if _caller(2) in _LIBRARIES else False
 
     return ask
+
+
+def _grad_fn(tensor: torch.Tensor) -> Any:
+    if not within_call() and _caller(2) not in _LIBRARIES:
+        raise MarkingError(f"the forward looks at a tensor's grad_fn between partitions, at {running_line()}", hint=_LARGER)
+    return torch._C.TensorBase.grad_fn.__get__(tensor)  # type: ignore[attr-defined]
+
+
+def _caller(depth: int) -> str:
+    """The package of the code that called."""
+    return str(sys._getframe(depth).f_globals.get("__name__", "")).split(".")[0]
+
+
+_LIBRARIES = ("torch", "transformers")
 
 
 def _data(tensor: torch.Tensor) -> torch.Tensor:
@@ -239,7 +269,7 @@ def _set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
     if within_call():
         _TRUE_DATA.__set__(tensor, values)
     elif tuple(values.shape) != tuple(tensor.shape) or values.dtype != tensor.dtype:
-        raise MarkingError(f"the forward gives a tensor another shape or type by .data, at {_line()}", hint=_LARGER)
+        raise MarkingError(f"the forward gives a tensor another shape or type by .data, at {running_line()}", hint=_LARGER)
     else:
         with torch.no_grad():
             tensor.detach().copy_(values)
@@ -262,13 +292,6 @@ def _replaced(holder: Any, name: str, made: Any) -> Iterator[None]:
 
 
 _NONE = object()
-
-
-def _line() -> str:
-    """The line of the user's that is running."""
-    frames = inspect.stack(0)[::-1]
-    place = user_place([(frame.filename, frame.lineno) for frame in frames])
-    return "an unknown line" if place is None else f"{place[0]}:{place[1]}"
 
 
 def _held_by(hook: Callable[..., Any]) -> str:

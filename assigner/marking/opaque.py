@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from assigner.errors import MarkingError
 from assigner.marking.casting import casting_within
 from assigner.marking.decisions import Disagreement, decided
-from assigner.marking.mutation import named_arguments, written_names
+from assigner.marking.mutation import gives_back, named_arguments, written_names
 from assigner.marking.pythonstate import Draws, PythonState
 from assigner.usercode import user_line
 
@@ -159,7 +159,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             named = named_arguments(func, args, kwargs)
             for name in names:
                 self.storages |= {_storage(leaf) for leaf in pytree.tree_leaves(named[name]) if is_tensor(leaf)}
-        return func(*args, **kwargs)
+        return args[0] if gives_back(func, args, kwargs) else func(*args, **kwargs)
 
 
 def is_tensor(leaf: Any) -> bool:
@@ -213,11 +213,13 @@ class OpaqueCalls:
         self._inside = {name: _inside(model, name) for name in self.names}
         self._owners: dict[int, set[str]] = {}
         self._tensors: dict[str, list[int]] = {}
+        self._trained: dict[str, set[str]] = {}
         self._state: dict[str, PythonState] = {}
 
     def begin(self) -> None:
         """The model's forward begins: what the modules are made of now is what they must be made of when called."""
         self._tensors = {name: _tensor_ids(self._inside[name]) for name in self.names}
+        self._trained = {name: _trained(self._inside[name]) for name in self.names}
         self._state = {name: PythonState.of(self._inside[name], with_files=True) for name in self.names}
         around = [pair for pair in self.model.named_modules() if not any(map(pair[0].startswith, _under(self.names)))]
         around = [(name, module) for name, module in around if name not in self._inside]
@@ -252,13 +254,14 @@ class OpaqueCalls:
                 f"{name!r} is called with other weights than its own (functional_call, or weights that are set)",
                 hint="mark a larger module that contains the call, or give the weights as an argument of its forward",
             )
-        changed = [each for names in self._state[name].changes().values() for each in names]
+        changed = [each.name for changes in self._state[name].changes().values() for each in changes]
         fakes = [
             f"{inner}.{key}"
             for inner, module in self._inside[name]
             for key, value in module.__dict__.items()
             if isinstance(value, FakeTensor)
         ]
+        changed += [f"requires_grad of {each!r}" for each in _trained(self._inside[name]) ^ self._trained[name]]
         if changed or fakes:
             raise MarkingError(
                 f"{(changed or fakes)[0]} is set from outside before {name!r} is called: the worker that runs it"
@@ -346,10 +349,10 @@ class OpaqueCalls:
         """
         if not name:
             return
-        for number, names in state.changes().items():
+        for number, changes in state.changes().items():
             if self._owners.get(number, {name}) - {name}:
                 raise MarkingError(
-                    f"{name!r} changes {names[0]}, which is shared with other parts of the model: they may run on"
+                    f"{name!r} changes {changes[0].name}, which is shared with other parts of the model: they may run on"
                     " another worker, which would not see that",
                     hint="pass it through arguments and return values, or mark a larger module that contains all of it",
                 )
@@ -385,6 +388,10 @@ def _own_tensors(inside: Sequence[tuple[str, nn.Module]]) -> dict[str, torch.Ten
 def _tensor_ids(inside: Sequence[tuple[str, nn.Module]]) -> list[int]:
     return [id(tensor) for _, module in inside for held in (module._parameters, module._buffers)
             for tensor in held.values()]  # fmt: skip
+
+
+def _trained(inside: Sequence[tuple[str, nn.Module]]) -> set[str]:
+    return {name for name, tensor in _own_tensors(inside).items() if tensor.requires_grad}
 
 
 def _current(inside: Sequence[tuple[str, nn.Module]], name: str) -> torch.Tensor | None:
@@ -482,9 +489,9 @@ def _told(label: str) -> Iterator[None]:
     try:
         yield
     except (Disagreement, GuardOnDataDependentSymNode) as error:
-        asked = error.__cause__ if isinstance(error, Disagreement) else error
+        line = str(error) if isinstance(error, Disagreement) else user_line(error)
         raise MarkingError(
-            f"a tensor's value decides what {label} returns, at {user_line(asked or error)}",
+            f"a tensor's value decides what {label} returns, at {line}",
             hint="write it with tensor operations (torch.where, a mask, index_add): shapes may depend on values, but"
             " not what runs; Hugging Face's experts do so with experts_implementation='grouped_mm' or 'batched_mm'",
         ) from error

@@ -6,6 +6,7 @@ from the start, so it is taken back; and what the forward itself changes there b
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 import types
@@ -29,6 +30,21 @@ _MOST_ITEMS = 10_000
 _DEEPEST = 6
 
 
+@dataclass(frozen=True)
+class Change:
+    """An entry that differs from what it was.
+
+    Args:
+        name: Where it stands, for people.
+        before: What was there; ABSENT: nothing.
+        now: What is there; ABSENT: nothing. Of a list, set or array: the whole of it.
+    """
+
+    name: str
+    before: Any
+    now: Any
+
+
 @dataclass
 class Holder:
     """A mutable Python object, and what was in it.
@@ -43,17 +59,13 @@ class Holder:
     held: Any
     before: Any
 
-    def changes(self) -> Iterator[str]:
-        """Names of the entries that differ from what they were."""
-        if isinstance(self.held, dict):
-            for key in {**self.before, **self.held}:
-                if not same(self.before.get(key, _ABSENT), self.held.get(key, _ABSENT)):
-                    yield f"{self.where}.{key}" if isinstance(key, str) else f"{self.where}[{key!r}]"
-        elif isinstance(self.held, np.ndarray):
+    def changes(self) -> Iterator[Change]:
+        """The entries that differ from what they were."""
+        if isinstance(self.held, np.ndarray):
             if not np.array_equal(self.held, self.before):
-                yield self.where
+                yield Change(self.where, self.before, self.held)
         elif len(self.held) != len(self.before) or not all(map(same, self.held, self.before)):
-            yield self.where
+            yield Change(self.where, self.before, self.held)
 
     def restore(self) -> None:
         """Put back what was in it."""
@@ -63,16 +75,12 @@ class Holder:
             self.held[...] = self.before
         elif isinstance(self.held, list):
             self.held[:] = self.before
-        elif isinstance(self.held, dict):
-            for key in [key for key in self.held if key not in self.before]:
-                del self.held[key]
-            self.held.update(self.before)
         else:
             self.held.clear()
             (self.held.extend if isinstance(self.held, deque) else self.held.update)(self.before)
 
 
-_ABSENT = object()
+ABSENT = object()
 
 
 def same(one: Any, other: Any) -> bool:
@@ -104,9 +112,8 @@ class PythonState:
         for name, module in modules:
             state._add_entries(name or type(module).__name__, module.__dict__, depth=0, skipped=_HOOKS)
         if with_files:
-            for name in dict.fromkeys(type(module).__module__ for _, module in modules):
-                if name.split(".")[0] not in ("torch", "transformers") and name in sys.modules:
-                    state._add_file(name, vars(sys.modules[name]))
+            for name in files_of(module for _, module in modules):
+                state._add_file(name, vars(sys.modules[name]))
         return state
 
     def _add_file(self, name: str, entries: dict[str, Any]) -> None:
@@ -148,10 +155,10 @@ class PythonState:
         elif type(value).__module__.split(".")[0] != "torch" and hasattr(value, "__dict__"):
             self._add_entries(where, vars(value), depth=depth, skipped=frozenset())
 
-    def changes(self) -> dict[int, list[str]]:
-        """What differs now: the changed entries by the id of the object that has them."""
+    def changes(self) -> dict[int, list[Change]]:
+        """What differs now, by the id of the object that has the entries."""
         found = {number: list(holder.changes()) for number, holder in self.holders.items()}
-        return {number: names for number, names in found.items() if names}
+        return {number: changes for number, changes in found.items() if changes}
 
     def restore(self) -> None:
         """Put everything back as it was."""
@@ -166,15 +173,16 @@ class _PartHolder(Holder):
         super().__init__(where, held, {key: value for key, value in before.items() if key not in skipped})
         self._skipped = skipped
 
-    def changes(self) -> Iterator[str]:
+    def changes(self) -> Iterator[Change]:
         for key in {**self.before, **self.held}:
-            if key not in self._skipped and not same(self.before.get(key, _ABSENT), self.held.get(key, _ABSENT)):
-                yield f"{self.where}.{key}"
+            before, now = self.before.get(key, ABSENT), self.held.get(key, ABSENT)
+            if key not in self._skipped and not same(before, now):
+                yield Change(f"{self.where}.{key}" if isinstance(key, str) else f"{self.where}[{key!r}]", before, now)
 
     def restore(self) -> None:
         for key in [key for key in self.held if key not in self.before and key not in self._skipped]:
             del self.held[key]
-        self.held.update({key: value for key, value in self.before.items() if self.held.get(key, _ABSENT) is not value})
+        self.held.update({key: value for key, value in self.before.items() if self.held.get(key, ABSENT) is not value})
 
 
 class _FileHolder(Holder):
@@ -183,13 +191,31 @@ class _FileHolder(Holder):
     def __init__(self, where: str, entries: dict[str, Any], chosen: dict[str, Any]) -> None:
         super().__init__(where, entries, chosen)
 
-    def changes(self) -> Iterator[str]:
+    def changes(self) -> Iterator[Change]:
         for key, value in self.before.items():
-            if not same(value, self.held.get(key, _ABSENT)):
-                yield f"{self.where}.{key}"
+            if not same(value, self.held.get(key, ABSENT)):
+                yield Change(f"{self.where}.{key}", value, self.held.get(key, ABSENT))
 
     def restore(self) -> None:
-        self.held.update({key: value for key, value in self.before.items() if self.held.get(key, _ABSENT) is not value})
+        self.held.update({key: value for key, value in self.before.items() if self.held.get(key, ABSENT) is not value})
+
+
+def files_of(modules: Iterable[nn.Module]) -> list[str]:
+    """The Python modules that the classes of these modules are written in; none of torch's and transformers'."""
+    names = dict.fromkeys(type(module).__module__ for module in modules)
+    return [name for name in names if name.split(".")[0] not in ("torch", "transformers") and name in sys.modules]
+
+
+def clear_caches(modules: Iterable[nn.Module]) -> None:
+    """Empty what functools.cache keeps in the files of these modules: fake tensors must neither stay there nor come."""
+    listed = list(modules)
+    holders = [vars(sys.modules[name]) for name in files_of(listed)]
+    holders += [vars(each) for module in listed for each in type(module).__mro__ if not each.__module__.startswith("torch")]
+    for holder in holders:
+        for value in list(holder.values()):
+            inner = getattr(value, "__func__", value)
+            if isinstance(inner, functools._lru_cache_wrapper):
+                inner.cache_clear()
 
 
 @dataclass(frozen=True)
