@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from assigner.runtime.membership import Membership
     from assigner.runtime.recorder import Recorder, Span
     from assigner.runtime.remat import Rematerialisation
+    from assigner.runtime.state import PartitionState
     from assigner.runtime.transport import Transport
     from assigner.workload import Workload
 
@@ -76,6 +77,7 @@ class Executor:
         workload: The loss and the seed.
         remat: What keeps no graph and runs its forward again.
         statistics: Of BatchNorm modules.
+        states: What forwards change beside their outputs, by partition; None: nothing is trained.
 
     Attributes:
         recorder: Notes what is done, while a trace is made.
@@ -90,11 +92,13 @@ class Executor:
         *,
         remat: Rematerialisation,
         statistics: DeferredStatistics,
+        states: Mapping[str, PartitionState] | None = None,
     ) -> None:
         self.graph, self.member = graph, member
         self.loss, self.seed = workload.compute_loss, workload.seed
         self.device = member.device
         self.statistics = statistics
+        self.states = states or {}
         self.runners = {name: self._runner(module, name, remat, workload) for name, module in modules.items()}
         self.local_readers = Counter(value for name in modules for value in graph.piece[name].reads)
         self.recorder: Recorder | None = None
@@ -109,6 +113,7 @@ class Executor:
         return PartitionRunner(
             piece, module, self.device, name in remat.partitions, gradients, finish,
             run=compiled(module, name, workload.compile), keep_last=remat.keeps_last, statistics=self.statistics,
+            state=self.states.get(name),
         )  # fmt: skip
 
     @property
