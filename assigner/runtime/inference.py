@@ -129,9 +129,9 @@ class Inference:
         return None if leaves is None else graphs[0].rebuild_output(leaves)
 
     def _groups(self, batch: Batch) -> Iterator[tuple[Group, _ForwardExecutor]]:
-        size = -(-self.cutting.row_count(batch[0]) // self.variants.plan.micro_batches)
-        micro_batches = self.cutting.split(batch, size, weighed=batch[1] is not None)
-        for group in self.variants.groups(batch[0], micro_batches, training=False):
+        count = self.cutting.count(self.cutting.row_count(batch[0]), self.variants.plan)
+        micro_batches = self.cutting.split(batch, count, weighed=batch[1] is not None)
+        for group in self.variants.groups(micro_batches, training=False):
             variant = group.variant
             if variant not in self._executors:
                 self._executors[variant] = _ForwardExecutor(

@@ -94,7 +94,7 @@ class Installation:
         rows = self.cutting.row_count(batch[0])
         self.same.check(call, batch)
         program = self.programs.training(rows)
-        return program, self.cutting.split(batch, program.plan.micro_batch_size)
+        return program, self.cutting.split(batch, program.plan.micro_batches)
 
     def forget(self) -> None:
         """Drop what an unfinished step or forward holds."""

@@ -210,7 +210,7 @@ class Pipeline:
                 self._installed.gradients.drop()
             self._installed.gradients.begin()
             factor = scale * self._scaling.factor
-            losses = self._installed.training.run(program, batch, micro_batches, self._batches, loss_factor=factor)
+            losses = self._installed.training.run(program, micro_batches, self._batches, loss_factor=factor)
             self._installed.gradients.sum_shared(program, self._installed.executor)
             self._batches += 1
             self._updated, self._waiting = update, True

@@ -20,7 +20,7 @@ from torch import fx
 from assigner.errors import FormatError, MarkingError, UsageError
 from assigner.marking import PartitionGraph
 from assigner.marking.cut import recut
-from assigner.marking.domain import InputKey, input_key, input_structure
+from assigner.marking.domain import InputKey, input_key
 from assigner.runtime.microbatch import MicroBatch
 from assigner.runtime.programs import Programs
 
@@ -95,21 +95,19 @@ class Variants:
         self._made: dict[bool, list[Variant]] = {True: [self.planned], False: []}
         self._known: OrderedDict[tuple[InputKey, bool], Variant] = OrderedDict()
 
-    def groups(self, inputs: Any, micro_batches: Sequence[MicroBatch], *, training: bool) -> list[Group]:
+    def groups(self, micro_batches: Sequence[MicroBatch], *, training: bool) -> list[Group]:
         """The micro-batches of a batch by the graph that they run through, in order.
 
         Args:
-            inputs: The batch's inputs.
             micro_batches: The batch, cut.
             training: False: in eval mode.
 
         Raises:
             MarkingError: the forward cannot be cut for these inputs as the plan has it.
         """
-        structure = input_structure(inputs)
         found: dict[Variant, list[int]] = {}
         for place, cut in enumerate(micro_batches):
-            key = input_key(structure, cut.inputs)
+            key = input_key(cut.structure, cut.inputs)
             found.setdefault(self._variant(key, cut.inputs, training=training), []).append(place)
         return [
             Group(variant, tuple(places), tuple(micro_batches[place] for place in places))
