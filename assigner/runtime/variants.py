@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from assigner.errors import FormatError, MarkingError, UsageError
+from assigner.errors import AssignerError, FormatError, MarkingError, UsageError
 from assigner.marking import PartitionGraph
 from assigner.marking.cut import recut
 from assigner.marking.domain import InputKey, input_key
@@ -147,6 +147,7 @@ class Variants:
             programs.counted(1, training=training)
         except (MarkingError, FormatError) as error:
             _check_kind(key, base.domain.example)
+            _check_values(key, error)
             # Its own cause is pages of torch.export; the message has the model's line.
             raise MarkingError(f"{what}: {error.message}", hint=error.hint) from None
         return Variant(graph, programs, graph.rebuild(self.planned.modules, self.member.device))
@@ -162,6 +163,20 @@ def _check_kind(given: InputKey, example: InputKey) -> None:
         raise UsageError(
             f"the model cannot take inputs ({given.signature()}); the workload's own are ({example.signature()})",
             hint="give batches like those of Workload.batch, or change that and profile again",
+        ) from None
+
+
+def _check_values(given: InputKey, error: AssignerError) -> None:
+    """BatchNorm in training needs two values of a channel: a micro-batch of one row may have one.
+
+    Raises:
+        UsageError: this is what the capture failed of.
+    """
+    if "more than 1 value per channel" in error.message:
+        raise UsageError(
+            f"a micro-batch ({given}) has one value of each channel, which BatchNorm cannot normalise in training",
+            hint="give each micro-batch two rows or more: drop a last batch of one row (DataLoader's drop_last), or"
+            " solve with fewer micro-batches (--micro-batches)",
         ) from None
 
 
