@@ -19,7 +19,7 @@ from assigner.usercode import user_code
 from assigner.workload import Batch, Workload, call_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from assigner.plan import Plan
 
@@ -31,7 +31,7 @@ class MicroBatch:
     Args:
         inputs: The flattened arguments of the model's forward; tensors have this micro-batch's rows.
         structure: Of these arguments.
-        targets: The targets, in their own structure.
+        targets: The targets, in their own structure; those of the whole batch where the loss is over it.
         weight: What its loss counts for in the step's loss; 0: it is not even computed.
         rows: How many it has.
     """
@@ -125,9 +125,7 @@ class Cutting:
         self._check_targets(batch[1], rows)
         sizes = fair_sizes(rows, count)
         inputs = Division(sizes).cut(batch[0], self._of_given(batch[0]), "inputs")
-        targets = Division(sizes, counts=self._workload.reduction == "sum").cut(
-            batch[1], self._known.targets or NOTHING, "targets"
-        )
+        targets = self._targets(batch[1], sizes)
         if self._workload.reduction == "sum":
             shares = [1.0] * len(sizes)
         elif self._workload.weight is None or not weighed:
@@ -138,6 +136,13 @@ class Cutting:
             _micro_batch(mine, wanted, share, each)
             for mine, wanted, share, each in zip(inputs, targets, shares, sizes, strict=True)
         ]
+
+    def _targets(self, targets: Any, sizes: Sequence[int]) -> list[Any]:
+        """Those of each micro-batch; all of them where one loss is over the whole batch."""
+        if self._workload.loss_over == "batch":
+            return [targets] * len(sizes)
+        division = Division(tuple(sizes), counts=self._workload.reduction == "sum")
+        return division.cut(targets, self._known.targets or NOTHING, "targets")
 
     def _of_given(self, inputs: Any) -> RowLeaves:
         """What is known of a batch's inputs, in the form that they were given in."""

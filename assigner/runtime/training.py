@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from assigner.location import Location
 from assigner.runtime.executor import Executor
+from assigner.runtime.loss import check_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,6 +75,7 @@ class Training:
             By the ranks that make the model's output: the loss there.
         """
         groups = self.variants.groups(micro_batches, training=True)
+        check_groups(self.workload, groups)
         self.as_planned = len(groups) == 1 and groups[0].variant.is_planned
         losses: dict[int, float] = defaultdict(float)
         for group in groups:
