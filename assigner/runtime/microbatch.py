@@ -116,6 +116,10 @@ class Cutting:
             UsageError: a weight that is negative or not finite, or all of them are 0; inputs and targets differ in
                 their rows; or there are several micro-batches and a part of the batch cannot be cut.
         """
+        return [_micro_batch(*part) for part in self.parts(batch, count, weighed=weighed)]
+
+    def parts(self, batch: Batch, count: int, *, weighed: bool = True) -> list[tuple[Any, Any, float, int]]:
+        """As `split`, with each part's inputs in the form that the batch has them: (inputs, targets, weight, rows)."""
         rows, certain = self._rows(batch[0])
         if not certain and count > 1:
             raise UsageError(
@@ -132,10 +136,7 @@ class Cutting:
             shares = [each / rows for each in sizes]
         else:
             shares = _shares([_weigh(self._workload.weight, *pair) for pair in zip(inputs, targets, strict=True)])
-        return [
-            _micro_batch(mine, wanted, share, each)
-            for mine, wanted, share, each in zip(inputs, targets, shares, sizes, strict=True)
-        ]
+        return list(zip(inputs, targets, shares, sizes, strict=True))
 
     def _targets(self, targets: Any, sizes: Sequence[int]) -> list[Any]:
         """Those of each micro-batch; all of them where one loss is over the whole batch."""
@@ -162,6 +163,49 @@ class Cutting:
                     f"the batch has {rows} rows of inputs, and {row_length(value)} of targets{what}",
                     hint="give each row of the inputs its target",
                 )
+
+
+@dataclass(frozen=True)
+class LossOfParts:
+    """A batch's loss, and what its parts' losses add up to.
+
+    Args:
+        whole: The loss of the batch.
+        parts: The parts' losses, each with its weight, added up.
+    """
+
+    whole: float
+    parts: float
+
+    @property
+    def difference(self) -> float:
+        """Between both, relative to the larger; what is no number on both sides is no difference."""
+        if self.whole == self.parts or (math.isnan(self.whole) and math.isnan(self.parts)):
+            return 0.0
+        difference = abs(self.whole - self.parts) / max(abs(self.whole), abs(self.parts))
+        return math.inf if math.isnan(difference) else difference
+
+
+def loss_of_parts(
+    workload: Workload, batch: Batch, evaluate: Callable[[Batch], float], *, count: int = 2
+) -> LossOfParts:
+    """Whether a loss can be had from micro-batches: if not, it mixes rows, or `reduction` and `weight` say it wrong.
+
+    Args:
+        workload: What its loss is over, and what its parts count for.
+        batch: (inputs, targets), of `count` rows or more.
+        evaluate: The loss of a batch, without dropout; in eval mode also BatchNorm mixes no rows.
+        count: Parts; under loss_over "batch" there is one.
+
+    Returns:
+        Both losses; beyond the precision's own noise they differ where micro-batches train something else.
+
+    Raises:
+        UsageError: the batch cannot be cut.
+    """
+    parts = Cutting(workload).parts(batch, 1 if workload.loss_over == "batch" else count)
+    losses = [weight * evaluate((inputs, targets)) for inputs, targets, weight, _ in parts if weight]
+    return LossOfParts(evaluate(batch), math.fsum(losses))
 
 
 def micro_batch_count(rows: int, most: int, size: int) -> int:
