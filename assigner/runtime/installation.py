@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
+from assigner.errors import UsageError
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.gradients import Gradients
 from assigner.runtime.inference import Inference
@@ -91,13 +94,18 @@ class Installation:
             batch: (inputs, targets).
 
         Raises:
-            UsageError: rank 0 makes another call or has another batch, or the batch cannot be used.
+            UsageError: rank 0 makes another call or has another batch, the batch cannot be used, or gradients are off.
         """
+        if not torch.is_grad_enabled():
+            raise UsageError(
+                "a step was called under torch.no_grad() or torch.inference_mode(): it would train nothing",
+                hint="call it outside of that block; pipeline.evaluate and pipeline.forward need no such block",
+            )
         check_pair(batch)
         rows = self.cutting.row_count(batch[0])
         self.same.check(call, batch)
         program = self.programs.training(rows)
-        return program, self.cutting.split(batch, program.plan.micro_batch_size)
+        return program, self.cutting.split(batch, program.plan.micro_batches)
 
     def forget(self) -> None:
         """Drop what an unfinished step or forward holds."""

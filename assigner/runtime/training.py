@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from assigner.location import Location
 from assigner.marking.writing import position
 from assigner.runtime.executor import Executor
+from assigner.runtime.loss import check_groups
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from assigner.runtime.state import PartitionState
     from assigner.runtime.variants import Variant, Variants
     from assigner.schedule import Program
-    from assigner.workload import Batch, Workload
+    from assigner.workload import Workload
 
 
 class Training:
@@ -65,21 +66,21 @@ class Training:
         return self._executors[variant]
 
     def run(
-        self, program: Program, batch: Batch, micro_batches: Sequence[MicroBatch], number: int, *, loss_factor: float
+        self, program: Program, micro_batches: Sequence[MicroBatch], number: int, *, loss_factor: float
     ) -> dict[int, float]:
         """Run all micro-batches of a step forward and backward; gradients add up in the parameters.
 
         Args:
             program: The plan's own, for so many micro-batches.
-            batch: The whole batch.
-            micro_batches: It, cut.
+            micro_batches: The batch, cut.
             number: The batch's number in training.
             loss_factor: What the loss's gradient is multiplied by.
 
         Returns:
             By the ranks that make the model's output: the loss there.
         """
-        groups = self.variants.groups(batch[0], micro_batches, training=True)
+        groups = self.variants.groups(micro_batches, training=True)
+        check_groups(self.workload, groups)
         self.as_planned = len(groups) == 1 and groups[0].variant.is_planned
         losses: dict[int, float] = defaultdict(float)
         for group in groups:
