@@ -3,6 +3,5 @@
 from __future__ import annotations
 
 from assigner.verification.checking import check_model
-from assigner.verification.verdict import Verdict
 
-__all__ = ["Verdict", "check_model"]
+__all__ = ["check_model"]

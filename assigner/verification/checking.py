@@ -6,19 +6,20 @@ import contextlib
 import math
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from assigner.cgroup import free_memory
 from assigner.errors import UsageError
+from assigner.profile import Verification
 from assigner.verification.comparing import differences
 from assigner.verification.draws import seed_modules
 from assigner.verification.locating import find_beginning
 from assigner.verification.partitions import Partitions, capture_ahead
 from assigner.verification.plain import PlainModel
+from assigner.verification.refusal import refusal
 from assigner.verification.task import Task
-from assigner.verification.verdict import Verdict, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +33,10 @@ _ROWS = 5
 _COPIES = 4  # of the parameters, while a side trains: they, their gradients, and two of the optimizer's state
 _MOST_THREADS = 512
 
+Result = Literal["equal", "uncertain"]
 
-def check_model(workload: Workload, graph: PartitionGraph) -> Verdict:
+
+def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
     """Train the plain model and the captured partitions for two small steps, and evaluate both.
 
     In this process and on the CPU, with five rows in two micro-batches, with and without rematerialisation. The
@@ -96,7 +99,7 @@ class _Check:
     def unfit(self) -> bool:
         return not self._captured or (self._plain is not None and self._plain.failed)
 
-    def run(self) -> Verdict:
+    def run(self) -> Verification:
         """Compare.
 
         Raises:
@@ -106,16 +109,17 @@ class _Check:
         task = self._task
         cautions = list(self._capture())
         kept, recomputed = self._compared()
-        exact, result = not kept and not recomputed, "equal"
+        result: Result = "equal"
+        exact = not kept and not recomputed
         kept, recomputed = self._above_noise([kept, recomputed])
         if kept or recomputed:
             result, caution = self._explained(kept or recomputed, recomputes=not kept)
             cautions.append(caution)
         if self._evaluates and result == "equal":
             cautions += self._of_cutting()
-        return Verdict(
-            "equal" if result == "equal" else "random", len(task.graph.pieces), task.rows, task.micro_batches,
-            trained=task.trains, exact=exact, seconds=0.0, cautions=tuple(cautions),
+        return Verification(
+            result=result, exact=exact, partitions=len(task.graph.pieces), rows=task.rows,
+            micro_batches=task.micro_batches, trained=task.trains, cautions=tuple(cautions),
         )  # fmt: skip
 
     def _capture(self) -> Iterator[str]:
@@ -152,7 +156,7 @@ class _Check:
         noise: Mapping[tuple[Moment, Item], float] = {(each.moment, each.item): each.largest for each in moved}
         return [[each for each in some if each.counts(noise.get((each.moment, each.item)))] for some in above]
 
-    def _explained(self, found: Sequence[Difference], *, recomputes: bool) -> tuple[str, str]:
+    def _explained(self, found: Sequence[Difference], *, recomputes: bool) -> tuple[Result, str]:
         """The result and a caution, where the plain model does not always give the same.
 
         Raises:
@@ -161,7 +165,7 @@ class _Check:
         task = self._task
         (again,) = self._differences(self._model(), [PlainModel(task)])
         if first := next((each for each in again if each.counts()), None):
-            return "random", (
+            return "uncertain", (
                 f"the plain model differs from itself in two equal runs, {first.moment}: {first.item}; what it computes"
                 " cannot be compared"
             )
@@ -176,9 +180,8 @@ class _Check:
                     "marked modules draw from Python's or NumPy's generator: a run draws other numbers there than a"
                     " plain loop; with the same numbers the two are equal"
                 )
-        first = found[0]
-        begins = find_beginning(task, self._model(), Partitions(task, recomputes=recomputes), first)
-        raise refusal(first, only_recomputed=recomputes, begins=begins)
+        begins = find_beginning(task, self._model(), Partitions(task, recomputes=recomputes), found)
+        raise refusal(found[0], only_recomputed=recomputes, begins=begins)
 
     def _of_cutting(self) -> Iterator[str]:
         """What micro-batches change by themselves."""

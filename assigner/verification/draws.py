@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class ComparableDraws(TorchDispatchMode):
+class ComparableDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Seeds torch's default generator before each operation that draws from it.
 
     Args:
@@ -35,7 +35,7 @@ class ComparableDraws(TorchDispatchMode):
     """
 
     def __init__(self, step: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._step = step
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

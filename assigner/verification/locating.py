@@ -43,20 +43,20 @@ class _Call(NamedTuple):
     outputs: list[torch.Tensor]
 
 
-def find_beginning(task: Task, plain: PlainModel, cut: Partitions, found: Difference) -> str | None:
+def find_beginning(task: Task, plain: PlainModel, cut: Partitions, found: Sequence[Difference]) -> str | None:
     """Repeat the steps up to a difference, and find the first call of a module that differs there.
 
     Args:
         task: What to train on.
         plain: The plain model, as it was built.
         cut: The captured partitions, as they were built.
-        found: The first difference that shows.
+        found: What differs, in the order in which it came to be.
 
     Returns:
         Where it begins, in words; None: before any forward, or behind all of them.
     """
-    moment = found.moment
-    if moment.phase == "start" or found.item.quantity == "parameter":
+    moment, item = found[0].moment, found[0].item
+    if moment.phase == "start" or item.quantity == "parameter":
         return None
     for step in range(moment.step):
         for side in (plain, cut):
@@ -75,11 +75,14 @@ def find_beginning(task: Task, plain: PlainModel, cut: Partitions, found: Differ
         if not any(_alike(call.outputs, other.outputs) for other in known):
             inside = any(_alike(call.inputs, other.inputs) for other in known)
             return _in_words(task, call.name, modules[call.name], inside=inside)
-    if found.item.quantity == "gradient":
-        piece = task.graph.piece[found.item.partition]
-        return f"every forward is right: it begins in a backward{_at(*root_lines(piece))}"
-    if found.item.quantity in ("loss", "output"):
-        return f"every module is right: it begins behind them{_at(*root_lines(task.graph.last))}"
+    if item.quantity == "gradient":  # a backward goes from the last partition to the first
+        wrong = {each.item.partition for each in found if each.moment == moment and each.item.quantity == "gradient"}
+        piece = next(piece for piece in reversed(task.graph.pieces) if piece.name in wrong)
+        return (
+            f"all forwards are right; it begins in the backward of partition {piece.name!r}{_at(*_root_lines(piece))}"
+        )
+    if item.quantity in ("loss", "output"):
+        return f"every module is right: it begins behind them{_at(*_root_lines(task.graph.last))}"
     return None
 
 
@@ -135,7 +138,7 @@ def _in_words(task: Task, name: str, module: nn.Module, *, inside: bool) -> str:
     partition = f"partition {piece.name!r}" if piece else "a partition"
     if inside:
         return f"it begins in {partition}, in {name!r} ({type(module).__name__}{_at(_forward_line(module))})"
-    return f"it begins in {partition}, in what {name!r} is given{_at(*root_lines(piece))}"
+    return f"it begins in {partition}, in what {name!r} is given{_at(*_lines_before(task, piece))}"
 
 
 def _runs(piece: Piece, name: str) -> bool:
@@ -158,10 +161,18 @@ def _forward_line(module: nn.Module) -> str | None:
     return f"{place[0]}:{place[1]}" if place and place[0] else None
 
 
-def root_lines(piece: Piece | None) -> list[str]:
-    """The lines of the user's code beside marked modules that a partition runs; the first few."""
+def _lines_before(task: Task, piece: Piece | None) -> list[str]:
+    """The lines of the model's own code that a partition runs, and those that it reads from: either may be at fault."""
+    if piece is None:
+        return []
+    sources = {value.partition for value in piece.reads if value.partition}
+    return _root_lines(*(task.graph.piece[name] for name in sorted(sources)), piece)
+
+
+def _root_lines(*pieces: Piece) -> list[str]:
+    """The lines of the user's code beside marked modules that some partitions run; the first few."""
     found: dict[str, None] = {}
-    for node in piece.graph.nodes if piece else ():
+    for node in (node for piece in pieces for node in piece.graph.nodes):
         frames = [(file, int(line)) for file, line in _FRAME.findall(node.meta.get("stack_trace") or "")]
         if node.op == "call_function" and (place := user_place(frames)):
             found[f"{place[0]}:{place[1]}"] = None

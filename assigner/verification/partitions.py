@@ -106,12 +106,9 @@ class Partitions:
             workload, plan, graph, member,
             remat=Rematerialisation("plan", plan), batch_norm="deferred", trains=task.trains, scaling=scaling,
         )  # fmt: skip
-        seat: _Seat
-        optimizer = PipelineOptimizer(
-            workload, graph.deferred.model.named_parameters(), installed.trained, apply=lambda: seat.update()
-        )
-        seat = _Seat(member, installed, optimizer)
-        return seat
+        model = graph.deferred.model.named_parameters()
+        optimizer = PipelineOptimizer(workload, model, installed.trained, apply=_update_alone)
+        return _Seat(member, installed, optimizer)
 
     def submodules(self) -> dict[str, torch.nn.Module]:
         """The modules of all partitions, by their names in the model."""
@@ -172,6 +169,11 @@ class Partitions:
         state, held = seat.installed.share.state(), seat.installed.share.held_by(item.partition)
         name = canonical.get(item.name, item.name)
         return state[name] if name in state else held.get(name)
+
+
+def _update_alone() -> None:
+    """Seats apply their gradients together; nobody else has the optimizer's handle."""
+    raise AssertionError("an update of one worker alone")
 
 
 def capture_ahead(task: Task) -> str | None:

@@ -124,7 +124,7 @@ class PlainModel:
                     value = self._heard(outputs, cut.targets) * cut.weight
             if trains and value.requires_grad:
                 with user_code("the plain model's backward"):
-                    value.backward()
+                    value.backward()  # type: ignore[no-untyped-call]
             self.per_micro_batch |= {
                 name for name, buffer in self.model.named_buffers() if name in before and not before[name].equal(buffer)
             }

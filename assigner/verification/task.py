@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from assigner.marking import PartitionGraph
 from assigner.plan import Plan, Stage
 from assigner.profile import WorkloadReference
 from assigner.runtime.microbatch import Cutting, MicroBatch, check_pair
+from assigner.workload import Workload
 
 if TYPE_CHECKING:
-    from assigner.marking import PartitionGraph
-    from assigner.workload import Batch, Workload
+    from assigner.marking import Mark
+    from assigner.workload import Batch
 
 STEPS = 2
 
@@ -91,5 +93,5 @@ class Task:
         )
 
 
-def _may_recompute(mark: Any) -> bool:
+def _may_recompute(mark: Mark) -> bool:
     return mark.rematerialise != "never"

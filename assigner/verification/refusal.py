@@ -1,43 +1,14 @@
-"""What a check found, and what is said of a difference."""
+"""What is said of a model whose partitions compute something else."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from assigner.errors import MarkingError
 
 if TYPE_CHECKING:
     from assigner.verification.comparing import Difference
-
-Result = Literal["equal", "random"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A model that can be run under plans.
-
-    Args:
-        result: "equal": the partitions compute what the plain model does; "random": the plain model differs from
-            itself in two equal runs, so that nothing can be said.
-        partitions: How many were compared.
-        rows: In a batch.
-        micro_batches: Of a batch.
-        trained: False: outputs alone were compared.
-        exact: Equal to the last bit.
-        seconds: What it took.
-        cautions: What the user should know.
-    """
-
-    result: Result
-    partitions: int
-    rows: int
-    micro_batches: int
-    trained: bool
-    exact: bool
-    seconds: float
-    cautions: tuple[str, ...] = ()
 
 
 def refusal(first: Difference, *, only_recomputed: bool, begins: str | None) -> MarkingError:
@@ -51,14 +22,14 @@ def refusal(first: Difference, *, only_recomputed: bool, begins: str | None) -> 
     how = (
         "cannot be compared (another shape or type, or only one of them has numbers in some places)"
         if math.isinf(first.largest)
-        else f"is off by {first.largest:.3g} where its largest number is {first.scale:.3g}"
+        else f"differs by {first.largest:.3g}, and its largest number is {first.scale:.3g}"
     )
     where = f" of partition {first.item.partition!r}" if first.item.quantity not in ("loss", "output") else ""
     remat = ", where partitions are rematerialised (without, it is right)" if only_recomputed else ""
     beginning = f"; {begins}" if begins else ""
     return MarkingError(
-        f"cut into partitions the model computes something else than as it is{remat}: {first.moment}, {first.item}{where}"
-        f" {how}{beginning}",
+        f"cut into partitions the model computes something else than as it is{remat}: {first.moment},"
+        f" {first.item}{where} {how}{beginning}",
         hint=_hint(first, only_recomputed=only_recomputed),
     )
 
