@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import random
+
 import torch
 from torch import nn
 from workloads import WIDTH, workload
 
 
 class SharedList(nn.Module):
-    """Each block adds its mean to one list, and the last one reads what all have added."""
+    """Each block adds to one list, and the last one reads how much all have added."""
 
     class Block(nn.Module):
-        def __init__(self, seen: list[torch.Tensor], *, reads: bool) -> None:
+        def __init__(self, seen: list[float], *, reads: bool) -> None:
             super().__init__()
             self.inner, self.seen, self.reads = nn.Linear(WIDTH, WIDTH), seen, reads
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = torch.tanh(self.inner(x))
-            self.seen.append(x.detach().mean())
-            return x + torch.stack(self.seen[-2:]).sum() if self.reads else x
+            self.seen.append(0.5)
+            return x + sum(self.seen) if self.reads else x
 
     def __init__(self) -> None:
         super().__init__()
-        seen: list[torch.Tensor] = []
+        seen: list[float] = []
         self.blocks = nn.ModuleList(self.Block(seen, reads=n == 1) for n in range(2))
         self.last = nn.Linear(WIDTH, 1)
 

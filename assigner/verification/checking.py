@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,7 +15,7 @@ from assigner.cgroup import free_memory
 from assigner.errors import UsageError
 from assigner.profile import Verification
 from assigner.verification.comparing import differences
-from assigner.verification.draws import seed_modules
+from assigner.verification.draws import kept_python, seed_modules
 from assigner.verification.locating import find_beginning
 from assigner.verification.partitions import Partitions, capture_ahead
 from assigner.verification.plain import PlainModel
@@ -22,18 +23,16 @@ from assigner.verification.refusal import refusal
 from assigner.verification.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from assigner.marking import PartitionGraph
     from assigner.verification.comparing import Difference, Moment
-    from assigner.verification.observing import Item
+    from assigner.verification.observing import Item, Side
     from assigner.workload import Workload
 
 _ROWS = 5
 _COPIES = 4  # of the parameters, while a side trains: they, their gradients, and two of the optimizer's state
 _MOST_THREADS = 512
-
-Result = Literal["equal", "uncertain"]
 
 
 def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
@@ -55,7 +54,7 @@ def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
     began = time.perf_counter()
     workload = replace(workload, compile=None)
     sizes = list(dict.fromkeys([(_ROWS, 2), (workload.batch_size, 2), (workload.batch_size, 1)]))
-    with _few_threads(len(graph.pieces)):
+    with _few_threads(len(graph.pieces)), kept_python():
         for rows, micro_batches in sizes:
             check = _Check(Task(workload, graph, rows, min(rows, micro_batches)))
             try:
@@ -92,8 +91,10 @@ class _Check:
     def __init__(self, task: Task) -> None:
         self._task = task
         self._plain: PlainModel | None = None
-        self._captured = False
+        self._captured = self._uncertain = False
         self._evaluates = True
+        self._noise: Mapping[tuple[Moment, Item], float] = {}
+        self._choices = (False, True) if task.trains else (False,)
 
     @property
     def unfit(self) -> bool:
@@ -108,18 +109,15 @@ class _Check:
         """
         task = self._task
         cautions = list(self._capture())
-        kept, recomputed = self._compared()
-        result: Result = "equal"
-        exact = not kept and not recomputed
-        kept, recomputed = self._above_noise([kept, recomputed])
-        if kept or recomputed:
-            result, caution = self._explained(kept or recomputed, recomputes=not kept)
-            cautions.append(caution)
-        if self._evaluates and result == "equal":
+        found = self._beside(*(functools.partial(Partitions, task, recomputes=each) for each in self._choices))
+        above = [[each for each in some if each.counts()] for some in found]
+        if any(above):
+            cautions += self._explained(above)
+        if self._evaluates and not self._uncertain:
             cautions += self._of_cutting()
         return Verification(
-            result=result, exact=exact, partitions=len(task.graph.pieces), rows=task.rows,
-            micro_batches=task.micro_batches, trained=task.trains, cautions=tuple(cautions),
+            result="uncertain" if self._uncertain else "equal", exact=not any(found), partitions=len(task.graph.pieces),
+            rows=task.rows, micro_batches=task.micro_batches, trained=task.trains, cautions=tuple(cautions),
         )  # fmt: skip
 
     def _capture(self) -> Iterator[str]:
@@ -133,55 +131,61 @@ class _Check:
         self._plain = PlainModel(self._task)
         return self._plain
 
-    def _differences(self, plain: PlainModel, others: Sequence[PlainModel | Partitions]) -> list[list[Difference]]:
+    def _beside(self, *makers: Callable[[], Side]) -> list[list[Difference]]:
+        """What differs between the plain model and other sides; it runs once for all where memory is ample."""
+        at_once = (len(makers) + 1) * _side_bytes(self._task) < free_memory() / 2
+        return [
+            found
+            for group in ([makers] if at_once else [(maker,) for maker in makers])
+            for found in self._differences(self._model(), [maker() for maker in group])
+        ]
+
+    def _differences(self, plain: PlainModel, others: Sequence[Side]) -> list[list[Difference]]:
         return differences(self._task, plain, others, evaluates=self._evaluates)
 
-    def _compared(self) -> tuple[list[Difference], list[Difference]]:
-        """What differs without and with rematerialisation; the plain model runs once where memory is ample."""
-        task = self._task
-        choices = (False, True) if task.trains else (False,)
-        at_once = (len(choices) + 1) * _side_bytes(task) < free_memory() / 2
-        found: list[list[Difference]] = []
-        for group in [choices] if at_once else [(each,) for each in choices]:
-            plain = self._model()
-            found += self._differences(plain, [Partitions(task, recomputes=each) for each in group])
-        return found[0], found[1] if task.trains else []
-
-    def _above_noise(self, found: Sequence[list[Difference]]) -> list[list[Difference]]:
-        """Those differences that rounding does not explain; how far it goes is measured where it may matter."""
-        above = [[each for each in some if each.counts()] for some in found]
-        if not any(above):
-            return above
-        (moved,) = self._differences(self._model(), [PlainModel(self._task, nudged=True)])
-        noise: Mapping[tuple[Moment, Item], float] = {(each.moment, each.item): each.largest for each in moved}
-        return [[each for each in some if each.counts(noise.get((each.moment, each.item)))] for some in above]
-
-    def _explained(self, found: Sequence[Difference], *, recomputes: bool) -> tuple[Result, str]:
-        """The result and a caution, where the plain model does not always give the same.
+    def _explained(self, above: Sequence[list[Difference]]) -> Iterator[str]:
+        """Why differences that are above the floor are no reason to refuse the model, as a caution where it is one.
 
         Raises:
-            MarkingError: it does.
+            MarkingError: they are one.
         """
         task = self._task
-        (again,) = self._differences(self._model(), [PlainModel(task)])
+        again, moved = self._beside(
+            functools.partial(PlainModel, task), functools.partial(PlainModel, task, nudged=True)
+        )
         if first := next((each for each in again if each.counts()), None):
-            return "uncertain", (
-                f"the plain model differs from itself in two equal runs, {first.moment}: {first.item}; what it computes"
-                " cannot be compared"
+            self._uncertain = True
+            yield (
+                f"the model as it is differs from itself in two equal runs: {first.moment}, {first.item};"
+                " what it computes cannot be compared"
             )
-        (drawn,) = self._differences(self._model(), [PlainModel(task, generators=3)])
+            return
+        self._noise = {(each.moment, each.item): each.largest for each in moved}
+        recomputes, left = self._first_left(above)
+        if not left:
+            return
+        (drawn,) = self._beside(functools.partial(PlainModel, task, generators=3))
         if any(each.counts() for each in drawn):
             plain, cut = self._model(), Partitions(task, recomputes=recomputes)
             for side in (plain, cut):
                 seed_modules(side.submodules(), task.graph.marks)
-            (found,) = self._above_noise(self._differences(plain, [cut]))
-            if not found:
-                return "equal", (
+            _, left = self._first_left(self._differences(plain, [cut]))
+            if not left:
+                yield (
                     "marked modules draw from Python's or NumPy's generator: a run draws other numbers there than a"
                     " plain loop; with the same numbers the two are equal"
                 )
-        begins = find_beginning(task, self._model(), Partitions(task, recomputes=recomputes), found)
-        raise refusal(found[0], only_recomputed=recomputes, begins=begins)
+                return
+        begins = find_beginning(task, self._model(), Partitions(task, recomputes=recomputes), left)
+        raise refusal(left[0], only_recomputed=recomputes, begins=begins)
+
+    def _first_left(self, found: Sequence[list[Difference]]) -> tuple[bool, list[Difference]]:
+        """The first list in which something is above the noise, and what is; whether it is that of the recomputes."""
+        for recomputes, some in enumerate(found):
+            left = [each for each in some if each.counts(self._noise.get((each.moment, each.item), 0.0))]
+            if left:
+                return bool(recomputes), left
+        return False, []
 
     def _of_cutting(self) -> Iterator[str]:
         """What micro-batches change by themselves."""

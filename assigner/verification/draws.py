@@ -58,7 +58,7 @@ class PythonGenerators:
     """
 
     def __init__(self, seed: int) -> None:
-        with self._kept():
+        with kept_python():
             seed_python(seed)
             self._save()
 
@@ -78,13 +78,24 @@ class PythonGenerators:
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """These states while the block runs; those of the caller before and after."""
-        with self._kept():
+        with kept_python():
             random.setstate(self._python)
             np.random.set_state(self._numpy)
             try:
                 yield
             finally:
                 self._save()
+
+
+@contextlib.contextmanager
+def kept_python() -> Iterator[None]:
+    """Leave Python's and NumPy's generators as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def seed_python(seed: int) -> None:
