@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
     from assigner.workload import Workload  # noqa: TC004
 
-MODULES = ("inplace", "backward", "hooks", "checkpoints", "buffers", "written", "python_state", "aliases")
+MODULES = (
+    "inplace", "backward", "hooks", "checkpoints", "buffers", "written", "python_state", "aliases", "containers",
+    "calls", "optimizers",
+)  # fmt: skip
 """Of this folder, in the order of the table."""
 
 

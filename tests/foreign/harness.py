@@ -121,15 +121,15 @@ def plain(made: Workload, micro_batches: int) -> Record:
     for n, rows in enumerate(RAGGED):
         batch = made.make_batch(rows, n)
         seeded(n)
-        optimizer.zero_grad()
+        model.zero_grad()
         total = 0.0
         for (args, kwargs), targets, weight in pieces(made, batch, micro_batches):
             loss = made.compute_loss(model(*args, **kwargs), targets) * weight
             loss.backward()
             total += loss.item()
+        optimizer.step()
         grads = {name: each.grad for name, each in model.named_parameters(remove_duplicate=False)}
         record.gradients.append({name: None if each is None else each.clone() for name, each in grads.items()})
-        optimizer.step()
         record.losses.append(total)
         record.states.append({name: each.detach().clone() for name, each in model.state_dict().items()})
     record.moved = frozenset(name for name in firsts.values() if distance(record.states[-1][name], start.get(name)))

@@ -1,4 +1,4 @@
-# ruff: noqa: ARG005, E501 - decorators on one line
+# ruff: noqa: ARG005 - decorators on one line
 """State in Python objects, randomness that is not torch's, and questions that forward asks about how it is run."""
 
 from __future__ import annotations
