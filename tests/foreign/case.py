@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MODULES = (
     "inplace", "backward", "hooks", "checkpoints", "buffers", "written", "python_state", "aliases", "containers",
-    "calls", "optimizers", "torchs_own", "sequences", "vision", "training_habits",
+    "calls", "optimizers", "torchs_own", "sequences", "vision", "training_habits", "decoders", "encoders",
 )  # fmt: skip
 """Of this folder, in the order of the table."""
 

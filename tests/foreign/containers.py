@@ -64,23 +64,23 @@ def classes(x):
 
 with_targets(
     "targets are a list of ints", lambda x: classes(x).tolist(),
-    lambda made, wanted: F.cross_entropy(made, torch.tensor(wanted)), Three, refusal=ROWS,
+    lambda made, wanted: F.cross_entropy(made, torch.tensor(wanted)), Three,
 )  # fmt: skip
 with_targets(
     "targets are a list of floats", lambda x: x.sum(1).tolist(),
-    lambda made, wanted: F.mse_loss(made[:, 0], torch.tensor(wanted, dtype=made.dtype)), refusal=ROWS,
+    lambda made, wanted: F.mse_loss(made[:, 0], torch.tensor(wanted, dtype=made.dtype)),
 )  # fmt: skip
 with_targets(
     "targets are a list of strings", lambda x: [CLASSES[n] for n in classes(x).tolist()],
-    lambda made, wanted: F.cross_entropy(made, torch.tensor([CLASSES.index(each) for each in wanted])), Three, refusal=ROWS,
+    lambda made, wanted: F.cross_entropy(made, torch.tensor([CLASSES.index(each) for each in wanted])), Three,
 )  # fmt: skip
 with_targets(
     "targets are a tuple of strings", lambda x: tuple(CLASSES[n] for n in classes(x).tolist()),
-    lambda made, wanted: torch.stack([made[n].sum() * len(each) for n, each in enumerate(wanted)]).mean().square(), refusal=ROWS,
+    lambda made, wanted: torch.stack([made[n].sum() * len(each) for n, each in enumerate(wanted)]).mean().square(),
 )  # fmt: skip
 with_targets(
     "targets are a list of tensors of unlike lengths", lambda x: [x[n, : 1 + n % 3] for n in range(len(x))],
-    lambda made, wanted: torch.stack([(one - each).square().mean() for one, each in zip(made, wanted, strict=False)]).mean(), refusal=ROWS,
+    lambda made, wanted: torch.stack([(one - each).square().mean() for one, each in zip(made, wanted, strict=False)]).mean(),
 )  # fmt: skip
 
 
@@ -94,11 +94,11 @@ def box_loss(made, wanted):
     ).mean()
 
 
-with_targets("targets are a list of dicts of boxes (detection)", boxes, box_loss, refusal=ROWS)
+with_targets("targets are a list of dicts of boxes (detection)", boxes, box_loss)
 with_targets(
     "targets are a dict of lists", lambda x: {"label": classes(x).tolist(), "weight": [1.0] * len(x)},
     lambda made, wanted: (F.cross_entropy(made, torch.tensor(wanted["label"][: len(made)]), reduction="none") * torch.tensor(wanted["weight"][: len(made)])).mean(),
-    Three, refusal=ROWS,
+    Three,
 )  # fmt: skip
 with_targets(
     "targets are a dict of dicts of tensors", lambda x: {"a": {"b": x.sum(1, keepdim=True)}, "c": x[:, :1]},
@@ -252,9 +252,7 @@ class Named(Net):
         return self.last(h * torch.tensor([len(each) for each in names], dtype=x.dtype).unsqueeze(1))
 
 
-with_inputs(
-    "a list of strings beside the input", lambda x: (x, ["a" * (1 + n % 3) for n in range(len(x))]), Named, refusal=ROWS
-)
+with_inputs("a list of strings beside the input", lambda x: (x, ["a" * (1 + n % 3) for n in range(len(x))]), Named)
 
 
 class Lengths(Net):
@@ -263,7 +261,7 @@ class Lengths(Net):
         return self.last(self.hidden(x * mask))
 
 
-with_inputs("lengths as a list of ints", lambda x: (x, [1 + n % 8 for n in range(len(x))]), Lengths, refusal=ROWS)
+with_inputs("lengths as a list of ints", lambda x: (x, [1 + n % 8 for n in range(len(x))]), Lengths)
 
 
 class ListOfRows(Net):
@@ -275,7 +273,6 @@ with_inputs(
     "a list of one tensor for each row (detection's images)",
     lambda x: ({"images": [each.clone() for each in x]},),
     ListOfRows,
-    refusal=ROWS,
 )
 
 

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - decorators on one line
 """Convolutional models and vision transformers, small and by hand, on images of 8 by 8."""
 
 from __future__ import annotations
