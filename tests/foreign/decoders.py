@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - a model a line
 """Language models of transformers with `labels` among the inputs: decoders, and encoders with decoders."""
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ hugging_face(
     "transformer.wte transformer.h.* lm_head",
     causal,
     attn_implementation="eager",
+    usual=False,
     **GPT2,
 )
 hugging_face(
@@ -43,23 +43,31 @@ hugging_face(
     "transformer.wte transformer.h.* lm_head",
     causal,
     tie_word_embeddings=False,
+    usual=False,
     **GPT2,
 )
 hugging_face("Llama", "LlamaForCausalLM", LLAMA, causal, **GROUPED)
 hugging_face("Mistral", "MistralForCausalLM", LLAMA, causal, sliding_window=3, **GROUPED)
 hugging_face("Qwen2", "Qwen2ForCausalLM", LLAMA, causal, **{**NEW, "num_key_value_heads": 1})
-hugging_face("Qwen3", "Qwen3ForCausalLM", LLAMA, causal, **GROUPED)
+hugging_face("Qwen3", "Qwen3ForCausalLM", LLAMA, causal, usual=False, **GROUPED)
 hugging_face("Gemma", "GemmaForCausalLM", LLAMA, causal, **GROUPED)
-hugging_face("Gemma 2", "Gemma2ForCausalLM", LLAMA, causal, **GROUPED)
+hugging_face("Gemma 2", "Gemma2ForCausalLM", LLAMA, causal, usual=False, **GROUPED)
 hugging_face(
     "Phi", "PhiForCausalLM", "model.embed_tokens model.layers.* lm_head", causal, resid_pdrop=0.0, embd_pdrop=0.0, **NEW
 )
 hugging_face(
-    "Phi-3", "Phi3ForCausalLM", LLAMA, causal, resid_pdrop=0.0, embd_pdrop=0.0, **{**NEW, "num_key_value_heads": 1}
+    "Phi-3",
+    "Phi3ForCausalLM",
+    LLAMA,
+    causal,
+    resid_pdrop=0.0,
+    embd_pdrop=0.0,
+    usual=False,
+    **{**NEW, "num_key_value_heads": 1},
 )
-hugging_face("OLMo 2", "Olmo2ForCausalLM", LLAMA, causal, **{**NEW, "num_key_value_heads": 1})
-hugging_face("StableLM", "StableLmForCausalLM", LLAMA, causal, **{**NEW, "num_key_value_heads": 1})
-hugging_face("Cohere", "CohereForCausalLM", LLAMA, causal, **{**NEW, "num_key_value_heads": 1})
+hugging_face("OLMo 2", "Olmo2ForCausalLM", LLAMA, causal, usual=False, **{**NEW, "num_key_value_heads": 1})
+hugging_face("StableLM", "StableLmForCausalLM", LLAMA, causal, usual=False, **{**NEW, "num_key_value_heads": 1})
+hugging_face("Cohere", "CohereForCausalLM", LLAMA, causal, usual=False, **{**NEW, "num_key_value_heads": 1})
 hugging_face(
     "Mixtral",
     "MixtralForCausalLM",
@@ -124,6 +132,7 @@ hugging_face(
     "transformer.word_embeddings transformer.h.* transformer.ln_f lm_head",
     causal,
     alibi=True,
+    usual=False,
     **OLD,
     hidden_size=16,
     num_hidden_layers=2,
@@ -144,6 +153,7 @@ hugging_face(
     "GPTNeoForCausalLM",
     "transformer.wte transformer.h.* lm_head",
     causal,
+    usual=False,
     **OLD,
     hidden_size=16,
     num_layers=2,
@@ -156,13 +166,16 @@ hugging_face(
     embed_dropout=0.0,
     attention_dropout=0.0,
 )
-hugging_face("GPT-J", "GPTJForCausalLM", "transformer.wte transformer.h.* lm_head", causal, rotary_dim=4, **GPT2)
+hugging_face(
+    "GPT-J", "GPTJForCausalLM", "transformer.wte transformer.h.* lm_head", causal, rotary_dim=4, usual=False, **GPT2
+)
 hugging_face(
     "CodeGen",
     "CodeGenForCausalLM",
     "transformer.wte transformer.h.* lm_head",
     causal,
     rotary_dim=4,
+    usual=False,
     **{**GPT2, "n_head": 4, "n_ctx": 32},
 )
 hugging_face(
@@ -170,6 +183,7 @@ hugging_face(
     "MptForCausalLM",
     "transformer.wte transformer.blocks.* lm_head",
     causal,
+    usual=False,
     **OLD,
     d_model=16,
     n_heads=2,
@@ -191,6 +205,7 @@ hugging_face(
     "OpenAIGPTLMHeadModel",
     "transformer.tokens_embed transformer.h.* lm_head",
     causal,
+    usual=False,
     **{**GPT2, "afn": "gelu"},
 )
 
@@ -213,8 +228,10 @@ hugging_face(
     "T5, whole encoder and decoder marked", "T5ForConditionalGeneration", "encoder decoder lm_head", translated, **T5
 )
 hugging_face("mT5", "MT5ForConditionalGeneration", T5_MARKS, translated, **T5)
-hugging_face("UMT5", "UMT5ForConditionalGeneration", T5_MARKS, translated, **T5)
-hugging_face("LongT5", "LongT5ForConditionalGeneration", "encoder decoder lm_head", translated, local_radius=3, **T5)
+hugging_face("UMT5", "UMT5ForConditionalGeneration", T5_MARKS, translated, usual=False, **T5)
+hugging_face(
+    "LongT5", "LongT5ForConditionalGeneration", "encoder decoder lm_head", translated, local_radius=3, usual=False, **T5
+)
 
 BART = {
     **OLD,
@@ -239,12 +256,13 @@ hugging_face(
     "BartForConditionalGeneration",
     f"model.encoder.embed_tokens model.decoder.embed_tokens {BART_MARKS}",
     translated,
+    usual=False,
     **BART,
 )
 hugging_face("mBART", "MBartForConditionalGeneration", BART_MARKS, translated, **BART)
 hugging_face("Pegasus", "PegasusForConditionalGeneration", BART_MARKS, translated, **BART)
 hugging_face("Marian", "MarianMTModel", BART_MARKS, translated, **BART)
-hugging_face("Blenderbot", "BlenderbotForConditionalGeneration", BART_MARKS, translated, **BART)
+hugging_face("Blenderbot", "BlenderbotForConditionalGeneration", BART_MARKS, translated, usual=False, **BART)
 hugging_face("Blenderbot small", "BlenderbotSmallForConditionalGeneration", BART_MARKS, translated, **BART)
 hugging_face(
     "M2M100",
@@ -255,13 +273,14 @@ hugging_face(
     decoder_layerdrop=0.0,
     **BART,
 )
-hugging_face("PLBart", "PLBartForConditionalGeneration", BART_MARKS, translated, **BART)
+hugging_face("PLBart", "PLBartForConditionalGeneration", BART_MARKS, translated, usual=False, **BART)
 hugging_face(
     "BigBird-Pegasus",
     "BigBirdPegasusForConditionalGeneration",
     BART_MARKS,
     translated,
     attention_type="original_full",
+    usual=False,
     **BART,
 )
 hugging_face(
@@ -279,6 +298,7 @@ hugging_face(
     "ProphetNetForConditionalGeneration",
     "prophetnet.encoder.layers.* prophetnet.decoder.layers.* lm_head",
     translated,
+    usual=False,
     **OLD,
     hidden_size=16,
     encoder_ffn_dim=32,

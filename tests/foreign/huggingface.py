@@ -85,6 +85,7 @@ def hugging_face(
     refusal: str = "",
     inherent: bool = False,
     random: bool = False,
+    usual: bool = True,
     **config: Any,
 ) -> None:
     """Add a case.
@@ -97,6 +98,7 @@ def hugging_face(
         refusal: See `Case`.
         inherent: See `Case`.
         random: See `Case`.
+        usual: See `Case`.
         config: What its config takes.
     """
 
@@ -110,4 +112,6 @@ def hugging_face(
         )
 
     make.__module__ = sys._getframe(1).f_globals["__name__"]  # the module that calls this
-    case(f"transformers: {name}", refusal=refusal, inherent=inherent, random=random, tolerance=TOLERANCE)(make)
+    case(f"transformers: {name}", refusal=refusal, inherent=inherent, random=random, tolerance=TOLERANCE, usual=usual)(
+        make
+    )
