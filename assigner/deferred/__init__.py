@@ -22,6 +22,7 @@ from torch import nn
 
 from assigner.deferred.disguise import LooksReal
 from assigner.deferred.errors import BuilderError
+from assigner.deferred.likeness import check_hung, in_likeness
 from assigner.deferred.recorder import Recorder, is_meta
 from assigner.deferred.replay import Replay, View
 from assigner.errors import UsageError
@@ -62,6 +63,7 @@ class DeferredModel:
             raise UsageError(f"Workload.model gave {type(self.model).__name__}", hint="it must return an nn.Module")
         for name, tensor in self.tensors().items():
             recorder.keep_unseen(tensor, f"as {name}")
+        check_hung(self.tensors())
         self._calls, self._storages = recorder.calls, recorder.storages
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -102,7 +104,8 @@ class DeferredModel:
             device: Where the tensors go; they are made on the CPU, so that every device starts from the same values.
 
         Returns:
-            name -> tensor; parameters are `nn.Parameter` and keep `requires_grad`. A tensor that was there before the
+            name -> tensor; parameters have the class, the attributes, the hooks and the `requires_grad` that the
+            builder has given them. A tensor that was there before the
             builder ran is copied: it is the user's own.
         """
         known = self.tensors()
@@ -114,7 +117,5 @@ class DeferredModel:
             if id(tensor) not in made:
                 view = View.of(tensor)
                 value = memory[view.storage].look(view) if is_meta(tensor) else tensor.detach().clone()
-                value = value.to(device)
-                is_parameter = isinstance(tensor, nn.Parameter)
-                made[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
+                made[id(tensor)] = in_likeness(tensor, value.to(device))
         return {name: made[id(tensor)] for name, tensor in wanted.items()}

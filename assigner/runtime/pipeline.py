@@ -211,7 +211,9 @@ class Pipeline:
             self._installed.gradients.begin()
             factor = scale * self._scaling.factor
             losses = self._installed.training.run(program, batch, micro_batches, self._batches, loss_factor=factor)
-            self._installed.gradients.sum_shared(program, self._installed.executor)
+            self._installed.gradients.end(
+                program, self._installed.executor, seed=self.workload.seed, number=self._batches
+            )
             self._batches += 1
             self._updated, self._waiting = update, True
         if max_norm is not None:
