@@ -25,6 +25,7 @@ from assigner.deferred.errors import BuilderError
 from assigner.deferred.likeness import check_hung, in_likeness
 from assigner.deferred.recorder import Recorder, is_meta
 from assigner.deferred.replay import Replay, View
+from assigner.deferred.surroundings import objects_from_outside
 from assigner.errors import UsageError
 from assigner.usercode import user_code, user_line
 
@@ -41,6 +42,7 @@ class DeferredModel:
 
     Attributes:
         model: The module tree; its parameters and buffers are meta tensors.
+        outside: What its modules hold, by id, that is not the model's own (see `objects_from_outside`).
 
     Raises:
         UsageError: the builder looks at random values, which do not exist yet, changes tensors that it has loaded, or
@@ -65,6 +67,7 @@ class DeferredModel:
             recorder.keep_unseen(tensor, f"as {name}")
         check_hung(self.tensors())
         self._calls, self._storages = recorder.calls, recorder.storages
+        self.outside = objects_from_outside(builder, self.model)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every parameter and buffer by name; names that share one tensor all stand here."""

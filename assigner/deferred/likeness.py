@@ -56,7 +56,7 @@ def check_hung(tensors: Mapping[str, torch.Tensor]) -> None:
             if _holds_model(hook):
                 raise UsageError(
                     f"a hook on {name} holds a tensor or a module of the model's builder, which has no values yet",
-                    hint="give the hook plain values alone; to mask a gradient, multiply the weight by a buffer in forward",
+                    hint="give the hook plain values alone; to mask a gradient, multiply the weight by a buffer",
                 )
 
 

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from assigner.errors import MarkingError
 from assigner.marking.casting import casting
 from assigner.marking.domain import Domain, find_domain, input_key, input_structure
+from assigner.marking.memento import Memento
 from assigner.marking.opaque import OpaqueCall, is_tensor, opaque_modules, replaced
 from assigner.marking.regions import without_regions
 from assigner.marking.rows import RowLeaves, may_carry
@@ -213,7 +214,8 @@ def _export(
                 n: kind if leaf.size(n) > 1 or kind is Dim.DYNAMIC else Dim.STATIC for n, kind in enumerate(kinds)
             }
     opaque = replaced(model, names, calls, autocast)
-    with fake_tensors(model, mode), _given_momenta(model), opaque, mode, casting(autocast, "cpu"):
+    kept = Memento(model.modules()).put_back()  # torch.export gives modules copies of their lists and dicts
+    with kept, fake_tensors(model, mode), _given_momenta(model), opaque, mode, casting(autocast, "cpu"):
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
     _check_ways_out(model, program)

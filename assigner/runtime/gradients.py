@@ -152,7 +152,7 @@ class Gradients:
                 raise UsageError(
                     f"requires_grad of {name} is {parameter.requires_grad} now; the pipeline was made with"
                     f" {self._wanted[name]}",
-                    hint="set it in the model's builder; to freeze a part later, set lr and weight_decay of its group to 0;"
+                    hint="set it in the model's builder; to freeze a part later, set its group's lr to 0;"
                     " to unfreeze one, load a checkpoint into the pipeline of a workload that trains it",
                 )
 

@@ -18,9 +18,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from assigner.marking import Piece
 from assigner.marking.casting import casting
+from assigner.marking.memento import let_go
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.compiling import Forward
-from assigner.runtime.memento import let_go
 from assigner.runtime.randomness import partition_seed, python_state, seed_device, seed_python
 from assigner.runtime.state import (
     HeldTensor,

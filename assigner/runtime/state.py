@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assigner.deferred.recorder import written_tensors
-from assigner.runtime.memento import Memento
+from assigner.marking.memento import Memento
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -53,6 +53,14 @@ class Memento:
         finally:
             _put(now)
 
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Whatever the block changes, the values are as they were then behind it."""
+        try:
+            yield
+        finally:
+            _put(self._kept)
+
     def _keep(self, keeper: _Keeper, held: Any) -> None:
         self._kept.append((keeper, held, keeper.copy(held)))
 
