@@ -15,7 +15,7 @@ Source of the idea: deferred initialisation by record and replay, as in torchdis
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from torch import nn
 from assigner.deferred.disguise import LooksReal
 from assigner.deferred.errors import BuilderError
 from assigner.deferred.likeness import check_hung, in_likeness
+from assigner.deferred.memento import Memento
 from assigner.deferred.recorder import Recorder, is_meta
 from assigner.deferred.replay import Replay, View
 from assigner.deferred.surroundings import objects_from_outside
@@ -56,6 +57,7 @@ class DeferredModel:
             torch.manual_seed(seed)
             with user_code("Workload.model"), recorder, recorder.rejection_sampling(), LooksReal(recorder):
                 self.model = builder()
+                _settle_mode(self.model)
         except BuilderError as error:
             raise UsageError(f"the model's builder {error.message} at {user_line(error)}", hint=error.hint) from error
         finally:
@@ -89,15 +91,14 @@ class DeferredModel:
                 module.training = flag
 
     def flags(self, *, training: bool) -> dict[str, bool]:
-        """Each submodule's `training`, by name: as it was built, or after the model's own `eval()`."""
-        before = {module: module.training for module in self.model.modules()}
-        try:
+        """Each submodule's `training`, by each of its names: as it was built, or after the model's own `eval()`.
+
+        What else that `eval()` does, as merging weights, is taken back: forwards compute without it.
+        """
+        with Memento(self.model.modules()).put_back():
             if not training:
                 self.model.eval()
-            return {name: module.training for name, module in self.model.named_modules()}
-        finally:
-            for module, flag in before.items():
-                module.training = flag
+            return {name: module.training for name, module in self.model.named_modules(remove_duplicate=False)}
 
     def materialise(self, names: Iterable[str], device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
         """The named parameters and buffers with their initial values.
@@ -122,3 +123,13 @@ class DeferredModel:
                 value = memory[view.storage].look(view) if is_meta(tensor) else tensor.detach().clone()
                 made[id(tensor)] = in_likeness(tensor, value.to(device))
         return {name: made[id(tensor)] for name, tensor in wanted.items()}
+
+
+def _settle_mode(model: Any) -> None:
+    """Have modules with a `train` of their own do what it does: one may keep its BatchNorm in eval mode.
+
+    A training script calls it on the model before its loop.
+    """
+    for module in model.modules() if isinstance(model, nn.Module) else ():
+        if type(module).train is not nn.Module.train:
+            module.train(module.training)

@@ -22,10 +22,10 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from assigner.deferred.memento import Memento
 from assigner.errors import MarkingError
 from assigner.marking.casting import casting
 from assigner.marking.domain import Domain, find_domain, input_key, input_structure
-from assigner.marking.memento import Memento
 from assigner.marking.opaque import OpaqueCall, is_tensor, opaque_modules, replaced
 from assigner.marking.regions import without_regions
 from assigner.marking.rows import RowLeaves, may_carry

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from assigner.marking.memento import Memento
+from assigner.deferred.memento import Memento
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

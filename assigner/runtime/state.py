@@ -24,8 +24,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from assigner.deferred.memento import Memento
 from assigner.deferred.recorder import written_tensors
-from assigner.marking.memento import Memento
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
