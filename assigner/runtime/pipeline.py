@@ -381,7 +381,7 @@ class Pipeline:
         with self._member.guarded(f"loading {folder}"):
             progress = load_checkpoint(
                 Path(folder), self.graph.fingerprint, state=share.state(), parameters=self._installed.trained,
-                optimizer=self.optimizer if self._trains else None,
+                optimizer=self.optimizer if self._trains else None, empty=share.empty(),
             )  # fmt: skip
             self.steps, self._batches = progress.steps, progress.batches
             self._installed.gradients.drop()
