@@ -16,12 +16,12 @@ import torch
 from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from assigner.deferred.memento import let_go
 from assigner.marking import Piece
 from assigner.marking.casting import casting
 from assigner.marking.writing import position
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.compiling import Forward
-from assigner.runtime.memento import let_go
 from assigner.runtime.randomness import partition_seed, python_state, seed_device, seed_python
 from assigner.runtime.state import (
     HeldTensor,
