@@ -78,13 +78,15 @@ def may_carry(known: RowLeaves | None, structure: pytree.TreeSpec, leaves: Seque
         leaves: Of the tree.
     """
     found: list[Carry] = []
-    _collect(known or NOTHING, pytree.tree_unflatten(list(leaves), structure), found)
+    tree = pytree.tree_unflatten(list(leaves), structure)
+    _collect(known or NOTHING, tree, found)
     tensors = [isinstance(leaf, torch.Tensor) and leaf.dim() > 0 for leaf in leaves]
     may = [
         tensor and carry in (Carry.ROWS, Carry.MIXED, Carry.UNKNOWN)
         for tensor, carry in zip(tensors, found, strict=True)
     ]
-    return may if any(may) else tensors
+    in_lists = known is not None and any(not isinstance(each, torch.Tensor) for each in carriers(known, tree))
+    return may if any(may) or in_lists else tensors
 
 
 def _collect(known: RowLeaves, tree: Any, found: list[Carry]) -> None:
