@@ -107,6 +107,12 @@ class Installation:
         program = self.programs.training(rows)
         return program, self.cutting.split(batch, program.plan.micro_batches)
 
+    def ran_as_planned(self, program: Program) -> bool:
+        """The last step, which ran this program, was the plan's own: of its rows, micro-batches and graph."""
+        ran, planned = program.plan, self.programs.plan
+        same = (ran.workload, ran.micro_batches) == (planned.workload, planned.micro_batches)
+        return same and self.training.as_planned
+
     def forget(self) -> None:
         """Drop what an unfinished step or forward holds."""
         self.training.forget()
