@@ -122,7 +122,7 @@ class Partitions:
 
     def train(self, step: int) -> None:
         """Forward and backward of a step's batch."""
-        self._heard.listen(self._task.micro_batches)
+        self._heard.begin(listens=False)
         self._loss = torch.tensor(sum(self._run(step, lambda seat: seat.train(self._task, step))), dtype=torch.float64)
 
     def update(self) -> None:
@@ -132,7 +132,7 @@ class Partitions:
 
     def evaluate(self) -> None:
         """The loss over the first batch in eval mode."""
-        self._heard.listen(self._task.micro_batches)
+        self._heard.begin(listens=True)
         self._loss = torch.tensor(self._run(-1, lambda seat: seat.evaluate(self._task))[0], dtype=torch.float64)
 
     def _run(self, step: int, act: Callable[[_Seat], float]) -> list[float]:

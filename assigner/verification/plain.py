@@ -67,10 +67,26 @@ class PlainModel:
         """Forward and backward of a step's batch, micro-batch by micro-batch."""
         for parameter in self.model.parameters():
             parameter.grad = None
-        with self._failing(), kept_generators(_CPU), self._python.in_use(), ComparableDraws(step):
+        with self._failing(), kept_generators(_CPU), self._python.in_use(), ComparableDraws(step), self._hooks_apart():
             self._loss = self._run(*self._task.cut(step), trains=True)
         self._watches = False
         self._statistics.commit()
+
+    @contextlib.contextmanager
+    def _hooks_apart(self) -> Iterator[None]:
+        """Call the hooks of parameters on the gradient of a whole step, as a loop without micro-batches does."""
+        hooked = {each: each._backward_hooks for each in self.model.parameters() if each._backward_hooks}
+        for parameter in hooked:
+            parameter._backward_hooks = None
+        try:
+            yield
+        finally:
+            for parameter, hooks in hooked.items():
+                parameter._backward_hooks = hooks
+        for parameter, hooks in hooked.items():
+            for hook in tuple(hooks.values()):
+                if parameter.grad is not None and (made := hook(parameter.grad)) is not None:
+                    parameter.grad = made
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
@@ -108,7 +124,7 @@ class PlainModel:
 
     def _run(self, inputs: Any, cuts: Sequence[MicroBatch], *, trains: bool) -> torch.Tensor:
         structure, autocast = input_structure(inputs), self._task.workload.autocast
-        self._heard.listen(len(cuts))
+        self._heard.begin(listens=not trains)
         total = torch.zeros((), dtype=torch.float64)
         for place, cut in enumerate(cuts):
             if trains:

@@ -47,7 +47,9 @@ def test_the_refusal_names_the_partition_and_the_line():
     """The module in which it begins, and where its forward stands; at the root the lines before it."""
     with pytest.raises(MarkingError, match=r"step 1 of 2, the loss .* in partition 'blocks.1', .*wrong_models.py:\d+"):
         checked(WRONG["shared list"]())
-    with pytest.raises(MarkingError, match=r"in what 'parts.1' is given, at .*wrong_models.py:\d+"):
+    with pytest.raises(
+        MarkingError, match=r"partition 'parts.0', before 'parts.1' is called, at .*wrong_models.py:\d+"
+    ):
         checked(WRONG["counting root"]())
     with pytest.raises(MarkingError, match=r"0.weight of partition '0'") as refused:
         checked(WRONG["clipping optimizer"]())
@@ -99,9 +101,9 @@ def other_constant(graph):
 @pytest.mark.parametrize(
     ("partition", "change", "said"),
     [
-        ("parts.0", drop, "in what 'parts.1' is given"),
-        ("parts.2", drop, "in what 'last' is given"),
-        ("parts.1", other_constant, "in what 'parts.2' is given"),
+        ("parts.0", drop, "it begins in partition 'parts.0' or 'parts.1', before 'parts.1' is called"),
+        ("parts.2", drop, "it begins in partition 'parts.2', before 'last' is called"),
+        ("parts.1", other_constant, "it begins in partition 'parts.1' or 'parts.2', before 'parts.2' is called"),
         ("parts.1", detach, "it begins in the backward of partition 'parts.1'"),
     ],
 )
