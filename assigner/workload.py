@@ -51,6 +51,11 @@ class Workload:
             what `loss` divides by; a micro-batch of weight 0 adds nothing, whatever its loss. None: its rows.
         compile: True: each partition's forward runs under `torch.compile`, in training and in the profiler; a mapping:
             with these arguments of it, as {"mode": "max-autotune-no-cudagraphs"}; None: it does not.
+        loss_over: What one call of `loss` is over. "micro_batch": each micro-batch, and the losses add up by their rows
+            or weights; "batch": the outputs of all micro-batches joined, and the whole targets, as a loss needs that
+            mixes rows (contrastive, in-batch negatives). The plan's schedule must have all forwards before the first
+            backward (gpipe, interleaved), and all outputs must have rows. That the last worker keeps them for all
+            micro-batches, and their gradients, is in no prediction of its memory, nor is the loss's graph over them.
     """
 
     model: Callable[[], nn.Module]
@@ -65,6 +70,7 @@ class Workload:
     autocast: str | None = None
     weight: Callable[[Any, Any], float | torch.Tensor] | None = None
     compile: CompileOptions = None
+    loss_over: str = "micro_batch"
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -78,6 +84,14 @@ class Workload:
         if self.weight is not None and self.reduction == "sum":
             raise UsageError(
                 "Workload.weight has no meaning with reduction 'sum'", hint="summed losses add up as they are"
+            )
+        if self.loss_over not in ("micro_batch", "batch"):
+            raise UsageError(
+                f"Workload.loss_over: {self.loss_over!r} is not allowed; expected 'micro_batch' or 'batch'"
+            )
+        if self.weight is not None and self.loss_over == "batch":
+            raise UsageError(
+                "Workload.weight has no meaning with loss_over 'batch'", hint="the loss sees the whole batch at once"
             )
         if not isinstance(self.compile, bool | Mapping | None):
             raise UsageError(

@@ -202,6 +202,11 @@ class PartitionGraph:
         return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
 
     @cached_property
+    def known(self) -> frozenset[str]:
+        """The names of all parameters and buffers that the builder made."""
+        return frozenset(self.deferred.tensors())
+
+    @cached_property
     def persistent(self) -> frozenset[str]:
         """The names in the model's state_dict."""
         return frozenset(self.deferred.model.state_dict())

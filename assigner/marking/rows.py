@@ -1,56 +1,142 @@
-"""Which leaves of a batch carry its rows: those whose first dimension follows the rows that were asked for.
+"""Which parts of a batch carry its rows: those whose first dimension, or length, follows the rows that were asked for.
 
 A size alone does not tell: of a batch of 8 rows, a table of 8 entries looks like rows. So two batches are compared:
 
-    rows asked for    ids        table     lengths    what carries rows
-    4                 (4, 16)    (8,)      (4,)
-    8                 (8, 16)    (8,)      (8,)       ids, lengths
+    rows asked for    ids        table     boxes              lengths    what carries rows
+    4                 (4, 16)    (8,)      a list of 4        (4,)
+    8                 (8, 16)    (8,)      a list of 8        (8,)       ids, boxes, lengths
+
+What follows the rows in another way (a tensor of all images' boxes, rows in the second dimension, rows by rows) is
+known too: it cannot be cut.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
 from assigner.workload import call_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from assigner.workload import Batch, Workload
 
 EXAMPLE_ROWS = 4  # not 1, which torch.export would take for a fixed size
 
+Sizes = tuple[int, int]
+_COUNT = "the number of the batch's rows"
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, np.generic, torch.dtype, torch.device, torch.Size)
+
+
+class Carry(StrEnum):
+    """How a part of a batch goes with the batch's rows."""
+
+    ROWS = "its first dimension, or its length, is the rows"
+    WHOLE = "it has nothing to do with them"
+    MIXED = "it has the rows in its first dimension, and in another one"
+    VARIES = "it differs with them in another way"
+    UNKNOWN = "the examples do not tell"
+
 
 @dataclass(frozen=True)
 class RowLeaves:
-    """Which leaves of a tree carry rows.
+    """What is known of a tree, node by node.
 
     Args:
-        structure: The tree's.
-        carry: For each leaf; None: the examples had no tensor with dimensions there.
+        carry: How this node goes with the rows; UNKNOWN for one whose children say more.
+        children: Of an inner node, by key or position; a list is as good as a tuple.
+        why: Where it can neither be cut nor go whole: what it is, for errors.
     """
 
-    structure: pytree.TreeSpec
-    carry: tuple[bool | None, ...]
+    carry: Carry = Carry.UNKNOWN
+    children: Mapping[Any, RowLeaves] = field(default_factory=dict)
+    why: str = ""
+
+    def below(self, entries: Sequence[tuple[Any, Any]], *, named: bool) -> list[RowLeaves]:
+        """What is known of a node's entries: by name those that are known, by position only all or none."""
+        if not named and len(entries) != len(self.children):
+            return [NOTHING] * len(entries)
+        return [self.children.get(key, NOTHING) for key, _ in entries]
+
+
+NOTHING = RowLeaves()
 
 
 def may_carry(known: RowLeaves | None, structure: pytree.TreeSpec, leaves: Sequence[Any]) -> list[bool]:
-    """For each leaf of a tree: it may carry rows. In a tree of another structure than the known one any tensor may."""
-    carry = known.carry if known is not None and structure == known.structure else (None,) * len(leaves)
-    return [
-        isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and carries is not False
-        for leaf, carries in zip(leaves, carry, strict=True)
+    """For each leaf of a tree: it may be a tensor whose first dimension is the rows.
+
+    Args:
+        known: What the workload's batches say; where no tensor may be one by that, any may.
+        structure: Of the tree.
+        leaves: Of the tree.
+    """
+    found: list[Carry] = []
+    _collect(known or NOTHING, pytree.tree_unflatten(list(leaves), structure), found)
+    tensors = [isinstance(leaf, torch.Tensor) and leaf.dim() > 0 for leaf in leaves]
+    may = [
+        tensor and carry in (Carry.ROWS, Carry.MIXED, Carry.UNKNOWN)
+        for tensor, carry in zip(tensors, found, strict=True)
     ]
+    return may if any(may) else tensors
+
+
+def _collect(known: RowLeaves, tree: Any, found: list[Carry]) -> None:
+    """Append how each leaf goes with the rows, in the order that pytree flattens them."""
+    entries = entries_of(tree)
+    if known.carry is not Carry.UNKNOWN or entries is None:
+        leaf = isinstance(tree, torch.Tensor) or known.carry is not Carry.ROWS  # of a list of rows no entry has them
+        found += [known.carry if leaf else Carry.VARIES] * len(pytree.tree_leaves(tree))
+        return
+    for node, (_, child) in zip(known.below(entries, named=isinstance(tree, Mapping)), entries, strict=True):
+        _collect(node, child, found)
+
+
+def entries_of(tree: Any) -> list[tuple[Any, Any]] | None:
+    """The entries of an inner node by key or position, as pytree orders them; None: it is a leaf."""
+    if isinstance(tree, torch.Tensor | str | PackedSequence | torch.Size):
+        return None
+    children, structure = pytree.tree_flatten(tree, is_leaf=lambda each: each is not tree)
+    if structure.is_leaf():
+        return None
+    return list(zip(tree if isinstance(tree, dict) else range(len(children)), children, strict=True))
+
+
+def is_plain(value: Any) -> bool:
+    """A value that means the same for any part of the batch: a number, text, a type."""
+    return isinstance(value, _PLAIN)
+
+
+def row_length(value: Any) -> int | None:
+    """How many rows a node has if it carries them; None: it cannot."""
+    if isinstance(value, torch.Tensor):
+        return value.size(0) if value.dim() and not value.is_nested else None
+    if isinstance(value, np.ndarray):
+        return len(value) if value.ndim else None
+    if is_plain(value) or isinstance(value, Mapping | PackedSequence) or hasattr(value, "_fields"):
+        return None
+    return len(value) if hasattr(value, "__len__") else None
+
+
+def carriers(known: RowLeaves, tree: Any) -> Iterator[Any]:
+    """The parts of a tree that are known to carry the rows, each cut as one."""
+    if known.carry in (Carry.ROWS, Carry.MIXED):
+        yield tree
+    entries = entries_of(tree) if known.children else None
+    if entries is not None:
+        for node, (_, child) in zip(known.below(entries, named=isinstance(tree, Mapping)), entries, strict=True):
+            yield from carriers(node, child)
 
 
 @dataclass(frozen=True)
 class BatchRows:
-    """Which leaves of a batch carry rows: of the model's (args, kwargs), and of the targets; None: not known."""
+    """What is known of a batch: of the model's (args, kwargs), and of the targets; None: nothing."""
 
     inputs: RowLeaves | None = None
     targets: RowLeaves | None = None
@@ -68,28 +154,103 @@ def batch_rows(workload: Workload, example: Batch | None = None) -> BatchRows:
         large = workload.make_batch(2 * EXAMPLE_ROWS, workload.seed)
     except UsageError:  # a script that brings its own batches needs no maker for every number of rows
         return BatchRows()
-    pairs = _first_sizes(call_arguments(small[0]), call_arguments(large[0]))
-    rows = next((pair for pair in pairs if pair is not None and pair[0] != pair[1]), None)
-    if rows is None:
+    inputs = call_arguments(small[0]), call_arguments(large[0])
+    asked = EXAMPLE_ROWS, 2 * EXAMPLE_ROWS
+    first = [sizes[0] for sizes in _sizes(*inputs) if sizes]
+    others = {size for sizes in (*_sizes(*inputs), *_sizes(small[1], large[1])) for size in sizes[1:]}
+    follows = [size for size in first if size[0] != size[1]]
+    if not follows and asked not in others:
         return BatchRows()
-    trees = [(call_arguments(small[0]), call_arguments(large[0])), (small[1], large[1])]
-    inputs, targets = [
-        RowLeaves(
-            pytree.tree_structure(one), tuple(None if pair is None else pair == rows for pair in _first_sizes(one, two))
-        )
-        for one, two in trees
-    ]
-    return BatchRows(inputs, targets)
+    rows = asked if asked in follows or not follows else follows[0]
+    return BatchRows(*(_learnt(one, other, rows, others - {rows}) for one, other in (inputs, (small[1], large[1]))))
 
 
-def _first_sizes(one: Any, two: Any) -> list[tuple[int, int] | None]:
-    """The first dimensions of two trees' leaves; None where they have none, or the trees differ."""
-    (mine, structure), (others, other) = pytree.tree_flatten(one), pytree.tree_flatten(two)
-    if structure != other:
-        return [None] * len(mine)
-    return [
-        (a.size(0), b.size(0))
-        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dim() and b.dim()
-        else None
-        for a, b in zip(mine, others, strict=True)
-    ]
+def _sizes(one: Any, other: Any) -> Iterator[list[Sizes]]:
+    """Sizes in both trees of every tensor, and lengths of everything else that has one, as far as the trees agree."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if one.dim() == other.dim() and not (one.is_nested or other.is_nested):
+            yield list(zip(one.shape, other.shape, strict=True))
+        return
+    mine, theirs = row_length(one), row_length(other)
+    if mine is not None and theirs is not None and mine != theirs:
+        yield [(mine, theirs)]
+        return
+    pairs = _paired(one, other)
+    for a, b in pairs.values() if pairs is not None else ():
+        yield from _sizes(a, b)
+
+
+def _paired(one: Any, other: Any) -> dict[Any, tuple[Any, Any]] | None:
+    """The entries of two inner nodes that are alike; None: they are not."""
+    mine, theirs = entries_of(one), entries_of(other)
+    if mine is None or theirs is None or type(one) is not type(other):
+        return None
+    found, rest = dict(mine), dict(theirs)
+    return {key: (found[key], rest[key]) for key in found} if found.keys() == rest.keys() else None
+
+
+def _learnt(one: Any, other: Any, rows: Sizes, explained: set[Sizes]) -> RowLeaves:
+    """What two trees for two numbers of rows say.
+
+    Args:
+        one: For the first number.
+        other: For the second number.
+        rows: Both numbers.
+        explained: Sizes of other dimensions, as the length that sequences are padded to.
+    """
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one is not other:
+        return _learnt_tensor(one, other, rows, explained)
+    if is_plain(one) and is_plain(other):
+        return _learnt_plain(one, other, rows)
+    mine, theirs = row_length(one), row_length(other)
+    if mine is not None and theirs is not None and mine != theirs:
+        why = f"{mine} long for {rows[0]} rows, and {theirs} for {rows[1]}"
+        return RowLeaves(Carry.ROWS) if (mine, theirs) == rows else RowLeaves(Carry.VARIES, why=why)
+    pairs = _paired(one, other)
+    if pairs is None:
+        return _learnt_object(one, other)
+    children = {key: _learnt(a, b, rows, explained) for key, (a, b) in pairs.items()}
+    if mine and all(map(is_plain, one)) and not any(child.why for child in children.values()):
+        return RowLeaves(Carry.WHOLE)  # a list of settings: none of its entries has to be looked at
+    return RowLeaves(children=children)
+
+
+def _learnt_plain(one: Any, other: Any, rows: Sizes) -> RowLeaves:
+    if one is None or other is None:  # what stands there in another batch may be anything
+        return NOTHING
+    if type(one) is int and (one, other) == rows:
+        return RowLeaves(Carry.VARIES, why=_COUNT)
+    return RowLeaves(Carry.WHOLE)
+
+
+def _learnt_object(one: Any, other: Any) -> RowLeaves:
+    if one is other or (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return RowLeaves(Carry.WHOLE)  # the same for both, or as long
+    if one is None or other is None:
+        return NOTHING
+    if isinstance(one, Mapping) and isinstance(other, Mapping) and set(one) != set(other):
+        return RowLeaves(Carry.VARIES, why="a mapping with other keys for other rows")
+    if entries_of(one) is None and entries_of(other) is None:
+        return RowLeaves(Carry.VARIES, why=f"a {type(one).__name__}")
+    return NOTHING
+
+
+def _learnt_tensor(one: torch.Tensor, other: torch.Tensor, rows: Sizes, explained: set[Sizes]) -> RowLeaves:
+    if one.dim() != other.dim() or one.is_nested or other.is_nested:
+        return RowLeaves(Carry.VARIES, why="nested" if one.is_nested else "of another number of dimensions")
+    sizes = list(zip(one.shape, other.shape, strict=True))
+    follow = [dim for dim, pair in enumerate(sizes) if pair == rows]
+    if follow == [0]:
+        return RowLeaves(Carry.ROWS)
+    if follow:
+        where = " and ".join(map(str, follow))
+        why = f"a tensor with the rows in dimension{'s' if len(follow) > 1 else ''} {where}"
+        return RowLeaves(Carry.MIXED if follow[0] == 0 else Carry.VARIES, why=why)
+    if not sizes:
+        counts = not one.is_floating_point() and not one.is_meta and (one.item(), other.item()) == rows
+        return RowLeaves(Carry.VARIES, why=_COUNT) if counts else RowLeaves(Carry.WHOLE)
+    if sizes[0][0] == sizes[0][1] or sizes[0] in explained:
+        return RowLeaves(Carry.WHOLE)
+    return RowLeaves(
+        Carry.VARIES, why=f"a tensor with {sizes[0][0]} entries for {rows[0]} rows, and {sizes[0][1]} for {rows[1]}"
+    )

@@ -138,7 +138,7 @@ class _Pass:
     def __init__(
         self, workload: Workload, graph: PartitionGraph, rows: int, device: torch.device, *, cutting: Cutting
     ) -> None:
-        (self.cut,) = cutting.split(workload.make_batch(rows, workload.seed), rows, weighed=False)
+        (self.cut,) = cutting.split(workload.make_batch(rows, workload.seed), 1, weighed=False)
         self.device = device
         self.readers = Counter(value for piece in graph.pieces for value in piece.reads)
         self.values: dict[Value, torch.Tensor] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from assigner.errors import UsageError
 from assigner.marking import PartitionGraph, Value
 from assigner.runtime.absent import absent_like, is_absent
 from assigner.runtime.compiling import compiled
 from assigner.runtime.headers import Header, post_header, receive_header, send_header
 from assigner.runtime.lookahead import posted_ahead
+from assigner.runtime.loss import StepLoss
 from assigner.runtime.microbatch import MicroBatch
 from assigner.runtime.ordering import Message
 from assigner.runtime.partition import PartitionRunner, Place
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from assigner.runtime.membership import Membership
     from assigner.runtime.recorder import Recorder, Span
     from assigner.runtime.remat import Rematerialisation
+    from assigner.runtime.state import PartitionState
     from assigner.runtime.transport import Transport
     from assigner.workload import Workload
 
@@ -49,9 +49,7 @@ class _Step:
         readers: How many backwards of this rank still need a leaf.
         gradients: Gradients that came from other ranks.
         outbox: What the last forward made for others.
-        losses: The weighted losses of the micro-batches, where the last partition runs.
         shapes: Of what this rank has sent, where shapes depend on data; the gradients have the same.
-        loss_factor: What the gradient of a weighted loss is multiplied by.
     """
 
     number: int
@@ -61,9 +59,7 @@ class _Step:
     readers: Counter[Key] = field(default_factory=Counter)
     gradients: dict[Key, list[torch.Tensor]] = field(default_factory=lambda: defaultdict(list))
     outbox: dict[Key, torch.Tensor] = field(default_factory=dict)
-    losses: list[torch.Tensor] = field(default_factory=list)
     shapes: dict[Key, tuple[int, ...]] = field(default_factory=dict)
-    loss_factor: float = 1.0
 
 
 class Executor:
@@ -76,10 +72,14 @@ class Executor:
         workload: The loss and the seed.
         remat: What keeps no graph and runs its forward again.
         statistics: Of BatchNorm modules.
+        states: What forwards change beside their outputs, by partition; None: nothing is trained.
 
     Attributes:
         recorder: Notes what is done, while a trace is made.
+        trains: There are backwards.
     """
+
+    trains = True
 
     def __init__(
         self,
@@ -90,11 +90,13 @@ class Executor:
         *,
         remat: Rematerialisation,
         statistics: DeferredStatistics,
+        states: Mapping[str, PartitionState] | None = None,
     ) -> None:
         self.graph, self.member = graph, member
-        self.loss, self.seed = workload.compute_loss, workload.seed
-        self.device = member.device
+        self.seed, self.device = workload.seed, member.device
+        self.loss = StepLoss(workload, graph, self.device, training=self.trains)
         self.statistics = statistics
+        self.states = states or {}
         self.runners = {name: self._runner(module, name, remat, workload) for name, module in modules.items()}
         self.local_readers = Counter(value for name in modules for value in graph.piece[name].reads)
         self.recorder: Recorder | None = None
@@ -105,10 +107,11 @@ class Executor:
     ) -> PartitionRunner:
         piece = self.graph.piece[name]
         gradients = self.graph.output_gradients(piece)
-        finish = self._weighted_loss if piece is self.graph.last else None
+        finish = self._finish if piece is self.graph.last else None
         return PartitionRunner(
             piece, module, self.device, name in remat.partitions, gradients, finish,
             run=compiled(module, name, workload.compile), keep_last=remat.keeps_last, statistics=self.statistics,
+            state=self.states.get(name),
         )  # fmt: skip
 
     @property
@@ -139,7 +142,8 @@ class Executor:
             The step's loss where the last partition runs, else 0.
         """
         places = range(len(micro_batches)) if places is None else places
-        self.step = _Step(number, micro_batches, places, loss_factor=loss_factor)
+        self.step = _Step(number, micro_batches, places)
+        self.loss.begin(micro_batches, places, factor=loss_factor)
         actions = [action for action in program.actions.get(self.member.name, ()) if action.micro_batch >= 0]
         if self.member.transport is not None:
             self.transport.begin(program)
@@ -154,8 +158,8 @@ class Executor:
                     self._act(program, action)
             else:
                 self._act(program, action)
-        loss, self.step = math.fsum(map(float, self.step.losses)), None
-        return loss
+        self.step = None
+        return self.loss.total()
 
     def _post_ahead(self, actions: Sequence[Action], ahead: int) -> Iterator[None]:
         """Post the receives of the first forwards and backwards; then, at each one, those of one more.
@@ -219,22 +223,14 @@ class Executor:
     def forget(self) -> None:
         """Drop what an unfinished step holds."""
         self.step = None
+        self.loss.begin((), (), factor=1.0)
         self.statistics.forget()
         for runner in self.runners.values():
             runner.forget()
 
-    def _weighted_loss(self, outputs: Sequence[torch.Tensor], place: int) -> tuple[torch.Tensor, ...]:
-        """The weighted loss of one micro-batch, by its number in the batch, from what the last partition returned."""
-        cut = self._stepped.micro_batches[self._stepped.places.index(place)]
-        if not cut.weight:
-            return (_zero_of(outputs, self.device),)
-        value = self.loss(self.graph.rebuild_output(outputs), _to_device(cut.targets, self.device))
-        if not isinstance(value, torch.Tensor) or value.dim():
-            given = (
-                f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-            )
-            raise UsageError(f"Workload.loss gave {given}", hint="return a tensor with one number and no dimension")
-        return (value * cut.weight,)
+    def _finish(self, outputs: Sequence[Any], place: int) -> tuple[torch.Tensor, ...]:
+        """What the last partition's backward starts from, made of what it returned."""
+        return self.loss.of(outputs, place)
 
     def _act(self, program: Program, action: Action) -> None:
         held = () if action.stage < 0 else program.plan.stages[action.stage].partitions
@@ -278,7 +274,6 @@ class Executor:
         self.member.at = f"forward of partition {name!r}, micro-batch {micro_batch}"
         outputs, step = runner.forward(self._place(micro_batch), *self._inputs(runner, micro_batch)), self._stepped
         if runner.finish is not None:
-            step.losses.append(outputs[0])
             return
         for index, output in enumerate(outputs):
             value = Value(name, index)
@@ -296,7 +291,7 @@ class Executor:
         piece = runner.piece
         self.member.at = f"backward of partition {piece.name!r}, micro-batch {micro_batch}"
         gradients = [
-            self._loss_gradient() if runner.finish else self._gradient(Value(piece.name, index), micro_batch)
+            self.loss.gradient() if runner.finish else self._gradient(Value(piece.name, index), micro_batch)
             for index in range(len(runner.gradients))
         ]
         place = self._place(micro_batch)
@@ -309,10 +304,6 @@ class Executor:
                 step.readers[key] -= 1
                 if not step.readers[key]:
                     del step.leaves[key]
-
-    def _loss_gradient(self) -> torch.Tensor:
-        """Where backward starts; in float64, which autograd casts to the loss's type."""
-        return torch.tensor(self._stepped.loss_factor, dtype=torch.float64, device=self.device)
 
     def _gradient(self, value: Value, micro_batch: int) -> torch.Tensor | None:
         """The gradient of a value that this rank made: of its readers here, and of those elsewhere."""
@@ -384,16 +375,3 @@ class Executor:
 def _what(route: Route) -> str:
     kind = "the gradient of output" if route.payload is Payload.GRADIENT else "output"
     return f"{kind} {route.output} of partition {route.partition!r}"
-
-
-def _zero_of(outputs: Sequence[Any], device: torch.device) -> torch.Tensor:
-    """Zero whose gradients are zeros: a loss that counts for nothing may be 0 / 0, and is not computed."""
-    tensors = [output for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad]
-    parts = [tensor.unsqueeze(0)[:0].sum() for tensor in tensors]
-    return sum(parts, torch.zeros((), device=device))
-
-
-def _to_device(tree: Any, device: torch.device) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return tree.to(device)
-    return torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), tree)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from assigner.deferred import DeferredModel
 from assigner.errors import FormatError, MarkingError
 from assigner.marking import PartitionGraph, partition_graph
+from assigner.runtime.loss import check_schedule
 
 if TYPE_CHECKING:
     from assigner.plan import Plan
@@ -23,9 +24,14 @@ def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = No
 
     Raises:
         FormatError: the plan is for another model.
+        UsageError: its schedule cannot have the workload's loss.
     """
-    if known is not None and _fits(plan, known):
-        return known
+    graph = known if known is not None and _fits(plan, known) else _found(workload, plan)
+    check_schedule(workload, plan, graph)
+    return graph
+
+
+def _found(workload: Workload, plan: Plan) -> PartitionGraph:
     names = {name for name, _ in DeferredModel(workload.model, seed=workload.seed).model.named_modules()}
     found = [name for name in plan.partitions if name in names]
     try:

@@ -16,8 +16,10 @@ import torch.distributed as dist
 
 from assigner.errors import UsageError
 from assigner.location import Location
+from assigner.marking.writing import position
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.executor import Executor
+from assigner.runtime.loss import check_groups
 from assigner.runtime.microbatch import check_pair
 from assigner.runtime.outputs import OutputRoutes, Part, join
 from assigner.runtime.remat import Rematerialisation
@@ -40,11 +42,12 @@ class _ForwardExecutor(Executor):
         outputs: What the model's last partition made, by micro-batch; None: the loss is wanted instead.
     """
 
+    trains = False
     outputs: dict[int, tuple[Any, ...]] | None = None
 
-    def _weighted_loss(self, outputs: Sequence[Any], place: int) -> tuple[torch.Tensor, ...]:
+    def _finish(self, outputs: Sequence[Any], place: int) -> tuple[torch.Tensor, ...]:
         if self.outputs is None:
-            return super()._weighted_loss(outputs, place)
+            return super()._finish(outputs, place)
         self.outputs[place] = tuple(outputs)
         return (torch.zeros(()),)
 
@@ -95,7 +98,9 @@ class Inference:
         check_pair(batch)
         self.same.check("evaluate", batch)
         losses: dict[int, float] = {}
-        for group, executor in self._groups(batch):
+        groups = self._groups(batch)
+        check_groups(self.workload, [group for group, _ in groups])
+        for group, executor in groups:
             executor.outputs = None
             rank = Location.parse(group.variant.last_worker).rank
             losses[rank] = losses.get(rank, 0.0) + self._run(group, executor, number)
@@ -128,23 +133,26 @@ class Inference:
         leaves = routes.carry(joined, self.member)
         return None if leaves is None else graphs[0].rebuild_output(leaves)
 
-    def _groups(self, batch: Batch) -> Iterator[tuple[Group, _ForwardExecutor]]:
-        size = -(-self.cutting.row_count(batch[0]) // self.variants.plan.micro_batches)
-        micro_batches = self.cutting.split(batch, size, weighed=batch[1] is not None)
-        for group in self.variants.groups(batch[0], micro_batches, training=False):
-            variant = group.variant
-            if variant not in self._executors:
-                self._executors[variant] = _ForwardExecutor(
-                    variant.graph, variant.modules, self.member, self.workload,
-                    remat=self._always, statistics=self._no_statistics,
-                )  # fmt: skip
-            yield group, self._executors[variant]
+    def _groups(self, batch: Batch) -> list[tuple[Group, _ForwardExecutor]]:
+        count = self.cutting.count(self.cutting.row_count(batch[0]), self.variants.plan)
+        micro_batches = self.cutting.split(batch, count, weighed=batch[1] is not None)
+        groups = self.variants.groups(micro_batches, training=False)
+        return [(group, self._executor(group.variant)) for group in groups]
+
+    def _executor(self, variant: Variant) -> _ForwardExecutor:
+        if variant not in self._executors:
+            self._executors[variant] = _ForwardExecutor(
+                variant.graph, variant.modules, self.member, self.workload,
+                remat=self._always, statistics=self._no_statistics,
+            )  # fmt: skip
+        return self._executors[variant]
 
     def _run(self, group: Group, executor: _ForwardExecutor, number: int) -> float:
         self._running = executor
         program = group.variant.programs.counted(len(group.places), training=False)
         with self._eval_mode(), torch.no_grad():
             loss = executor.run(program, group.micro_batches, number, places=group.places)
+        position.commit()
         self._running = None
         return loss
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
+from assigner.errors import UsageError
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.gradients import Gradients
 from assigner.runtime.inference import Inference
@@ -11,6 +14,7 @@ from assigner.runtime.microbatch import Cutting, MicroBatch, check_pair
 from assigner.runtime.programs import Programs
 from assigner.runtime.sameness import SameCall
 from assigner.runtime.share import Share
+from assigner.runtime.state import PartitionState, WrittenTensors
 from assigner.runtime.training import Training
 from assigner.runtime.variants import Variants
 
@@ -69,7 +73,9 @@ class Installation:
         self.programs = Programs(plan, graph, member.transport)
         statistics = DeferredStatistics(self.share.modules, batch_norm)
         variants = Variants(graph, plan, self.programs, self.share.modules, member)
-        self.training = Training(variants, member, workload, remat=remat, statistics=statistics)
+        written = WrittenTensors(self.share.modules.values())
+        states = {name: PartitionState(module, written) for name, module in self.share.modules.items()}
+        self.training = Training(variants, member, workload, remat=remat, statistics=statistics, states=states)
         self.cutting, self.same = Cutting(workload), SameCall(member)
         self.inference = Inference(variants, member, workload, cutting=self.cutting, same=self.same)
         self.gradients = Gradients(self.trained, graph, plan, member, scaling)
@@ -88,13 +94,18 @@ class Installation:
             batch: (inputs, targets).
 
         Raises:
-            UsageError: rank 0 makes another call or has another batch, or the batch cannot be used.
+            UsageError: rank 0 makes another call or has another batch, the batch cannot be used, or gradients are off.
         """
+        if not torch.is_grad_enabled():
+            raise UsageError(
+                "a step was called under torch.no_grad() or torch.inference_mode(): it would train nothing",
+                hint="call it outside of that block; pipeline.evaluate and pipeline.forward need no such block",
+            )
         check_pair(batch)
         rows = self.cutting.row_count(batch[0])
         self.same.check(call, batch)
         program = self.programs.training(rows)
-        return program, self.cutting.split(batch, program.plan.micro_batch_size)
+        return program, self.cutting.split(batch, program.plan.micro_batches)
 
     def forget(self) -> None:
         """Drop what an unfinished step or forward holds."""

@@ -1,4 +1,4 @@
-"""Cutting a batch into micro-batches, along the first dimension of every tensor in it that carries rows."""
+"""Cutting a batch into micro-batches, along the rows of everything in it that carries them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._pytree import TreeSpec
 
 from assigner.errors import UsageError
-from assigner.marking.domain import input_structure
-from assigner.marking.rows import BatchRows, RowLeaves, batch_rows, may_carry
+from assigner.marking.rows import NOTHING, BatchRows, Carry, RowLeaves, batch_rows, carriers, may_carry, row_length
+from assigner.runtime.division import Division, check_tensor, fair_sizes
 from assigner.runtime.sameness import described
 from assigner.usercode import user_code
 from assigner.workload import Batch, Workload, call_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from torch.utils._pytree import TreeSpec
+    from assigner.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,14 @@ class MicroBatch:
 
     Args:
         inputs: The flattened arguments of the model's forward; tensors have this micro-batch's rows.
-        targets: The targets, in their own structure.
+        structure: Of these arguments.
+        targets: The targets, in their own structure; those of the whole batch where the loss is over it.
         weight: What its loss counts for in the step's loss; 0: it is not even computed.
         rows: How many it has.
     """
 
     inputs: list[Any]
+    structure: TreeSpec
     targets: Any
     weight: float
     rows: int
@@ -58,9 +61,9 @@ def check_pair(batch: Any) -> None:
 class Cutting:
     """How the batches of a workload are cut.
 
-    Which tensors carry rows is learnt from two batches of the workload's own, once, at the first use. Where the
-    workload makes none for 4 and for 8 rows, and in a batch of another structure than those, every tensor does that
-    has as many rows as the first one.
+    What carries rows is learnt from two batches of the workload's own, once, at the first use. Where the workload makes
+    none for 4 and for 8 rows, and in a part of a batch that those do not have, it is what has as many rows as the first
+    tensor.
 
     Args:
         workload: Its batch maker, what its loss does over the rows, and what its micro-batches count for.
@@ -74,70 +77,167 @@ class Cutting:
         return batch_rows(self._workload)
 
     def row_count(self, inputs: Any) -> int:
-        """Rows of a batch: the first dimension of its first input tensor that carries them.
+        """Rows of a batch: the first dimension, or the length, of the first input that carries them.
 
         Raises:
             UsageError: there is none.
         """
-        leaves, structure = pytree.tree_flatten(call_arguments(inputs))
-        for leaf, may in zip(leaves, may_carry(self._known.inputs, structure, leaves), strict=True):
-            if may and leaf.size(0):
-                return int(leaf.size(0))
+        return self._rows(inputs)[0]
+
+    def _rows(self, inputs: Any) -> tuple[int, bool]:
+        """The rows, and whether they can be nothing else."""
+        arguments = call_arguments(inputs)
+        known = self._known.inputs
+        for value in carriers(known or NOTHING, arguments):
+            if length := row_length(value):
+                return length, True
+        leaves, structure = pytree.tree_flatten(arguments)
+        listed = {id(leaf) for leaf in _in_lists([*arguments[0], *arguments[1].values()])}
+        for leaf, may in zip(leaves, may_carry(known, structure, leaves), strict=True):
+            if may and row_length(leaf):
+                return int(leaf.size(0)), id(leaf) not in listed
         raise UsageError(
             "the batch's inputs hold no tensor with rows", hint="the first dimension of inputs is the rows"
         )
 
-    def split(self, batch: Batch, size: int, *, weighed: bool = True) -> list[MicroBatch]:
-        """A batch as micro-batches of `size` rows; the last one has what is left.
+    def count(self, rows: int, plan: Plan) -> int:
+        """How many micro-batches a batch of so many rows is cut into."""
+        return micro_batch_count(rows, plan.micro_batches, plan.micro_batch_size)
+
+    def split(self, batch: Batch, count: int, *, weighed: bool = True) -> list[MicroBatch]:
+        """A batch as `count` micro-batches, whose rows differ by one at most.
 
         Args:
-            batch: (inputs, targets). Tensors that carry the batch's rows are cut, the rest goes whole to every
-                micro-batch.
-            size: Rows in a micro-batch.
+            batch: (inputs, targets). What carries the batch's rows is cut, the rest goes whole to every micro-batch.
+            count: How many micro-batches; no more than there are rows.
             weighed: False: micro-batches count by their rows, whatever the workload's `weight` says.
 
         Raises:
             UsageError: a weight that is negative or not finite, or all of them are 0; inputs and targets differ in
-                their rows.
+                their rows; or there are several micro-batches and a part of the batch cannot be cut.
         """
-        rows = self.row_count(batch[0])
+        return [_micro_batch(*part) for part in self.parts(batch, count, weighed=weighed)]
+
+    def parts(self, batch: Batch, count: int, *, weighed: bool = True) -> list[tuple[Any, Any, float, int]]:
+        """As `split`, with each part's inputs in the form that the batch has them: (inputs, targets, weight, rows)."""
+        rows, certain = self._rows(batch[0])
+        if not certain and count > 1:
+            raise UsageError(
+                f"the batch's first tensor is in a list of the inputs: its rows may be the list's entries, or {rows}",
+                hint="have Workload.batch make such lists for any number of rows, as it is asked: they tell",
+            )
         self._check_targets(batch[1], rows)
-        sizes = [min(size, rows - start) for start in range(0, rows, size)]
-        inputs = _cut(batch[0], self._known.inputs, input_structure(batch[0]), rows, size)
-        targets = _cut(batch[1], self._known.targets, pytree.tree_structure(batch[1]), rows, size)
+        sizes = fair_sizes(rows, count)
+        inputs = Division(sizes).cut(batch[0], self._of_given(batch[0]), "inputs")
+        targets = self._targets(batch[1], sizes)
         if self._workload.reduction == "sum":
             shares = [1.0] * len(sizes)
         elif self._workload.weight is None or not weighed:
             shares = [each / rows for each in sizes]
         else:
             shares = _shares([_weigh(self._workload.weight, *pair) for pair in zip(inputs, targets, strict=True)])
-        return [
-            MicroBatch(pytree.tree_leaves(call_arguments(mine)), wanted, share, each)
-            for mine, wanted, share, each in zip(inputs, targets, shares, sizes, strict=True)
-        ]
+        return list(zip(inputs, targets, shares, sizes, strict=True))
+
+    def _targets(self, targets: Any, sizes: Sequence[int]) -> list[Any]:
+        """Those of each micro-batch; all of them where one loss is over the whole batch."""
+        if self._workload.loss_over == "batch":
+            return [targets] * len(sizes)
+        division = Division(tuple(sizes), counts=self._workload.reduction == "sum")
+        return division.cut(targets, self._known.targets or NOTHING, "targets")
+
+    def _of_given(self, inputs: Any) -> RowLeaves:
+        """What is known of a batch's inputs, in the form that they were given in."""
+        known = self._known.inputs
+        if known is None or known.carry is not Carry.UNKNOWN:
+            return NOTHING
+        args, kwargs = known.children[0], known.children[1]
+        if isinstance(inputs, dict):
+            return kwargs
+        return args if isinstance(inputs, tuple | list) else args.children.get(0, NOTHING)
 
     def _check_targets(self, targets: Any, rows: int) -> None:
-        leaves, structure = pytree.tree_flatten(targets)
-        known = self._known.targets
-        if known is None or known.structure != structure:
-            return
-        for leaf, carries in zip(leaves, known.carry, strict=True):
-            if carries and isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.size(0) != rows:
+        for value in carriers(self._known.targets or NOTHING, targets):
+            if row_length(value) not in (None, rows):
+                what = f" ({described(value)})" if isinstance(value, torch.Tensor) else ""
                 raise UsageError(
-                    f"the batch has {rows} rows of inputs, and {leaf.size(0)} of targets ({described(leaf)})",
+                    f"the batch has {rows} rows of inputs, and {row_length(value)} of targets{what}",
                     hint="give each row of the inputs its target",
                 )
 
 
-def _cut(tree: Any, known: RowLeaves | None, structure: TreeSpec, rows: int, size: int) -> list[Any]:
-    """A tree of each micro-batch; `structure` is what `known` speaks of."""
-    leaves, spec = pytree.tree_flatten(tree)
-    count = -(-rows // size)
-    parts = [
-        leaf.split(size) if may and leaf.size(0) == rows else (leaf,) * count
-        for leaf, may in zip(leaves, may_carry(known, structure, leaves), strict=True)
-    ]
-    return [pytree.tree_unflatten([part[n] for part in parts], spec) for n in range(count)]
+@dataclass(frozen=True)
+class LossOfParts:
+    """A batch's loss, and what its parts' losses add up to.
+
+    Args:
+        whole: The loss of the batch.
+        parts: The parts' losses, each with its weight, added up.
+    """
+
+    whole: float
+    parts: float
+
+    @property
+    def difference(self) -> float:
+        """Between both, relative to the larger; what is no number on both sides is no difference."""
+        if self.whole == self.parts or (math.isnan(self.whole) and math.isnan(self.parts)):
+            return 0.0
+        difference = abs(self.whole - self.parts) / max(abs(self.whole), abs(self.parts))
+        return math.inf if math.isnan(difference) else difference
+
+
+def loss_of_parts(
+    workload: Workload, batch: Batch, evaluate: Callable[[Batch], float], *, count: int = 2
+) -> LossOfParts:
+    """Whether a loss can be had from micro-batches: if not, it mixes rows, or `reduction` and `weight` say it wrong.
+
+    Args:
+        workload: What its loss is over, and what its parts count for.
+        batch: (inputs, targets), of `count` rows or more.
+        evaluate: The loss of a batch, without dropout; in eval mode also BatchNorm mixes no rows.
+        count: Parts; under loss_over "batch" there is one.
+
+    Returns:
+        Both losses; beyond the precision's own noise they differ where micro-batches train something else.
+
+    Raises:
+        UsageError: the batch cannot be cut.
+    """
+    parts = Cutting(workload).parts(batch, 1 if workload.loss_over == "batch" else count)
+    losses = [weight * evaluate((inputs, targets)) for inputs, targets, weight, _ in parts if weight]
+    return LossOfParts(evaluate(batch), math.fsum(losses))
+
+
+def micro_batch_count(rows: int, most: int, size: int) -> int:
+    """How many micro-batches a batch is cut into: as many as planned, or fewer where rows are few.
+
+    Fewer also where one of them would have a single row though more are planned for it, which BatchNorm cannot
+    normalise, for example. None gets over one row more than planned for that; so memory stays as predicted.
+
+    Args:
+        rows: Of the batch.
+        most: Micro-batches that are planned.
+        size: Rows of a micro-batch that are planned.
+    """
+    each = -(-rows // most)
+    while rows // -(-rows // each) == 1 < rows and each <= size and size > 1:
+        each += 1
+    return -(-rows // each)
+
+
+def _in_lists(arguments: list[Any]) -> list[Any]:
+    """The leaves that are in a list or tuple among these arguments of the model."""
+    nested = [each for each in arguments if isinstance(each, list | tuple)]
+    inner = [value for each in arguments if isinstance(each, dict) for value in each.values()]
+    return pytree.tree_leaves(nested) + (_in_lists(inner) if inner else [])
+
+
+def _micro_batch(inputs: Any, targets: Any, weight: float, rows: int) -> MicroBatch:
+    leaves, structure = pytree.tree_flatten(call_arguments(inputs))
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            check_tensor(leaf, "one of the inputs")
+    return MicroBatch(leaves, structure, targets, weight, rows)
 
 
 def _weigh(weight: Callable[[Any, Any], float | torch.Tensor], inputs: Any, targets: Any) -> float:

@@ -210,7 +210,7 @@ class Pipeline:
                 self._installed.gradients.drop()
             self._installed.gradients.begin()
             factor = scale * self._scaling.factor
-            losses = self._installed.training.run(program, batch, micro_batches, self._batches, loss_factor=factor)
+            losses = self._installed.training.run(program, micro_batches, self._batches, loss_factor=factor)
             self._installed.gradients.sum_shared(program, self._installed.executor)
             self._batches += 1
             self._updated, self._waiting = update, True
@@ -221,8 +221,9 @@ class Pipeline:
         with self._member.guarded("the end of the step"):
             loss = sum(self._member.number_from(rank, mine) for rank, mine in losses.items())
         if recorder is not None:
-            whole = update and self._installed.training.as_planned and program.plan.workload == self.plan.workload
-            recorder.end_step(whole=whole)
+            planned = (self.plan.workload, self.plan.micro_batches)
+            as_planned = (program.plan.workload, program.plan.micro_batches) == planned
+            recorder.end_step(whole=update and as_planned and self._installed.training.as_planned)
         return loss
 
     def evaluate(self, batch: Batch) -> float:

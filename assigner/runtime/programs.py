@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.runtime.headers import header_routes
+from assigner.runtime.microbatch import micro_batch_count
 from assigner.schedule import Program, build_forward_program, build_program
 
 if TYPE_CHECKING:
@@ -40,12 +41,12 @@ class Programs:
         if rows in self._built:
             self._built.move_to_end(rows)
         else:
-            size = -(-rows // self.plan.micro_batches)
+            count = micro_batch_count(rows, self.plan.micro_batches, self.plan.micro_batch_size)
             plan = replace(
                 self.plan,
                 workload=replace(self.plan.workload, batch_size=rows),
-                micro_batch_size=size,
-                micro_batches=-(-rows // size),
+                micro_batch_size=-(-rows // count),
+                micro_batches=count,
             )
             self._built[rows] = self._known(build_program(plan, self.graph.edges, self.graph.ties))
             if len(self._built) > _MOST_BUILT:

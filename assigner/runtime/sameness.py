@@ -12,6 +12,7 @@ import hashlib
 import zlib
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from assigner.runtime.membership import Membership
 
 _SAMPLE = 1024
-_PLAIN = (bool, int, float, str, type(None))
+_PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))
+_MOST_WORDS = 8
 _BITS = 52  # a float64 holds such a number to the last bit
 
 
@@ -53,30 +55,52 @@ class SameCall:
         mine = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> (64 - _BITS)
         self._member.at = "the comparison of the ranks' batches"
         if self._member.number_from(0, float(mine)) != mine:
+            told = ", ".join(words[:_MOST_WORDS]) + (", ..." if len(words) > _MOST_WORDS else "")
             raise UsageError(
                 f"worker:{self._member.rank} and worker:0 differ in what they call or in its batch;"
-                f" worker:{self._member.rank} calls {call} with {', '.join(words) or 'nothing'}",
+                f" worker:{self._member.rank} calls {call} with {told or 'nothing'}",
                 hint="every rank makes the same calls with the same batches: seed the sampler alike, and shard no data",
             )
 
 
 def described(leaf: Any) -> str:
     """A leaf of a batch in a word: a tensor's type and shape, a plain value itself."""
+    if isinstance(leaf, torch.Tensor) and leaf.is_nested:
+        return "a nested tensor"
     if isinstance(leaf, torch.Tensor):
         return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
+    if isinstance(leaf, np.ndarray):
+        return f"array {leaf.dtype}{list(leaf.shape)}"
     return repr(leaf) if isinstance(leaf, _PLAIN) else type(leaf).__name__
 
 
 def checksum(batch: Any) -> int:
-    """Of shapes, types and some thousand values of every tensor on the CPU in a tree, and of its plain values."""
-    found = 0
-    for leaf in pytree.tree_leaves(batch):
-        if isinstance(leaf, torch.Tensor):
+    """Of shapes, types and some thousand values of every tensor on the CPU in a tree, and of its plain values.
+
+    Arrays count like tensors, an object of another class by its attributes.
+    """
+    return _added(0, batch, inside=False)
+
+
+def _added(found: int, tree: Any, *, inside: bool) -> int:
+    """A checksum with a tree's added to it; `inside` an object no other is looked into, for they may be in circles."""
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor) and leaf.is_nested:
+            found = _added(found, list(leaf.unbind()), inside=inside)
+        elif isinstance(leaf, torch.Tensor):
             found = zlib.crc32(f"{tuple(leaf.shape)} {leaf.dtype}".encode(), found)
-            if leaf.device.type == "cpu" and leaf.layout is torch.strided and leaf.numel():
-                values = leaf.detach().reshape(-1)
+            own = type(leaf).__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # else its values are elsewhere
+            if own and leaf.device.type == "cpu" and leaf.layout is torch.strided and leaf.numel():
+                values = leaf.detach().as_subclass(torch.Tensor).reshape(-1)
                 sample = values[:: -(-len(values) // _SAMPLE)].contiguous()
                 found = zlib.crc32(sample.view(torch.uint8).numpy().tobytes(), found)
+        elif isinstance(leaf, np.ndarray):
+            flat = leaf.reshape(-1)
+            sampled = flat[:: max(1, -(-flat.size // _SAMPLE))]
+            values_of = sampled.tolist() if leaf.dtype.hasobject else sampled.tobytes()
+            found = zlib.crc32(f"{leaf.shape} {leaf.dtype} {values_of!r}".encode(), found)
         elif isinstance(leaf, _PLAIN):
             found = zlib.crc32(repr(leaf).encode(), found)
+        elif not inside and hasattr(leaf, "__dict__") and not isinstance(leaf, type):
+            found = _added(found, dict(vars(leaf)), inside=True)
     return found

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from assigner.errors import FormatError, MarkingError, UsageError
+from assigner.errors import AssignerError, FormatError, MarkingError, UsageError
 from assigner.marking import PartitionGraph
 from assigner.marking.cut import recut
-from assigner.marking.domain import InputKey, input_key, input_structure
+from assigner.marking.domain import InputKey, input_key
 from assigner.runtime.microbatch import MicroBatch
 from assigner.runtime.programs import Programs
 
@@ -95,21 +95,19 @@ class Variants:
         self._made: dict[bool, list[Variant]] = {True: [self.planned], False: []}
         self._known: OrderedDict[tuple[InputKey, bool], Variant] = OrderedDict()
 
-    def groups(self, inputs: Any, micro_batches: Sequence[MicroBatch], *, training: bool) -> list[Group]:
+    def groups(self, micro_batches: Sequence[MicroBatch], *, training: bool) -> list[Group]:
         """The micro-batches of a batch by the graph that they run through, in order.
 
         Args:
-            inputs: The batch's inputs.
             micro_batches: The batch, cut.
             training: False: in eval mode.
 
         Raises:
             MarkingError: the forward cannot be cut for these inputs as the plan has it.
         """
-        structure = input_structure(inputs)
         found: dict[Variant, list[int]] = {}
         for place, cut in enumerate(micro_batches):
-            key = input_key(structure, cut.inputs)
+            key = input_key(cut.structure, cut.inputs)
             found.setdefault(self._variant(key, cut.inputs, training=training), []).append(place)
         return [
             Group(variant, tuple(places), tuple(micro_batches[place] for place in places))
@@ -149,6 +147,7 @@ class Variants:
             programs.counted(1, training=training)
         except (MarkingError, FormatError) as error:
             _check_kind(key, base.domain.example)
+            _check_values(key, error)
             # Its own cause is pages of torch.export; the message has the model's line.
             raise MarkingError(f"{what}: {error.message}", hint=error.hint) from None
         return Variant(graph, programs, graph.rebuild(self.planned.modules, self.member.device))
@@ -164,6 +163,20 @@ def _check_kind(given: InputKey, example: InputKey) -> None:
         raise UsageError(
             f"the model cannot take inputs ({given.signature()}); the workload's own are ({example.signature()})",
             hint="give batches like those of Workload.batch, or change that and profile again",
+        ) from None
+
+
+def _check_values(given: InputKey, error: AssignerError) -> None:
+    """BatchNorm in training needs two values of a channel: a micro-batch of one row may have one.
+
+    Raises:
+        UsageError: this is what the capture failed of.
+    """
+    if "more than 1 value per channel" in error.message:
+        raise UsageError(
+            f"a micro-batch ({given}) has one value of each channel, which BatchNorm cannot normalise in training",
+            hint="give each micro-batch two rows or more: drop a last batch of one row (DataLoader's drop_last), or"
+            " solve with fewer micro-batches (--micro-batches)",
         ) from None
 
 

@@ -240,3 +240,23 @@ def test_what_cannot_run_is_refused():
     made = first()
     with pytest.raises(UsageError, match="batch_norm='never' is not allowed"):
         Pipeline(made, make_plan(made), batch_norm="never")
+
+
+@pytest.mark.parametrize(("rows", "micro_batches"), [(8, 3), (8, 4), (5, 3), (9, 5)])
+def test_no_micro_batch_of_one_row_without_need(rows, micro_batches):
+    """Whatever rows a batch has, from two on, it trains; running statistics are the plain model's where they can be."""
+    made = replace(first(), batch_size=rows)
+    reference = Reference(made)
+    with Pipeline(made, make_plan(made, micro_batches=micro_batches)) as pipeline:
+        assert_plain(made, reference, pipeline, tuple(range(2, rows + 1)))
+        with pytest.raises(UsageError, match=r"float64\[1, 8\]\) has one value of each channel") as caught:
+            pipeline.step(made.make_batch(1, 0))
+    assert "drop_last" in (caught.value.hint or "")
+
+
+def test_micro_batches_that_are_planned_with_one_row():
+    """They are told in words too, whatever the batch."""
+    made = replace(first(), batch_size=3)
+    pipeline = Pipeline(made, make_plan(made, micro_batches=3))
+    with pipeline, pytest.raises(UsageError, match="which BatchNorm cannot normalise"):
+        pipeline.step(made.make_batch(3, 0))

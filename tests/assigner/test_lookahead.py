@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 from workloads import language, make_plan
 
 from assigner.marking import partition_graph
@@ -15,7 +16,7 @@ from assigner.schedule import build_program
 
 
 def micro_batch(rows: int) -> MicroBatch:
-    return MicroBatch([torch.zeros(rows)], None, 1.0, rows)
+    return MicroBatch([torch.zeros(rows)], pytree.tree_structure(0), None, 1.0, rows)
 
 
 @pytest.mark.parametrize(

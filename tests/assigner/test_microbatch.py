@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from assigner.errors import UsageError
-from assigner.runtime.microbatch import Cutting, MicroBatch, check_pair
+from assigner.runtime.division import fair_sizes
+from assigner.runtime.microbatch import Cutting, MicroBatch, check_pair, loss_of_parts
 from assigner.workload import Workload
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ def cutting(batch: Callable[[int, torch.Generator], Any] = none_made, **options:
     return Cutting(Workload(lambda: torch.nn.Linear(1, 1), batch, batch_size=1, **options))
 
 
-def cut_up(batch: Any, size: int, **options: Any) -> list[MicroBatch]:
-    return cutting(**options).split(batch, size)
+def cut_up(batch: Any, count: int, **options: Any) -> list[MicroBatch]:
+    return cutting(**options).split(batch, count)
 
 
 def with_tables(count: int, _: torch.Generator) -> Any:
@@ -41,8 +42,8 @@ def test_a_table_with_as_many_entries_goes_whole(count):
     batch = with_tables(count, torch.Generator())
     cuts = cutting(with_tables)
     assert cuts.row_count(batch[0]) == count
-    found = cuts.split(batch, 2)
-    assert [each.rows for each in found] == [2] * (count // 2) + [1] * (count % 2)
+    found = cuts.split(batch, 4)
+    assert [each.rows for each in found] == list(fair_sizes(count, 4))
     assert all(each.inputs[0] is batch[0]["table"] and each.targets[1] is batch[1][1] for each in found)
     assert torch.equal(torch.cat([each.inputs[1] for each in found]), rows(count))
     assert torch.equal(torch.cat([each.targets[0] for each in found]), rows(count))
@@ -52,11 +53,11 @@ def test_what_the_maker_does_not_show_is_cut_by_its_size():
     """A tensor where the maker has None, and inputs or targets of another structure; a list is as good as a tuple."""
     (ids, table), targets = (rows(8), rows(8)), rows(8)
     cuts = cutting(with_tables)
-    (first, *_) = cuts.split(({"table": table, "ids": ids, "mask": rows(8)}, targets), 4)
+    (first, *_) = cuts.split(({"table": table, "ids": ids, "mask": rows(8)}, targets), 2)
     assert [len(each) for each in (*first.inputs, first.targets)] == [8, 4, 4, 4]
-    (first, *_) = cuts.split(((ids, table), None), 4)
+    (first, *_) = cuts.split(((ids, table), None), 2)
     assert [len(each) for each in first.inputs] == [4, 4]
-    (first, *_) = cutting(lambda count, _: ((rows(count), rows(8)), rows(count))).split(([ids, table], targets), 4)
+    (first, *_) = cutting(lambda count, _: ((rows(count), rows(8)), rows(count))).split(([ids, table], targets), 2)
     assert [len(each) for each in (*first.inputs, first.targets)] == [4, 8, 4]
 
 
@@ -76,11 +77,11 @@ def test_the_maker_is_asked_once():
 
 
 @pytest.mark.parametrize(
-    ("count", "size", "sizes"), [(8, 4, [4, 4]), (7, 3, [3, 3, 1]), (2, 4, [2]), (3, 1, [1, 1, 1])]
+    ("count", "cuts", "sizes"), [(8, 2, [4, 4]), (7, 3, [3, 2, 2]), (2, 1, [2]), (3, 3, [1, 1, 1])]
 )
-def test_sizes_and_weights(count, size, sizes):
+def test_sizes_and_weights(count, cuts, sizes):
     """Micro-batches hold all rows in order and weigh their share, one in sum."""
-    cut = cut_up((rows(count), rows(count) + 1), size, reduction="mean")
+    cut = cut_up((rows(count), rows(count) + 1), cuts, reduction="mean")
     assert [len(each.inputs[0]) for each in cut] == sizes
     assert torch.equal(torch.cat([each.inputs[0] for each in cut]), rows(count))
     assert torch.equal(torch.cat([each.targets for each in cut]), rows(count) + 1)
@@ -117,7 +118,7 @@ def test_weights_are_shares_of_their_sum():
     """Micro-batches count by what the user's function gives for their inputs and targets, as a number or a tensor."""
     cut = cut_up((rows(5), rows(5)), 2, reduction="mean", weight=lambda inputs, targets: (inputs + targets).sum())
     total = 2 * sum(range(5))
-    assert [each.weight for each in cut] == [2 / total, 10 / total, 8 / total]
+    assert [each.weight for each in cut] == [6 / total, 14 / total]
     assert [each.weight for each in cut_up((rows(3), rows(3)), 2, reduction="mean", weight=lambda *_: 4)] == [
         0.5,
         0.5,
@@ -160,4 +161,48 @@ def test_every_row_has_a_target():
     inputs, targets = with_tables(6, torch.Generator())
     with pytest.raises(UsageError, match=r"6 rows of inputs, and 5 of targets \(int64\[5\]\)"):
         made.split((inputs, (rows(5), rows(6))), 2)
-    assert len(made.split((inputs, (targets[0], rows(3))), 2)) == 3
+    assert len(made.split((inputs, (targets[0], rows(3))), 2)) == 2
+
+
+def of_positive(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return ((x - y).square() * (y > 0)).sum() / (y > 0).sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "mixes"),
+    [
+        (lambda x, y: (x - y).square().mean(), {}, False),
+        (lambda x, y: (x - y).square().sum(), {"reduction": "sum"}, False),
+        (
+            lambda x, y: ((x - y).square() * (y > 0)).sum() / (y > 0).sum(),
+            {"weight": lambda _, y: (y > 0).sum()},
+            False,
+        ),
+        (lambda x, y: ((x - y).square() * (y > 0)).sum() / (y > 0).sum(), {}, True),
+        (lambda x, y: (x - y).square().sum(), {}, True),
+        (lambda x, y: (x.mean() - y).square().mean(), {}, True),
+        (lambda x, y: (x.mean() - y).square().mean(), {"loss_over": "batch"}, False),
+        (lambda x, _: x.sum() * float("nan"), {}, False),
+        (lambda x, _: x.sum() * 0, {}, False),
+        (lambda x, _: x.sum() * float("nan" if len(x) < 7 else 1), {}, True),
+    ],
+    ids=[
+        "mean",
+        "sum",
+        "weighed",
+        "weight is missing",
+        "sum is not said",
+        "mixes",
+        "mixes, over the batch",
+        "nan",
+        "0",
+    ],
+)
+@pytest.mark.parametrize("count", [2, 3])
+def test_whether_a_loss_can_be_had_from_parts(loss, options, mixes, count):
+    """What the parts' losses add up to is the batch's loss, unless rows are mixed or a reduction or weight is wrong."""
+    made = Workload(torch.nn.Identity, none_made, batch_size=7, **options)
+    generator = torch.Generator().manual_seed(0)
+    batch = torch.randn(7, generator=generator).double(), torch.randn(7, generator=generator).double()
+    found = loss_of_parts(made, batch, lambda each: float(loss(*each)), count=count)
+    assert (found.difference > 1e-9) is mixes

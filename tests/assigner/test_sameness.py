@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
-from assigner.runtime.sameness import SameCall, checksum
+from assigner.runtime.sameness import SameCall, checksum, described
+
+
+class Own(torch.Tensor):
+    """A tensor of a class of its own."""
 
 
 class Ranks:
@@ -50,6 +57,43 @@ def test_any_type_and_an_empty_tensor_have_a_sum():
     kinds = (torch.bfloat16, torch.complex64, torch.uint8, torch.int64)
     assert len({checksum(torch.ones(3, dtype=kind)) for kind in kinds}) == len(kinds)
     assert checksum(torch.empty(0, 4)) != checksum(torch.empty(0, 5))
+
+
+class Boxes:
+    """An object that keeps tensors its own way."""
+
+    def __init__(self, *values: float) -> None:
+        self.values, self.me = torch.tensor(values), self
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.arange(3), np.arange(3) + 1), (np.array(["a", None]), np.array(["b", None])), (["cat"], ["dog"]),
+        ([{"boxes": torch.ones(2, 4)}], [{"boxes": torch.zeros(2, 4)}]), (b"a", b"b"), (Boxes(1.0), Boxes(2.0)),
+        (torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
+         torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged)),
+        (pack_sequence([torch.ones(2)]), pack_sequence([torch.zeros(2)])),
+        (torch.ones(2).as_subclass(Own), torch.zeros(2).as_subclass(Own)),
+    ],
+    ids=["array", "array of objects", "text", "dicts", "bytes", "object", "nested", "packed", "subclass"],
+)  # fmt: skip
+def test_what_is_no_tensor_counts(one, other):
+    """Arrays, lists, objects and tensors of other classes differ where their values do, and are equal to themselves."""
+    assert checksum(one) != checksum(other)
+    assert checksum(one) == checksum(one)
+    assert describe(one)
+
+
+def describe(batch: Any) -> list[str]:
+    return [described(leaf) for leaf in pytree.tree_leaves(batch)]
+
+
+def test_a_long_batch_is_told_shortly():
+    """The message names some leaves of a list of a thousand, and that there are more."""
+    ranks = Ranks(0.0, rank=1)
+    with pytest.raises(UsageError, match=r"'0', '1', .*'7', \.\.\."):
+        SameCall(ranks).check("evaluate", [str(n) for n in range(1000)])
 
 
 def told(call: str, given: Any) -> float:

@@ -1,0 +1,203 @@
+"""The loss of a step, on the rank that makes the model's output: once for each micro-batch, or once over the batch.
+
+A loss may have a memory (a running average, a count), so it is called once and no more. Where the last partition is
+rematerialised its first forward calls none; the recompute does, as it needs the loss's graph:
+
+    M = 2, GPipe             F0    F1    B1    B0
+    graph kept               l0    l1
+    rematerialised                       l1    l0
+
+A loss that mixes rows (contrastive, in-batch negatives) is another one for parts of a batch. Over the batch it is
+computed when the last micro-batch's forward has made its outputs; it works on leaves, and their gradients wait for the
+backwards of the micro-batches, which start from them:
+
+    over the batch           o0    o1, loss(o0 o1), its gradients g0 g1    g1    g0
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from assigner.errors import UsageError
+from assigner.runtime.outputs import Part, join
+from assigner.schedule import warm_up
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.marking import PartitionGraph
+    from assigner.plan import Plan
+    from assigner.runtime.microbatch import MicroBatch
+    from assigner.runtime.variants import Group
+    from assigner.workload import Workload
+
+
+class StepLoss:
+    """What follows the last partition's forward in every step.
+
+    Args:
+        workload: The loss, and what it is over.
+        graph: Makes the model's output.
+        device: Where that is.
+        training: False: no gradients are wanted, and no forward runs twice.
+    """
+
+    def __init__(self, workload: Workload, graph: PartitionGraph, device: torch.device, *, training: bool) -> None:
+        self._compute, self._over_batch = workload.compute_loss, workload.loss_over == "batch"
+        self._graph, self._device, self._training = graph, device, training
+        self.begin((), (), factor=1.0)
+
+    def begin(self, micro_batches: Sequence[MicroBatch], places: Sequence[int], *, factor: float) -> None:
+        """A step comes next; what an unfinished one left is dropped.
+
+        Args:
+            micro_batches: The batch, cut, or some of it.
+            places: Their numbers in the whole batch.
+            factor: What the loss's gradient is multiplied by.
+        """
+        self._cuts = dict(zip(places, micro_batches, strict=True))
+        self._factor = factor
+        self._values: list[torch.Tensor] = []
+        self._outputs: dict[int, list[Any]] = {}
+        self._gradients: dict[int, list[torch.Tensor | None]] = {}
+
+    def gradient(self) -> torch.Tensor:
+        """Where backward starts; in float64, which autograd casts to the loss's type."""
+        return torch.tensor(self._factor, dtype=torch.float64, device=self._device)
+
+    def total(self) -> float:
+        """The step's loss, of the micro-batches that were there."""
+        return math.fsum(map(float, self._values))
+
+    def of(self, outputs: Sequence[Any], place: int) -> tuple[torch.Tensor, ...]:
+        """What the backward of a micro-batch starts from, as a tuple of one tensor.
+
+        Args:
+            outputs: What the last partition returned.
+            place: The micro-batch's number in the batch.
+
+        Raises:
+            UsageError: the loss is no single number, or is over the batch and an output has no rows.
+        """
+        if self._over_batch and len(self._cuts) > 1:
+            return (self._of_part(outputs, place),)
+        if self._training and not torch.is_grad_enabled():  # it runs again with a graph, and needs the loss then
+            return (torch.zeros((), device=self._device),)
+        cut = self._cuts[place]
+        if not cut.weight:
+            return (_zero_of(outputs, self._device),)
+        value = self._value(self._graph.rebuild_output(outputs), cut.targets) * cut.weight
+        self._values.append(value.detach())
+        return (value,)
+
+    def _value(self, output: Any, targets: Any) -> torch.Tensor:
+        value = self._compute(output, _to_device(targets, self._device))
+        if not isinstance(value, torch.Tensor) or value.dim():
+            given = (
+                f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            )
+            raise UsageError(f"Workload.loss gave {given}", hint="return a tensor with one number and no dimension")
+        return value
+
+    def _of_part(self, outputs: Sequence[Any], place: int) -> torch.Tensor:
+        """Keep a micro-batch's outputs for the loss over the batch, and let its gradients in at their backward."""
+        tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+        if place not in self._gradients:
+            self._gradients[place] = []
+            self._outputs[place] = [self._leaf(output) for output in outputs]
+            if len(self._outputs) == len(self._cuts):
+                self._over_the_batch()
+        return _Gate.apply(self._gradients[place], *tensors)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _leaf(self, output: Any) -> Any:
+        """An output without its graph. That of a forward without gradients does not tell whether it will need one."""
+        if not isinstance(output, torch.Tensor):
+            return output
+        wanted = output.requires_grad or not torch.is_grad_enabled()
+        trainable = output.is_floating_point() or output.is_complex()
+        return output.detach().requires_grad_(self._training and wanted and trainable)
+
+    def _over_the_batch(self) -> None:
+        """Compute the loss of all outputs, and the gradients that each micro-batch's backward starts from."""
+        made, output = self._outputs, self._graph.output
+        self._outputs = {}
+        parts = [Part(output, output.filled(made[place]), self._cuts[place].rows) for place in sorted(made)]
+        for index in output.made:
+            leaf = parts[0].leaves[index]
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad and parts[0].rows_dimension(index) is None:
+                raise UsageError(
+                    f"the loss is over the whole batch, and an output of shape {tuple(leaf.shape)} has no rows to join"
+                    " the micro-batches' along",
+                    hint="return it for each row; or use one micro-batch (solve with --micro-batches 1)",
+                )
+        with torch.set_grad_enabled(self._training):
+            joined = pytree.tree_unflatten(join(parts), output.structure)
+            value = self._value(joined, next(iter(self._cuts.values())).targets)
+        self._values.append(value.detach())
+        if value.requires_grad:
+            with torch.autocast(self._device.type, enabled=False):
+                torch.autograd.backward([value], [self.gradient()])
+        for place, leaves in made.items():
+            self._gradients[place] += [leaf.grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+class _Gate(torch.autograd.Function):
+    """From outputs to a number whose gradient says nothing: the outputs get gradients that are known by then."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: list[torch.Tensor | None], *outputs: torch.Tensor) -> torch.Tensor:
+        ctx.gradients = gradients
+        return torch.zeros((), device=outputs[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        gradients = tuple(ctx.gradients)
+        ctx.gradients.clear()  # their memory is free once this backward has used them
+        return None, *gradients
+
+
+def check_schedule(workload: Workload, plan: Plan, graph: PartitionGraph) -> None:
+    """A loss over the batch needs the forwards of all micro-batches before the first backward.
+
+    Raises:
+        UsageError: the plan's schedule starts a backward of the last stage earlier.
+    """
+    last = next(n for n, stage in enumerate(plan.stages) if graph.last.name in stage.partitions)
+    if workload.loss_over == "batch" and warm_up(plan, last) < plan.micro_batches:
+        raise UsageError(
+            f"the loss is over the whole batch, and under schedule {plan.schedule} the last stage's backwards begin"
+            " before all of its forwards have run",
+            hint="solve with --schedule gpipe or interleaved, or with --micro-batches 1",
+        )
+
+
+def check_groups(workload: Workload, groups: Sequence[Group]) -> None:
+    """A loss over the batch needs all micro-batches in one program.
+
+    Raises:
+        UsageError: some of them run through another graph of the model than others, and so one after the others.
+    """
+    if workload.loss_over == "batch" and len(groups) > 1:
+        rows = [[each.rows for each in group.micro_batches] for group in groups]
+        raise UsageError(
+            "the loss is over the whole batch, and the model's forward takes another path for some of its micro-batches"
+            f" than for others (their rows: {rows[0]} and {rows[1]})",
+            hint="give batches whose micro-batches are alike, or use one micro-batch (solve with --micro-batches 1)",
+        )
+
+
+def _zero_of(outputs: Sequence[Any], device: torch.device) -> torch.Tensor:
+    """Zero whose gradients are zeros: a loss that counts for nothing may be 0 / 0, and is not computed."""
+    tensors = [output for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad]
+    parts = [tensor.unsqueeze(0)[:0].sum() for tensor in tensors]
+    return sum(parts, torch.zeros((), device=device))
+
+
+def _to_device(tree: Any, device: torch.device) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return tree.to(device)
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), tree)

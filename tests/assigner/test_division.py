@@ -1,0 +1,261 @@
+"""Batches with their rows in Python containers, or where they cannot be cut: cut right, or refused in words."""
+
+from __future__ import annotations
+
+from collections import UserList, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+from workloads import WIDTH, Reference, make_plan, numbers, workload
+
+from assigner import Pipeline
+from assigner.errors import UsageError
+from assigner.runtime.microbatch import Cutting, micro_batch_count
+from assigner.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def cutting(targets: Callable[[int], Any], inputs: Callable[[int], Any] = torch.arange, **options: Any) -> Cutting:
+    """Of a workload whose batches are made of these."""
+    return Cutting(Workload(nn.Identity, lambda rows, _: (inputs(rows), targets(rows)), batch_size=8, **options))
+
+
+def cut(targets: Callable[[int], Any], rows: int = 5, count: int = 2, **options: Any) -> list[Any]:
+    """The targets of each micro-batch."""
+    found = cutting(targets, **options).split((torch.arange(rows), targets(rows)), count)
+    assert [each.rows for each in found] == [each.inputs[0].numel() for each in found]
+    return [each.targets for each in found]
+
+
+class Pair(NamedTuple):
+    """Targets by name."""
+
+    a: Any
+    b: Any
+
+
+class Boxes:
+    """Boxes of several images, with slices of its own kind or not."""
+
+    def __init__(self, boxes: list[int], *, slices: bool = True) -> None:
+        self.boxes, self.slices = boxes, slices
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    def __getitem__(self, which: Any) -> Any:
+        return Boxes(self.boxes[which]) if self.slices else self.boxes[which]
+
+
+def boxes_of(rows: int) -> list[dict[str, torch.Tensor]]:
+    """One dict for each image, with as many boxes as its number."""
+    return [{"boxes": torch.full((n, 4), n), "labels": torch.arange(n)} for n in range(rows)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rows: list(range(rows)), lambda rows: tuple(range(rows)), range, lambda rows: UserList(range(rows)),
+        lambda rows: deque(range(rows)), np.arange, lambda rows: Boxes(list(range(rows))),
+        lambda rows: [str(n) for n in range(rows)], lambda rows: [[n] * n for n in range(rows)], boxes_of,
+    ],
+    ids=["list", "tuple", "range", "UserList", "deque", "array", "object", "text", "lists", "boxes"],
+)  # fmt: skip
+@pytest.mark.parametrize("rows", [4, 5, 8])
+def test_a_sequence_with_an_entry_for_each_row_is_cut(make, rows):
+    """Every micro-batch gets the entries of its own rows, in a sequence of the same kind."""
+    parts = cut(make, rows, 3)
+    assert all(type(part) is type(make(rows)) for part in parts)
+    entries = [each for part in parts for each in (part.boxes if isinstance(part, Boxes) else part)]
+    whole = make(rows)
+    assert str(entries) == str(list(whole.boxes if isinstance(whole, Boxes) else whole))
+    assert [len(part) for part in parts] == [len(each) for each in np.array_split(range(rows), 3)]
+
+
+def test_what_stands_in_between_is_gone_through():
+    """Dicts and tuples of lists are cut inside; settings of any length, shared objects and padded masks go whole."""
+    shared = object()
+
+    def make(rows: int) -> Any:
+        return {
+            "pair": Pair(list(range(rows)), torch.arange(rows)), "names": ["a", "b", "c", "d"], "size": (4, 5),
+            "mask": torch.ones(rows + 3, rows + 3), "padded": torch.ones(rows, rows + 3), "object": shared,
+        }  # fmt: skip
+
+    first, second = cut(make, 4)
+    assert isinstance(first["pair"], Pair)
+    assert (first["pair"].a, second["pair"].a) == ([0, 1], [2, 3])
+    assert second["pair"].b.tolist() == [2, 3]
+    assert (first["names"], first["size"], first["mask"].shape) == (["a", "b", "c", "d"], (4, 5), (7, 7))
+    assert first["object"] is shared
+
+
+def test_a_list_is_as_good_as_a_tuple():
+    """A DataLoader's default collation makes lists of tuples; what the maker's tuple tells holds for them."""
+    made = cutting(lambda rows: (torch.arange(rows), [0.5, 0.5]))
+    first, second = made.split((torch.arange(2), [torch.arange(2), [0.1, 0.9]]), 2)
+    assert (first.targets[0].tolist(), second.targets[0].tolist()) == ([0], [1])
+    assert first.targets[1] == [0.1, 0.9]
+
+
+@dataclass
+class Labels:
+    """Targets in a class that nobody knows how to cut."""
+
+    values: torch.Tensor
+
+
+class Own(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+def marked(rows: int) -> torch.Tensor:
+    tensor = torch.ones(rows)
+    tensor.mask = torch.ones(rows)
+    return tensor
+
+
+REFUSED: dict[str, tuple[Callable[[int], Any], str]] = {
+    "object": (lambda rows: Labels(torch.arange(rows)), r"targets cannot be cut .* it is a Labels"),
+    "packed": (lambda rows: pack_sequence([torch.ones(3)] * rows), r"targets cannot be cut .* it is a PackedSequence"),
+    "nested": (
+        lambda rows: torch.nested.nested_tensor([torch.ones(3)] * rows, layout=torch.jagged),
+        r"targets cannot be cut .* it is nested",
+    ),
+    "all boxes": (lambda rows: torch.ones(rows * (rows + 1), 6), r"a tensor with 20 entries for 4 rows, and 72 for 8"),
+    "all labels": (lambda rows: list(range(3 * rows)), r"12 long for 4 rows, and 24 for 8"),
+    "columns": (lambda rows: torch.ones(3, rows), r"a tensor with the rows in dimension 1"),
+    "square": (torch.eye, r"a tensor with the rows in dimensions 0 and 1"),
+    "by image": (lambda rows: dict.fromkeys(range(rows), 1), "a mapping with other keys for other rows"),
+    "number": (lambda rows: {"rows": rows}, r"targets\['rows'\] cannot be cut .* the number of the batch's rows"),
+    "tensor of the number": (torch.tensor, "the number of the batch's rows"),
+    "slices": (lambda rows: Boxes(list(range(rows)), slices=False), r"targets, a Boxes, .* cannot be sliced"),
+    "sparse": (lambda rows: torch.ones(rows, 3).to_sparse(), r"layout torch.sparse_coo, which cannot be cut"),
+    "subclass": (lambda rows: torch.ones(rows).as_subclass(Own), "targets is a Own"),
+    "attribute": (marked, "an attribute 'mask' hung on it"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_cut_is_refused(make, message):
+    """In words and with a way out, where there are several micro-batches; with one of them it stays whole."""
+    with pytest.raises(UsageError, match=message) as caught:
+        cut(make)
+    assert caught.value.hint
+    (whole,) = cut(make, count=1)
+    assert type(whole) is type(make(5))
+
+
+def test_a_sum_may_be_divided_by_the_number_of_rows():
+    """With reduction "sum" a number of all rows goes whole to every micro-batch."""
+    assert cut(lambda rows: {"rows": rows}, reduction="sum") == [{"rows": 5}] * 2
+
+
+@pytest.mark.parametrize("given", [list(range(4)), [torch.ones(3)] * 4, torch.arange(4)])
+def test_targets_without_a_row_each_are_refused(given):
+    """Also where they are no tensors, and with any number of micro-batches."""
+    made = cutting(lambda rows: list(range(rows)))
+    for count in (1, 2):
+        with pytest.raises(UsageError, match="5 rows of inputs, and 4 of targets"):
+            made.split((torch.arange(5), given), count)
+    with pytest.raises(UsageError, match="targets has none"):
+        made.split((torch.arange(5), 3), 2)
+
+
+def fixed(_: int, __: torch.Generator) -> Any:
+    return torch.arange(6), list(range(6))
+
+
+def test_unknown_sequences_go_by_their_length():
+    """What the maker does not show is cut if as long as the batch, or goes whole; what may be either is refused."""
+    made = Cutting(Workload(nn.Identity, fixed, batch_size=6))
+
+    def parts(targets: Any, rows: int = 6) -> list[Any]:
+        return [each.targets for each in made.split((torch.arange(rows), targets), 2)]
+
+    assert parts(list("abcdef")) == [list("abc"), list("def")]
+    assert parts({"a": np.arange(6), "b": [1, 2]})[1]["a"].tolist() == [3, 4, 5]
+    assert parts({"b": [1, 2]})[1] == {"b": [1, 2]}
+    assert [len(each) for each in parts(boxes_of(6))] == [3, 3]
+    for wrong, rows in (((224, 224), 2), ([torch.ones(6, 2)] * 6, 6)):
+        with pytest.raises(UsageError, match="it might be cut, or go whole"):
+            parts(wrong, rows)
+    with pytest.raises(UsageError, match="is a Labels, which cannot be cut"):
+        parts([Labels(torch.ones(6)), 3])
+    with pytest.raises(UsageError, match="its rows may be the list's entries, or 3"):
+        made.split(([[torch.ones(3, 2)] * 6], None), 2)
+
+
+def test_inputs_in_lists():
+    """A list with a tensor for each row is cut, and the batch has as many rows as it has entries."""
+    made = cutting(lambda rows: list(range(rows)), inputs=lambda rows: ([torch.ones(3, 4)] * rows,))
+    assert made.row_count(([torch.ones(3, 4)] * 5,)) == 5
+    first, second = made.split((([torch.ones(3, 4)] * 5,), list(range(5))), 2)
+    assert (len(first.inputs), len(second.inputs)) == (3, 2)
+    assert second.targets == [3, 4]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("make", "message"), [(marked, "an attribute 'mask'"), (REFUSED["subclass"][0], "is a Own")])
+def test_inputs_are_plain_tensors(make, message, count):
+    """What a graph would not see is refused, with any number of micro-batches."""
+    with pytest.raises(UsageError, match=message):
+        cutting(torch.arange, inputs=make).split((make(5), torch.arange(5)), count)
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "size", "count"),
+    [
+        (12, 3, 4, 3), (8, 8, 1, 8), (5, 3, 4, 2), (5, 3, 2, 2), (5, 8, 1, 5), (3, 4, 2, 1), (4, 4, 2, 2), (9, 5, 2, 3),
+        (1, 4, 2, 1), (2, 4, 2, 1), (10, 4, 3, 4), (7, 2, 4, 2),
+    ],
+)  # fmt: skip
+def test_micro_batches_of_one_row_are_avoided(rows, most, size, count):
+    """By fewer micro-batches, none of them over a row more than planned, unless one row each is the plan."""
+    assert micro_batch_count(rows, most, size) == count
+
+
+def labelled(rows: int, generator: torch.Generator) -> Any:
+    """Rows with a list of a dict each: some numbers that it is near to."""
+    x, y = numbers(rows, generator)
+    return x, [{"near": y[n] + torch.arange(1 + n % 3), "name": f"row {n}"} for n in range(rows)]
+
+
+def near(outputs: torch.Tensor, targets: list[dict[str, Any]]) -> torch.Tensor:
+    """Over the rows' own targets; a zip would not notice that they are another micro-batch's."""
+    return torch.stack(
+        [(output - each["near"]).square().mean() for output, each in zip(outputs, targets, strict=False)]
+    ).mean()
+
+
+def names(outputs: torch.Tensor, targets: tuple[str, ...]) -> torch.Tensor:
+    signs = outputs.new_tensor([[float(len(name))] for name, _ in zip(targets, outputs, strict=False)])
+    return (outputs - signs).square().mean()
+
+
+@pytest.mark.parametrize("remat", ["never", "always"])
+@pytest.mark.parametrize(
+    ("batch", "loss"),
+    [
+        (labelled, near),
+        (lambda rows, generator: (numbers(rows, generator)[0], tuple("x" * (n * n) for n in range(rows))), names),
+    ],
+    ids=["dicts", "text"],
+)
+def test_a_pipeline_trains_on_lists(batch, loss, remat):
+    """Steps and losses are the plain model's, also for a ragged batch and with fewer rows than micro-batches."""
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), batch=batch, loss=loss)
+    reference = Reference(made)
+    with Pipeline(made, make_plan(made, [(0, ["0"]), (0, ["1"])], micro_batches=3), remat=remat) as pipeline:
+        for rows in (8, 5, 2):
+            given = made.make_batch(rows, rows)
+            assert pipeline.evaluate(given) == pytest.approx(reference.loss(given).item(), abs=1e-12)
+            assert pipeline.step(given) == pytest.approx(reference.step(given), abs=1e-12)
+        assert reference.distance(pipeline.named_parameters()) < 1e-12

@@ -1,0 +1,213 @@
+"""The loss of a step: called once for each micro-batch, or once over the batch, where it then equals the plain one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from loss_cases import NAMES, differences, mixing
+from torch import nn
+from workloads import WIDTH, Reference, make_plan, numbers, sgd, workload
+
+from assigner import Pipeline
+from assigner.errors import UsageError
+from assigner.workload import Workload
+
+
+class Remembering:
+    """A loss that is scaled by a running mean of what it was before, and knows what it was called with."""
+
+    def __init__(self) -> None:
+        self.mean, self.seen = torch.ones((), dtype=torch.float64), []
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.seen.append(targets[0].item())
+        loss = F.mse_loss(outputs, targets)
+        self.mean = 0.5 * self.mean + 0.5 * loss.detach()
+        return loss / self.mean
+
+
+def layers(loss: Any, **options: Any) -> Workload:
+    model = lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))  # noqa: E731
+    return replace(workload(model, loss=loss), **options)
+
+
+@pytest.mark.parametrize("remat", ["never", "always", "except_last"])
+@pytest.mark.parametrize(("micro_batches", "schedule"), [(1, "gpipe"), (3, "gpipe"), (4, "gpipe"), (4, "1f1b")])
+def test_a_loss_is_called_once_for_each_micro_batch(micro_batches, schedule, remat):
+    """Whether or not the last partition runs again: in order where backwards are, in reverse where they are so."""
+    loss = Remembering()
+    made = layers(loss)
+    plan = make_plan(made, micro_batches=micro_batches, schedule=schedule)
+    with Pipeline(made, plan, remat=remat) as pipeline:
+        for n in range(2):
+            batch = made.make_batch(8, n)
+            loss.seen.clear()
+            pipeline.step(batch)
+            firsts = [part[0].item() for part in batch[1].tensor_split(micro_batches)]
+            assert sorted(loss.seen) == sorted(firsts)
+            if remat == "never" or schedule == "1f1b":
+                assert loss.seen == firsts
+            elif remat == "always":
+                assert loss.seen == firsts[::-1]
+
+
+@pytest.mark.parametrize("remat", ["never", "always"])
+def test_a_loss_with_a_memory_is_the_plain_one(remat):
+    """Of one micro-batch: the running mean moves once a step, and an evaluation moves it once."""
+    plain, piped = Remembering(), Remembering()
+    reference = Reference(layers(plain))
+    made = layers(piped)
+    with Pipeline(made, make_plan(made, micro_batches=1), remat=remat) as pipeline:
+        for n in range(3):
+            batch = made.make_batch(8, n)
+            assert pipeline.evaluate(batch) == pytest.approx(reference.loss(batch).item(), abs=1e-12)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=1e-12)
+        assert reference.distance(pipeline.named_parameters()) < 1e-12
+
+
+@pytest.mark.parametrize("remat", ["never", "always", "except_last"])
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loss_over_the_batch_is_the_plain_one(name, micro_batches, remat):
+    """Losses, gradients and weights to 1e-10, with full and ragged batches."""
+    found = differences(name, (0, 0), micro_batches=micro_batches, remat=remat)
+    assert all(each < 1e-10 for each in found.values()), found
+
+
+def test_a_loss_over_parts_is_another_one():
+    """Without the option a loss that mixes rows is not the plain one: the case would show a difference."""
+    made = replace(mixing("tuple"), loss_over="micro_batch")
+    reference = Reference(made)
+    with Pipeline(made, make_plan(made, micro_batches=2)) as pipeline:
+        batch = made.make_batch(8, 0)
+        assert abs(pipeline.step(batch) - reference.step(batch)) > 1e-3
+
+
+class Criterion(nn.Module):
+    """A loss over the batch with a parameter of its own, and a count of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.calls = nn.Parameter(torch.ones((), dtype=torch.float64)), 0
+
+    def forward(self, outputs: torch.Tensor, targets: list[float]) -> torch.Tensor:
+        self.calls += 1
+        centred = outputs - outputs.mean(0)
+        return (centred[:, 0] - self.scale * torch.tensor(targets, dtype=torch.float64)).square().mean()
+
+
+@pytest.mark.parametrize("remat", ["never", "always"])
+def test_it_sees_all_targets_and_is_called_once(remat):
+    """Targets stay whole in any form, accumulated steps add up scaled, and a loss's own parameter gets its gradient."""
+    criterion, other = Criterion(), Criterion()
+
+    def batch(rows: int, generator: torch.Generator) -> Any:
+        x, y = numbers(rows, generator)
+        return x, y[:, 0].tolist()
+
+    made = layers(criterion, batch=batch, loss_over="batch")
+    reference = Reference(replace(made, loss=other))
+    with Pipeline(made, make_plan(made, micro_batches=3), remat=remat) as pipeline:
+        for n in range(2):
+            given = made.make_batch(8, n)
+            pipeline.step(given, update=False, scale=0.5)
+            (reference.loss(given) * 0.5).backward()
+        assert criterion.calls == other.calls == 2
+        assert reference.gradient_distance(pipeline.gradients()) < 1e-12
+        assert torch.allclose(criterion.scale.grad, other.scale.grad)
+
+
+def test_small_gradients_of_a_scaled_loss_do_not_vanish():
+    """The scale is in the loss's gradient from its start, and out of the parameters' again."""
+    made = layers(lambda outputs, _: 1e-6 * (outputs - outputs.mean()).square().mean(), loss_over="batch")
+    reference = Reference(made)
+    with Pipeline(made, make_plan(made), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**20)) as pipeline:
+        batch = made.make_batch(8, 0)
+        pipeline.step(batch)
+        reference.step(batch)
+        assert reference.gradient_distance(pipeline.gradients()) < 1e-15
+
+
+class Whole(nn.Module):
+    """Returns something beside its rows."""
+
+    def __init__(self, *, trained: bool) -> None:
+        super().__init__()
+        self.a, self.trained = nn.Linear(WIDTH, 1), trained
+        self.register_buffer("table", torch.arange(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        made = self.a(x)
+        return made, made.square().mean() if self.trained else self.table
+
+
+@pytest.mark.parametrize("remat", ["never", "always"])
+def test_outputs_without_rows(remat):
+    """One that is trained is refused in words; one that is the same for all micro-batches goes to the loss as it is."""
+    for trained in (True, False):
+        made = Workload(
+            lambda trained=trained: Whole(trained=trained).double(), numbers,
+            lambda outputs, targets: F.mse_loss(outputs[0] - outputs[0].mean(), targets) + outputs[1].double().sum(),
+            sgd, 8, marks=("a",), loss_over="batch", name=f"whole {trained}",
+        )  # fmt: skip
+        batch = made.make_batch(8, 0)
+        if trained:
+            pipeline = Pipeline(made, make_plan(made), remat=remat)
+            with pipeline, pytest.raises(UsageError, match=r"output of shape \(\) has no rows"):
+                pipeline.step(batch)
+        else:
+            with Pipeline(made, make_plan(made), remat=remat) as pipeline:
+                assert pipeline.step(batch) == pytest.approx(Reference(made).step(batch), abs=1e-12)
+
+
+class Forked(nn.Module):
+    """Another path for few rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x).relu() if x.shape[0] > 2 else self.a(x))
+
+
+def test_what_cannot_have_the_whole_batch_is_refused():
+    """A schedule whose backwards come too early, micro-batches of several graphs, and options without a meaning."""
+    made = layers(F.mse_loss, loss_over="batch")
+    early = make_plan(made, [(0, ["0"]), (1, ["1"])], schedule="1f1b")
+    with pytest.raises(UsageError, match="under schedule 1f1b the last stage's backwards begin") as caught:
+        Pipeline(made, early)
+    assert "--schedule gpipe" in (caught.value.hint or "")
+    with Pipeline(made, make_plan(made)) as pipeline, pytest.raises(UsageError, match="under schedule 1f1b"):
+        pipeline.move(make_plan(made, schedule="1f1b"))
+    forked = replace(workload(Forked, "*"), loss_over="batch")
+    for call in ("step", "evaluate"):
+        pipeline = Pipeline(forked, make_plan(forked, micro_batches=2))
+        with pipeline, pytest.raises(UsageError, match=r"another path for some .* \(their rows: \[3\] and \[2\]\)"):
+            getattr(pipeline, call)(forked.make_batch(5, 0))
+    with pytest.raises(UsageError, match="loss_over: 'row' is not allowed"):
+        replace(made, loss_over="row")
+    with pytest.raises(UsageError, match="weight has no meaning with loss_over 'batch'"):
+        replace(made, weight=lambda *_: 1.0)
+
+
+def test_a_loss_that_is_no_number_is_told():
+    """Its shape or type, over the batch as over a micro-batch."""
+    for over in ("batch", "micro_batch"):
+        made = layers(lambda outputs, _: outputs.mean(0), loss_over=over)
+        pipeline = Pipeline(made, make_plan(made))
+        with pipeline, pytest.raises(UsageError, match=r"Workload.loss gave a tensor of shape \(1,\)"):
+            pipeline.step(made.make_batch(8, 0))
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_a_step_without_gradients_is_refused(off):
+    """A step under no_grad would train nothing, as the plain loop's backward would tell."""
+    made = layers(F.mse_loss)
+    pipeline = Pipeline(made, make_plan(made))
+    with pipeline, off(), pytest.raises(UsageError, match="it would train nothing"):
+        pipeline.step(made.make_batch(8, 0))
