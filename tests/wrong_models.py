@@ -130,6 +130,5 @@ WRONG = {
     "shared list": lambda: workload(SharedList, "blocks.*", "last"),
     "counting root": lambda: workload(Counting, "parts.*", "last"),
     "skipping root": lambda: workload(Skipping, "parts.*", "last"),
-    "history": lambda: workload(History, "*"),
     "clipping optimizer": clipping,
 }

@@ -206,7 +206,7 @@ class _Check:
                 yield (
                     f"the loss of a batch, {whole:.6g}, is not the weighted mean of its micro-batches' losses,"
                     f" {parts:.6g}: the number of micro-batches changes what is trained; the loss mixes rows, or"
-                    " Workload.weight does not say what it divides by; one micro-batch is always exact"
+                    " Workload.weight does not say what it divides by; loss_over='batch' or one micro-batch is exact"
                 )
 
 

@@ -21,6 +21,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from assigner.runtime.randomness import seed_python
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -96,12 +98,6 @@ def kept_python() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-
-
-def seed_python(seed: int) -> None:
-    """Seed Python's and NumPy's generators."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
 
 
 def seed_modules(modules: Mapping[str, nn.Module], names: Iterable[str]) -> None:

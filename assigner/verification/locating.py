@@ -17,7 +17,7 @@ from assigner.verification.comparing import is_same
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from torch import nn
+    from torch import fx, nn
 
     from assigner.marking import Piece
     from assigner.verification.comparing import Difference, Moment
@@ -134,11 +134,15 @@ def _alike(ones: Sequence[torch.Tensor], twos: Sequence[torch.Tensor]) -> bool:
 
 
 def _in_words(task: Task, name: str, module: nn.Module, *, inside: bool) -> str:
-    piece = next((piece for piece in task.graph.pieces if _runs(piece, name)), None)
-    partition = f"partition {piece.name!r}" if piece else "a partition"
+    piece = next((piece for piece in task.graph.pieces if _runs(piece, name)), task.graph.last)
     if inside:
-        return f"it begins in {partition}, in {name!r} ({type(module).__name__}{_at(_forward_line(module))})"
-    return f"it begins in {partition}, in what {name!r} is given{_at(*_lines_before(task, piece))}"
+        return (
+            f"it begins in partition {piece.name!r}, in {name!r} ({type(module).__name__}{_at(_forward_line(module))})"
+        )
+    sources = [task.graph.piece[each] for each in sorted({value.partition for value in piece.reads if value.partition})]
+    able = [each for each in (*sources, piece) if _own_code(each)] or [*sources, piece]
+    partitions = " or ".join(repr(each.name) for each in able)
+    return f"it begins in partition {partitions}, before {name!r} is called{_at(*_root_lines(*able))}"
 
 
 def _runs(piece: Piece, name: str) -> bool:
@@ -161,19 +165,20 @@ def _forward_line(module: nn.Module) -> str | None:
     return f"{place[0]}:{place[1]}" if place and place[0] else None
 
 
-def _lines_before(task: Task, piece: Piece | None) -> list[str]:
-    """The lines of the model's own code that a partition runs, and those that it reads from: either may be at fault."""
-    if piece is None:
-        return []
-    sources = {value.partition for value in piece.reads if value.partition}
-    return _root_lines(*(task.graph.piece[name] for name in sorted(sources)), piece)
+def _own_code(piece: Piece) -> list[fx.Node]:
+    """What a partition runs beside its modules."""
+    return [
+        node
+        for node in piece.graph.nodes
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+    ]
 
 
 def _root_lines(*pieces: Piece) -> list[str]:
     """The lines of the user's code beside marked modules that some partitions run; the first few."""
     found: dict[str, None] = {}
-    for node in (node for piece in pieces for node in piece.graph.nodes):
+    for node in (node for piece in pieces for node in _own_code(piece)):
         frames = [(file, int(line)) for file, line in _FRAME.findall(node.meta.get("stack_trace") or "")]
-        if node.op == "call_function" and (place := user_place(frames)):
+        if place := user_place(frames):
             found[f"{place[0]}:{place[1]}"] = None
     return list(found)[:_MOST_LINES]

@@ -65,31 +65,33 @@ def held_items(graph: PartitionGraph, quantity: Quantity) -> Iterator[Item]:
 
 @dataclass
 class HeardLoss:
-    """A workload's loss that keeps what it is given: the model's outputs for each micro-batch.
+    """A workload's loss that keeps what it is given in eval mode: the model's outputs for each micro-batch.
+
+    In training it need not: gradients tell of outputs, and a recompute asks for losses in another order.
 
     Args:
         loss: The workload's own; None: the model is used for its outputs alone.
-        wanted: So many calls are kept; those that follow are of a recompute.
+        listens: Calls are kept.
         heard: The outputs, by micro-batch.
         dtype: Of the loss.
     """
 
     loss: Callable[[Any, Any], torch.Tensor] | None
-    wanted: int = 0
+    listens: bool = False
     heard: list[Any] = field(default_factory=list)
     dtype: torch.dtype = torch.float64
 
     def __call__(self, outputs: Any, targets: Any) -> torch.Tensor:
         """The loss's value; 0 where there is none."""
-        if len(self.heard) < self.wanted:
+        if self.listens:
             self.heard.append(pytree.tree_map_only(torch.Tensor, lambda each: each.detach().clone(), outputs))
         value = torch.zeros(()) if self.loss is None else self.loss(outputs, targets)
         self.dtype = getattr(value, "dtype", self.dtype)  # what is no tensor is refused by who asked
         return value
 
-    def listen(self, calls: int) -> None:
-        """Forget what was heard; so many calls come."""
-        self.heard, self.wanted = [], calls
+    def begin(self, *, listens: bool) -> None:
+        """Forget what was heard, and keep what is said from now on or do not."""
+        self.heard, self.listens = [], listens
 
     def leaves(self) -> dict[str, torch.Tensor]:
         """The tensors and numbers among the outputs, by micro-batch and place."""

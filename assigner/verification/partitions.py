@@ -10,7 +10,7 @@ import torch
 
 from assigner.errors import AssignerError, MarkingError
 from assigner.marking.cut import recut
-from assigner.marking.domain import input_key, input_structure
+from assigner.marking.domain import input_key
 from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
 from assigner.runtime.optimizer import PipelineOptimizer
@@ -54,7 +54,7 @@ class _Seat:
             program, cuts = installed.begin("step", batch)
             installed.gradients.drop()
             installed.gradients.begin()
-            losses = installed.training.run(program, batch, cuts, step, loss_factor=1.0)
+            losses = installed.training.run(program, cuts, step, loss_factor=1.0)
             installed.gradients.sum_shared(program, installed.executor)
         return losses.get(self.member.rank, 0.0)
 
@@ -92,7 +92,7 @@ class Partitions:
         plan, self._turns = task.plan(recomputes=recomputes), Turns()
         mailbox = Mailbox(self._turns, len(plan.stages))
         self._members = [CopyingMembership(mailbox, n, stage.worker) for n, stage in enumerate(plan.stages)]
-        with kept_generators(_CPU), self._python.in_use():
+        with self._python.in_use(), kept_generators(_CPU):
             seats = self._together([functools.partial(self._seat, member, plan) for member in self._members])
         self._seats = dict(zip((piece.name for piece in task.graph.pieces), seats, strict=True))
 
@@ -122,17 +122,17 @@ class Partitions:
 
     def train(self, step: int) -> None:
         """Forward and backward of a step's batch."""
-        self._heard.listen(self._task.micro_batches)
+        self._heard.begin(listens=False)
         self._loss = torch.tensor(sum(self._run(step, lambda seat: seat.train(self._task, step))), dtype=torch.float64)
 
     def update(self) -> None:
         """Apply the gradients, those of each partition by an optimizer of its own."""
-        with kept_generators(_CPU), self._python.in_use():
+        with self._python.in_use(), kept_generators(_CPU):
             self._together([seat.update for seat in self._seats.values()])
 
     def evaluate(self) -> None:
         """The loss over the first batch in eval mode."""
-        self._heard.listen(self._task.micro_batches)
+        self._heard.begin(listens=True)
         self._loss = torch.tensor(self._run(-1, lambda seat: seat.evaluate(self._task))[0], dtype=torch.float64)
 
     def _run(self, step: int, act: Callable[[_Seat], float]) -> list[float]:
@@ -140,7 +140,7 @@ class Partitions:
             with ComparableDraws(step):  # of this thread alone
                 return act(seat)
 
-        with kept_generators(_CPU), self._python.in_use():
+        with self._python.in_use(), kept_generators(_CPU):
             return self._together([functools.partial(of, seat) for seat in self._seats.values()])
 
     def _together(self, bodies: list[Callable[[], T]]) -> list[T]:
@@ -186,15 +186,12 @@ def capture_ahead(task: Task) -> str | None:
         MarkingError: the model cannot be cut for the micro-batches of the steps.
     """
     for step in range(STEPS if task.trains else 0):
-        inputs, cuts = task.cut(step)
-        structure = input_structure(inputs)
-        for cut in cuts:
-            if not task.graph.domain.admits(input_key(structure, cut.inputs)):
-                recut(task.graph, structure, cut.inputs, training=True)
-    inputs, cuts = task.cut(0)
+        for cut in task.cut(step):
+            if not task.graph.domain.admits(input_key(cut.structure, cut.inputs)):
+                recut(task.graph, cut.structure, cut.inputs, training=True)
     try:
-        for cut in cuts:
-            recut(task.graph, input_structure(inputs), cut.inputs, training=False)
+        for cut in task.cut(0):
+            recut(task.graph, cut.structure, cut.inputs, training=False)
     except MarkingError as error:
         return error.message
     return None

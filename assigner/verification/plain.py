@@ -9,8 +9,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from assigner.marking.casting import casting
-from assigner.marking.domain import input_structure
 from assigner.runtime.batchnorm import DeferredStatistics
+from assigner.runtime.outputs import Part, join
 from assigner.runtime.randomness import kept_generators
 from assigner.usercode import user_code
 from assigner.verification.draws import ComparableDraws, PythonGenerators
@@ -48,7 +48,7 @@ class PlainModel:
     def __init__(self, task: Task, *, generators: int = 1, nudged: bool = False) -> None:
         self._task, workload = task, task.workload
         self._python = PythonGenerators(generators)
-        with kept_generators(_CPU), self._python.in_use():
+        with self._python.in_use(), kept_generators(_CPU):
             torch.manual_seed(workload.seed)
             with user_code("Workload.model"):
                 self.model = workload.model()
@@ -67,10 +67,26 @@ class PlainModel:
         """Forward and backward of a step's batch, micro-batch by micro-batch."""
         for parameter in self.model.parameters():
             parameter.grad = None
-        with self._failing(), kept_generators(_CPU), self._python.in_use(), ComparableDraws(step):
-            self._loss = self._run(*self._task.cut(step), trains=True)
+        with self._failing(), self._python.in_use(), kept_generators(_CPU), ComparableDraws(step), self._hooks_apart():
+            self._loss = self._run(self._task.cut(step), trains=True)
         self._watches = False
         self._statistics.commit()
+
+    @contextlib.contextmanager
+    def _hooks_apart(self) -> Iterator[None]:
+        """Call the hooks of parameters on the gradient of a whole step, as a loop without micro-batches does."""
+        hooked = {each: each._backward_hooks for each in self.model.parameters() if each._backward_hooks}
+        for parameter in hooked:
+            parameter._backward_hooks = None
+        try:
+            yield
+        finally:
+            for parameter, hooks in hooked.items():
+                parameter._backward_hooks = hooks
+        for parameter, hooks in hooked.items():
+            for hook in tuple(hooks.values()):
+                if parameter.grad is not None and (made := hook(parameter.grad)) is not None:
+                    parameter.grad = made
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
@@ -100,36 +116,51 @@ class PlainModel:
         with user_code("the model's eval()"):
             self.model.eval()
         try:
-            with self._failing(), torch.no_grad(), kept_generators(_CPU), self._python.in_use(), ComparableDraws(-1):
-                return self._run(*task.cut(0), trains=False)
+            with self._failing(), torch.no_grad(), self._python.in_use(), kept_generators(_CPU), ComparableDraws(-1):
+                return self._run(task.cut(0), trains=False)
         finally:
             for module, flag in flags.items():
                 module.training = flag
 
-    def _run(self, inputs: Any, cuts: Sequence[MicroBatch], *, trains: bool) -> torch.Tensor:
-        structure, autocast = input_structure(inputs), self._task.workload.autocast
-        self._heard.listen(len(cuts))
+    def _run(self, cuts: Sequence[MicroBatch], *, trains: bool) -> torch.Tensor:
+        """The loss over some micro-batches, and its backward if it is trained on."""
+        self._heard.begin(listens=not trains)
+        over_batch = self._task.workload.loss_over == "batch" and len(cuts) > 1
+        made: list[Any] = []
         total = torch.zeros((), dtype=torch.float64)
         for place, cut in enumerate(cuts):
-            if trains:
-                self._statistics.begin("", place)
-            before = self._snapshot() if trains and place and self._watches else {}
-            args, kwargs = pytree.tree_unflatten(cut.inputs, structure)
-            with casting(autocast, "cpu"):
-                with user_code("the plain model's forward"):
-                    outputs = self.model(*args, **kwargs)
-                if not cut.weight:
-                    continue
-                with user_code("Workload.loss"):
-                    value = self._heard(outputs, cut.targets) * cut.weight
-            if trains and value.requires_grad:
-                with user_code("the plain model's backward"):
-                    value.backward()  # type: ignore[no-untyped-call]
-            self.per_micro_batch |= {
-                name for name, buffer in self.model.named_buffers() if name in before and not before[name].equal(buffer)
-            }
-            total += value.detach()
+            outputs = self._forward(place, cut, trains=trains)
+            if over_batch:
+                made.append(outputs)
+            elif cut.weight:
+                total += self._lost(outputs, cut.targets, cut.weight)
+        if over_batch:
+            output = self._task.graph.output
+            parts = [Part(output, pytree.tree_leaves(each), cut.rows) for each, cut in zip(made, cuts, strict=True)]
+            joined = pytree.tree_unflatten(join(parts), pytree.tree_structure(made[0]))
+            total += self._lost(joined, cuts[0].targets, 1.0)
         return total
+
+    def _forward(self, place: int, cut: MicroBatch, *, trains: bool) -> Any:
+        if trains:
+            self._statistics.begin("", place)
+        before = self._snapshot() if trains and place and self._watches else {}
+        args, kwargs = pytree.tree_unflatten(cut.inputs, cut.structure)
+        with casting(self._task.workload.autocast, "cpu"), user_code("the plain model's forward"):
+            outputs = self.model(*args, **kwargs)
+        self.per_micro_batch |= {
+            name for name, buffer in self.model.named_buffers() if name in before and not before[name].equal(buffer)
+        }
+        return outputs
+
+    def _lost(self, outputs: Any, targets: Any, weight: float) -> torch.Tensor:
+        """A weighted loss; where gradients are on, its backward is run."""
+        with casting(self._task.workload.autocast, "cpu"), user_code("Workload.loss"):
+            value = self._heard(outputs, targets) * weight
+        if value.requires_grad:
+            with user_code("the plain model's backward"):
+                value.backward()  # type: ignore[no-untyped-call]
+        return value.detach()
 
     def _snapshot(self) -> dict[str, torch.Tensor]:
         return {name: buffer.clone() for name, buffer in self.model.named_buffers() if buffer.layout is torch.strided}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from assigner.marking import PartitionGraph
 from assigner.plan import Plan, Stage
 from assigner.profile import WorkloadReference
-from assigner.runtime.microbatch import Cutting, MicroBatch, check_pair
+from assigner.runtime.microbatch import Cutting, MicroBatch, check_pair, micro_batch_count
 from assigner.workload import Workload
 
 if TYPE_CHECKING:
@@ -64,11 +64,15 @@ class Task:
         """A copy of a step's batch that shares nothing with other copies; tensors that stand twice in it stay one."""
         return copy.deepcopy(self._batches[step])
 
-    def cut(self, step: int) -> tuple[Any, list[MicroBatch]]:
-        """A copy of a step's batch: its inputs, and its micro-batches."""
+    def cut(self, step: int) -> list[MicroBatch]:
+        """The micro-batches of a copy of a step's batch."""
         batch = self.batch(step)
-        rows = self._cutting.row_count(batch[0])
-        return batch[0], self._cutting.split(batch, -(-rows // self.micro_batches))
+        count = micro_batch_count(self._cutting.row_count(batch[0]), self.micro_batches, self._size)
+        return self._cutting.split(batch, count)
+
+    @property
+    def _size(self) -> int:
+        return -(-self.rows // self.micro_batches)
 
     def whole(self) -> Task:
         """The same with one micro-batch."""
@@ -88,7 +92,7 @@ class Task:
             workload=WorkloadReference(self.workload.name or "check", batch_size=self.rows),
             schedule="gpipe",
             micro_batches=self.micro_batches,
-            micro_batch_size=-(-self.rows // self.micro_batches),
+            micro_batch_size=self._size,
             stages=stages,
         )
 
