@@ -218,6 +218,35 @@ class Measurement:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Verification:
+    """How the captured partitions were held against the model as it is, and what came of it.
+
+    Args:
+        result: `equal`: they compute the same; `uncertain`: the model differs from itself in two equal runs, so that
+            nothing can be said.
+        exact: Equal to the last bit; else within what rounding explains.
+        way: `whole`: all partitions together against the whole model; `pieces`: for lack of memory each partition
+            against its own modules.
+        partitions: How many were compared.
+        rows: In a batch.
+        micro_batches: Of a batch.
+        trained: False: outputs alone were compared, for there is no loss or no optimizer.
+        seconds: What it took.
+        cautions: What else a plan may change.
+    """
+
+    result: Literal["equal", "uncertain"]
+    exact: bool = False
+    way: Literal["whole", "pieces"] = "whole"
+    partitions: Count = 1
+    rows: Count = 1
+    micro_batches: Count = 1
+    trained: bool = True
+    seconds: float = 0.0
+    cautions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """A whole profile; construction checks that every reference in it resolves.
 
@@ -235,6 +264,7 @@ class Profile:
         ties: Parameters that several partitions hold.
         measurements: Times and bytes; a pair of partition and worker without one is not placed.
         warnings: What was suspicious while it was measured.
+        verification: How its partitions were compared with the model as it is; None: they were not.
 
     Raises:
         FormatError: a name stands twice, a reference leads nowhere, or the graph has a cycle.
@@ -253,6 +283,7 @@ class Profile:
     ties: tuple[Tie, ...] = ()
     measurements: tuple[Measurement, ...]
     warnings: tuple[str, ...] = ()
+    verification: Verification | None = None
 
     def __post_init__(self) -> None:
         _check(self)

@@ -48,6 +48,12 @@ def _machinery() -> tuple[str, ...]:
     )
 
 
+def running_line() -> str:
+    """`FILE:LINE (code)` of the user's code that is running."""
+    frames = traceback.extract_stack()
+    return _told([(frame.filename, frame.lineno or 0, frame.line or "") for frame in frames]) or "an unknown line"
+
+
 def user_line(error: BaseException) -> str:
     """`FILE:LINE (code)` of the innermost frame of an error that lies in the user's code."""
     return _line(error) or "an unknown line"
@@ -57,8 +63,12 @@ def _line(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:  # of the file that is read; the frames are the importer's
         return f"{error.filename}:{error.lineno} ({(error.text or '').strip()})"
     frames = traceback.extract_tb(error.__traceback__)
-    place = user_place([(frame.filename, frame.lineno or 0) for frame in frames])
-    code = next((frame.line for frame in reversed(frames) if (frame.filename, frame.lineno) == place), "")
+    return _told([(frame.filename, frame.lineno or 0, frame.line or "") for frame in frames])
+
+
+def _told(frames: Sequence[tuple[str, int, str]]) -> str:
+    place = user_place([(file, line) for file, line, _ in frames])
+    code = next((code for file, line, code in reversed(frames) if (file, line) == place), "")
     return "" if place is None else f"{place[0]}:{place[1]} ({code})"
 
 

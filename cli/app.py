@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from . import console
+from .check import check_command
 from .compare import compare_command
 from .doctor import doctor_command
 from .export import export_command
@@ -107,6 +108,13 @@ app.command(
         "assigner init 'net.py:Net(width=64)'",
     ),
 )(init_command)
+app.command(
+    "check",
+    cls=Command,
+    context_settings=_variables("check"),
+    rich_help_panel=PLAN,
+    epilog=_examples("assigner check examples/gpt.py:workload", "assigner check model.py:workload --mark 'blocks.*'"),
+)(check_command)
 app.command(
     "profile",
     cls=Command,

@@ -1,5 +1,6 @@
 """`assigner profile`: measure a workload on every worker, here or under torchrun."""
 
+import json
 import os
 import sys
 from contextlib import redirect_stdout
@@ -13,19 +14,24 @@ from assigner.errors import MeasurementError, UsageError
 from assigner.launched import launched, launched_rank
 
 from . import console, names
+from .check import compared
 from .group import INTERRUPTED
 from .options import Config, Force
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from assigner.profile import Profile
+    from assigner.marking import PartitionGraph
+    from assigner.profile import Profile, Verification
     from assigner.profiler import Output, ProfileOptions
+    from assigner.workload import Workload
 
 Links = Literal["auto", "all", "sampled"]
 
 _WORKLOAD, _RANKS, _MEASURING = "The workload", "Ranks on this host", "Measuring"
 _BEFORE = "What was measured before"
+_FOUND = "ASSIGNER_VERIFICATION"
+"""Tells the ranks that this process starts what the check has found; `null`: there was none."""
 
 
 def profile_command(
@@ -80,6 +86,12 @@ def profile_command(
             metavar="D,D", help="Device of each local rank: 'cpu,cuda:0'. Default: GPUs.", rich_help_panel=_RANKS
         ),
     ] = "",
+    no_check: Annotated[
+        bool,
+        typer.Option(
+            "--no-check", help="Do not compare the partitions with the model as it is.", rich_help_panel=_MEASURING
+        ),
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an interrupted run.", rich_help_panel=_BEFORE)
     ] = False,
@@ -141,10 +153,10 @@ def profile_command(
     )
     with redirect_stdout(sys.stderr):  # what the user's code prints is no result
         if launched() is not None:
-            _measure_as_rank(workload, options, files, threads=threads)
+            _measure_as_rank(workload, options, files, threads=threads, checks=not no_check)
             return
-        _check_before(workload, options, files, workers=workers)
-    _start_ranks(workers, threads, output)
+        found = _check_before(workload, options, files, workers=workers, checks=not no_check)
+    _start_ranks(workers, threads, output, found)
     console.notice(f"profile written to {output}\nnext: assigner solve {output} -o plan.json")
 
 
@@ -173,7 +185,9 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise UsageError(f"--micro-batches {text!r}: expected whole numbers", hint="--micro-batches 4,8") from error
 
 
-def _check_before(entry: str, options: "ProfileOptions", files: "Output", *, workers: int) -> None:
+def _check_before(
+    entry: str, options: "ProfileOptions", files: "Output", *, workers: int, checks: bool
+) -> "Verification | None":
     """Look at the workload and the files once before any rank starts: what is wrong is said once, and soon."""
     from assigner.marking import partition_graph
     from assigner.merging import check_same_partitions, check_same_workload
@@ -192,14 +206,27 @@ def _check_before(entry: str, options: "ProfileOptions", files: "Output", *, wor
         check_same_partitions({piece.name: piece.kind for piece in graph.pieces}, profile, names=(entry, name))
     kinds = len({piece.kind for piece in graph.pieces})
     console.notice(f"{entry}: {len(graph.pieces)} partitions of {kinds} kinds, {len(graph.edges)} edges")
+    return _verified(entry, workload, graph) if checks else None
 
 
-def _start_ranks(workers: int, threads: int, output: Path) -> None:
+def _verified(entry: str, workload: "Workload", graph: "PartitionGraph") -> "Verification":
+    """Compare the partitions with the model, before anything is measured, and say what came of it."""
+    from assigner.report.verification import verification_text
+
+    found = compared(workload, graph)
+    console.notice(f"{entry}: {verification_text(found)}")
+    for text in found.cautions:
+        console.notice(f"caution: {text}")
+    return found
+
+
+def _start_ranks(workers: int, threads: int, output: Path, found: "Verification | None") -> None:
+    from assigner.document import encode
     from assigner.launch import Layout, RankFailedError, launch
 
     command = [sys.executable, "-m", "assigner_cli", *sys.argv[1:]]
     try:
-        launch(command, Layout(ranks=workers), {"OMP_NUM_THREADS": str(threads)})
+        launch(command, Layout(ranks=workers), {"OMP_NUM_THREADS": str(threads), _FOUND: json.dumps(encode(found))})
     except KeyboardInterrupt:
         console.notice(_kept(output, workers) or "nothing was measured yet")
         raise
@@ -218,10 +245,13 @@ def _kept(output: Path, workers: int) -> str | None:
     return "what was measured is kept: --resume goes on from there" if kept else None
 
 
-def _measure_as_rank(entry: str, options: "ProfileOptions", files: "Output", *, threads: int) -> None:
-    """One rank of a run that is going on; rank 0 writes the file."""
+def _measure_as_rank(entry: str, options: "ProfileOptions", files: "Output", *, threads: int, checks: bool) -> None:
+    """One rank of a run that is going on; rank 0 writes the file, and checks where the launcher has not."""
     import torch
 
+    from assigner.document import decode
+    from assigner.marking import partition_graph
+    from assigner.profile import Verification
     from assigner.profiler import profile_workload
     from assigner.profiler.accord import RefusedError
     from assigner.workload import load_workload
@@ -229,9 +259,15 @@ def _measure_as_rank(entry: str, options: "ProfileOptions", files: "Output", *, 
     from .measuring import MeasuringProgress
 
     torch.set_num_threads(threads)
+    workload = load_workload(entry)
+    found = decode(Verification | None, json.loads(os.environ.get(_FOUND, "null")))
+    if checks and found is None and launched_rank() == 0:
+        found = _verified(entry, workload, partition_graph(workload, options.marks or None))
     try:
         with MeasuringProgress(wanted=launched_rank() == 0) as progress:
-            profile = profile_workload(load_workload(entry), entry, options, output=files, progress=progress.update)
+            profile = profile_workload(
+                workload, entry, options, output=files, progress=progress.update, verification=found
+            )
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error  # whoever started the ranks says so, once
     except RefusedError as error:

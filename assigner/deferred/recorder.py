@@ -98,7 +98,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run one call; what it asks for on a device it gets on the meta device."""
         if func is torch.ops.aten._local_scalar_dense.default and is_meta(args[0]):
             return self.real(args[0]).item()
-        written = _written(func, args, kwargs)
+        written = written_tensors(func, args, kwargs)
         _check_loaded(func, args, written)
         if self.under_autocast:
             _check_autocast(func)
@@ -228,7 +228,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def written_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors among the arguments that a call changes, by its schema."""
     if func is torch.ops.aten.native_batch_norm.default and args[5]:
         return _tensors(args[3:5])  # its schema is silent about the running statistics, which training changes

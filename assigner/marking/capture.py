@@ -22,17 +22,21 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from assigner.deferred.memento import Memento
 from assigner.errors import MarkingError
 from assigner.marking.casting import casting
 from assigner.marking.domain import Domain, find_domain, input_key, input_structure
-from assigner.marking.opaque import OpaqueCall, is_tensor, opaque_modules, replaced
+from assigner.marking.functional import Functional, shape_alone
+from assigner.marking.interception import Interceptions
+from assigner.marking.opaque import OpaqueCall, OpaqueCalls, is_call, is_tensor, opaque_modules, replaced
+from assigner.marking.pythonstate import ABSENT, Change
 from assigner.marking.regions import without_regions
 from assigner.marking.rows import RowLeaves, may_carry
 from assigner.usercode import user_line
 from assigner.workload import call_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 @dataclass
@@ -40,7 +44,8 @@ class Capture:
     """A captured forward.
 
     Args:
-        graph: The exported graph; opaque calls are `assigner.call` nodes.
+        graph: The exported graph, without writes; opaque calls are `assigner.call` nodes.
+        together: Groups of its nodes that one partition must run.
         program: The export that it came from.
         calls: The opaque calls by their number in the graph.
         inputs: The flattened example inputs, (args, kwargs).
@@ -50,6 +55,7 @@ class Capture:
     """
 
     graph: fx.Graph
+    together: list[list[fx.Node]]
     program: ExportedProgram
     calls: list[OpaqueCall]
     inputs: list[Any]
@@ -118,6 +124,7 @@ def capture(
     autocast: str | None = None,
     any_rows: bool = True,
     row_leaves: RowLeaves | None = None,
+    training: bool = True,
 ) -> Capture:
     """Capture one forward, in the mode that the model is in.
 
@@ -129,13 +136,14 @@ def capture(
         any_rows: The capture must hold for any number of rows, and the example has two or more; False: it holds for
             these inputs, and for what the forward treats alike.
         row_leaves: Which inputs carry rows; None: those whose first dimension is that of the first tensor.
+        training: It runs with gradients; False: under torch.no_grad(), as evaluation does.
 
     Raises:
         MarkingError: the forward cannot be traced; the message has the line.
     """
     names = opaque_modules(model, marked)
     first, second = _ANY_ROWS if any_rows else _THESE_ROWS
-    with _silence():
+    with _silence(), torch.set_grad_enabled(training):
         try:
             return _export(model, names, inputs, first, autocast=autocast, known=row_leaves)
         except Exception:  # noqa: BLE001 - torch.export raises many kinds; the second try's own error is reported
@@ -199,7 +207,6 @@ def _export(
     autocast: str | None,
     known: RowLeaves | None,
 ) -> Capture:
-    calls: list[OpaqueCall] = []
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     real = call_arguments(inputs)
     leaves = pytree.tree_leaves(real)
@@ -212,13 +219,88 @@ def _export(
             shapes[fake] = {
                 n: kind if leaf.size(n) > 1 or kind is Dim.DYNAMIC else Dim.STATIC for n, kind in enumerate(kinds)
             }
-    opaque = replaced(model, names, calls, autocast)
-    with fake_tensors(model, mode), _given_momenta(model), opaque, mode, casting(autocast, "cpu"):
+    opaque = OpaqueCalls(model, names, autocast)
+    caught = Interceptions(model, opaque)
+    with mode:
+        anchor = torch.empty((), requires_grad=True)
+    calls, watched = replaced(opaque, anchor), caught.active()
+    kept = Memento(model.modules()).put_back()  # torch.export gives modules copies of their lists and dicts
+    with kept, fake_tensors(model, mode), _given_momenta(model), calls, watched, mode, casting(autocast, "cpu"):
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+        if caught.changes:
+            _check_repeated(model, program, opaque, caught, lambda: torch.export.export(
+                model, args, kwargs, dynamic_shapes=dynamic, strict=False
+            ))  # fmt: skip
     _check_ways_out(model, program)
     domain = find_domain(program, input_key(input_structure(inputs), leaves))
-    return Capture(without_regions(program.graph_module), program, calls, leaves, rows, carriers, domain)
+    kinds = {spec.arg.name: (spec.kind, spec.target or "") for spec in program.graph_signature.input_specs}
+    functional = Functional(without_regions(program.graph_module), kinds, opaque.calls, caught.hooks)
+    return Capture(
+        functional.graph, functional.together, program, opaque.calls, leaves, rows, carriers, domain
+    )  # fmt: skip
+
+
+def _check_repeated(
+    model: nn.Module,
+    program: ExportedProgram,
+    opaque: OpaqueCalls,
+    caught: Interceptions,
+    again: Callable[[], ExportedProgram],
+) -> None:
+    """The forward leaves Python state changed: a second call must do the same, and change nothing more.
+
+    A tensor that follows from the inputs' shapes alone (a mask that is kept) is none of that: it is made anew.
+
+    Raises:
+        MarkingError: it does not.
+    """
+    changes = [change for change in caught.changes if not _is_kept_mask(change, program)]
+    if not changes:
+        return
+    first, calls = _in_words(program, opaque), len(opaque.calls)
+    hooks = list(caught.hooks)
+    second = again()
+    same = _in_words(second, opaque) == first
+    del opaque.calls[calls:]
+    caught.hooks[:] = hooks
+    further = [change for change in caught.changes if not _is_replaced_tensor(change)]
+    if same and not further:
+        return
+    raise MarkingError(
+        f"the forward of {type(model).__name__} changes {(further or changes)[0].name} outside its partitions: a"
+        " captured graph would do what the first call did for ever",
+        hint="keep it in a buffer (register_buffer) that tensor operations change, or mark a larger module that"
+        " contains the line",
+    )
+
+
+def _is_kept_mask(change: Change, program: ExportedProgram) -> bool:
+    if not isinstance(change.now, FakeTensor) or not (change.before is None or change.before is ABSENT):
+        return False
+    storage = change.now.untyped_storage()._cdata
+    makers = [
+        node for node in program.graph.nodes
+        if isinstance(node.meta.get("val"), torch.Tensor) and node.meta["val"].untyped_storage()._cdata == storage
+    ]  # fmt: skip
+    return bool(makers) and all(map(shape_alone, makers))
+
+
+def _is_replaced_tensor(change: Change) -> bool:
+    return isinstance(change.before, torch.Tensor) and isinstance(change.now, torch.Tensor)
+
+
+def _in_words(program: ExportedProgram, opaque: OpaqueCalls) -> list[str]:
+    """A graph's nodes, each as what it does to which; opaque calls by what they call."""
+    numbers = {node: n for n, node in enumerate(program.graph.nodes)}
+    found = []
+    for node in program.graph.nodes:
+        args: Any = fx.map_arg((node.args, node.kwargs), lambda each: f"%{numbers[each]}")
+        if is_call(node):
+            call = opaque.calls[int(node.args[0])]
+            args = (call.label, repr(call.arguments), *args[0][1:])
+        found.append(f"{node.op} {node.target} {args}")
+    return found
 
 
 def _check_ways_out(model: nn.Module, program: ExportedProgram) -> None:
@@ -227,6 +309,12 @@ def _check_ways_out(model: nn.Module, program: ExportedProgram) -> None:
     Raises:
         MarkingError: there is one.
     """
+    if any(isinstance(value, torch.Generator) for value in _constants(program)):
+        raise MarkingError(
+            f"the forward of {type(model).__name__} draws from a generator of its own outside its partitions",
+            hint="draw with torch's default generator, which the runtime seeds for every micro-batch, or mark a larger"
+            " module that contains the line",
+        )
     specs = [spec for spec in program.graph_signature.input_specs if spec.kind is InputKind.CONSTANT_TENSOR]
     if any(isinstance(program.constants[str(spec.target)], FakeTensor) for spec in specs):
         raise MarkingError(
@@ -235,6 +323,11 @@ def _check_ways_out(model: nn.Module, program: ExportedProgram) -> None:
             hint="return it from the marked module; a Hugging Face model collects nothing with output_hidden_states,"
             " output_attentions and output_router_logits left off",
         )
+
+
+def _constants(program: ExportedProgram) -> list[Any]:
+    words = [leaf for node in program.graph.nodes for leaf in pytree.tree_leaves((node.args, node.kwargs))]
+    return [*program.constants.values(), *words]
 
 
 def _carriers(known: RowLeaves | None, inputs: Any, leaves: Sequence[Any]) -> tuple[int | None, list[bool]]:

@@ -83,7 +83,7 @@ def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGr
     with deferred.mode(training=training):
         captured = capture(
             deferred.model, list(marked), inputs,
-            autocast=graph.last.autocast, any_rows=False, row_leaves=graph.row_leaves,
+            autocast=graph.last.autocast, any_rows=False, row_leaves=graph.row_leaves, training=training,
         )  # fmt: skip
     return Cutter(deferred, marked, captured, graph.last.autocast, base=graph).cut()
 
@@ -169,7 +169,7 @@ class Cutter:
         homes = {} if base is None else {part: self.called[name] for part, name in base.homes.items()}
         self.ownership = Ownership(
             captured, list(marked), lambda node: value_bytes(node, self.symbols.number),
-            homes=homes, all_called=base is None,
+            homes=homes, same_tensor=_same_tensor(deferred), all_called=base is None,
         )  # fmt: skip
         self.names = [marked[name].name or name for name in self.ownership.order]
         self.outputs = self._outputs()
@@ -258,6 +258,14 @@ class Cutter:
         return tuple(
             self.symbols.describe(size) if isinstance(size, torch.SymInt) else int(size) for size in tensor.shape
         )
+
+
+def _same_tensor(deferred: DeferredModel) -> dict[str, tuple[str, ...]]:
+    """For each parameter and buffer all of its names."""
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, tensor in deferred.tensors().items():
+        names[id(tensor)].append(name)
+    return {name: tuple(every) for every in names.values() for name in every}
 
 
 def _with_gradients(

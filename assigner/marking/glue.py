@@ -1,6 +1,7 @@
 """Who runs the glue: the nodes between marked modules, each given to one partition.
 
-    free     depends on shapes, constants and the batch alone (masks, position ids): run again wherever it is read
+    free     depends on shapes, constants and the batch alone (masks, position ids): run again wherever it is read;
+             also what is stored once a step in a parameter or buffer, by whoever holds that
     counted  a number that depends on values (how many are not zero): worked out again wherever it is read
     owned    everything else: runs in one partition
 
@@ -27,7 +28,10 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
+from assigner.marking.functional import behind
+from assigner.marking.mutation import is_random
 from assigner.marking.opaque import is_call
+from assigner.marking.writing import ONCE, stored
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,11 +51,13 @@ class Ownership:
         size_of: Bytes of a value for one typical micro-batch.
         homes: The partition that runs an unmarked module or holds a tensor of the glue, by its name, where another
             capture of the model has decided that.
+        same_tensor: For each tensor that has several names in the model all of them.
         all_called: Every marked module must be called; False: those that are not are left out.
 
     Attributes:
         order: The marked names in the order of their first call.
         owner: node -> position in `order`, for owned nodes.
+        stores: By position the nodes without owner that store into tensors which are held there.
 
     Raises:
         MarkingError: a marked module is never called, or the glue would make a cycle.
@@ -64,9 +70,10 @@ class Ownership:
         size_of: Any,
         *,
         homes: Mapping[str, str],
+        same_tensor: Mapping[str, tuple[str, ...]],
         all_called: bool = True,
     ) -> None:
-        self.capture, self.homes = capture, homes
+        self.capture, self.homes, self.same_tensor = capture, homes, same_tensor
         self.size_of = size_of
         self.nodes = list(capture.graph.nodes)
         self.placeholders = placeholder_names(capture)
@@ -84,17 +91,21 @@ class Ownership:
         self.counted = {node for node in self.nodes if _is_counted(node)}
         self.free = self._find_free()
         self._assign()
+        self._check_state()
+        self.stores = self._find_stores()
 
     def _module(self, node: fx.Node) -> str:
         return self.capture.calls[int(node.args[0])].module  # type: ignore[arg-type]
 
     def _find_free(self) -> set[fx.Node]:
-        written = self._written_buffers()
-        free: set[fx.Node] = set()
+        grouped = {node for group in self.capture.together for node in group}
+        once = [node for node in self.nodes if node.target in ONCE]
+        free: set[fx.Node] = set(once).union(*map(behind, once)) - grouped
         for node in self.nodes:
+            if node in grouped:
+                continue
             if node.op == "placeholder":
-                kind = self.placeholders[node][0]
-                if kind is not InputKind.PARAMETER and node not in written:
+                if self.placeholders[node][0] is not InputKind.PARAMETER:
                     free.add(node)
             elif is_size(node) or (
                 node.op == "call_function"
@@ -106,17 +117,6 @@ class Ownership:
                 free.add(node)
         return free
 
-    def _written_buffers(self) -> set[fx.Node]:
-        """Buffers that glue changes (running statistics); a node that has one is not free."""
-        return {
-            argument
-            for node in self.nodes
-            if node.op == "call_function" and not is_call(node) and isinstance(node.target, torch._ops.OpOverload)
-            and (node.target._schema.is_mutable or "batch_norm" in node.target._schema.name)
-            for argument in node.all_input_nodes
-            if argument.op == "placeholder" and self.placeholders[argument][0] is InputKind.BUFFER
-        }  # fmt: skip
-
     def _owned(self) -> list[fx.Node]:
         skipped = ("placeholder", "output", "get_attr")
         return [
@@ -127,19 +127,104 @@ class Ownership:
         position = {name: n for n, name in enumerate(self.order)}
         owned = self._owned()
         homes = {node: position.get(self._home(node), -1) for node in owned}
-        fixed = {node: home for node, home in homes.items() if home >= 0}
+        self._fixed = {node: home for node, home in homes.items() if home >= 0}
+        groups = [[node for node in group if node in homes] for group in self.capture.together]
+        self._place(owned)
+        while any([self._gathered(group) for group in groups]):
+            self._place(owned)
+        for group in groups:
+            readers = [self._first_reader(node) for node in group]
+            if group and self.owner[group[0]] < 0:
+                self._fixed.update(dict.fromkeys(group, min((each for each in readers if each >= 0), default=0)))
+                self._place(owned)
+        self._settle(owned)
+
+    def _place(self, owned: list[fx.Node]) -> None:
+        """Give each node to the partition that makes its last input, or to the one that must run it."""
         for node in owned:
             inputs = [self.owner[each] for each in self._sources(node)]
-            if node in fixed:
-                if inputs and max(inputs) > fixed[node]:
+            if node in self._fixed:
+                if inputs and max(inputs) > self._fixed[node]:
                     raise MarkingError(
-                        f"{self.order[fixed[node]]!r} is called again with what {self.order[max(inputs)]!r} made",
+                        f"{self.order[self._fixed[node]]!r} is called again with what {self.order[max(inputs)]!r} made",
                         hint="mark one larger module that contains both",
                     )
-                self.owner[node] = fixed[node]
+                self.owner[node] = self._fixed[node]
             else:
                 self.owner[node] = max(inputs, default=-1)  # -1: before every partition, until a reader is known
-        self._settle(owned, fixed)
+
+    def _gathered(self, group: list[fx.Node]) -> bool:
+        """Have one partition run all of a group: the last one that any of them needs. True: something has moved."""
+        place = max((self.owner[node] for node in group), default=-1)
+        late = [node for node in group if place >= 0 and self._fixed.get(node) != place]
+        for node in late:
+            if self._fixed.get(node, place) < place and is_call(node):
+                raise MarkingError(
+                    f"{self.order[self._fixed[node]]!r} changes or reads what {self.order[place]!r} changes in place",
+                    hint="mark one larger module that contains both",
+                )
+            self._fixed[node] = place
+        return bool(late)
+
+    def _find_stores(self) -> dict[int, list[fx.Node]]:
+        """By partition: the stores into tensors that it holds, of values that do not depend on the batch."""
+        found: dict[int, list[fx.Node]] = {}
+        for node in self.nodes:
+            if node.target in ONCE:
+                places = self._holders(self.placeholders[node.args[0]][1], but=node)  # type: ignore[index]
+                for place in places or {len(self.order) - 1}:
+                    found.setdefault(place, []).append(node)
+        return found
+
+    def _holders(self, name: str, *, but: fx.Node | None = None) -> set[int]:
+        """The partitions that hold a parameter or buffer: their modules have it, or their glue reads it."""
+        names = self.same_tensor.get(name, (name,))
+        found = {
+            self.owner[node]
+            for node in self.owner
+            if is_call(node) and any(each.startswith(f"{self._module(node)}.") for each in names)
+        }
+        placeholders = [node for node, (_, target) in self.placeholders.items() if target in names]
+        waiting, seen = [user for node in placeholders for user in node.users if user is not but], set()
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node in self.owner:
+                found.add(self.owner[node])
+            elif node.op == "output":
+                found.add(len(self.order) - 1)
+            elif node.target not in ONCE:
+                waiting += node.users
+        return found
+
+    def _check_state(self) -> None:
+        """What a forward changes in a parameter or buffer stays with the partition that runs it.
+
+        Raises:
+            MarkingError: another partition has the same tensor.
+        """
+        changed = [
+            (self.owner[node], name)
+            for node in self.owner
+            if is_call(node)
+            for call in (self.capture.calls[int(node.args[0])],)  # type: ignore[arg-type]
+            for name in call.changed
+        ]
+        changed += [
+            (self.owner[node], self.placeholders[node.args[0]][1])  # type: ignore[index]
+            for node in self.owner
+            if node.target is stored
+        ]
+        for place, name in changed:
+            others = self._holders(name) - {place}
+            if others:
+                raise MarkingError(
+                    f"the forward changes {name!r} in {self.order[place]!r}, and {self.order[min(others)]!r} has it too:"
+                    " on another worker it would stay as it was",
+                    hint="mark one larger module that contains both",
+                )
 
     def _home(self, node: fx.Node) -> str:
         """The partition that must run a node: of a marked module, or as another capture has it."""
@@ -149,9 +234,9 @@ class Ownership:
         held = [self.placeholders[each][1] for each in node.all_input_nodes if each.op == "placeholder"]
         return next((self.homes[name] for name in held if name in self.homes), "")
 
-    def _settle(self, owned: list[fx.Node], fixed: Mapping[fx.Node, int]) -> None:
+    def _settle(self, owned: list[fx.Node]) -> None:
         """Move nodes to where fewer bytes cross; an item of a tuple goes where its tuple goes."""
-        movable = [node for node in owned if node not in fixed and not is_getitem(node) and self.owner[node] >= 0]
+        movable = [node for node in owned if node not in self._fixed and not is_getitem(node) and self.owner[node] >= 0]
         for node in reversed(movable):
             self._move_if_cheap(node, self._first_reader(node), or_equal=True)
         for node in movable:
@@ -220,13 +305,8 @@ def _is_counted(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), _NUMBERS) and bool(free_unbacked_symbols(node.meta["val"]))
 
 
-def is_in_place(node: fx.Node) -> bool:
-    """True if a node writes to its first argument and returns it (`add_`)."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
 def _is_random(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    return is_random(node.target) or bool(getattr(node.target, "is_random", False))
 
 
 def is_getitem(node: fx.Node) -> bool:

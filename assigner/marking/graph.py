@@ -202,6 +202,11 @@ class PartitionGraph:
         return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
 
     @cached_property
+    def known(self) -> frozenset[str]:
+        """The names of all parameters and buffers that the builder made."""
+        return frozenset(self.deferred.tensors())
+
+    @cached_property
     def persistent(self) -> frozenset[str]:
         """The names in the model's state_dict."""
         return frozenset(self.deferred.model.state_dict())
@@ -254,7 +259,7 @@ class PartitionGraph:
         """
         pieces = [self.piece[name] for name in names]
         tensors = self.deferred.materialise({name for piece in pieces for name in piece.state}, device)
-        return {piece.name: build_module(self.deferred.model, piece, tensors, torch.device(device)) for piece in pieces}
+        return {piece.name: build_module(self.deferred, piece, tensors, torch.device(device)) for piece in pieces}
 
     def rebuild_output(self, leaves: Sequence[torch.Tensor]) -> Any:
         """The model's output, in its own structure, from what the last partition returned."""

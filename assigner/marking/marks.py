@@ -81,18 +81,20 @@ def _matches(pattern: str, name: str) -> bool:
 def find_marks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, Mark]:
     """The marked submodules by their names in the model.
 
-    Marks in code and patterns add up. With neither, a model that is an nn.Sequential has its children as partitions.
+    Marks in code and patterns add up; a module that several names lead to goes by its first one. With neither, a model that is an nn.Sequential has its children as partitions.
 
     Raises:
         MarkingError: nothing is marked, a pattern matches nothing, one mark lies inside another, or two partitions
             have one name.
     """
     names = {name: module for name, module in model.named_modules() if name}
+    every = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
+    first = {id(module): name for name, module in reversed(names.items())}
     marks = {name: module.__dict__[_ATTRIBUTE] for name, module in names.items() if _ATTRIBUTE in module.__dict__}
     for pattern in patterns:
-        matched = [name for name in names if _matches(pattern, name)]
+        matched = list(dict.fromkeys(first[id(module)] for name, module in every.items() if _matches(pattern, name)))
         if not matched:
-            close = difflib.get_close_matches(pattern, names, n=3) or list(names)[:3]
+            close = difflib.get_close_matches(pattern, every, n=3) or list(names)[:3]
             raise MarkingError(
                 f"mark {pattern!r} matches no submodule of {type(model).__name__}",
                 hint=f"submodules are {', '.join(close)}, ...",

@@ -1,30 +1,33 @@
-"""Opaque modules: while a forward is captured, a module's forward is one call of one registered operator.
+"""Opaque calls: while a forward is captured, a module or an autograd.Function is one call of one registered operator.
 
-The operator's fake implementation runs the module's real forward on fake tensors, so that shapes come out and nothing
-is computed. A size that depends on values comes out as a symbol without a number.
+The operator's fake implementation runs the real forward on fake tensors, so that shapes come out and nothing is
+computed. A size that depends on values comes out as a symbol without a number. What the forward leaves behind in
+Python (counters, lists, generators) is taken back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assigner.errors import MarkingError
 from assigner.marking.casting import casting_within
+from assigner.marking.decisions import Disagreement, decided
+from assigner.marking.mutation import gives_back, named_arguments, written_names
+from assigner.marking.pythonstate import Draws, PythonState
 from assigner.usercode import user_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 _PLAIN = (
     bool, int, float, complex, str, bytes, slice, range, set, frozenset, enum.Enum, type(None), type(...),
@@ -41,27 +44,56 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class OpaqueCall:
-    """One call of an opaque module.
+class Alias:
+    """A result that lies in the memory of a tensor that was given, or of an earlier result.
 
     Args:
-        module: Its name in the model.
+        kind: "given" or "made".
+        index: Which of them.
+        exact: It is that tensor; False: some view of it.
+    """
+
+    kind: str
+    index: int
+    exact: bool
+
+
+@dataclass(frozen=True)
+class OpaqueCall:
+    """One opaque call.
+
+    Args:
+        module: The module's name in the model; empty: it is no module.
+        function: What is called where it is no module, on (args, kwargs) as they were.
         arguments: (args, kwargs) with a Slot for each tensor and each size; the rest are constants.
         results: What it returned, with a Slot for each tensor.
         written: Which of its tensors its forward writes to in place.
+        aliases: Results by their number that share memory with others.
+        changed: Names, in the model, of the module's own parameters and buffers that its forward changes.
     """
 
     module: str
+    function: Callable[..., Any] | None
     arguments: Any
     results: Any
     written: frozenset[int]
+    aliases: dict[int, Alias]
+    changed: frozenset[str]
+
+    @property
+    def label(self) -> str:
+        """What is called, for people."""
+        return repr(self.module) if self.function is None else getattr(self.function, "__qualname__", "a function")
 
 
 @dataclass
 class _Session:
-    """The calls of the capture that is going on; the operator's fake implementation looks them up here."""
+    """The calls of the capture that is going on; the operator's implementations look them up here."""
 
     forwards: list[Any] = field(default_factory=list)
+    trains: list[bool] = field(default_factory=list)
+    depth: int = 0
+    anchor: torch.Tensor | None = None
 
 
 _session = _Session()
@@ -75,9 +107,42 @@ def _fake_call(number: int, tensors: list[torch.Tensor], sizes: list[Any]) -> li
     return made
 
 
+class _Trained(torch.autograd.Function):
+    """Gives a fake result the look of one that parameters lie behind: forwards ask for `requires_grad`."""
+
+    @staticmethod
+    def forward(_: Any, anchor: torch.Tensor, *made: torch.Tensor) -> Any:  # noqa: ARG004 - what makes it differentiable
+        return tuple(each.new_empty_strided(each.size(), each.stride()) for each in made)  # no views: they may be written
+
+    @staticmethod
+    def backward(_: Any, *gradients: Any) -> Any:  # pragma: no cover - a capture computes nothing
+        raise MarkingError("a capture has no gradients")
+
+
+def _autograd_call(number: int, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+    with torch._C._AutoDispatchBelowAutograd():
+        made = torch.ops.assigner.call(number, tensors, sizes)
+    if not torch.is_grad_enabled() or not (_session.trains[number] or any(each.requires_grad for each in tensors)):
+        return list(made)
+    able = [n for n, each in enumerate(made) if each.is_floating_point() or each.is_complex()]
+    found = list(made)
+    if able:
+        for n, each in zip(able, _Trained.apply(_session.anchor, *(made[n] for n in able)), strict=True):
+            found[n] = each
+    return found
+
+
+_library.impl("call", _autograd_call, "Autograd")  # type: ignore[no-untyped-call]
+
+
 def is_call(node: fx.Node) -> bool:
-    """True if a node is a call of an opaque module."""
+    """True if a node is an opaque call."""
     return node.op == "call_function" and node.target is torch.ops.assigner.call.default
+
+
+def within_call() -> bool:
+    """True while the forward of an opaque call runs on fake tensors."""
+    return _session.depth > 0
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -89,13 +154,12 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func._schema.is_mutable:
-            named = zip(func._schema.arguments, args, strict=False)
-            words = [(word, kwargs[word.name]) for word in func._schema.arguments if word.name in kwargs]
-            for word, value in [*named, *words]:
-                if word.alias_info is not None and word.alias_info.is_write:
-                    self.storages |= {_storage(leaf) for leaf in pytree.tree_leaves(value) if is_tensor(leaf)}
-        return func(*args, **kwargs)
+        names = written_names(func, args, kwargs)
+        if names:
+            named = named_arguments(func, args, kwargs)
+            for name in names:
+                self.storages |= {_storage(leaf) for leaf in pytree.tree_leaves(named[name]) if is_tensor(leaf)}
+        return args[0] if gives_back(func, args, kwargs) else func(*args, **kwargs)
 
 
 def is_tensor(leaf: Any) -> bool:
@@ -130,43 +194,261 @@ def fill(template: Any, tensors: Sequence[Any], sizes: Sequence[Any] = ()) -> An
     return pytree.tree_map(lambda leaf: filled[leaf.kind][leaf.index] if isinstance(leaf, Slot) else leaf, template)
 
 
-def _opaque(name: str, forward: Any, calls: list[OpaqueCall], autocast: str | None) -> Any:
-    """A forward that calls the operator; its fake implementation runs `forward` and notes what it gave.
+class OpaqueCalls:
+    """Makes opaque calls while one forward is captured, and keeps them.
 
-    Autocast is off inside an operator's implementation: it is entered again for the forward.
+    Args:
+        model: Whose forward.
+        names: The opaque modules.
+        autocast: The type that autocast computes in.
+
+    Attributes:
+        calls: Those made so far, by their number in the graph.
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def __init__(self, model: nn.Module, names: Sequence[str], autocast: str | None) -> None:
+        self.model, self.names, self.autocast = model, list(names), autocast
+        self.calls: list[OpaqueCall] = []
+        self.name_of = {id(model.get_submodule(name)): name for name in reversed(self.names)}
+        self._inside = {name: _inside(model, name) for name in self.names}
+        self._owners: dict[int, set[str]] = {}
+        self._tensors: dict[str, list[int]] = {}
+        self._trained: dict[str, set[str]] = {}
+        self._state: dict[str, PythonState] = {}
+
+    def begin(self) -> None:
+        """The model's forward begins: what the modules are made of now is what they must be made of when called."""
+        self._tensors = {name: _tensor_ids(self._inside[name]) for name in self.names}
+        self._trained = {name: _trained(self._inside[name]) for name in self.names}
+        self._state = {name: PythonState.of(self._inside[name], with_files=True) for name in self.names}
+        around = [pair for pair in self.model.named_modules() if not any(map(pair[0].startswith, _under(self.names)))]
+        around = [(name, module) for name, module in around if name not in self._inside]
+        self._owners = {}
+        for owner, modules in {**self._inside, "": around}.items():
+            for number in PythonState.of(modules, with_files=True).holders:
+                self._owners.setdefault(number, set()).add(owner)
+
+    def module(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A forward of a module that makes an opaque call."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if within_call():
+                return forward(*args, **kwargs)
+            self._check_unchanged(name)
+            return self._call(name, None, forward, args, kwargs)
+
+        return call
+
+    def function(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """An opaque call of something that is no module."""
+        return self._call("", function, function, args, kwargs)
+
+    def _check_unchanged(self, name: str) -> None:
+        """The module runs elsewhere with its own weights and its own state: nobody may have given it others.
+
+        Raises:
+            MarkingError: its tensors or its attributes are not those that it had when the model's forward began.
+        """
+        if _tensor_ids(self._inside[name]) != self._tensors[name]:
+            raise MarkingError(
+                f"{name!r} is called with other weights than its own (functional_call, or weights that are set)",
+                hint="mark a larger module that contains the call, or give the weights as an argument of its forward",
+            )
+        changed = [each.name for changes in self._state[name].changes().values() for each in changes]
+        fakes = [
+            f"{inner}.{key}"
+            for inner, module in self._inside[name]
+            for key, value in module.__dict__.items()
+            if isinstance(value, FakeTensor)
+        ]
+        changed += [f"requires_grad of {each!r}" for each in _trained(self._inside[name]) ^ self._trained[name]]
+        if changed or fakes:
+            raise MarkingError(
+                f"{(changed or fakes)[0]} is set from outside before {name!r} is called: the worker that runs it"
+                " would not see that",
+                hint="give the value as an argument of the module's forward, or mark a larger module that contains both",
+            )
+
+    def _call(
+        self, name: str, function: Callable[..., Any] | None, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        label = repr(name) if function is None else getattr(function, "__qualname__", "a function")
         arguments, tensors, sizes = _split((args, kwargs))
-        _check_plain(name, arguments)
+        _check_plain(label, arguments)
+        _check_bare(label, tensors, "is given")
+        inside = self._inside.get(name, [])
         number = len(_session.forwards)
         seen: dict[str, Any] = {}
 
         def run(fakes: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
             inner_args, inner_kwargs = fill(arguments, fakes, numbers)
-            with torch.no_grad(), casting_within(autocast), _Writes() as writes, _told(name):
-                results, made, strange = _split(forward(*inner_args, **inner_kwargs))
+            state, draws = PythonState.of(inside, with_files=True), Draws.now()
+            own = _own_tensors(inside)
+            written: set[int] = set()
+            ways: list[dict[int, Alias]] = []
+
+            def attempt() -> Any:
+                with torch.no_grad(), casting_within(self.autocast), _Writes() as writes, _inner():
+                    found = forward(*inner_args, **inner_kwargs)
+                written.update(writes.storages)
+                ways.append(_aliases(fakes, [leaf for leaf in pytree.tree_leaves(found) if is_tensor(leaf)]))
+                return found
+
+            def undo() -> None:
+                self._check_shared(name, state)
+                state.restore()
+                _put_back(inside, own)
+                draws.restore()
+
+            mode = detect_fake_mode(fakes) or detect_fake_mode(list(own.values()))
+            try:
+                with _told(label):
+                    outcome = decided(attempt, _look, None if mode is None else mode.shape_env, undo)
+                seen["changed"] = frozenset(
+                    each for each, tensor in own.items()
+                    if _storage(tensor) in written or _current(inside, each) is not tensor
+                )  # fmt: skip
+            finally:
+                undo()
+            results, made, strange = _split(outcome)
             if strange:
                 raise MarkingError(
-                    f"{name!r} returns a size that depends on its input",
+                    f"{label} returns a size that depends on its input",
                     hint="return tensors, or mark a larger module around it",
                 )
+            _check_bare(label, made, "returns")
+            seen["aliases"] = _any_way(ways)
             made = _with_own_sizes(made)
-            given = {_storage(fake) for fake in fakes}
+            given = {_storage(fake) for fake in fakes} | {_storage(tensor) for tensor in own.values()}
             seen["results"] = results
-            seen["written"] = frozenset(n for n, fake in enumerate(fakes) if _storage(fake) in writes.storages)
+            seen["written"] = frozenset(n for n, fake in enumerate(fakes) if _storage(fake) in written)
             # The operator must not return what it was given, nor one tensor twice.
-            return [torch.empty_like(each) if _storage(each) in given else each.view_as(each) for each in made]
+            known: set[int] = set()
+            fresh = []
+            for each in made:
+                fresh.append(torch.empty_like(each) if _storage(each) in given | known else each.view_as(each))
+                known.add(_storage(each))
+            return fresh
 
         _session.forwards.append(run)
+        _session.trains.append(any(each.requires_grad for _, module in inside for each in module._parameters.values()
+                                   if each is not None))  # fmt: skip
         made = torch.ops.assigner.call(number, tensors, sizes)
-        calls.append(OpaqueCall(name, arguments, seen["results"], seen["written"]))
+        self.calls.append(
+            OpaqueCall(
+                name, function, arguments, seen["results"], seen["written"], seen["aliases"], seen["changed"]
+            )
+        )  # fmt: skip
         return fill(seen["results"], made)
 
-    return call
+    def _check_shared(self, name: str, state: PythonState) -> None:
+        """What a partition's forward leaves in an object that others can reach would stay on its worker.
+
+        Raises:
+            MarkingError: it changes such an object.
+        """
+        if not name:
+            return
+        for number, changes in state.changes().items():
+            if self._owners.get(number, {name}) - {name}:
+                raise MarkingError(
+                    f"{name!r} changes {changes[0].name}, which is shared with other parts of the model: they may run on"
+                    " another worker, which would not see that",
+                    hint="pass it through arguments and return values, or mark a larger module that contains all of it",
+                )
 
 
-def _check_plain(name: str, arguments: Any) -> None:
+@contextlib.contextmanager
+def _inner() -> Iterator[None]:
+    _session.depth += 1
+    try:
+        yield
+    finally:
+        _session.depth -= 1
+
+
+def _under(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{name}." for name in names)
+
+
+def _inside(model: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
+    return [(f"{name}.{inner}".rstrip("."), each) for inner, each in model.get_submodule(name).named_modules()]
+
+
+def _own_tensors(inside: Sequence[tuple[str, nn.Module]]) -> dict[str, torch.Tensor]:
+    return {
+        f"{name}.{key}": tensor
+        for name, module in inside
+        for held in (module._parameters, module._buffers)
+        for key, tensor in held.items()
+        if tensor is not None
+    }
+
+
+def _tensor_ids(inside: Sequence[tuple[str, nn.Module]]) -> list[int]:
+    return [id(tensor) for _, module in inside for held in (module._parameters, module._buffers)
+            for tensor in held.values()]  # fmt: skip
+
+
+def _trained(inside: Sequence[tuple[str, nn.Module]]) -> set[str]:
+    return {name for name, tensor in _own_tensors(inside).items() if tensor.requires_grad}
+
+
+def _current(inside: Sequence[tuple[str, nn.Module]], name: str) -> torch.Tensor | None:
+    path, _, key = name.rpartition(".")
+    module = next(module for each, module in inside if each == path)
+    return module._parameters.get(key, module._buffers.get(key))
+
+
+def _put_back(inside: Sequence[tuple[str, nn.Module]], own: dict[str, torch.Tensor]) -> None:
+    """The module's own tensors in their places again."""
+    for name, module in inside:
+        for held in (module._parameters, module._buffers):
+            for key in held:
+                before = own.get(f"{name}.{key}")
+                if held[key] is not before:
+                    held[key] = before  # type: ignore[assignment]
+
+
+def _look(outcome: Any) -> Any:
+    """What a capture sees of a result."""
+    leaves, structure = pytree.tree_flatten(outcome)
+    return structure, [
+        (str(leaf.dtype), tuple(map(str, leaf.shape))) if is_tensor(leaf) else repr(leaf) for leaf in leaves
+    ]
+
+
+def _aliases(fakes: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> dict[int, Alias]:
+    """Which results lie in the memory of what was given, or of an earlier result."""
+    found: dict[int, Alias] = {}
+    for n, each in enumerate(made):
+        others = [("given", k, fake) for k, fake in enumerate(fakes)]
+        others += [("made", k, other) for k, other in enumerate(made[:n])]
+        matches = [(kind, k, _is_same(each, other)) for kind, k, other in others if _storage(other) == _storage(each)]
+        if matches:
+            kind, k, exact = next((match for match in matches if match[2]), matches[0])
+            found[n] = Alias(kind, k, exact)
+    return found
+
+
+def _any_way(ways: Sequence[dict[int, Alias]]) -> dict[int, Alias]:
+    """What may share memory, where a decision on values may lead one way or another."""
+    found: dict[int, Alias] = {}
+    for each in ways:
+        for n, alias in each.items():
+            sure = all(other.get(n) == alias for other in ways)
+            found[n] = alias if sure else Alias(alias.kind, alias.index, exact=False)
+    return found
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    def geometry(tensor: torch.Tensor) -> tuple[str, ...]:
+        return (str(tensor.dtype), str(tensor.storage_offset()), *map(str, tensor.shape), *map(str, tensor.stride()))
+
+    return geometry(one) == geometry(other)
+
+
+def _check_plain(label: str, arguments: Any) -> None:
     """What is no tensor is a constant of the partition: an object would carry values that nobody sends.
 
     Raises:
@@ -175,20 +457,41 @@ def _check_plain(name: str, arguments: Any) -> None:
     for leaf in pytree.tree_leaves(arguments):
         if not isinstance(leaf, (*_PLAIN, Slot)):
             raise MarkingError(
-                f"{name!r} is given a {type(leaf).__name__}, which is neither a tensor nor a plain value",
+                f"{label} is given a {type(leaf).__name__}, which is neither a tensor nor a plain value",
                 hint="give it tensors, numbers, text, None, or tuples, lists and dicts of them; a Hugging Face model"
                 " makes no cache with use_cache=False in its config",
             )
 
 
+def _check_bare(label: str, tensors: Sequence[torch.Tensor], does: str) -> None:
+    """A message carries a tensor's values, and nothing that hangs on it.
+
+    Raises:
+        MarkingError: somebody has set an attribute on one of the tensors.
+    """
+    for tensor in tensors:
+        if not isinstance(tensor, nn.Parameter) and (hung := _hung_on(tensor)):
+            raise MarkingError(
+                f"{label} {does} a tensor with an attribute of its own, {hung[0]!r}: between workers it would be lost",
+                hint="pass the attribute's value as an argument or a result of its own",
+            )
+
+
+def _hung_on(tensor: torch.Tensor) -> list[str]:
+    """The attributes that somebody has set on a fake tensor: not those that every one of them has."""
+    usual = set(vars(_session.anchor)) if _session.anchor is not None else set()
+    return [name for name in getattr(tensor, "__dict__", ()) if name not in usual and "memo" not in name]
+
+
 @contextlib.contextmanager
-def _told(name: str) -> Iterator[None]:
+def _told(label: str) -> Iterator[None]:
     """Name the module whose Python code asks for a tensor's value: no larger one would help."""
     try:
         yield
-    except GuardOnDataDependentSymNode as error:
+    except (Disagreement, GuardOnDataDependentSymNode) as error:
+        line = str(error) if isinstance(error, Disagreement) else user_line(error)
         raise MarkingError(
-            f"a tensor's value decides what runs in {name!r}, at {user_line(error)}",
+            f"a tensor's value decides what {label} returns, at {line}",
             hint="write it with tensor operations (torch.where, a mask, index_add): shapes may depend on values, but"
             " not what runs; Hugging Face's experts do so with experts_implementation='grouped_mm' or 'batched_mm'",
         ) from error
@@ -241,15 +544,46 @@ def opaque_modules(model: nn.Module, marked: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def replaced(model: nn.Module, names: Sequence[str], calls: list[OpaqueCall], autocast: str | None) -> Iterator[None]:
-    """Opaque calls while the block runs: of the forward together with its hooks, which the module keeps."""
-    modules = {model.get_submodule(name): name for name in reversed(names)}
+def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
+    """Opaque calls while the block runs: of the forward together with its hooks, which the module keeps.
+
+    A class with a `__call__` of its own does work around the forward, which belongs to the call.
+    """
+    modules = {opaque.model.get_submodule(name): name for name in reversed(opaque.names)}
     _session.forwards.clear()
-    try:
+    _session.trains.clear()
+    _session.anchor = anchor
+    with contextlib.ExitStack() as stack:
         for module, name in modules.items():
-            module.__dict__["_call_impl"] = _opaque(name, module._call_impl, calls, autocast)
+            if type(module).__call__ is nn.Module.__call__:
+                module.__dict__["_call_impl"] = opaque.module(name, module._call_impl)
+                stack.callback(module.__dict__.pop, "_call_impl", None)
+        for each in {_calling_class(module) for module in modules} - {nn.Module}:
+            stack.enter_context(_call_replaced(each, opaque))
+        try:
+            yield
+        finally:
+            _session.forwards.clear()
+            _session.trains.clear()
+            _session.anchor = None
+
+
+def _calling_class(module: nn.Module) -> type:
+    return next(each for each in type(module).__mro__ if "__call__" in vars(each))
+
+
+@contextlib.contextmanager
+def _call_replaced(owner: Any, opaque: OpaqueCalls) -> Iterator[None]:
+    original = owner.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        name = opaque.name_of.get(id(self))
+        if name is None or within_call() or _calling_class(self) is not owner:
+            return original(self, *args, **kwargs)
+        return opaque.module(name, partial(original, self))(*args, **kwargs)
+
+    owner.__call__ = call
+    try:
         yield
     finally:
-        for module in modules:
-            module.__dict__.pop("_call_impl", None)
-        _session.forwards.clear()
+        owner.__call__ = original

@@ -11,13 +11,12 @@ from torch import fx
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from assigner.errors import MarkingError
-from assigner.marking.glue import is_getitem, is_in_place, is_size
+from assigner.marking.glue import is_getitem, is_size
 from assigner.marking.graph import Piece, Size, Value
-from assigner.marking.opaque import Slot, is_call
+from assigner.marking.opaque import OpaqueCall, Slot, fill, is_call
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from assigner.marking.cut import Cutter
 
@@ -25,6 +24,36 @@ if TYPE_CHECKING:
 def tensor_leaves(result: Any) -> list[torch.Tensor]:
     """The tensors of what a module returned, in order."""
     return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def suspend_gradients() -> bool:
+    """Do not record for autograd from here on; gives what it was before."""
+    enabled = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)
+    return enabled
+
+
+def resume_gradients(enabled: bool) -> None:
+    """Record as before."""
+    torch._C._set_grad_enabled(enabled)
+
+
+def on_tensors(call: OpaqueCall) -> Callable[..., list[torch.Tensor]]:
+    """What an opaque call that is no module calls, as a function of its tensors and sizes alone."""
+    function, count = call.function, len(_tensor_slots(call.arguments))
+    assert function is not None
+
+    def run(*values: Any) -> list[torch.Tensor]:
+        args, kwargs = fill(call.arguments, values[:count], values[count:])
+        return tensor_leaves(function(*args, **kwargs))
+
+    run.__name__ = run.__qualname__ = function.__name__
+    return run
+
+
+def _tensor_slots(arguments: Any) -> list[Slot]:
+    leaves = pytree.tree_leaves(arguments)
+    return [leaf for leaf in leaves if isinstance(leaf, Slot) and leaf.kind == "tensor"]
 
 
 @dataclass(frozen=True)
@@ -56,8 +85,9 @@ class PieceBuilder:
 
     def build(self) -> Piece:
         """The piece: its nodes in the order of the model's forward."""
-        for node, owner in self.ownership.owner.items():
-            if owner == self.place:
+        stores = set(self.ownership.stores.get(self.place, ()))
+        for node in self.ownership.nodes:
+            if node in stores or self.ownership.owner.get(node) == self.place:
                 self.copy(node)
         name = self.cutter.names[self.place]
         if self.place == self.cutter.last:
@@ -107,9 +137,11 @@ class PieceBuilder:
             return self._call(node)
         if is_getitem(node) and isinstance(whole := self.copy(node.args[0]), _Single):  # type: ignore[arg-type]
             return whole.node
-        if is_in_place(node):
-            return self._in_place(node)
-        return self.graph.node_copy(node, self.copy)
+        return self.graph.node_copy(node, self._value)
+
+    def _value(self, node: fx.Node) -> Any:
+        copied = self.copy(node)
+        return copied.node if isinstance(copied, _Single) else copied
 
     def _read(self, value: Value, node: fx.Node) -> fx.Node:
         if value not in self.reads:
@@ -150,14 +182,24 @@ class PieceBuilder:
         return made
 
     def _call(self, node: fx.Node) -> Any:
-        """A call of the module itself, with its arguments in their own structure; gives its tensors as a list."""
+        """A call of the module or function itself, with its arguments in their own structure."""
         position, given, numbers = cast("tuple[int, list[fx.Node], list[Any]]", node.args)
         call = self.cutter.captured.calls[position]
         tensors = [self.copy(each) for each in given]
         sizes = [self.copy(each) if isinstance(each, fx.Node) else each for each in numbers]
-        for number in call.written:  # on a copy: what a partition reads stays as it is, for others and for a recompute
-            self._check_last_use(given[number], node)
-            tensors[number] = self.graph.call_function(torch.ops.aten.clone.default, (tensors[number],))
+        if not node.meta.get("without_gradient"):
+            return self._called(call, tensors, sizes, node)
+        enabled = self.graph.call_function(suspend_gradients)
+        made = self._called(call, tensors, sizes, node)
+        self.graph.call_function(resume_gradients, (enabled,))
+        return made
+
+    def _called(self, call: OpaqueCall, tensors: list[Any], sizes: list[Any], node: fx.Node) -> Any:
+        """The call's tensors: as a list, or alone where it returns just one."""
+        if call.function is not None:
+            made = self.graph.call_function(on_tensors(call), (*tensors, *sizes))
+            made.meta["val"] = node.meta["val"]
+            return made
         slots = {"tensor": tensors, "size": sizes}
         args, kwargs = pytree.tree_map(
             lambda leaf: slots[leaf.kind][leaf.index] if isinstance(leaf, Slot) else leaf, call.arguments
@@ -168,46 +210,6 @@ class PieceBuilder:
         if isinstance(call.results, Slot):
             return _Single(made)
         return self.graph.call_function(tensor_leaves, (made,))
-
-    def _check_last_use(self, value: fx.Node, writer: fx.Node) -> None:
-        """The writer works on a copy: nobody may read the value, or a view of it, afterwards and expect the change."""
-        order = {node: n for n, node in enumerate(self.ownership.nodes)}
-        while _is_view(value):
-            value = cast("fx.Node", value.args[0])
-        family = [value]
-        for each in family:
-            family += [user for user in each.users if _is_view(user)]
-        readers = [user for each in family for user in each.users if not is_size(user)]
-        late = [reader for reader in readers if order[reader] > order[writer]]
-        if late:
-            raise MarkingError(
-                f"{writer.name} changes a value in place ({_line(writer)}) that {late[0].name} reads afterwards"
-                f" ({_line(late[0])})",
-                hint="make the operation out of place (inplace=False), or mark a larger module with both lines",
-            )
-
-    def _in_place(self, node: fx.Node) -> fx.Node:
-        """Glue that changes a value in place runs out of place; the exported graph reads its result from then on."""
-        assert isinstance(node.target, torch._ops.OpOverload)
-        first = node.args[0]
-        if isinstance(first, fx.Node) and first.op == "placeholder":
-            kind, _ = self.ownership.placeholders[first]
-            if kind is InputKind.BUFFER:
-                return self.graph.node_copy(node, self.copy)  # the change is meant
-        name = node.target._schema.name.split("::")[1]
-        packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
-        overload = getattr(packet, node.target._overloadname, None) if name.endswith("_") else None
-        if overload is None or (isinstance(first, fx.Node) and _is_view(first)):
-            raise MarkingError(
-                f"the glue between partitions changes part of a value in place ({node.name}: {_line(node)})",
-                hint="write it out of place, or mark a larger module that contains the line",
-            )
-        if isinstance(first, fx.Node):
-            self._check_last_use(first, node)
-        args, kwargs = fx.map_arg((node.args, node.kwargs), self.copy)
-        made = self.graph.call_function(overload, args, kwargs)
-        made.meta["val"] = node.meta.get("val")
-        return made
 
     def _state(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         model = self.cutter.deferred.model
@@ -221,17 +223,6 @@ class PieceBuilder:
         for name in self.direct:
             (parameters if name in known else buffers)[name] = None
         return tuple(parameters), tuple(buffers)
-
-
-def _is_view(node: fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    return any(result.alias_info is not None for result in node.target._schema.returns) and not is_in_place(node)
-
-
-def _line(node: fx.Node) -> str:
-    trace = (node.stack_trace or "").strip().splitlines()
-    return trace[-1].strip() if trace else "unknown line"
 
 
 def _structure(builder: PieceBuilder, parameters: Sequence[str], buffers: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """Regions under torch.no_grad(): export keeps each as a graph of its own; here they join the graph around them.
 
-What leaves such a region is detached, which has the same values and the same gradients. Marked modules called within
-are then calls like any other. Regions of another kind (autocast, conditions) stay whole and cannot be cut.
+Their nodes bear a note, `without_gradient`, and are given their meaning by `assigner.marking.functional`. Marked
+modules called within are then calls like any other. Regions of another kind (autocast, conditions) stay whole and
+cannot be cut.
 """
 
 from __future__ import annotations
@@ -51,15 +52,8 @@ def _inline(module: fx.GraphModule, region: fx.Node) -> None:
                 results = fx.map_arg(node.args[0], copies.__getitem__)
             else:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
+                copies[node].meta.setdefault("without_gradient", not enabled)
         for item in list(region.users):
-            item.replace_all_uses_with(_leaving(graph, results[cast("int", item.args[1])], enabled=enabled))
+            item.replace_all_uses_with(results[cast("int", item.args[1])])
             graph.erase_node(item)
     graph.erase_node(region)
-
-
-def _leaving(graph: fx.Graph, result: fx.Node, *, enabled: bool) -> fx.Node:
-    if enabled or not isinstance(result.meta.get("val"), torch.Tensor):
-        return result
-    detached = graph.call_function(torch.ops.aten.detach.default, (result,))
-    detached.meta.update(result.meta)
-    return detached

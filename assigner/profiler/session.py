@@ -28,6 +28,7 @@ from assigner.selection import Selection
 from assigner.usercode import user_code
 
 if TYPE_CHECKING:
+    from assigner.profile import Verification
     from assigner.profiler.forecast import Standing
     from assigner.workload import Workload
 
@@ -108,6 +109,7 @@ def profile_workload(
     *,
     output: Output | None = None,
     progress: Callable[[Standing], None] | None = None,
+    verification: Verification | None = None,
 ) -> Profile | None:
     """Measure a workload. Every rank of the run calls this; the process group is made here and left again.
 
@@ -120,6 +122,8 @@ def profile_workload(
         options: Settings.
         output: Where the profile is written; None: nowhere.
         progress: Called on rank 0 with where the slowest rank stands.
+        verification: On rank 0: how the partitions were compared with the model; the profile has it. None: they were
+            not, and a profile that is updated keeps what it has.
 
     Returns:
         The profile on rank 0, None elsewhere.
@@ -149,7 +153,7 @@ def profile_workload(
     try:
         with untouched():
             session = RankSession(workload, entry, options, table, progress or (lambda _: None))
-            profile = _measure(session, output)
+            profile = _measure(session, output, verification)
             for each in (watch, heart):
                 each.close()
             goodbye()  # the rank that hosts the run's store stays until nobody looks into it
@@ -170,7 +174,7 @@ def profile_workload(
         watch.close()
 
 
-def _measure(session: RankSession, output: Output | None) -> Profile | None:
+def _measure(session: RankSession, output: Output | None, verification: Verification | None) -> Profile | None:
     """Agree, measure, and on rank 0 put together and write."""
     first, start = _start(session, output) if session.rank == 0 else (_First(), Start())
     keeping = Keeping(output.path, output.resume, output.notice) if output else Keeping(None, False, lambda _: None)
@@ -184,6 +188,8 @@ def _measure(session: RankSession, output: Output | None) -> Profile | None:
             profile = assemble(
                 session.workload, session.graph, reports, entry=session.entry, reserve=session.options.reserve
             )
+        if verification is not None:
+            profile = replace(profile, verification=verification)
         if output is not None:
             if first.others:
                 profile = merged([("this run", profile), *first.others])

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from assigner.runtime.membership import Membership
     from assigner.runtime.recorder import Recorder, Span
     from assigner.runtime.remat import Rematerialisation
+    from assigner.runtime.state import PartitionState
     from assigner.runtime.transport import Transport
     from assigner.workload import Workload
 
@@ -71,6 +72,7 @@ class Executor:
         workload: The loss and the seed.
         remat: What keeps no graph and runs its forward again.
         statistics: Of BatchNorm modules.
+        states: What forwards change beside their outputs, by partition; None: nothing is trained.
 
     Attributes:
         recorder: Notes what is done, while a trace is made.
@@ -88,11 +90,13 @@ class Executor:
         *,
         remat: Rematerialisation,
         statistics: DeferredStatistics,
+        states: Mapping[str, PartitionState] | None = None,
     ) -> None:
         self.graph, self.member = graph, member
         self.seed, self.device = workload.seed, member.device
         self.loss = StepLoss(workload, graph, self.device, training=self.trains)
         self.statistics = statistics
+        self.states = states or {}
         self.runners = {name: self._runner(module, name, remat, workload) for name, module in modules.items()}
         self.local_readers = Counter(value for name in modules for value in graph.piece[name].reads)
         self.recorder: Recorder | None = None
@@ -107,6 +111,7 @@ class Executor:
         return PartitionRunner(
             piece, module, self.device, name in remat.partitions, gradients, finish,
             run=compiled(module, name, workload.compile), keep_last=remat.keeps_last, statistics=self.statistics,
+            state=self.states.get(name),
         )  # fmt: skip
 
     @property
@@ -223,9 +228,9 @@ class Executor:
         for runner in self.runners.values():
             runner.forget()
 
-    def _finish(self, outputs: Sequence[Any], place: int) -> tuple[torch.Tensor, ...]:
+    def _finish(self, outputs: Sequence[Any], place: int, runs_again: bool) -> tuple[torch.Tensor, ...]:
         """What the last partition's backward starts from, made of what it returned."""
-        return self.loss.of(outputs, place)
+        return self.loss.of(outputs, place, runs_again=runs_again)
 
     def _act(self, program: Program, action: Action) -> None:
         held = () if action.stage < 0 else program.plan.stages[action.stage].partitions

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from assigner.errors import UsageError
 from assigner.location import Location
+from assigner.marking.writing import position
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.executor import Executor
 from assigner.runtime.loss import check_groups
@@ -44,9 +45,9 @@ class _ForwardExecutor(Executor):
     trains = False
     outputs: dict[int, tuple[Any, ...]] | None = None
 
-    def _finish(self, outputs: Sequence[Any], place: int) -> tuple[torch.Tensor, ...]:
+    def _finish(self, outputs: Sequence[Any], place: int, runs_again: bool) -> tuple[torch.Tensor, ...]:
         if self.outputs is None:
-            return super()._finish(outputs, place)
+            return super()._finish(outputs, place, runs_again)
         self.outputs[place] = tuple(outputs)
         return (torch.zeros(()),)
 
@@ -151,6 +152,7 @@ class Inference:
         program = group.variant.programs.counted(len(group.places), training=False)
         with self._eval_mode(), torch.no_grad():
             loss = executor.run(program, group.micro_batches, number, places=group.places)
+        position.commit()
         self._running = None
         return loss
 

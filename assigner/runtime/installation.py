@@ -14,6 +14,7 @@ from assigner.runtime.microbatch import Cutting, MicroBatch, check_pair
 from assigner.runtime.programs import Programs
 from assigner.runtime.sameness import SameCall
 from assigner.runtime.share import Share
+from assigner.runtime.state import PartitionState, WrittenTensors
 from assigner.runtime.training import Training
 from assigner.runtime.variants import Variants
 
@@ -72,7 +73,9 @@ class Installation:
         self.programs = Programs(plan, graph, member.transport)
         statistics = DeferredStatistics(self.share.modules, batch_norm)
         variants = Variants(graph, plan, self.programs, self.share.modules, member)
-        self.training = Training(variants, member, workload, remat=remat, statistics=statistics)
+        written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere(plan))
+        states = {name: PartitionState(module, written) for name, module in self.share.modules.items()}
+        self.training = Training(variants, member, workload, remat=remat, statistics=statistics, states=states)
         self.cutting, self.same = Cutting(workload), SameCall(member)
         self.inference = Inference(variants, member, workload, cutting=self.cutting, same=self.same)
         self.gradients = Gradients(self.trained, graph, plan, member, scaling)

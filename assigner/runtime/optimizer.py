@@ -12,16 +12,18 @@ scheduler, and a rank with nothing in a group, or with nothing at all, takes par
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import nn
 
+from assigner.deferred.likeness import in_likeness
 from assigner.errors import UsageError
 from assigner.runtime.separability import check_separable, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from torch import nn
 
     from assigner.workload import Workload
 
@@ -202,8 +204,8 @@ _MEMBERS = ("params", "param_names")
 
 
 def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
-    """Shape and type of a parameter, without memory."""
-    return nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+    """Shape, type, class and attributes of a parameter, without memory."""
+    return cast("nn.Parameter", in_likeness(parameter, torch.empty_like(parameter, device="meta")))
 
 
 def _refuse_foreign(optimizer: torch.optim.Optimizer, name_of: Mapping[int, str]) -> None:

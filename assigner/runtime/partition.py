@@ -1,14 +1,14 @@
 """One partition at work: forward, recompute and backward of a micro-batch, as an autograd island.
 
 What a partition reads are leaves of its own little graph; their gradients add up over all its readers on this worker,
-and go to the partition that made the value. A rematerialised micro-batch keeps no graph, only what it read, and runs
-its forward again right before its backward.
+and go to the partition that made the value. A rematerialised micro-batch keeps no graph, only what it read and the
+state of its modules then, and runs its forward again right before its backward. Its first forward has gradients on, as
+the second one: a model may ask.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,11 +16,22 @@ import torch
 from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from assigner.deferred.memento import let_go
 from assigner.marking import Piece
 from assigner.marking.casting import casting
+from assigner.marking.writing import position
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.compiling import Forward
-from assigner.runtime.randomness import partition_seed, seed_device
+from assigner.runtime.randomness import partition_seed, python_state, seed_device, seed_python
+from assigner.runtime.state import (
+    HeldTensor,
+    PartitionState,
+    Start,
+    Writes,
+    WrittenTensors,
+    as_they_were,
+    has_user_code,
+)
 
 
 class Place(NamedTuple):
@@ -39,6 +50,19 @@ class Place(NamedTuple):
     last: bool = False
 
 
+@dataclass(slots=True)
+class _Graph:
+    """What the backward of a micro-batch needs.
+
+    Args:
+        roots: Where it starts, for each output.
+        held: Tensors that forwards write, as this one left them.
+    """
+
+    roots: list[GradientEdge | None]
+    held: list[HeldTensor]
+
+
 @dataclass
 class PartitionRunner:
     """Runs one partition.
@@ -49,10 +73,12 @@ class PartitionRunner:
         device: Where it runs.
         rematerialise: Keep no graph, run the forward again before the backward.
         gradients: Which of its outputs get a gradient back.
-        finish: Applied to what the module returned: the last partition's loss, as a tuple of one tensor.
+        finish: Applied to what the module returned, to the micro-batch's number and to whether this forward will run
+            again: the last partition's loss, as a tuple of one tensor.
         run: What runs its forward in the place of the module: the module, compiled.
         keep_last: The step's last micro-batch keeps its graph all the same.
         statistics: Of its BatchNorm modules, where they are deferred.
+        state: What its forwards change beside their outputs; None: nobody else has to know.
     """
 
     piece: Piece
@@ -60,13 +86,19 @@ class PartitionRunner:
     device: torch.device
     rematerialise: bool
     gradients: tuple[bool, ...]
-    finish: Callable[[Sequence[torch.Tensor], int], tuple[torch.Tensor, ...]] | None = None
+    finish: Callable[[Sequence[torch.Tensor], int, bool], tuple[torch.Tensor, ...]] | None = None
     run: Forward | None = None
     keep_last: bool = False
     statistics: DeferredStatistics | None = None
-    _graphs: dict[int, list[GradientEdge | None]] = field(default_factory=dict)
-    _buffers: list[torch.Tensor] | None = None
-    _changing: set[int] = field(default_factory=set)
+    state: PartitionState | None = None
+    _graphs: dict[int, _Graph] = field(default_factory=dict)
+    _starts: dict[int, Start] = field(default_factory=dict)
+    _draws: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.state is None:
+            self.state = PartitionState(self.module, WrittenTensors([self.module]))
+        self._users = self.finish is not None or has_user_code(self.module)
 
     def recomputes(self, place: Place) -> bool:
         """The forward runs again before this backward, and needs what it read."""
@@ -83,12 +115,23 @@ class PartitionRunner:
         Returns:
             The outputs, without graph.
         """
-        if self.recomputes(place):
-            with torch.no_grad(), self._watched_buffers():
-                outputs = self._run(place, reads, sizes)
-        else:
+        if not torch.is_grad_enabled():
+            return tuple(output.detach() for output in self._finished(self._run(place, reads, sizes), place))
+        assert self.state is not None
+        runs_again = self.recomputes(place)
+        start = self.state.begin(runs_again=runs_again)
+        if self.state.was_watched:
             outputs = self._run(place, reads, sizes)
-            self._graphs[place.micro_batch] = self._roots(outputs)
+            can_run_again = self.state.end(start)
+        else:
+            outputs, can_run_again = self._watched(start, place, reads, sizes)
+        outputs = self._finished(outputs, place, runs_again=runs_again and can_run_again)
+        if runs_again and can_run_again:
+            self._starts[place.micro_batch] = start
+            if self._users:
+                let_go(self.state.modules)
+        else:  # what it started from is lost where it was not known to write that
+            self._graphs[place.micro_batch] = _Graph(self._roots(outputs), self.state.left())
         return tuple(output.detach() for output in outputs)
 
     def backward(
@@ -106,13 +149,23 @@ class PartitionRunner:
             sizes: Likewise.
             output_gradients: For each output its gradient; None: nobody used it (the loss has none and needs none).
         """
-        if self.recomputes(place):
-            if self.finish is None and all(gradient is None for gradient in output_gradients):
-                return  # nothing in it, or behind it, is trained
-            with self._kept_buffers():
-                roots = self._roots(self._run(place, reads, sizes))
-        else:
-            roots = self._graphs.pop(place.micro_batch)
+        graph, start = self._graphs.pop(place.micro_batch, None), self._starts.pop(place.micro_batch, None)
+        if graph is not None:
+            if graph.held:
+                with as_they_were(graph.held):
+                    self._differentiate(graph.roots, output_gradients)
+            else:
+                self._differentiate(graph.roots, output_gradients)
+        elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
+            assert self.state is not None
+            assert start is not None
+            with self.state.again(start):
+                outputs = self._finished(self._run(place, reads, sizes), place)
+                self._differentiate(self._roots(outputs), output_gradients)
+
+    def _differentiate(
+        self, roots: Sequence[GradientEdge | None], output_gradients: Sequence[torch.Tensor | None]
+    ) -> None:
         pairs = [
             (root, gradient)
             for root, gradient in zip(roots, output_gradients, strict=True)
@@ -124,19 +177,54 @@ class PartitionRunner:
     def forget(self) -> None:
         """Drop the graphs of a step that was not finished."""
         self._graphs.clear()
+        self._starts.clear()
+
+    def _watched(
+        self, start: Start, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
+    ) -> tuple[tuple[torch.Tensor, ...], bool]:
+        """The first forward, and what it is seen to write; a compiled one would not run compiled while it is seen."""
+        assert self.state is not None
+        if self.run is not None and getattr(self.run, "__self__", None) is not self.module:
+            return (outputs := self._run(place, reads, sizes)), self.state.end(start)
+        with Writes() as writes:
+            outputs = self._run(place, reads, sizes)
+        return outputs, self.state.end(start, writes.storages)
 
     def _run(self, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        seed_device(partition_seed(place.seed, place.step, self.piece.name, place.micro_batch), self.device)
+        seed = partition_seed(place.seed, place.step, self.piece.name, place.micro_batch)
+        seed_device(seed, self.device)
+        if self._users and self._draws is not False:
+            return self._seeded(seed, place, reads, sizes)
+        return self._cast(place, reads, sizes)
+
+    def _seeded(
+        self, seed: int, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
+    ) -> tuple[torch.Tensor, ...]:
+        """Python's and NumPy's generators too, which only the user's code draws from, and where it was seen to."""
+        seed_python(seed)
+        before = python_state() if self._draws is None else None
+        outputs = self._cast(place, reads, sizes)
+        if self._draws is None:
+            self._draws = self.rematerialise or python_state() != before
+        return outputs
+
+    def _cast(self, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         if self.statistics is not None:
             self.statistics.begin(self.piece.name, place.micro_batch)
+        position.first = place.micro_batch == 0
         if self.piece.autocast is None:  # even an empty context is a tenth of a small partition's time
-            return self._made(place, reads, sizes)
+            return (self.run or self.module)(*reads, *sizes)
         with casting(self.piece.autocast, self.device.type):
-            return self._made(place, reads, sizes)
+            return (self.run or self.module)(*reads, *sizes)
 
-    def _made(self, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        outputs = (self.run or self.module)(*reads, *sizes)
-        return outputs if self.finish is None else self.finish(outputs, place.micro_batch)
+    def _finished(
+        self, outputs: tuple[torch.Tensor, ...], place: Place, *, runs_again: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        """What backward starts from, made of what the module returned."""
+        if self.finish is None:
+            return outputs
+        with casting(self.piece.autocast, self.device.type):
+            return self.finish(outputs, place.micro_batch, runs_again)
 
     def _roots(self, outputs: Sequence[torch.Tensor]) -> list[GradientEdge | None]:
         """Where backward starts, without the outputs' own memory: that is free once they are sent."""
@@ -144,34 +232,3 @@ class PartitionRunner:
             get_gradient_edge(output) if wanted and output.requires_grad else None
             for output, wanted in zip(outputs, self.gradients, strict=True)
         ]
-
-    @contextlib.contextmanager
-    def _watched_buffers(self) -> Iterator[None]:
-        """Learn which buffers the forward changes; most are constants, as masks are.
-
-        torch counts the changes of a tensor, but not those through `.data`: in the first forward values are compared.
-        """
-        first, before = self._buffers is None, []
-        if self._buffers is None:
-            self._buffers = list(self.module.buffers())
-            before = [buffer.clone() for buffer in self._buffers]
-        versions = [buffer._version for buffer in self._buffers]
-        yield
-        self._changing.update(n for n, buffer in enumerate(self._buffers) if buffer._version != versions[n])
-        if first:
-            pairs = zip(self._buffers, before, strict=True)
-            self._changing.update(n for n, pair in enumerate(pairs) if not _equal(*pair))
-
-    @contextlib.contextmanager
-    def _kept_buffers(self) -> Iterator[None]:
-        """What a forward counts in buffers it counts once for a micro-batch: a recompute leaves them as they were."""
-        assert self._buffers is not None
-        buffers = [self._buffers[n] for n in sorted(self._changing)]
-        kept = [buffer.clone() for buffer in buffers]
-        yield
-        for buffer, value in zip(buffers, kept, strict=True):
-            buffer.data.copy_(value)  # through .data: not a change that backward would object to
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.layout is torch.strided and torch.equal(one, other)

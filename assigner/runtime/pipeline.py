@@ -215,7 +215,9 @@ class Pipeline:
             self._installed.gradients.begin()
             factor = scale * self._scaling.factor
             losses = self._installed.training.run(program, micro_batches, self._batches, loss_factor=factor)
-            self._installed.gradients.sum_shared(program, self._installed.executor)
+            self._installed.gradients.end(
+                program, self._installed.executor, seed=self.workload.seed, number=self._batches
+            )
             self._batches += 1
             self._updated, self._waiting = update, True
         if max_norm is not None:
@@ -382,7 +384,7 @@ class Pipeline:
         with self._member.guarded(f"loading {folder}"):
             progress = load_checkpoint(
                 Path(folder), self.graph.fingerprint, state=share.state(), parameters=self._installed.trained,
-                optimizer=self.optimizer if self._trains else None,
+                optimizer=self.optimizer if self._trains else None, empty=share.empty(),
             )  # fmt: skip
             self.steps, self._batches = progress.steps, progress.batches
             self._installed.gradients.drop()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from typing import TYPE_CHECKING
+import random
+import sys
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,14 +27,46 @@ def seed_device(seed: int, device: torch.device) -> None:
         torch.cuda.manual_seed(seed)
 
 
+def seed_python(seed: int) -> None:
+    """Seed Python's generator and, where it is loaded, NumPy's; `kept_generators` puts back what they held."""
+    if _kept and _kept[-1] is None:
+        _kept[-1] = python_state()
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        numpy.seed(seed & 0xFFFF_FFFF)
+
+
+def python_state() -> tuple[Any, Any]:
+    """The states of Python's generator and, where it is loaded, of NumPy's; they can be compared."""
+    numpy = sys.modules.get("numpy.random")
+    if numpy is None:
+        return random.getstate(), None
+    name, keys, *rest = numpy.get_state()
+    return random.getstate(), (name, keys.tobytes(), *rest)
+
+
+def _put_python_state(state: tuple[Any, Any]) -> None:
+    random.setstate(state[0])
+    if state[1] is not None:
+        numpy = sys.modules["numpy.random"]
+        name, keys, *rest = state[1]
+        numpy.set_state((name, memoryview(keys).cast("I"), *rest))
+
+
+_kept: list[tuple[Any, Any] | None] = []  # of each open block: Python's and NumPy's states, once they are seeded
+
+
 @contextlib.contextmanager
 def kept_generators(device: torch.device) -> Iterator[None]:
-    """Leave the caller's generators as they were."""
+    """Leave the caller's generators as they were; Python's and NumPy's are kept when they are first seeded."""
     state = torch.get_rng_state()
     on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    _kept.append(None)
     try:
         yield
     finally:
+        if (drawn := _kept.pop()) is not None:
+            _put_python_state(drawn)
         torch.set_rng_state(state)
         if on_device is not None:
             torch.cuda.set_rng_state(on_device, device)

@@ -56,9 +56,7 @@ class Luggage:
 
     def unpack(self, partition: str, share: Share, optimizer: PipelineOptimizer) -> None:
         """Put it where the partition is now."""
-        state = share.held_by(partition)
-        for name, tensor in self.state.items():
-            state[name].detach().copy_(tensor)
+        share.put(partition, self.state)
         self.moments.add(share.parameters, optimizer)
 
     @classmethod

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     import torch
     from torch import nn
 
@@ -25,27 +29,63 @@ class Share:
         partitions: The names of its partitions, in the order in which it runs them.
         modules: Their forwards, with their weights.
         parameters: Its parameters, each once, by the first of its names in the model.
-        buffers: Its persistent buffers by name.
     """
 
     def __init__(self, graph: PartitionGraph, plan: Plan, worker: str | None, device: torch.device) -> None:
         stages = [stage for stage in plan.stages if stage.worker == worker]
         self.partitions = tuple(name for stage in stages for name in stage.partitions)
         self.modules = graph.build(self.partitions, device)
-        self.parameters: dict[str, nn.Parameter] = {}
-        self.buffers: dict[str, torch.Tensor] = {}
-        self._held: dict[str, dict[str, torch.Tensor]] = {}
+        self._graph, self._device = graph, device
+        self._parameters: dict[str, dict[str, nn.Parameter]] = {}
         for name in self.partitions:
-            piece, module = graph.piece[name], self.modules[name]
-            parameters = {graph.canonical[each]: module.get_parameter(each) for each in piece.parameters}
-            buffers = {each: module.get_buffer(each) for each in piece.buffers}
-            self.parameters.update(parameters)
-            self.buffers.update({each: buffer for each, buffer in buffers.items() if each in graph.persistent})
-            self._held[name] = {**parameters, **buffers}
+            known = graph.piece[name].parameters
+            module = self.modules[name]
+            self._parameters[name] = {graph.canonical[each]: module.get_parameter(each) for each in known}
+        self.parameters = {name: each for held in self._parameters.values() for name, each in held.items()}
+
+    def buffers_of(self, partition: str) -> dict[str, torch.Tensor]:
+        """The buffers of a partition of this rank, as they are now: forwards may assign others."""
+        return {name: tensor for name, tensor in self._slots(partition).items() if tensor is not None}
 
     def held_by(self, partition: str) -> dict[str, torch.Tensor]:
         """All tensors of a partition of this rank, also the buffers that no checkpoint has."""
-        return self._held[partition]
+        return {**self._parameters[partition], **self.buffers_of(partition)}
+
+    def held_elsewhere(self, plan: Plan) -> dict[int, str]:
+        """Names of this rank's tensors that other workers hold under the plan too, by the tensors' ids."""
+        memory = {name: each.untyped_storage()._cdata for name, each in self._graph.deferred.tensors().items()}
+        workers: dict[int, set[str]] = defaultdict(set)
+        for piece in self._graph.pieces:
+            for name in piece.state:
+                workers[memory[name]].add(plan.placement[piece.name])
+        return {
+            id(tensor): name
+            for partition in self.partitions
+            for name, tensor in self.held_by(partition).items()
+            if len(workers[memory[name]]) > 1
+        }
+
+    def put(self, partition: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Give a partition of this rank the values that `held_by` gave elsewhere; buffers may have other shapes now."""
+        held, module = self.held_by(partition), self.modules[partition]
+        for name in self._slots(partition).keys() - tensors.keys():
+            set_buffer(module, name, None)
+        for name, tensor in tensors.items():
+            mine = held.get(name)
+            if mine is not None and (mine.shape, mine.dtype) == (tensor.shape, tensor.dtype):
+                mine.detach().copy_(tensor)
+            else:
+                set_buffer(module, name, tensor.to(self._device))
+
+    def _slots(self, partition: str) -> dict[str, torch.Tensor | None]:
+        """Names of all buffers of a partition, also of those that are None."""
+        constants = self._graph.piece[partition].constants
+        return {
+            f"{path}.{name}" if path else name: tensor
+            for path, module in self.modules[partition].named_modules(remove_duplicate=False)
+            for name, tensor in module._buffers.items()
+            if path or name not in constants
+        }
 
     def frozen(self) -> dict[str, nn.Parameter]:
         """Have the parameters want no gradient any more; none of them is trained."""
@@ -53,6 +93,37 @@ class Share:
             parameter.requires_grad_(False)
         return {}
 
+    def empty(self) -> dict[str, Callable[[torch.Tensor], None]]:
+        """What sets a persistent buffer that is None now, by the buffer's name."""
+        return {
+            name: functools.partial(self._fill, partition, name)
+            for partition in self.partitions
+            for name, tensor in self._slots(partition).items()
+            if tensor is None and self._is_persistent(partition, name)
+        }
+
+    def _fill(self, partition: str, name: str, tensor: torch.Tensor) -> None:
+        set_buffer(self.modules[partition], name, tensor.to(self._device))
+
+    def _is_persistent(self, partition: str, name: str) -> bool:
+        """As the modules say now; a buffer that the forward reads itself lies in a module of the pipeline's own."""
+        if name in self._graph.known:
+            return name in self._graph.persistent
+        path, _, leaf = name.rpartition(".")
+        return leaf not in self.modules[partition].get_submodule(path)._non_persistent_buffers_set
+
     def state(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers under the model's own names; a shared parameter by its first name."""
-        return {**self.parameters, **self.buffers}
+        buffers = {
+            name: tensor
+            for partition in self.partitions
+            for name, tensor in self.buffers_of(partition).items()
+            if self._is_persistent(partition, name)
+        }
+        return {**self.parameters, **buffers}
+
+
+def set_buffer(module: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+    """Have a module's buffer, by its name with dots, be this tensor."""
+    path, _, leaf = name.rpartition(".")
+    module.get_submodule(path)._buffers[leaf] = tensor

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from assigner.location import Location
+from assigner.marking.writing import position
 from assigner.runtime.executor import Executor
 from assigner.runtime.loss import check_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from assigner.runtime.batchnorm import DeferredStatistics
     from assigner.runtime.membership import Membership
     from assigner.runtime.microbatch import MicroBatch
     from assigner.runtime.remat import Rematerialisation
+    from assigner.runtime.state import PartitionState
     from assigner.runtime.variants import Variant, Variants
     from assigner.schedule import Program
     from assigner.workload import Workload
@@ -31,6 +33,7 @@ class Training:
         workload: The loss and the seed.
         remat: What keeps no graph and runs its forward again.
         statistics: Of BatchNorm modules.
+        states: What forwards change beside their outputs, by partition.
 
     Attributes:
         executor: Runs the plan's own graph.
@@ -45,9 +48,10 @@ class Training:
         *,
         remat: Rematerialisation,
         statistics: DeferredStatistics,
+        states: Mapping[str, PartitionState],
     ) -> None:
         self.variants, self.member, self.workload = variants, member, workload
-        self.remat, self.statistics = remat, statistics
+        self.remat, self.statistics, self.states = remat, statistics, states
         self._executors: WeakKeyDictionary[Variant, Executor] = WeakKeyDictionary()
         self.executor = self._executor(variants.planned)
         self.as_planned = True
@@ -56,8 +60,9 @@ class Training:
     def _executor(self, variant: Variant) -> Executor:
         if variant not in self._executors:
             self._executors[variant] = Executor(
-                variant.graph, variant.modules, self.member, self.workload, remat=self.remat, statistics=self.statistics
-            )
+                variant.graph, variant.modules, self.member, self.workload,
+                remat=self.remat, statistics=self.statistics, states=self.states,
+            )  # fmt: skip
         return self._executors[variant]
 
     def run(
@@ -86,8 +91,10 @@ class Training:
                 mine, group.micro_batches, number, places=group.places, loss_factor=loss_factor
             )
         self.statistics.commit()
+        position.commit()
         return losses
 
     def forget(self) -> None:
         """Drop what an unfinished step holds."""
+        position.pending.clear()
         self._running.forget()

@@ -1,0 +1,167 @@
+"""The Python values of some modules as they are at one time: counters, lists that grow, numbers that forward sets.
+
+Values are kept by what Python can change of them: the attributes of modules and of the user's own objects, the items of
+containers, the state of random generators. All else (tensors, functions, torch's and Python's own objects) is kept as
+the object that it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None)))
+_STANDARD = frozenset(nn.Module().__dict__) - {"training"}
+
+_PLAIN: set[type] = {nn.Module}
+
+
+class Memento:
+    """What modules hold now.
+
+    Args:
+        modules: Each once.
+
+    Attributes:
+        tensors: That were met, but for parameters.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self._known: dict[int, Any] = {}  # what was met, and stays alive while its id stands for it
+        self._kept: list[tuple[_Keeper, Any, Any]] = []  # how, what, and what was in it
+        for module in modules:
+            self._keep(_SPACE, module.__dict__)
+            for value in _values(module):
+                self._meet(value)
+            if module._buffers:
+                self._meet(module._buffers)
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """The values as they were then while the block runs; afterwards those of before the block."""
+        now = [(keeper, held, keeper.copy(held)) for keeper, held, _ in self._kept]
+        _put(self._kept)
+        try:
+            yield
+        finally:
+            _put(now)
+
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Whatever the block changes, the values are as they were then behind it."""
+        try:
+            yield
+        finally:
+            _put(self._kept)
+
+    def _keep(self, keeper: _Keeper, held: Any) -> None:
+        self._kept.append((keeper, held, keeper.copy(held)))
+
+    def _meet(self, value: Any) -> None:
+        kind = type(value)
+        if kind in _ATOMS or id(value) in self._known:
+            return
+        self._known[id(value)] = value
+        if isinstance(value, torch.Tensor):
+            self.tensors.append(value)
+        elif kind is tuple:
+            for each in value:
+                self._meet(each)
+        elif isinstance(value, dict | list | set | deque | bytearray):
+            self._keep(_SPACE if isinstance(value, dict) else _SET if isinstance(value, set) else _SEQUENCE, value)
+            for each in value.values() if isinstance(value, dict) else value:
+                self._meet(each)
+        elif (keeper := _keeper(value)) is not None:
+            self._keep(keeper, value)
+        elif kind.__module__.partition(".")[0] not in _NOT_LOOKED_INTO and not isinstance(value, type | nn.Module):
+            space = getattr(value, "__dict__", None)
+            if type(space) is dict:
+                self._meet(space)
+
+
+def _values(module: nn.Module) -> list[Any]:
+    """The attributes of a module that are more than a number; torch's own modules have none but by a hook."""
+    if type(module) in _PLAIN and not module._forward_pre_hooks and not module._forward_hooks:
+        return []
+    if type(module).__module__.startswith("torch.nn.modules."):
+        _PLAIN.add(type(module))
+    return [value for name, value in module.__dict__.items() if type(value) not in _ATOMS and name not in _STANDARD]
+
+
+def let_go(modules: Iterable[nn.Module]) -> None:
+    """Have no tensor that forward has set as an attribute hold a graph, and with it the memory of what led to it."""
+    for module in modules:
+        for value in _values(module):
+            if isinstance(value, list):
+                value[:] = map(_without_graph, value)
+            elif isinstance(value, dict):
+                value.update({key: _without_graph(each) for key, each in value.items()})
+            elif isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                space = module.__dict__
+                space.update({name: value.detach() for name, each in space.items() if each is value})
+
+
+def _without_graph(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) and value.grad_fn is not None else value
+
+
+def _put(kept: Iterable[tuple[_Keeper, Any, Any]]) -> None:
+    for keeper, held, values in kept:
+        keeper.put(held, values)
+
+
+class _Keeper(NamedTuple):
+    """How the contents of an object are copied, and put back into it."""
+
+    copy: Callable[[Any], Any]
+    put: Callable[[Any, Any], Any]
+
+
+def _keeper(value: Any) -> _Keeper | None:
+    """Of a generator or an array, which have their contents in C."""
+    if isinstance(value, random.Random):
+        return _Keeper(random.Random.getstate, random.Random.setstate)
+    if isinstance(value, torch.Generator):
+        return _Keeper(torch.Generator.get_state, torch.Generator.set_state)
+    if type(value).__module__.partition(".")[0] != "numpy":
+        return None
+    return _OF_NUMPY.get(type(value).__name__)
+
+
+def _put_space(space: dict[Any, Any], values: dict[Any, Any]) -> None:
+    if len(space) != len(values) or any(space.get(name, space) is not value for name, value in values.items()):
+        space.clear()
+        space.update(values)
+
+
+def _put_sequence(sequence: Any, values: Any) -> None:
+    sequence.clear()
+    sequence.extend(values)
+
+
+def _put_set(held: set[Any], values: set[Any]) -> None:
+    held.clear()
+    held.update(values)
+
+
+_SPACE = _Keeper(dict, _put_space)
+_SET = _Keeper(set, _put_set)
+_SEQUENCE = _Keeper(tuple, _put_sequence)
+_OF_NUMPY = {
+    "ndarray": _Keeper(lambda array: array.copy(), lambda array, values: array.__setitem__(..., values)),
+    "RandomState": _Keeper(lambda each: each.get_state(), lambda each, state: each.set_state(state)),
+    "Generator": _Keeper(
+        lambda each: each.bit_generator.state, lambda each, state: setattr(each.bit_generator, "state", state)
+    ),
+}
+_NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "assigner"}

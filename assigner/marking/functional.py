@@ -1,0 +1,547 @@
+"""A captured graph without writes: every value is made once, so that it can be cut anywhere.
+
+    y = zeros_like(x)                 y0 = zeros_like(x)
+    y[:, 1:] = x[:, :-1]              y1 = written(y0, x[:, :-1])     a copy of y0 with the slice written
+    z = y * 2                         z  = y1 * 2
+
+Tensors that share memory (a storage of the fake tensors) are a family. A write makes a new version of the family's
+base; whoever reads a member afterwards reads the same view of the new version. So functionalisation does in torch,
+here with the operations as autograd sees them: a slice that was written has the gradient of the write. Writes under
+no_grad and to detached views change the value and leave its gradient alone.
+
+A write to a parameter or buffer is also stored there. What depends on parameters and buffers alone (a momentum
+encoder, a clamped scale) is stored once a step, as the whole batch would; the rest (running averages) at every
+micro-batch.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from assigner.errors import MarkingError
+from assigner.marking.interception import is_hook
+from assigner.marking.mutation import gives_back, is_random, named_arguments, returned_arguments, written_names
+from assigner.marking.opaque import is_call
+from assigner.marking.writing import Step, after, hooked, snapshot, stored, stored_once, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from assigner.marking.opaque import OpaqueCall
+
+STATE = (InputKind.PARAMETER, InputKind.BUFFER)
+_UNSUPPORTED = ("aten::set_", "aten::resize_", "aten::resize_as_", "aten::swap_", "aten::requires_grad_")
+
+
+@dataclass(eq=False)
+class _Family:
+    """Tensors in one memory.
+
+    Args:
+        current: The base's newest version in the new graph.
+        state: The placeholder, in the new graph, of the parameter or buffer that it is.
+        is_constant: It is a tensor of the model that is neither.
+        linked: Families of which this one is some view, or that are some view of it.
+        lost: What wrote to a linked family, after which nobody knows what is here.
+    """
+
+    current: fx.Node
+    state: fx.Node | None = None
+    is_constant: bool = False
+    version: int = 0
+    linked: list[_Family] = field(default_factory=list)
+    lost: fx.Node | None = None
+
+
+@dataclass(eq=False)
+class _Member:
+    """A value of the old graph that lies in a family's memory.
+
+    Args:
+        made: Its node in the new graph.
+        version: Of the family, that `made` shows.
+        parent: The old node that it is a view of; None: it is the base.
+        view: Makes it from the parent's node; None: it is the parent itself.
+    """
+
+    family: _Family
+    made: fx.Node
+    version: int
+    parent: fx.Node | None = None
+    view: Step | None = None
+
+
+class Functional:
+    """Rewrites one graph.
+
+    Args:
+        graph: As exported, without regions; nodes under no_grad have `without_gradient` in their meta.
+        kinds: What each placeholder stands for, by its name.
+        calls: The opaque calls.
+        hooks: The hooks on tensors.
+
+    Attributes:
+        graph: The new graph.
+        together: Groups of its nodes that one partition must run.
+    """
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        kinds: Mapping[str, tuple[InputKind, str]],
+        calls: Sequence[OpaqueCall],
+        hooks: Sequence[Callable[..., Any] | None],
+    ) -> None:
+        self.old, self.kinds, self.calls, self.hooks = graph, kinds, calls, hooks
+        self.graph = fx.Graph()
+        self.together: list[list[fx.Node]] = []
+        self._values: dict[fx.Node, Any] = {}
+        self._members: dict[fx.Node, _Member] = {}
+        self._families: dict[int, _Family] = {}
+        self._depends: dict[fx.Node, bool] = {}
+        self._groups: dict[fx.Node, list[fx.Node]] = {}
+        self._items: dict[fx.Node, Any] = {}
+        self._kept: dict[fx.Node, list[fx.Node]] = {}
+        self._written_state = self._find_written_state()
+        for node in graph.nodes:
+            self._add(node)
+        self._store_last_alone()
+        self.graph.lint()
+
+    # -- what is known beforehand
+
+    def _find_written_state(self) -> dict[fx.Node, bool]:
+        """The parameters and buffers that are written to, and whether that depends on the batch."""
+        bases: dict[int, fx.Node] = {}
+        depends: dict[fx.Node, bool] = {}
+        tainted: set[int] = set()
+        found: dict[fx.Node, bool] = {}
+        for node in self.old.nodes:
+            for storage in _storages(node):
+                if node.op == "placeholder" and self.kinds[node.name][0] in STATE:
+                    bases.setdefault(storage, node)
+            depends[node] = _brings_data(node, self.kinds) or any(
+                depends[each] or bool(tainted & set(_storages(each))) for each in node.all_input_nodes
+            )
+            for argument in self._written(node):
+                for storage in _storages(argument):
+                    if depends[node]:
+                        tainted.add(storage)
+                    if storage in bases:
+                        found[bases[storage]] = found.get(bases[storage], False) or depends[node]
+        return found
+
+    def _written(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes of the old graph whose memory a node writes to."""
+        if node.op != "call_function":
+            return []
+        if is_call(node):
+            number, given, _ = node.args
+            return [given[n] for n in sorted(self.calls[number].written)]  # type: ignore[index]
+        if is_hook(node):
+            return []
+        names = written_names(node.target, node.args, node.kwargs)
+        if not names:
+            return []
+        named = named_arguments(node.target, node.args, node.kwargs)
+        return [leaf for name in names for leaf in pytree.tree_leaves(named[name]) if isinstance(leaf, fx.Node)]
+
+    # -- reading
+
+    def _read(self, node: fx.Node) -> Any:
+        """The new node that shows an old one's value as it is now."""
+        member = self._members.get(node)
+        if member is None:
+            return self._values[node]
+        if member.family.lost is not None:
+            raise MarkingError(
+                f"{node.name} ({line_of(node)}) shares memory with a value that is changed in place"
+                f" ({line_of(member.family.lost)}), in a way that a captured graph does not show",
+                hint="make the operation out of place (inplace=False), or mark a larger module with both lines",
+            )
+        if member.version != member.family.version:
+            if member.parent is None:
+                member.made = member.family.current
+            else:
+                parent = self._read(member.parent)
+                member.made = parent if member.view is None else self._emit_view(member.view, parent, node)
+            member.version = member.family.version
+        return member.made
+
+    def _emit_view(self, view: Step, parent: fx.Node, like: fx.Node) -> fx.Node:
+        made = self.graph.call_function(view.target, *view.filled(parent))
+        made.meta.update(like.meta)
+        self._depends[made] = any(self._depends[each] for each in made.all_input_nodes)
+        return self._detached(made) if view.detached else made
+
+    def _detached(self, made: fx.Node) -> fx.Node:
+        value = made.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+            return made
+        return self._new(torch.ops.aten.detach.default, (made,), like=made)
+
+    def _new(self, target: Any, args: Any, *, like: fx.Node | None) -> fx.Node:
+        made = self.graph.call_function(target, args)
+        if like is not None:
+            made.meta.update({key: each for key, each in like.meta.items() if key in ("val", "stack_trace")})
+        self._depends[made] = is_random(target) or getattr(target, "is_random", False) or any(
+            self._depends[each] for each in made.all_input_nodes
+        )
+        return made
+
+    # -- one node after the other
+
+    def _add(self, node: fx.Node) -> None:
+        if node.op == "output":
+            made = self.graph.node_copy(node, self._read)
+            self._values[node] = made
+            return
+        if is_hook(node):
+            self._add_hook(node)
+            return
+        if is_call(node):
+            self._add_call(node)
+            return
+        if is_item(node) and is_call(node.args[0]):  # type: ignore[arg-type]
+            self._item_of_call(node)
+            return
+        if node in self._items:
+            self._take_result(node, self._items[node])
+            return
+        written = self._written(node)
+        if written:
+            self._add_write(node, written)
+            return
+        made = self.graph.node_copy(node, self._read)
+        if node.op == "placeholder":
+            made.name = node.name  # the export's signature knows it by this one
+        self._depends[made] = _brings_data(node, self.kinds) or any(self._depends[e] for e in made.all_input_nodes)
+        plain, detached = made, bool(node.meta.get("without_gradient"))
+        if node.op == "placeholder" and self._written_state.get(node):
+            made = self._new(snapshot, (made,), like=made)  # what is read stays as it was before the change
+            self._join(plain, made)
+        if detached:
+            made = self._detached(made)
+        self._values[node] = made
+        self._place(node, made, plain, detached=detached)
+
+    def _place(self, node: fx.Node, made: fx.Node, plain: fx.Node, *, detached: bool) -> None:
+        """Note in whose memory a value lies."""
+        storages = _storages(node)
+        if gives_back(node.target, node.args, node.kwargs) and isinstance(node.args[0], fx.Node):
+            parent = node.args[0]
+            if parent in self._members:
+                self._members[node] = _Member(
+                    self._members[parent].family, made, self._members[parent].family.version, parent
+                )
+            return
+        if not storages:
+            return
+        if len(storages) > 1:  # a list of tensors in several memories: its items are members, once they are taken
+            return
+        (storage,) = storages
+        family = self._families.get(storage)
+        if family is None or node.target is torch.ops.aten.lift_fresh_copy.default:
+            state = plain if node.op == "placeholder" and self.kinds[node.name][0] in STATE else None
+            constant = node.op == "placeholder" and self.kinds[node.name][0] is InputKind.CONSTANT_TENSOR
+            self._families[storage] = family = _Family(made, state, is_constant=constant)
+            self._members[node] = _Member(family, made, 0)
+            return
+        parent = next((each for each in _tensors_of(node) if each in self._members
+                       and self._members[each].family is family), None)  # fmt: skip
+        if parent is None:
+            self._families[storage] = other = _Family(made, linked=[family])
+            family.linked.append(other)
+            self._members[node] = _Member(other, made, 0)
+            return
+        view = Step.of(node, parent, self._read, detached=detached)
+        self._members[node] = _Member(family, made, family.version, parent, view)
+
+    def _add_hook(self, node: fx.Node) -> None:
+        number, tensor = node.args
+        assert isinstance(tensor, fx.Node)
+        hook = self.hooks[number]  # type: ignore[index]
+        if hook is None:  # it was removed again
+            return
+        read = self._read(tensor)
+        made = self._new(hooked(hook), (read,), like=read)
+        self._join(read, made)
+        if tensor in self._members:
+            self._members[tensor].made = made
+        else:
+            self._values[tensor] = made
+
+    def _add_write(self, node: fx.Node, written: Sequence[fx.Node]) -> None:
+        schema = node.target._schema  # type: ignore[union-attr]
+        if schema.name in _UNSUPPORTED:
+            raise MarkingError(
+                f"the glue between partitions calls {schema.name} ({line_of(node)})",
+                hint="write it out of place, or mark a larger module that contains the line",
+            )
+        families: list[_Family] = []
+        views: list[tuple[int, list[Step]]] = []
+        for each in written:
+            member = self._member(each, node)
+            if member.family not in families:
+                families.append(member.family)
+            views.append((families.index(member.family), self._chain(each)))
+        bases = [family.current for family in families]
+        detached = bool(node.meta.get("without_gradient"))
+        target, operands = write(
+            node, written, views, self._read, count=len(families), without_gradient=detached
+        )  # fmt: skip
+        whole = self._new(target, (*bases, *operands), like=None)
+        whole.meta["stack_trace"] = node.stack_trace
+        whole.meta["val"] = [base.meta["val"] for base in bases] + _fresh(node)
+        for n, family in enumerate(families):
+            made = self._new(operator.getitem, (whole, n), like=bases[n])
+            self._advance(family, made, node)
+        self._take_results(node, whole, len(families))
+
+    def _member(self, node: fx.Node, writer: fx.Node) -> _Member:
+        self._read(node)
+        if node not in self._members:
+            raise MarkingError(
+                f"{writer.name} ({line_of(writer)}) changes a value in place that is one of several in one list",
+                hint="write it out of place, or mark a larger module that contains the line",
+            )
+        return self._members[node]
+
+    def _chain(self, node: fx.Node) -> list[Step]:
+        """The views that lead from a family's base to one of its members."""
+        steps: list[Step] = []
+        member = self._members[node]
+        while member.parent is not None:
+            if member.view is not None:
+                steps.insert(0, member.view)
+            member = self._members[member.parent]
+        return steps
+
+    def _advance(self, family: _Family, made: fx.Node, writer: fx.Node) -> None:
+        """The family has a new version; what shares its memory in an unknown way is lost."""
+        if family.is_constant:
+            raise MarkingError(
+                f"the forward changes a tensor of the model that is no buffer ({line_of(writer)})",
+                hint="register it with register_buffer",
+            )
+        if family.state is not None:
+            made = self._store(family.state, made, writer)
+        family.current, family.version = made, family.version + 1
+        for other in family.linked:
+            other.lost = writer
+
+    def _store(self, state: fx.Node, made: fx.Node, writer: fx.Node) -> fx.Node:
+        """Write a new version of a parameter or buffer back."""
+        placeholder = next(node for node in self._written_state if node.name == state.name)
+        if not self._written_state[placeholder]:
+            target = stored_once(deferred=self._is_used_before(placeholder, writer))
+            kept = self._new(target, (state, made), like=made)
+            self._kept.setdefault(state, []).append(kept)
+            return kept
+        kept = self._new(stored, (state, made), like=made)
+        self._join(state, kept)
+        return kept
+
+    def _store_last_alone(self) -> None:
+        """Of several stores in one parameter or buffer once a step only the last one is made.
+
+        Raises:
+            MarkingError: somebody reads what is stored in between, which later micro-batches could not.
+        """
+        for state, stores in self._kept.items():
+            needed = behind(stores[-1])
+            for each in stores[:-1]:
+                if each.target is not stores[-1].target or any(user not in needed for user in each.users):
+                    raise MarkingError(
+                        f"{self.kinds[state.name][1]!r} is changed several times in one forward, and read in between",
+                        hint="change it once, or mark a larger module that contains all of it",
+                    )
+                each.replace_all_uses_with(each.args[1])  # type: ignore[arg-type]
+                self.graph.erase_node(each)
+
+    def _is_used_before(self, state: fx.Node, writer: fx.Node) -> bool:
+        """True if the forward uses a parameter or buffer before this write, otherwise than for the write itself.
+
+        Raises:
+            MarkingError: a module uses it before, and one uses it after.
+        """
+        name = self.kinds[state.name][1]
+        order = {node: n for n, node in enumerate(self.old.nodes)}
+        users = [
+            node for node in self.old.nodes
+            if is_call(node) and (module := self.calls[int(node.args[0])].module) and name.startswith(f"{module}.")  # type: ignore[arg-type]
+        ]  # fmt: skip
+        needed = behind(writer)
+        readers = [user for user in state.users if user not in needed and user is not writer]
+        before = [each for each in (*users, *readers) if order[each] < order[writer]]
+        after_it = [each for each in users if order[each] > order[writer]]
+        if any(each in users for each in before) and after_it:
+            raise MarkingError(
+                f"{name!r} is changed ({line_of(writer)}) between two calls of modules that use it",
+                hint="change it before or after all that use it, or mark a larger module that contains all of it",
+            )
+        return bool(before)
+
+    def _take_results(self, node: fx.Node, whole: fx.Node, count: int) -> None:
+        """What a writing operation returns: the tensors that it wrote to, or new ones."""
+        returned = returned_arguments(node.target)
+        named = named_arguments(node.target, node.args, node.kwargs)
+        fresh = iter(range(count, count + len(returned)))
+        results: list[Any] = []
+        for n, name in enumerate(returned):
+            if name is not None:
+                results.append(named[name])
+            else:
+                values = node.meta["val"] if len(returned) > 1 else [node.meta["val"]]
+                made = self._new(operator.getitem, (whole, next(fresh)), like=None)
+                made.meta["val"] = values[n]
+                results.append(self._detached(made) if node.meta.get("without_gradient") else made)
+        if len(returned) == 1:
+            self._take_result(node, results[0])
+        else:
+            for user in node.users:
+                self._items[user] = results[int(user.args[1])]  # type: ignore[arg-type]
+
+    def _take_result(self, node: fx.Node, result: Any) -> None:
+        """An old node stands for an old node that it is, or for a new one."""
+        if result in self._members or (isinstance(result, fx.Node) and result.graph is self.old):
+            member = self._members[result]
+            self._members[node] = _Member(member.family, self._read(result), member.family.version, result)
+            self._values[node] = self._members[node].made
+            return
+        self._values[node] = result
+        for storage in _storages(node):
+            self._families[storage] = family = _Family(result)
+            self._members[node] = _Member(family, result, 0)
+
+    def _join(self, *nodes: fx.Node) -> None:
+        """These nodes run in one partition."""
+        groups = [self._groups[node] for node in nodes if node in self._groups]
+        joined = list(dict.fromkeys([*(each for group in groups for each in group), *nodes]))
+        self.together = [group for group in self.together if not any(group is each for each in groups)]
+        self.together.append(joined)
+        for node in joined:
+            self._groups[node] = joined
+
+    def _add_call(self, node: fx.Node) -> None:
+        number, given, sizes = node.args
+        call = self.calls[number]  # type: ignore[index]
+        tensors = [self._read(each) for each in given]  # type: ignore[union-attr]
+        copies: dict[_Family, fx.Node] = {}
+        made_here: list[fx.Node] = []
+        for n in sorted(call.written):
+            member = self._member(given[n], node)  # type: ignore[index]
+            family = member.family
+            if family not in copies:
+                copies[family] = self._new(torch.ops.aten.clone.default, (family.current,), like=family.current)
+                made_here.append(copies[family])
+        for n, each in enumerate(given):  # type: ignore[arg-type]
+            member_of = self._members.get(each)
+            if member_of is not None and member_of.family in copies:
+                made = copies[member_of.family]
+                for step in self._chain(each):
+                    made = self._emit_view(step, made, each)
+                    made_here.append(made)
+                tensors[n] = made
+        numbers = fx.map_arg(sizes, self._read)
+        made = self.graph.call_function(node.target, (number, tensors, numbers))
+        made.meta.update(node.meta)
+        self._depends[made] = True
+        self._values[node] = made
+        if made_here:
+            self._join(made, *made_here)
+        for family, copy in copies.items():
+            later = self._new(after, (copy, made), like=copy)
+            self._join(made, later)
+            self._advance(family, later, node)
+
+    def _item_of_call(self, node: fx.Node) -> None:
+        """An item of an opaque call's result: its own memory, or that of something else."""
+        call_node, index = node.args
+        number, given, _ = call_node.args  # type: ignore[union-attr]
+        call = self.calls[number]  # type: ignore[index]
+        made = self.graph.node_copy(node, self._read)
+        self._depends[made] = True
+        made = self._detached(made) if call_node.meta.get("without_gradient") else made  # type: ignore[union-attr]
+        self._values[node] = made
+        (storage,) = _storages(node) or (0,)
+        alias = call.aliases.get(index)  # type: ignore[arg-type]
+        other = None
+        if alias is not None:
+            items = {user.args[1]: user for user in call_node.users if is_item(user)}  # type: ignore[union-attr]
+            other = given[alias.index] if alias.kind == "given" else items.get(alias.index)  # type: ignore[index]
+        if other is not None and other in self._members:
+            family = self._members[other].family
+            if alias is not None and alias.exact:
+                self._members[node] = _Member(family, made, family.version, other)
+                return
+            self._families[storage] = mine = _Family(made, linked=[family])
+            family.linked.append(mine)
+            self._members[node] = _Member(mine, made, 0)
+            return
+        self._families[storage] = mine = _Family(made)
+        self._members[node] = _Member(mine, made, 0)
+
+
+def is_item(node: fx.Node) -> bool:
+    """True if a node takes one item of another's result."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def line_of(node: fx.Node) -> str:
+    """The line of the model that a node comes from."""
+    trace = (node.stack_trace or "").strip().splitlines()
+    return trace[-1].strip() if trace else "unknown line"
+
+
+def _storages(node: fx.Node) -> tuple[int, ...]:
+    leaves = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
+    found = [int(leaf.untyped_storage()._cdata) for leaf in leaves if leaf.layout is torch.strided]
+    return tuple(dict.fromkeys(found))
+
+
+def _tensors_of(node: fx.Node) -> Iterator[fx.Node]:
+    return (each for each in node.all_input_nodes if _storages(each))
+
+
+def shape_alone(node: fx.Node) -> bool:
+    """True if an exported node's value follows from the shapes of the inputs: no parameter, value or draw is in it."""
+    return not any(
+        each.op == "placeholder" or is_call(each) or is_random(each.target)
+        for each in (node, *behind(node))
+        if not isinstance(each.meta.get("val"), torch.SymInt)
+    )
+
+
+def _brings_data(node: fx.Node, kinds: Mapping[str, tuple[InputKind, str]]) -> bool:
+    """True if a node's value comes from the batch, from a partition or from a generator."""
+    if node.op == "placeholder":
+        return kinds[node.name][0] is InputKind.USER_INPUT
+    return is_call(node) or is_random(node.target)
+
+
+def behind(node: fx.Node) -> set[fx.Node]:
+    """All nodes that a node's value depends on."""
+    found: set[fx.Node] = set()
+    waiting = list(node.all_input_nodes)
+    while waiting:
+        each = waiting.pop()
+        if each not in found:
+            found.add(each)
+            waiting += each.all_input_nodes
+    return found
+
+
+def _fresh(node: fx.Node) -> list[Any]:
+    returned = returned_arguments(node.target)
+    values = node.meta.get("val")
+    listed = list(values) if len(returned) > 1 else [values]
+    return [value for value, name in zip(listed, returned, strict=False) if name is None]
+

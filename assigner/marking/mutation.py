@@ -1,0 +1,77 @@
+"""Which of its arguments an operation writes to, and which it may give back as they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# Operations that move running statistics, which their schemas do not say: the names of the arguments, and of the flag
+# that says whether they do.
+_STATISTICS = {
+    "aten::batch_norm": (("running_mean", "running_var"), "training"),
+    "aten::native_batch_norm": (("running_mean", "running_var"), "training"),
+    "aten::cudnn_batch_norm": (("running_mean", "running_var"), "training"),
+    "aten::instance_norm": (("running_mean", "running_var"), "use_input_stats"),
+    "aten::_batch_norm_impl_index": (("running_mean", "running_var"), "training"),
+}
+# Operations that give back their input itself where they have nothing to do.
+_DROPOUTS = frozenset(
+    f"aten::{name}" for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+)
+
+
+def named_arguments(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names in the operation's schema; those that are left out are not there."""
+    words = [argument.name for argument in operation._schema.arguments]
+    return {**dict(zip(words, args, strict=False)), **kwargs}
+
+
+def written_names(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """The names of the arguments that this call writes to."""
+    if not isinstance(operation, torch._ops.OpOverload):
+        return []
+    schema = operation._schema
+    named = None
+    if schema.name in _STATISTICS:
+        statistics, flag = _STATISTICS[schema.name]
+        named = named_arguments(operation, args, kwargs)
+        return [name for name in statistics if named.get(name) is not None] if named.get(flag) else []
+    if not schema.is_mutable:
+        return []
+    named = named_arguments(operation, args, kwargs)
+    return [
+        argument.name
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write and named.get(argument.name) is not None
+    ]
+
+
+def gives_back(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """True if this call returns its first argument itself, though neither schema nor fake tensors say so."""
+    if not isinstance(operation, torch._ops.OpOverload) or operation._schema.name not in _DROPOUTS:
+        return False
+    named = named_arguments(operation, args, kwargs)
+    return named.get("p") == 0 or not named.get("train")
+
+
+def returned_arguments(operation: Any) -> list[str | None]:
+    """For each result of an operation the name of the written argument that it is; None: it is a tensor of its own."""
+    names: dict[str, str] = {}
+    for argument in operation._schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            for label in argument.alias_info.before_set:
+                names[label] = argument.name
+    found: list[str | None] = []
+    for result in operation._schema.returns:
+        labels = result.alias_info.before_set if result.alias_info is not None else ()
+        found.append(next((names[label] for label in labels if label in names), None))
+    return found
+
+
+def is_random(operation: Any) -> bool:
+    """True if an operation draws from a generator."""
+    return isinstance(operation, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in operation.tags

@@ -1,0 +1,248 @@
+"""What a model keeps in Python beside its tensors: numbers, lists and objects on its modules and in their files.
+
+A capture runs every forward once, on fake tensors. What that leaves in Python state would be in the pipeline's modules
+from the start, so it is taken back; and what the forward itself changes there between two calls cannot be in a graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import types
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_ATOMS = (bool, int, float, complex, str, bytes, type(None))
+_OPAQUE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, torch.Generator)
+_HOOKS = frozenset(
+    name for name in vars(nn.Module()) if name not in ("training", "_parameters", "_buffers")
+)  # what torch itself keeps on a module, its children among it
+_MOST_ITEMS = 10_000
+_DEEPEST = 6
+
+
+@dataclass(frozen=True)
+class Change:
+    """An entry that differs from what it was.
+
+    Args:
+        name: Where it stands, for people.
+        before: What was there; ABSENT: nothing.
+        now: What is there; ABSENT: nothing. Of a list, set or array: the whole of it.
+    """
+
+    name: str
+    before: Any
+    now: Any
+
+
+@dataclass
+class Holder:
+    """A mutable Python object, and what was in it.
+
+    Args:
+        where: Its name for people.
+        held: The object: a dict, list, set, deque or array.
+        before: A shallow copy.
+    """
+
+    where: str
+    held: Any
+    before: Any
+
+    def changes(self) -> Iterator[Change]:
+        """The entries that differ from what they were."""
+        if isinstance(self.held, np.ndarray):
+            if not np.array_equal(self.held, self.before):
+                yield Change(self.where, self.before, self.held)
+        elif len(self.held) != len(self.before) or not all(map(same, self.held, self.before)):
+            yield Change(self.where, self.before, self.held)
+
+    def restore(self) -> None:
+        """Put back what was in it."""
+        if not any(True for _ in self.changes()):
+            return
+        if isinstance(self.held, np.ndarray):
+            self.held[...] = self.before
+        elif isinstance(self.held, list):
+            self.held[:] = self.before
+        else:
+            self.held.clear()
+            (self.held.extend if isinstance(self.held, deque) else self.held.update)(self.before)
+
+
+ABSENT = object()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Two entries are one object, or equal plain values of one type."""
+    if one is other:
+        return True
+    return type(one) is type(other) and isinstance(one, _ATOMS) and (one == other or (one != one and other != other))  # noqa: PLR0124 - NaN
+
+
+@dataclass
+class PythonState:
+    """What some modules keep in Python, as it was when this was made.
+
+    Args:
+        holders: By the id of the object.
+    """
+
+    holders: dict[int, Holder] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, named: Iterable[tuple[str, nn.Module]], *, with_files: bool = False) -> PythonState:
+        """Take down the state of these modules; their submodules are not followed.
+
+        Args:
+            named: Modules by name.
+            with_files: Also what stands at the top of the files that they are written in.
+        """
+        state, modules = cls(), list(named)
+        for name, module in modules:
+            state._add_entries(name or type(module).__name__, module.__dict__, depth=0, skipped=_HOOKS)
+        if with_files:
+            for name in files_of(module for _, module in modules):
+                state._add_file(name, vars(sys.modules[name]))
+        return state
+
+    def _add_file(self, name: str, entries: dict[str, Any]) -> None:
+        chosen = {
+            key: value
+            for key, value in entries.items()
+            if not key.startswith("__") and isinstance(value, (*_ATOMS, list, dict, set, deque))
+        }
+        if chosen:
+            holder = _FileHolder(name.rpartition(".")[2], entries, chosen)
+            self.holders[id(entries)] = holder
+            for key, value in chosen.items():
+                self._add(f"{holder.where}.{key}", value, depth=1)
+
+    def _add_entries(self, where: str, entries: dict[Any, Any], *, depth: int, skipped: frozenset[str]) -> None:
+        if id(entries) in self.holders:
+            return
+        self.holders[id(entries)] = _PartHolder(where, entries, dict(entries), skipped)
+        for key, value in list(entries.items()):
+            if key not in skipped:
+                self._add(f"{where}.{key}", value, depth=depth + 1)
+
+    def _add(self, where: str, value: Any, *, depth: int) -> None:
+        if isinstance(value, (*_ATOMS, *_OPAQUE, torch.Tensor, nn.Module)) or depth > _DEEPEST:
+            return
+        if id(value) in self.holders:
+            return
+        if isinstance(value, dict) and len(value) <= _MOST_ITEMS:
+            self._add_entries(where, value, depth=depth, skipped=frozenset())
+        elif isinstance(value, list | set | deque) and len(value) <= _MOST_ITEMS:
+            self.holders[id(value)] = Holder(where, value, value.copy())
+            for each in value:
+                self._add(where, each, depth=depth + 1)
+        elif isinstance(value, tuple) and len(value) <= _MOST_ITEMS:
+            for each in value:
+                self._add(where, each, depth=depth + 1)
+        elif isinstance(value, np.ndarray):
+            self.holders[id(value)] = Holder(where, value, value.copy())
+        elif type(value).__module__.split(".")[0] != "torch" and hasattr(value, "__dict__"):
+            self._add_entries(where, vars(value), depth=depth, skipped=frozenset())
+
+    def changes(self) -> dict[int, list[Change]]:
+        """What differs now, by the id of the object that has the entries."""
+        found = {number: list(holder.changes()) for number, holder in self.holders.items()}
+        return {number: changes for number, changes in found.items() if changes}
+
+    def restore(self) -> None:
+        """Put everything back as it was."""
+        for holder in self.holders.values():
+            holder.restore()
+
+
+class _PartHolder(Holder):
+    """A dict of which some entries do not count."""
+
+    def __init__(self, where: str, held: dict[Any, Any], before: dict[Any, Any], skipped: frozenset[str]) -> None:
+        super().__init__(where, held, {key: value for key, value in before.items() if key not in skipped})
+        self._skipped = skipped
+
+    def changes(self) -> Iterator[Change]:
+        for key in {**self.before, **self.held}:
+            before, now = self.before.get(key, ABSENT), self.held.get(key, ABSENT)
+            if key not in self._skipped and not same(before, now):
+                yield Change(f"{self.where}.{key}" if isinstance(key, str) else f"{self.where}[{key!r}]", before, now)
+
+    def restore(self) -> None:
+        for key in [key for key in self.held if key not in self.before and key not in self._skipped]:
+            del self.held[key]
+        self.held.update({key: value for key, value in self.before.items() if self.held.get(key, ABSENT) is not value})
+
+
+class _FileHolder(Holder):
+    """What stands at the top of a file: only what was a plain value or a container there."""
+
+    def __init__(self, where: str, entries: dict[str, Any], chosen: dict[str, Any]) -> None:
+        super().__init__(where, entries, chosen)
+
+    def changes(self) -> Iterator[Change]:
+        for key, value in self.before.items():
+            if not same(value, self.held.get(key, ABSENT)):
+                yield Change(f"{self.where}.{key}", value, self.held.get(key, ABSENT))
+
+    def restore(self) -> None:
+        self.held.update({key: value for key, value in self.before.items() if self.held.get(key, ABSENT) is not value})
+
+
+def files_of(modules: Iterable[nn.Module]) -> list[str]:
+    """The Python modules that the classes of these modules are written in; none of torch's and transformers'."""
+    names = dict.fromkeys(type(module).__module__ for module in modules)
+    return [name for name in names if name.split(".")[0] not in ("torch", "transformers") and name in sys.modules]
+
+
+def clear_caches(modules: Iterable[nn.Module]) -> None:
+    """Empty what functools.cache keeps in the files of these modules: fake tensors must neither stay there nor come."""
+    listed = list(modules)
+    holders = [vars(sys.modules[name]) for name in files_of(listed)]
+    holders += [vars(each) for module in listed for each in type(module).__mro__ if not each.__module__.startswith("torch")]
+    for holder in holders:
+        for value in list(holder.values()):
+            inner = getattr(value, "__func__", value)
+            if isinstance(inner, functools._lru_cache_wrapper):
+                inner.cache_clear()
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The states of the generators that a forward may draw from beside torch's own."""
+
+    python: Any
+    numpy: Any
+    torch_seed: int
+
+    @classmethod
+    def now(cls) -> Draws:
+        """As they are."""
+        kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 - the one that models draw from
+        return cls(random.getstate(), (kind, keys.tobytes(), *rest), torch.default_generator.initial_seed())
+
+    def changed(self) -> str:
+        """Which of them has moved since; empty: none. Of torch's own: that it was seeded anew."""
+        now = Draws.now()
+        if now.python != self.python:
+            return "Python's random"
+        if now.numpy != self.numpy:
+            return "NumPy's random"
+        return "torch.manual_seed" if now.torch_seed != self.torch_seed else ""
+
+    def restore(self) -> None:
+        """Put Python's and NumPy's back."""
+        random.setstate(self.python)
+        kind, keys, *rest = self.numpy
+        np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), *rest))  # noqa: NPY002

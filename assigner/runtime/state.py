@@ -1,0 +1,327 @@
+"""Tensors that a partition's own forward writes: running normalisers, spectral norm's vectors, weights that it clamps.
+
+Several micro-batches are in flight, and a recompute comes late. So each forward writes to a copy; what it started from
+and what it left stay as they are while somebody needs them:
+
+    forward of micro-batch      0          1          2
+    tensors                  s0 -> s1   s1 -> s2   s2 -> s3
+    a recompute starts from  s0         s1         s2           and leaves no trace
+    a kept graph reads          s1         s2         s3        in its backward
+
+The tensors stay the same objects, with their gradients; it is their memory that changes. Which ones a forward writes is
+learnt by watching it: most partitions write none, and copy nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from assigner.deferred.memento import Memento
+from assigner.deferred.recorder import written_tensors
+from assigner.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+
+@dataclass(slots=True)
+class HeldTensor:
+    """A tensor as it is at one time.
+
+    Args:
+        tensor: Which one.
+        data: Its values.
+        version: torch's count of the changes to it.
+    """
+
+    tensor: torch.Tensor
+    data: torch.Tensor
+    version: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> HeldTensor:
+        """A tensor as it is now."""
+        return cls(tensor, tensor.data, tensor._version)
+
+    def put(self) -> None:
+        """Give the tensor these values; a graph that has saved it then takes it for unchanged."""
+        self.tensor.data = self.data
+        torch._C._autograd._unsafe_set_version_counter((self.tensor,), (self.version,))
+
+
+@contextlib.contextmanager
+def as_they_were(held: Sequence[HeldTensor]) -> Iterator[None]:
+    """Tensors as they were once while the block runs; what it changes in them is dropped."""
+    now = [HeldTensor.of(each.tensor) for each in held]
+    for each in held:
+        each.put()
+    try:
+        yield
+    finally:
+        for each in now:
+            each.put()
+
+
+class WrittenTensors:
+    """The tensors of a rank's partitions that forwards write. One that several partitions hold is one here.
+
+    Args:
+        modules: The partitions.
+        elsewhere: Names of tensors that other workers hold too, by their ids.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], elsewhere: Mapping[int, str] | None = None) -> None:
+        self._elsewhere = elsewhere or {}
+        families: dict[int, list[torch.Tensor]] = defaultdict(list)
+        for tensor in {id(each): each for module in modules for each in _tensors(module)}.values():
+            families[_storage(tensor)].append(tensor)
+        self._family = {id(tensor): family for family in families.values() for tensor in family}
+        self._found: dict[int, torch.Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._found
+
+    def add(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Note that a forward writes a tensor, and so all that lie on the same storage: these are returned.
+
+        Raises:
+            UsageError: another worker holds one of them too, and would not see it.
+        """
+        family = self._family.get(id(tensor), [tensor])
+        shared = next((self._elsewhere[id(each)] for each in family if id(each) in self._elsewhere), None)
+        if shared is not None:
+            raise UsageError(
+                f"its forward writes {shared}, which another worker holds too and reads unchanged",
+                hint="keep the partitions that share it on one worker: assigner.partition(..., colocate=LABEL)",
+            )
+        self._found.update((id(each), each) for each in family)
+        return family
+
+    def drop(self, tensor: torch.Tensor) -> None:
+        """No module holds this one any more."""
+        self._found.pop(id(tensor), None)
+
+
+@dataclass(slots=True)
+class Start:
+    """What a forward started from.
+
+    Args:
+        tensors: That it writes, as they were; it works on copies.
+        others: That other partitions write and it reads, as they were.
+        memento: Python values as they were; None: the forward will not run again.
+        counts: Of the changes to tensors, and where their values lie.
+        loose: Of the changes to tensors that are attributes of modules and no buffers, where the memento has them.
+    """
+
+    tensors: list[HeldTensor]
+    others: list[HeldTensor]
+    memento: Memento | None
+    counts: list[int]
+    loose: list[int]
+
+
+class PartitionState:
+    """The tensors that one partition's forwards write, and the Python values of its modules.
+
+    Args:
+        module: The partition.
+        written: The rank's tensors that forwards write.
+
+    Attributes:
+        modules: The partition's, each once.
+        was_watched: A forward was, so that most of what is written is known.
+        writes: The tensors that it is known to write, by their ids.
+    """
+
+    def __init__(self, module: nn.Module, written: WrittenTensors) -> None:
+        self.modules = list(module.modules())
+        users = has_user_code(module)
+        self._changeable = [each for each in self.modules if users and not isinstance(each, fx.GraphModule)]
+        self.written = written
+        self.was_watched = False
+        self._spaces: list[dict[str, Any]] = [
+            space for each in self.modules for space in (each._parameters, each._buffers)
+        ]
+        self._slots: list[tuple[dict[str, Any], str]] = []
+        self._held: list[torch.Tensor | None] = []
+        self._tensors: list[torch.Tensor] = []
+        self.writes: dict[int, torch.Tensor] = {}
+        self._written_slots: set[tuple[int, str]] = set()
+        self._loose: dict[int, torch.Tensor] = {}
+
+    def begin(self, *, runs_again: bool) -> Start:
+        """A forward in training comes next.
+
+        Args:
+            runs_again: It will be recomputed.
+        """
+        self._look()
+        memento = Memento(self._changeable) if runs_again else None
+        writes = dict(self.writes)
+        if memento is not None:
+            writes |= {id(each): each for each in memento.tensors if id(each) in self._loose}
+        if not self.was_watched:  # nothing is known yet: buffers are likely, and weights are large
+            writes |= {id(each): each for each in self._tensors if not isinstance(each, nn.Parameter)}
+        start = [HeldTensor.of(each) for each in writes.values()]
+        if start:
+            _on_copies(list(writes.values()))
+        others = [
+            HeldTensor.of(each)
+            for each in (self._tensors if self.written and memento is not None else ())
+            if each in self.written and id(each) not in writes
+        ]
+        return Start(start, others, memento, self._counts(), _versions(memento))
+
+    def end(self, start: Start, storages: Iterable[int] = ()) -> bool:
+        """The forward is done.
+
+        Args:
+            start: What `begin` gave.
+            storages: Those that it was seen to write.
+
+        Returns:
+            True if a recompute can start from there; False: it wrote a tensor of which that was not known.
+        """
+        is_whole = self._end_loose(start)
+        counts, seen = self._counts(), set(storages)
+        if counts == start.counts and self.was_watched:
+            return is_whole
+        half = len(self._tensors)
+        changed = [
+            tensor
+            for n, tensor in enumerate(self._tensors)
+            if counts[n] != start.counts[n] or counts[half + n] != start.counts[half + n] or _storage(tensor) in seen
+        ]
+        copied = {id(held.tensor) for held in start.tensors}
+        if not self.was_watched:
+            changed += [held.tensor for held in start.tensors if not torch.equal(held.tensor, held.data)]
+        self._learn([tensor for tensor in changed if id(tensor) not in self.writes])
+        if not self.was_watched:
+            self.was_watched = True
+            for held in start.tensors:
+                if id(held.tensor) not in self.writes:
+                    held.put()
+        return is_whole and all(id(tensor) in copied for tensor in changed)
+
+    def _learn(self, new: Sequence[torch.Tensor]) -> None:
+        """Note tensors that a forward was found to write."""
+        for tensor in new:
+            self.writes.update((id(each), each) for each in self.written.add(tensor))
+        known = {id(tensor) for tensor in new}
+        slots = [slot for slot, held in zip(self._slots, self._held, strict=True) if id(held) in known]
+        self._written_slots |= {(id(holder), name) for holder, name in slots}
+
+    def _end_loose(self, start: Start) -> bool:
+        """As `end`, of tensors that are attributes of modules; they are told from others by the objects alone."""
+        if start.memento is None or (versions := _versions(start.memento)) == start.loose:
+            return True
+        pairs = zip(start.memento.tensors, versions, start.loose, strict=True)
+        held = {id(each) for each in self._tensors}
+        new = [each for each, now, before in pairs if now != before and id(each) not in held | self._loose.keys()]
+        self._loose.update((id(each), each) for each in new)
+        return not new
+
+    def left(self) -> list[HeldTensor]:
+        """The tensors that any forward of this rank writes, and this partition holds, as they are now."""
+        if not self.written:
+            return []
+        self._look()
+        return [HeldTensor.of(each) for each in self._tensors if each in self.written]
+
+    @contextlib.contextmanager
+    def again(self, start: Start) -> Iterator[None]:
+        """The forward runs again in the block, from what it started from; afterwards all is as it was before."""
+        assert start.memento is not None
+        with start.memento.restored(), as_they_were(start.tensors + start.others):
+            _on_copies([each.tensor for each in start.tensors])
+            yield
+
+    def _look(self) -> None:
+        """See which tensors the modules hold: a forward may assign others to its buffers."""
+        now = [tensor for space in self._spaces for tensor in space.values()]
+        if len(now) == len(self._held) and all(map(operator.is_, now, self._held)):
+            return
+        self._slots = [(space, name) for space in self._spaces for name in space]
+        gone = {id(each): each for each in self._held if each is not None}
+        self._held = now
+        present = {id(each): each for each in now if each is not None}
+        self._tensors = [each for each in present.values() if _has_storage(each)]
+        for key in gone.keys() - present.keys():
+            self.written.drop(gone[key])
+        self.writes = {
+            id(each): each
+            for (holder, name), tensor in zip(self._slots, now, strict=True)
+            if tensor is not None and _has_storage(tensor)
+            if id(tensor) in self.writes or (id(holder), name) in self._written_slots
+            for each in self.written.add(tensor)
+        }
+
+    def _counts(self) -> list[int]:
+        """What torch counts of changes, and where values lie: `.data = ` counts as no change."""
+        counts = [tensor._version for tensor in self._tensors]
+        counts += [tensor.data_ptr() for tensor in self._tensors]
+        return counts
+
+
+def has_user_code(module: nn.Module) -> bool:
+    """True if a class or a hook runs in a module that is not torch's own."""
+    return any(
+        not type(each).__module__.startswith("torch.")
+        or each._forward_pre_hooks
+        or each._forward_hooks
+        or "forward" in each.__dict__
+        for each in module.modules()
+    )
+
+
+class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes which storages are written, also through `.data`, which torch does not count."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.storages.update(map(_storage, written_tensors(func, args, kwargs)))
+        return func(*args, **kwargs)
+
+
+def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _versions(memento: Memento | None) -> list[int]:
+    return [] if memento is None else [each._version for each in memento.tensors]
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata) if _has_storage(tensor) else id(tensor)
+
+
+def _on_copies(tensors: Sequence[torch.Tensor]) -> None:
+    """Give tensors memory of their own with the values that they have; those that share a storage go on sharing one."""
+    copies: dict[int, torch.UntypedStorage] = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in copies:
+            copies[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
+        like = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        tensor.data = like.set_(copies[storage._cdata], tensor.storage_offset(), tensor.size(), tensor.stride())

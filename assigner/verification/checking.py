@@ -1,0 +1,216 @@
+"""Is a model that is cut into partitions still the model that the user wrote? Two steps of both, side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from assigner.cgroup import free_memory
+from assigner.errors import UsageError
+from assigner.profile import Verification
+from assigner.verification.comparing import differences
+from assigner.verification.draws import kept_python, seed_modules
+from assigner.verification.locating import find_beginning
+from assigner.verification.partitions import Partitions, capture_ahead
+from assigner.verification.plain import PlainModel
+from assigner.verification.refusal import refusal
+from assigner.verification.task import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from assigner.marking import PartitionGraph
+    from assigner.verification.comparing import Difference, Moment
+    from assigner.verification.observing import Item, Side
+    from assigner.workload import Workload
+
+_ROWS = 5
+_COPIES = 4  # of the parameters, while a side trains: they, their gradients, and two of the optimizer's state
+_MOST_THREADS = 512
+
+
+def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
+    """Train the plain model and the captured partitions for two small steps, and evaluate both.
+
+    In this process and on the CPU, with five rows in two micro-batches, with and without rematerialisation. The
+    partitions are run as workers of their own: they share no object and no tensor, each has an optimizer of its own,
+    and values pass between them as copies. Batches of other sizes are tried where the model takes no five rows.
+    torch's settings and all generators are as before when it returns.
+
+    Args:
+        workload: What to check; its `compile` is left aside.
+        graph: Its partitions.
+
+    Raises:
+        MarkingError: a value differs by more than rounding explains; the message says which, and where it begins.
+        UsageError: the plain model itself fails, at any size that was tried; the message has its line.
+    """
+    began = time.perf_counter()
+    workload = replace(workload, compile=None)
+    sizes = list(dict.fromkeys([(_ROWS, 2), (workload.batch_size, 2), (workload.batch_size, 1)]))
+    with _few_threads(len(graph.pieces)), kept_python():
+        for rows, micro_batches in sizes:
+            check = _Check(Task(workload, graph, rows, min(rows, micro_batches)))
+            try:
+                verdict = check.run()
+            except UsageError:
+                if (rows, micro_batches) == sizes[-1] or not check.unfit:
+                    raise
+            else:
+                return replace(verdict, seconds=time.perf_counter() - began)
+    raise AssertionError("the last size returns or raises")
+
+
+@contextlib.contextmanager
+def _few_threads(workers: int) -> Iterator[None]:
+    """Torch has compute threads for each thread that computes: not more of them than a machine can bear."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, min(before, _MOST_THREADS // workers)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Check:
+    """The check with batches of one size.
+
+    Args:
+        task: What to train on.
+
+    Attributes:
+        unfit: The plain model fails with batches of this size, or cannot be captured for them.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._plain: PlainModel | None = None
+        self._captured = self._uncertain = False
+        self._evaluates = True
+        self._noise: Mapping[tuple[Moment, Item], float] = {}
+        self._choices = (False, True) if task.trains else (False,)
+
+    @property
+    def unfit(self) -> bool:
+        return not self._captured or (self._plain is not None and self._plain.failed)
+
+    def run(self) -> Verification:
+        """Compare.
+
+        Raises:
+            MarkingError: a value differs.
+            UsageError: the plain model fails.
+        """
+        task = self._task
+        cautions = list(self._capture())
+        found = self._beside(*(functools.partial(Partitions, task, recomputes=each) for each in self._choices))
+        above = [[each for each in some if each.counts()] for some in found]
+        if any(above):
+            cautions += self._explained(above)
+        if self._evaluates and not self._uncertain:
+            cautions += self._of_cutting()
+        return Verification(
+            result="uncertain" if self._uncertain else "equal", exact=not any(found), partitions=len(task.graph.pieces),
+            rows=task.rows, micro_batches=task.micro_batches, trained=task.trains, cautions=tuple(cautions),
+        )  # fmt: skip
+
+    def _capture(self) -> Iterator[str]:
+        """Capture what the steps need; what cannot be evaluated can be trained all the same."""
+        refused = capture_ahead(self._task)
+        self._captured, self._evaluates = True, refused is None
+        if refused is not None:
+            yield f"it cannot be evaluated: {refused}"
+
+    def _model(self) -> PlainModel:
+        self._plain = PlainModel(self._task)
+        return self._plain
+
+    def _beside(self, *makers: Callable[[], Side]) -> list[list[Difference]]:
+        """What differs between the plain model and other sides; it runs once for all where memory is ample."""
+        at_once = (len(makers) + 1) * _side_bytes(self._task) < free_memory() / 2
+        return [
+            found
+            for group in ([makers] if at_once else [(maker,) for maker in makers])
+            for found in self._differences(self._model(), [maker() for maker in group])
+        ]
+
+    def _differences(self, plain: PlainModel, others: Sequence[Side]) -> list[list[Difference]]:
+        return differences(self._task, plain, others, evaluates=self._evaluates)
+
+    def _explained(self, above: Sequence[list[Difference]]) -> Iterator[str]:
+        """Why differences that are above the floor are no reason to refuse the model, as a caution where it is one.
+
+        Raises:
+            MarkingError: they are one.
+        """
+        task = self._task
+        again, moved = self._beside(
+            functools.partial(PlainModel, task), functools.partial(PlainModel, task, nudged=True)
+        )
+        if first := next((each for each in again if each.counts()), None):
+            self._uncertain = True
+            yield (
+                f"the model as it is differs from itself in two equal runs: {first.moment}, {first.item};"
+                " what it computes cannot be compared"
+            )
+            return
+        self._noise = {(each.moment, each.item): each.largest for each in moved}
+        recomputes, left = self._first_left(above)
+        if not left:
+            return
+        (drawn,) = self._beside(functools.partial(PlainModel, task, generators=3))
+        if any(each.counts() for each in drawn):
+            plain, cut = self._model(), Partitions(task, recomputes=recomputes)
+            for side in (plain, cut):
+                seed_modules(side.submodules(), task.graph.marks)
+            _, left = self._first_left(self._differences(plain, [cut]))
+            if not left:
+                yield (
+                    "marked modules draw from Python's or NumPy's generator: a run draws other numbers there than a"
+                    " plain loop; with the same numbers the two are equal"
+                )
+                return
+        begins = find_beginning(task, self._model(), Partitions(task, recomputes=recomputes), left)
+        raise refusal(left[0], only_recomputed=recomputes, begins=begins)
+
+    def _first_left(self, found: Sequence[list[Difference]]) -> tuple[bool, list[Difference]]:
+        """The first list in which something is above the noise, and what is; whether it is that of the recomputes."""
+        for recomputes, some in enumerate(found):
+            left = [each for each in some if each.counts(self._noise.get((each.moment, each.item), 0.0))]
+            if left:
+                return bool(recomputes), left
+        return False, []
+
+    def _of_cutting(self) -> Iterator[str]:
+        """What micro-batches change by themselves."""
+        plain = self._plain
+        assert plain is not None
+        if self._task.micro_batches < 2:
+            return
+        if plain.per_micro_batch:
+            names = sorted(plain.per_micro_batch)
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            yield (
+                f"buffer {names[0]!r}{more} moves with every micro-batch: with several it moves as often in a step;"
+                " a plan with one micro-batch moves it once"
+            )
+        if self._task.workload.loss is not None:
+            parts, whole = plain.eval_loss, plain.whole_loss()
+            if not math.isclose(parts, whole, rel_tol=math.sqrt(plain.epsilon), abs_tol=plain.epsilon):
+                yield (
+                    f"the loss of a batch, {whole:.6g}, is not the weighted mean of its micro-batches' losses,"
+                    f" {parts:.6g}: the number of micro-batches changes what is trained; the loss mixes rows, or"
+                    " Workload.weight does not say what it divides by; loss_over='batch' or one micro-batch is exact"
+                )
+
+
+def _side_bytes(task: Task) -> int:
+    """Bytes that one side has while it trains, without activations: those of so few rows count little beside."""
+    parameters = {id(each): each for each in task.graph.deferred.model.parameters()}.values()
+    return sum(each.nbytes for each in parameters) * _COPIES

@@ -1,0 +1,160 @@
+"""Two sides, step by step side by side: what differs, and by how much.
+
+Nothing is kept of the sides but the differences. Whether one counts is asked in two stages. First against a floor: some
+units in the last place of the largest number in the tensor, which sums in another order may differ by. What is above
+it is held against the noise: how far the plain model moves away from itself where each of its parameters is off by
+one unit in the last place. So an error of 3e-5 is found in float32, and a model that multiplies errors is no alarm.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+
+from assigner.verification.observing import Item, held_items
+from assigner.verification.task import STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from assigner.verification.observing import Side
+    from assigner.verification.plain import PlainModel
+    from assigner.verification.task import Task
+
+Phase = Literal["start", "step", "evaluation"]
+_FLOOR = 8
+_NOISE = 16
+
+
+class Moment(NamedTuple):
+    """When a value is looked at.
+
+    Args:
+        phase: Before the first step, after a step or in eval mode after the last one.
+        step: Its number.
+    """
+
+    phase: Phase
+    step: int = 0
+
+    def __str__(self) -> str:
+        return {"start": "before training", "evaluation": f"in eval mode after {STEPS} steps"}.get(
+            self.phase, f"in step {self.step + 1} of {STEPS}"
+        )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value that is not the same on both sides.
+
+    Args:
+        moment: When.
+        item: Which.
+        largest: The largest absolute difference of its numbers; infinite: they cannot be compared (another shape, no
+            value on one side, other whole numbers).
+        scale: The largest absolute number in it.
+        epsilon: The relative step between neighbouring numbers of its type.
+    """
+
+    moment: Moment
+    item: Item
+    largest: float
+    scale: float
+    epsilon: float
+
+    @property
+    def relative(self) -> float:
+        """The difference by the scale."""
+        return self.largest / self.scale if self.scale else math.inf
+
+    def counts(self, noise: float | None = None) -> bool:
+        """Whether rounding does not explain it.
+
+        Args:
+            noise: By how much the plain model differs from itself there; None: that is not known yet.
+        """
+        return self.largest > max(_FLOOR * self.epsilon * self.scale, 0.0 if noise is None else _NOISE * noise)
+
+
+def differences(task: Task, plain: PlainModel, others: Sequence[Side], *, evaluates: bool) -> list[list[Difference]]:
+    """Train and evaluate the sides side by side.
+
+    Args:
+        task: What to train on.
+        plain: The plain model.
+        others: What is compared with it.
+        evaluates: False: training alone.
+
+    Returns:
+        For each of the others all that is not the same to the last bit, in the order in which it came to be.
+    """
+    found: list[list[Difference]] = [[] for _ in others]
+
+    def look(moment: Moment, items: Iterator[Item]) -> None:
+        for item in items:
+            for n, other in enumerate(others):
+                apart = _difference(moment, item, plain.look(item), other.look(item))
+                if apart is not None:
+                    found[n].append(apart)
+
+    look(Moment("start"), held_items(task.graph, "initial value"))
+    for step in range(STEPS if task.trains else 0):
+        moment = Moment("step", step)
+        for side in (plain, *others):
+            side.train(step)
+        look(moment, _made(task, plain, loss=True))
+        look(moment, held_items(task.graph, "gradient"))
+        look(moment, held_items(task.graph, "buffer"))
+        for side in (plain, *others):
+            side.update()
+        look(moment, held_items(task.graph, "parameter"))
+    if evaluates:
+        for side in (plain, *others):
+            side.evaluate()
+        look(Moment("evaluation", STEPS), _made(task, plain, loss=task.workload.loss is not None))
+    return found
+
+
+def _made(task: Task, plain: PlainModel, *, loss: bool) -> Iterator[Item]:
+    """The loss, and the outputs that the plain model gave."""
+    last = task.graph.last.name
+    if loss:
+        yield Item("loss", last)
+    for name in plain.outputs():
+        yield Item("output", last, name)
+
+
+def _difference(moment: Moment, item: Item, one: torch.Tensor | None, two: torch.Tensor | None) -> Difference | None:
+    if one is None and two is None:
+        return None
+    one, two = _plain_values(one, two), _plain_values(two, one)
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return Difference(moment, item, math.inf, 1.0, 0.0)
+    if one.numel() == 0 or torch.equal(one, two):
+        return None
+    if not one.is_floating_point():
+        return Difference(moment, item, math.inf, 1.0, 0.0)
+    if bool((one.isnan() != two.isnan()).any()):
+        return Difference(moment, item, math.inf, 1.0, 0.0)
+    apart = (one.double() - two.double()).abs().nan_to_num(nan=0.0)  # the same infinity on both sides is no difference
+    scale = max(float(each.abs().nan_to_num(nan=0.0, posinf=0.0).max()) for each in (one, two))
+    return Difference(moment, item, float(apart.max()), scale, torch.finfo(one.dtype).eps)
+
+
+def _plain_values(tensor: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor:
+    """Dense real numbers; of a gradient that is not there, zeros."""
+    if tensor is None:
+        assert other is not None
+        return torch.zeros_like(_plain_values(other, other))
+    found = tensor.detach()
+    found = found.to_dense() if found.layout is not torch.strided else found
+    return torch.view_as_real(found.resolve_conj()) if found.is_complex() else found
+
+
+def is_same(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two values differ by no more than sums in another order may."""
+    apart = _difference(Moment("step"), Item("output", ""), one, two)
+    return apart is None or not apart.counts()

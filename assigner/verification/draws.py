@@ -1,0 +1,110 @@
+"""Random draws that can be compared: the same wherever they are made, and in whatever order.
+
+A pipeline seeds the generator anew for each partition and micro-batch, a plain loop does not: their dropout masks
+differ, and are meant to. For the comparison each random operation is given a generator that is seeded from what it is
+(its name, the shapes that it reads) and from the step: both sides draw the same there.
+
+Python's own generator and NumPy's cannot be reached so. Each side goes on from a state of its own, as each process of a
+real run does, so that what depends on them shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from assigner.runtime.randomness import seed_python
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from torch import nn
+
+
+class ComparableDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Seeds torch's default generator before each operation that draws from it.
+
+    Args:
+        step: Draws of another step are others.
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._step = step
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            leaves = pytree.tree_leaves((args, kwargs))
+            if not any(isinstance(leaf, torch.Generator) for leaf in leaves):
+                shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else str(leaf) for leaf in leaves]
+                text = f"{self._step}/{func}/{shapes}".encode()
+                seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+                torch.default_generator.manual_seed(seed)
+        return func(*args, **kwargs)
+
+
+class PythonGenerators:
+    """A state of Python's and NumPy's generators that one side of the comparison goes on from.
+
+    Args:
+        seed: What it begins with.
+    """
+
+    def __init__(self, seed: int) -> None:
+        with kept_python():
+            seed_python(seed)
+            self._save()
+
+    def _save(self) -> None:
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _kept() -> Iterator[None]:
+        python, numpy = random.getstate(), np.random.get_state()
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """These states while the block runs; those of the caller before and after."""
+        with kept_python():
+            random.setstate(self._python)
+            np.random.set_state(self._numpy)
+            try:
+                yield
+            finally:
+                self._save()
+
+
+@contextlib.contextmanager
+def kept_python() -> Iterator[None]:
+    """Leave Python's and NumPy's generators as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def seed_modules(modules: Mapping[str, nn.Module], names: Iterable[str]) -> None:
+    """Have each of the named modules begin its forwards with generators that are seeded by its name."""
+
+    def seeding(name: str) -> Callable[..., None]:
+        return lambda *_: seed_python(zlib.crc32(name.encode()))
+
+    for name in names:
+        modules[name].register_forward_pre_hook(seeding(name))

@@ -1,0 +1,197 @@
+"""The captured partitions, each on a worker of its own, run by the same code as a real run."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from assigner.errors import AssignerError, MarkingError
+from assigner.marking.cut import recut
+from assigner.marking.domain import input_key
+from assigner.runtime.inference import without_training
+from assigner.runtime.installation import Installation
+from assigner.runtime.optimizer import PipelineOptimizer
+from assigner.runtime.randomness import kept_generators
+from assigner.runtime.remat import Rematerialisation
+from assigner.runtime.scaling import GradientScaling
+from assigner.usercode import user_line
+from assigner.verification.draws import ComparableDraws, PythonGenerators
+from assigner.verification.observing import HeardLoss, Item
+from assigner.verification.task import STEPS, Task
+from assigner.verification.turns import Turns
+from assigner.verification.workers import CopyingMembership, Mailbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from assigner.plan import Plan
+
+_CPU = torch.device("cpu")
+T = TypeVar("T")
+
+
+@dataclass
+class _Seat:
+    """One worker with its partition.
+
+    Args:
+        member: Its part in the run.
+        installed: The partition, and what runs it.
+        optimizer: Over the partition's parameters.
+    """
+
+    member: CopyingMembership
+    installed: Installation
+    optimizer: PipelineOptimizer
+
+    def train(self, task: Task, step: int) -> float:
+        """Forward and backward of a step; the loss where it is computed."""
+        installed, batch = self.installed, task.batch(step)
+        with self.member.guarded("the start of a step"):
+            program, cuts = installed.begin("step", batch)
+            installed.gradients.drop()
+            installed.gradients.begin()
+            losses = installed.training.run(program, cuts, step, loss_factor=1.0)
+            installed.gradients.sum_shared(program, installed.executor)
+        return losses.get(self.member.rank, 0.0)
+
+    def update(self) -> None:
+        """Apply the gradients."""
+        with self.member.guarded("an update"):
+            good = self.installed.gradients.ready()
+            self.installed.executor.update(self.optimizer.local if good else None)
+
+    def evaluate(self, task: Task) -> float:
+        """The loss over the first batch in eval mode."""
+        with self.member.guarded("an evaluation"):
+            return self.installed.inference.evaluate(task.batch(0), STEPS)
+
+
+class Partitions:
+    """The captured side of the comparison.
+
+    Args:
+        task: What to train on.
+        recomputes: Every partition rematerialises.
+
+    Attributes:
+        recomputes: Likewise.
+
+    Raises:
+        MarkingError: a partition failed where the plain model did not.
+    """
+
+    def __init__(self, task: Task, *, recomputes: bool) -> None:
+        self._task, self.recomputes = task, recomputes
+        self._python = PythonGenerators(2)
+        self._heard = HeardLoss(task.workload.loss)
+        self._loss = torch.zeros((), dtype=torch.float64)
+        plan, self._turns = task.plan(recomputes=recomputes), Turns()
+        mailbox = Mailbox(self._turns, len(plan.stages))
+        self._members = [CopyingMembership(mailbox, n, stage.worker) for n, stage in enumerate(plan.stages)]
+        with self._python.in_use(), kept_generators(_CPU):
+            seats = self._together([functools.partial(self._seat, member, plan) for member in self._members])
+        self._seats = dict(zip((piece.name for piece in task.graph.pieces), seats, strict=True))
+
+    def _seat(self, member: CopyingMembership, plan: Plan) -> _Seat:
+        task, graph = self._task, self._task.graph
+        workload = replace(task.workload, loss=self._heard)
+        if not task.trains:
+            workload = without_training(workload)
+        scaling = GradientScaling(torch.amp.GradScaler("cpu", enabled=False), None, member)
+        installed = Installation(
+            workload, plan, graph, member,
+            remat=Rematerialisation("plan", plan), batch_norm="deferred", trains=task.trains, scaling=scaling,
+        )  # fmt: skip
+        model = graph.deferred.model.named_parameters()
+        optimizer = PipelineOptimizer(workload, model, installed.trained, apply=_update_alone)
+        return _Seat(member, installed, optimizer)
+
+    def submodules(self) -> dict[str, torch.nn.Module]:
+        """The modules of all partitions, by their names in the model."""
+        return {
+            name: module
+            for seat in self._seats.values()
+            for held in seat.installed.share.modules.values()
+            for name, module in held.named_modules()
+            if name
+        }
+
+    def train(self, step: int) -> None:
+        """Forward and backward of a step's batch."""
+        self._heard.begin(listens=False)
+        self._loss = torch.tensor(sum(self._run(step, lambda seat: seat.train(self._task, step))), dtype=torch.float64)
+
+    def update(self) -> None:
+        """Apply the gradients, those of each partition by an optimizer of its own."""
+        with self._python.in_use(), kept_generators(_CPU):
+            self._together([seat.update for seat in self._seats.values()])
+
+    def evaluate(self) -> None:
+        """The loss over the first batch in eval mode."""
+        self._heard.begin(listens=True)
+        self._loss = torch.tensor(self._run(-1, lambda seat: seat.evaluate(self._task))[0], dtype=torch.float64)
+
+    def _run(self, step: int, act: Callable[[_Seat], float]) -> list[float]:
+        def of(seat: _Seat) -> float:
+            with ComparableDraws(step):  # of this thread alone
+                return act(seat)
+
+        with self._python.in_use(), kept_generators(_CPU):
+            return self._together([functools.partial(of, seat) for seat in self._seats.values()])
+
+    def _together(self, bodies: list[Callable[[], T]]) -> list[T]:
+        try:
+            return self._turns.run(bodies)
+        except AssignerError:
+            raise
+        except Exception as error:
+            member = next((each for each in self._members if each.failed), self._members[0])
+            said = (str(error).strip().splitlines() or [""])[0]
+            raise MarkingError(
+                f"the model trains as it is, and cut into partitions it fails in {member.at}, at {user_line(error)}:"
+                f" {type(error).__name__}: {said}",
+                hint="mark a larger module that contains this line",
+            ) from error
+
+    def look(self, item: Item) -> torch.Tensor | None:
+        """A value as it is now; None: there is none."""
+        if item.quantity == "loss":
+            return self._loss.to(self._heard.dtype)
+        if item.quantity == "output":
+            return self._heard.leaves().get(item.name)
+        seat, canonical = self._seats[item.partition], self._task.graph.canonical
+        if item.quantity == "gradient":
+            return seat.installed.gradients.named().get(canonical[item.name])
+        state, held = seat.installed.share.state(), seat.installed.share.held_by(item.partition)
+        name = canonical.get(item.name, item.name)
+        return state[name] if name in state else held.get(name)
+
+
+def _update_alone() -> None:
+    """Seats apply their gradients together; nobody else has the optimizer's handle."""
+    raise AssertionError("an update of one worker alone")
+
+
+def capture_ahead(task: Task) -> str | None:
+    """Capture whatever the steps need, so that nothing is captured among them.
+
+    Returns:
+        Why the model cannot be cut in eval mode; None: it can.
+
+    Raises:
+        MarkingError: the model cannot be cut for the micro-batches of the steps.
+    """
+    for step in range(STEPS if task.trains else 0):
+        for cut in task.cut(step):
+            if not task.graph.domain.admits(input_key(cut.structure, cut.inputs)):
+                recut(task.graph, cut.structure, cut.inputs, training=True)
+    try:
+        for cut in task.cut(0):
+            recut(task.graph, cut.structure, cut.inputs, training=False)
+    except MarkingError as error:
+        return error.message
+    return None

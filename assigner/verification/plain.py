@@ -1,0 +1,202 @@
+"""The model as the user wrote it, trained by an ordinary loop over the same micro-batches."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from assigner.marking.casting import casting
+from assigner.runtime.batchnorm import DeferredStatistics
+from assigner.runtime.outputs import Part, join
+from assigner.runtime.randomness import kept_generators
+from assigner.usercode import user_code
+from assigner.verification.draws import ComparableDraws, PythonGenerators
+from assigner.verification.observing import HeardLoss, Item
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from assigner.runtime.microbatch import MicroBatch
+    from assigner.verification.task import Task
+
+_CPU = torch.device("cpu")
+
+
+class PlainModel:
+    """The plain side of the comparison.
+
+    Its BatchNorm statistics move as those of a pipeline do, once a step: that difference is meant, and documented.
+
+    Args:
+        task: What to train on.
+        generators: Seed of Python's and NumPy's generators.
+        nudged: Every parameter is off by one unit in the last place: what a difference of rounding grows to.
+
+    Attributes:
+        model: The model.
+        per_micro_batch: Names of the buffers that moved in a later micro-batch of the first step, too.
+        failed: It has raised an error.
+        eval_loss: What the last `evaluate` gave.
+
+    Raises:
+        UsageError: the builder, the optimizer, the forward or the loss failed; the message has its line.
+    """
+
+    def __init__(self, task: Task, *, generators: int = 1, nudged: bool = False) -> None:
+        self._task, workload = task, task.workload
+        self._python = PythonGenerators(generators)
+        with self._python.in_use(), kept_generators(_CPU):
+            torch.manual_seed(workload.seed)
+            with user_code("Workload.model"):
+                self.model = workload.model()
+            if nudged:
+                _nudge(self.model, task.epsilon)
+            self._optimizer = workload.make_optimizer(self.model.named_parameters()) if task.trains else None
+        self._statistics = DeferredStatistics({"": self.model}, "deferred")
+        self._heard = HeardLoss(workload.loss)
+        self._loss: torch.Tensor | None = None
+        self._parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        self.per_micro_batch: set[str] = set()
+        self.failed, self._watches = False, True
+        self.eval_loss = 0.0
+
+    def train(self, step: int) -> None:
+        """Forward and backward of a step's batch, micro-batch by micro-batch."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        with self._failing(), self._python.in_use(), kept_generators(_CPU), ComparableDraws(step), self._hooks_apart():
+            self._loss = self._run(self._task.cut(step), trains=True)
+        self._watches = False
+        self._statistics.commit()
+
+    @contextlib.contextmanager
+    def _hooks_apart(self) -> Iterator[None]:
+        """Call the hooks of parameters on the gradient of a whole step, as a loop without micro-batches does."""
+        hooked = {each: each._backward_hooks for each in self.model.parameters() if each._backward_hooks}
+        for parameter in hooked:
+            parameter._backward_hooks = None
+        try:
+            yield
+        finally:
+            for parameter, hooks in hooked.items():
+                parameter._backward_hooks = hooks
+        for parameter, hooks in hooked.items():
+            for hook in tuple(hooks.values()):
+                if parameter.grad is not None and (made := hook(parameter.grad)) is not None:
+                    parameter.grad = made
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.failed = True
+            raise
+
+    def update(self) -> None:
+        """Apply the gradients."""
+        assert self._optimizer is not None
+        with user_code("the optimizer's step"), self._python.in_use():
+            self._optimizer.step()
+
+    def evaluate(self) -> None:
+        """The loss over the first batch in eval mode."""
+        self._loss = self._evaluate(self._task)
+        self.eval_loss = float(self._loss)
+
+    def whole_loss(self) -> float:
+        """The loss over the first batch in eval mode, as one micro-batch."""
+        return float(self._evaluate(self._task.whole()))
+
+    def _evaluate(self, task: Task) -> torch.Tensor:
+        flags = {module: module.training for module in self.model.modules()}
+        with user_code("the model's eval()"):
+            self.model.eval()
+        try:
+            with self._failing(), torch.no_grad(), self._python.in_use(), kept_generators(_CPU), ComparableDraws(-1):
+                return self._run(task.cut(0), trains=False)
+        finally:
+            for module, flag in flags.items():
+                module.training = flag
+
+    def _run(self, cuts: Sequence[MicroBatch], *, trains: bool) -> torch.Tensor:
+        """The loss over some micro-batches, and its backward if it is trained on."""
+        self._heard.begin(listens=not trains)
+        over_batch = self._task.workload.loss_over == "batch" and len(cuts) > 1
+        made: list[Any] = []
+        total = torch.zeros((), dtype=torch.float64)
+        for place, cut in enumerate(cuts):
+            outputs = self._forward(place, cut, trains=trains)
+            if over_batch:
+                made.append(outputs)
+            elif cut.weight:
+                total += self._lost(outputs, cut.targets, cut.weight)
+        if over_batch:
+            output = self._task.graph.output
+            parts = [Part(output, pytree.tree_leaves(each), cut.rows) for each, cut in zip(made, cuts, strict=True)]
+            joined = pytree.tree_unflatten(join(parts), pytree.tree_structure(made[0]))
+            total += self._lost(joined, cuts[0].targets, 1.0)
+        return total
+
+    def _forward(self, place: int, cut: MicroBatch, *, trains: bool) -> Any:
+        if trains:
+            self._statistics.begin("", place)
+        before = self._snapshot() if trains and place and self._watches else {}
+        args, kwargs = pytree.tree_unflatten(cut.inputs, cut.structure)
+        with casting(self._task.workload.autocast, "cpu"), user_code("the plain model's forward"):
+            outputs = self.model(*args, **kwargs)
+        self.per_micro_batch |= {
+            name for name, buffer in self.model.named_buffers() if name in before and not before[name].equal(buffer)
+        }
+        return outputs
+
+    def _lost(self, outputs: Any, targets: Any, weight: float) -> torch.Tensor:
+        """A weighted loss; where gradients are on, its backward is run."""
+        with casting(self._task.workload.autocast, "cpu"), user_code("Workload.loss"):
+            value = self._heard(outputs, targets) * weight
+        if value.requires_grad:
+            with user_code("the plain model's backward"):
+                value.backward()  # type: ignore[no-untyped-call]
+        return value.detach()
+
+    def _snapshot(self) -> dict[str, torch.Tensor]:
+        return {name: buffer.clone() for name, buffer in self.model.named_buffers() if buffer.layout is torch.strided}
+
+    @property
+    def epsilon(self) -> float:
+        """The relative step between neighbouring numbers of the loss."""
+        own = torch.finfo(self._heard.dtype).eps if self._heard.dtype.is_floating_point else 0.0
+        return max(own, self._task.epsilon)
+
+    def submodules(self) -> dict[str, torch.nn.Module]:
+        """The model's modules by name."""
+        return {name: module for name, module in self.model.named_modules() if name}
+
+    def look(self, item: Item) -> torch.Tensor | None:
+        """A value as it is now; None: there is none."""
+        if item.quantity == "loss":
+            return None if self._loss is None else self._loss.to(self._heard.dtype)
+        if item.quantity == "output":
+            return self._heard.leaves().get(item.name)
+        if item.quantity == "gradient":
+            return self._parameters[item.name].grad
+        found = self._parameters.get(item.name)
+        return found if found is not None else dict(self.model.named_buffers(remove_duplicate=False)).get(item.name)
+
+    def outputs(self) -> list[str]:
+        """The names of the outputs that were heard last."""
+        return list(self._heard.leaves())
+
+
+@torch.no_grad()
+def _nudge(model: torch.nn.Module, epsilon: float) -> None:
+    """Move every parameter by one unit in the last place, up or down."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            signs = torch.randint(0, 2, parameter.shape, generator=generator, dtype=torch.int8) * 2 - 1
+            unit = max(epsilon, torch.finfo(parameter.dtype).eps)
+            parameter.mul_(1 + signs.to(parameter.dtype) * unit)

@@ -1,0 +1,138 @@
+"""Workers without processes: each is a member of a run whose messages are copies in this process's memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import torch
+
+from assigner.errors import MarkingError
+from assigner.runtime.membership import Membership
+from assigner.runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from assigner.runtime.ordering import Message
+    from assigner.runtime.recorder import Span
+    from assigner.schedule import Program, Route
+    from assigner.verification.turns import Turns
+
+
+class Mailbox:
+    """What the workers have sent to each other.
+
+    Args:
+        turns: Who waits for a message ends its turn.
+        ranks: How many workers there are.
+    """
+
+    def __init__(self, turns: Turns, ranks: int) -> None:
+        self.turns, self.ranks = turns, ranks
+        self.messages: dict[Message, torch.Tensor] = {}
+        self.shared: dict[int, list[torch.Tensor]] = defaultdict(list)
+
+
+class CopyingTransport(Transport):
+    """The messages of one worker, which arrive as fresh contiguous memory without a history.
+
+    Args:
+        mailbox: Where they lie.
+        rank: The worker's.
+    """
+
+    def __init__(self, mailbox: Mailbox, rank: int) -> None:
+        self._mailbox, self._rank = mailbox, rank
+        self._expected: dict[Message, tuple[tuple[int, ...], torch.dtype]] = {}
+        self._taken: dict[int, int] = defaultdict(int)
+
+    def know(self, routes: Iterable[Route]) -> None:
+        """Messages have no numbers here."""
+
+    def begin(self, program: Program) -> None:
+        """Messages have no order here."""
+
+    def due(self, message: Message) -> Sequence[Message]:
+        """What to post so that `message` is posted."""
+        return () if message in self._expected else (message,)
+
+    def post(self, message: Message, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Expect a message."""
+        self._expected[message] = (tuple(shape), dtype)
+
+    def receive(self, message: Message, span: Span | None = None) -> torch.Tensor:  # noqa: ARG002 - of a trace
+        """The message, once it is there.
+
+        Raises:
+            MarkingError: it is not what its receiver expects.
+        """
+        self._mailbox.turns.wait_until(lambda: message in self._mailbox.messages)
+        tensor = self._mailbox.messages.pop(message)
+        shape, dtype = self._expected.pop(message)
+        if (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
+            raise MarkingError(
+                f"output {message.route.output} of partition {message.route.partition!r} is {tensor.dtype} of shape"
+                f" {tuple(tensor.shape)}; the captured forward says {dtype} of shape {shape}",
+                hint="mark a larger module that contains what reads it",
+            )
+        return tensor
+
+    def send(self, message: Message, tensor: torch.Tensor, span: Span | None = None) -> None:  # noqa: ARG002
+        """Send a copy."""
+        data = tensor.detach().resolve_conj().resolve_neg()
+        self._mailbox.messages[message] = data.clone(memory_format=torch.contiguous_format)
+
+    def flush(self) -> None:
+        """What was sent has left at once."""
+
+    def share(self, value: torch.Tensor, root: int) -> torch.Tensor:
+        """The value of `root`, on every worker; all of them call this in the same order."""
+        if root == self._rank:
+            self._mailbox.shared[root].append(value)
+            return value
+        number = self._taken[root]
+        self._taken[root] += 1
+        self._mailbox.turns.wait_until(lambda: len(self._mailbox.shared[root]) > number)
+        return self._mailbox.shared[root][number].clone()
+
+    def meet(self) -> None:
+        """Nobody leaves before the others."""
+
+    def close(self) -> None:
+        """Forget what is under way."""
+        self._expected.clear()
+
+
+class CopyingMembership(Membership):
+    """One worker's part in a run of which all workers are in this process, on the CPU.
+
+    Args:
+        mailbox: What carries their messages.
+        rank: The worker's.
+        worker: Its name.
+
+    Attributes:
+        failed: What it does has failed; `at` says what that was.
+    """
+
+    def __init__(self, mailbox: Mailbox, rank: int, worker: str) -> None:
+        self.at, self.on_leaving = "the start", None
+        self.rank, self.worker, self.device = rank, worker, torch.device("cpu")
+        self.transport: Transport | None = CopyingTransport(mailbox, rank)
+        self._ranks = mailbox.ranks
+        self._watch, self._direct = None, None
+        self._left = self._owns_group = self.failed = False
+
+    def fail(self, at: str, error: BaseException) -> None:
+        """This worker failed."""
+        self.failed = True
+        super().fail(at, error)
+
+    def numbers(self, number: float) -> list[float]:
+        """Every worker's number, in their order."""
+        assert self.transport is not None
+        mine = torch.tensor(number, dtype=torch.float64)
+        found = {self.rank: self.transport.share(mine, self.rank)}
+        found.update({n: self.transport.share(mine, n) for n in range(self._ranks) if n != self.rank})
+        return [float(found[n]) for n in range(self._ranks)]

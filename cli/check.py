@@ -1,0 +1,75 @@
+"""`assigner check`: is a model that is cut into partitions still the model that it was?"""
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import console, names
+from .options import Json
+
+if TYPE_CHECKING:
+    from assigner.marking import PartitionGraph
+    from assigner.profile import Verification
+    from assigner.workload import Workload
+
+
+def check_command(
+    workload: Annotated[
+        str,
+        typer.Argument(
+            metavar="WORKLOAD", autocompletion=names.functions,
+            help="FILE.py:FUNCTION, or FILE.py:FUNCTION(width=512).", show_default=False,
+        ),
+    ],
+    *,
+    mark: Annotated[
+        list[str] | None,
+        typer.Option(help="Name pattern of partitions, as in profile. Repeatable."),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads; else as torch likes.")] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Compare a model's partitions with the model as it is.
+
+    Both train for two steps on a few rows, on this machine's CPU: the partitions apart from each other, with and
+    without rematerialisation. Losses, gradients, buffers, parameters and outputs are equal, or the exit code is 2 and
+    the first one that differs is named, with the partition or line where that begins. profile does the same first.
+    """
+    import torch
+
+    from assigner.marking import partition_graph
+    from assigner.report.verification import verification_data, verification_report
+    from assigner.workload import load_workload
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with redirect_stdout(sys.stderr):  # what the user's code prints is no result
+        made = load_workload(workload)
+        found = compared(made, partition_graph(made, tuple(mark or ()) or None))
+    if as_json:
+        console.show_json(verification_data(found, workload))
+    else:
+        console.show(verification_report(found, workload))
+
+
+def compared(workload: "Workload", graph: "PartitionGraph") -> "Verification":
+    """The check, with a word on a terminal that it is under way; raises as `check_model`."""
+    from assigner.verification import check_model
+
+    with _under_way(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the model's own code, which runs here for a look
+        return check_model(workload, graph)
+
+
+@contextmanager
+def _under_way() -> Iterator[None]:
+    terminal = console.stderr()
+    if not console.draws_progress(terminal):
+        yield
+        return
+    with terminal.status("comparing the partitions with the model as it is", spinner="line"):
+        yield

@@ -1,0 +1,312 @@
+"""The check of a cut model against the plain one: what it lets pass, and what it finds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from workloads import WIDTH, diamond, graph_of, language, normalised, numbers, skips, towers, workload
+from wrong_models import WRONG, History, Noisy, Spectral, simple
+
+from assigner.errors import MarkingError, UsageError
+from assigner.marking import partition_graph
+from assigner.verification import check_model
+from assigner.verification.turns import Turns
+from assigner.workload import Workload
+
+
+def checked(made):
+    return check_model(made, partition_graph(made))
+
+
+@pytest.mark.parametrize(
+    "make", [language, skips, towers, diamond, lambda: workload(normalised, "*"), lambda: language(dropout=0.4)]
+)
+def test_a_sound_model_passes(make):
+    """Tied weights, skips, several inputs, BatchNorm, dropout: equal, without a caution."""
+    made = make()
+    found = check_model(made, graph_of(made))
+    assert (found.result, found.way, found.rows, found.micro_batches) == ("equal", "whole", 5, 2)
+    assert found.partitions == len(graph_of(made).pieces)
+    assert found.cautions == ()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_model_that_would_train_something_else_is_refused(name):
+    """Whatever carries the difference: objects, counters, generators, recomputes, the optimizer."""
+    with pytest.raises(MarkingError) as refused:  # at capture, or by the check
+        checked(WRONG[name]())
+    assert refused.value.hint
+
+
+class Doubling(nn.Linear):
+    """Scales by an attribute."""
+
+    factor = 1.0
+
+    def forward(self, x):
+        return super().forward(x) * self.factor
+
+
+def test_the_refusal_names_the_module_and_its_line():
+    """The first step, the loss, and the innermost module in which it begins, with the line of its forward."""
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Doubling(WIDTH, 1)), "*")
+    graph = partition_graph(made)
+    graph.deferred.model[1].factor = 1.01
+    said = r"in step 1 of 2, the loss .* in partition '1', in '1' \(Doubling, at .*test_verification.py:\d+\)"
+    with pytest.raises(MarkingError, match=said):
+        check_model(made, graph)
+
+
+def test_an_optimizer_that_looks_at_all_parameters_is_found():
+    """Gradients are equal, and parameters after the update are not."""
+    with pytest.raises(MarkingError, match=r"in step 1 of 2, 0.weight of partition '0'") as refused:
+        checked(WRONG["clipping optimizer"]())
+    assert "max_norm" in refused.value.hint
+
+
+def mutated(graph, name, change):
+    """The graph with one partition's forward changed by `change(fx graph)`."""
+    piece = graph.piece[name]
+    copy = torch.fx.Graph()
+    copy.output(copy.graph_copy(piece.graph, {}))
+    change(copy)
+    pieces = tuple(replace(piece, graph=copy) if each is piece else each for each in graph.pieces)
+    return replace(graph, pieces=pieces, recuts={True: [], False: []})
+
+
+class Glued(nn.Module):
+    """Three linear layers with code between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.last = nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        for part in self.parts:
+            x = torch.relu(part(x)) * 1.5
+        return self.last(x)
+
+
+def drop(graph):
+    node = next(node for node in graph.nodes if "relu" in str(node.target))
+    node.replace_all_uses_with(node.args[0])
+    graph.erase_node(node)
+
+
+def detach(graph):
+    node = next(node for node in graph.nodes if "relu" in str(node.target))
+    node.target = torch.ops.aten.relu.default
+    with graph.inserting_before(node):
+        node.args = (graph.call_function(torch.ops.aten.detach.default, (node.args[0],)),)
+
+
+def other_constant(graph):
+    node = next(node for node in graph.nodes if "mul" in str(node.target))
+    node.args = (node.args[0], 1.5 + 3e-5)
+
+
+@pytest.mark.parametrize(
+    ("partition", "change", "said"),
+    [
+        ("parts.0", drop, "it begins in partition 'parts.0' or 'parts.1', before 'parts.1' is called"),
+        ("parts.2", drop, "it begins in partition 'parts.2', before 'last' is called"),
+        ("parts.1", other_constant, "it begins in partition 'parts.1' or 'parts.2', before 'parts.2' is called"),
+        ("parts.1", detach, "it begins in the backward of partition 'parts.1'"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_broken_capture_is_found_where_it_is_broken(partition, change, said, dtype):
+    """A lost operation, a constant that is off by 3e-5, a gradient that goes no further."""
+
+    def batch(rows, generator):
+        return tuple(each.to(dtype) for each in numbers(rows, generator))
+
+    made = replace(workload(Glued, "parts.*", "last"), model=lambda: Glued().to(dtype), batch=batch)
+    graph = partition_graph(made)
+    assert check_model(made, graph).result == "equal"
+    with pytest.raises(MarkingError, match=said):
+        check_model(made, mutated(graph, partition, change))
+
+
+def test_a_model_that_multiplies_errors_raises_no_alarm():
+    """Rounding decides what it trains; the sums of a tied weight's gradient come in another order."""
+
+    class Chaotic(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+            self.parts[2].weight = self.parts[0].weight
+            self.last = nn.Linear(WIDTH, 1)
+
+        def forward(self, x):
+            for part in self.parts:
+                x = torch.sin(20 * part(x))
+            return self.last(x)
+
+    made = replace(workload(Chaotic, "parts.*", "last"), batch=singles, model=Chaotic)
+    assert checked(made).result == "equal"
+
+
+def singles(rows, generator):
+    x = torch.randn(rows, WIDTH, generator=generator)
+    return x, x.sum(1, keepdim=True)
+
+
+def test_draws_of_pythons_generator_inside_of_modules_are_a_caution():
+    """A run draws others than a plain loop; what else differs would still be found."""
+    found = checked(workload(Noisy, "*"))
+    assert found.result == "equal"
+    assert "draw from Python's or NumPy's generator" in found.cautions[0]
+
+
+def test_a_model_that_differs_from_itself_cannot_be_compared():
+    """Nothing is refused for that, and nothing is claimed."""
+    clock = iter(range(10**6))
+
+    class Restless(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + next(clock)
+
+    made = workload(lambda: nn.Sequential(Restless(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), "*")
+    found = checked(made)
+    assert found.result == "uncertain"
+    assert "differs from itself in two equal runs" in found.cautions[0]
+
+
+def test_a_loss_that_mixes_rows_is_told_once():
+    """Micro-batches change such a loss, whatever runs them."""
+
+    def contrastive(made, wanted):
+        return F.cross_entropy(made @ made.T, torch.arange(len(made)))
+
+    found = checked(workload(simple, "*", loss=contrastive))
+    assert found.result == "equal"
+    (said,) = found.cautions
+    assert "the loss mixes rows" in said
+
+
+def test_a_buffer_that_moves_with_every_micro_batch_is_told():
+    """A counter of forwards counts micro-batches; BatchNorm's moves once a step, and is not meant."""
+
+    class Counter(nn.Linear):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            if self.training:
+                self.seen.add_(1)
+            return super().forward(x)
+
+    found = checked(workload(lambda: nn.Sequential(Counter(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), "*"))
+    assert found.result == "equal"
+    assert "buffer '0.seen' moves with every micro-batch" in found.cautions[0]
+
+
+def test_a_model_for_one_size_of_batches_is_checked_with_that():
+    """Rows in fours; five are not."""
+
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+        def forward(self, x):
+            return self.last(self.first(x).view(-1, 4, WIDTH).flip(1).view(-1, WIDTH))
+
+    found = checked(workload(Fixed, "*"))
+    assert (found.result, found.rows, found.micro_batches) == ("equal", 8, 2)
+
+
+def test_a_workload_that_fails_by_itself_is_told_with_its_own_line():
+    """It is no failure of the partitions."""
+
+    def failing(made, wanted):
+        raise ValueError("no such luck")
+
+    with pytest.raises(UsageError, match=r"Workload.loss failed at .*test_verification.py:\d+.*no such luck"):
+        checked(workload(simple, "*", loss=failing))
+
+
+def test_a_model_without_loss_is_checked_for_its_outputs():
+    """There is nothing to train."""
+    found = checked(replace(workload(simple, "*"), loss=None, optimizer=None))
+    assert (found.result, found.trained) == ("equal", False)
+
+
+def test_autocast_is_applied_to_both_sides():
+    """Values are rounded alike."""
+    made = replace(workload(simple, "*"), model=simple, batch=singles, autocast="bfloat16")
+    assert checked(made).result == "equal"
+
+
+def test_the_generators_are_left_as_they_were():
+    """Python's, NumPy's and torch's; so are torch's threads."""
+    made = workload(Noisy, "*")
+    graph = partition_graph(made)
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state(), torch.get_num_threads()
+    check_model(made, graph)
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state(), torch.get_num_threads()
+    assert states[:2] == after[:2]
+    assert torch.equal(states[2], after[2])
+    assert states[3] == after[3]
+
+
+def test_turns_end_where_everybody_waits():
+    """Two that wait for each other are an error, not a hang; so is one that fails."""
+    turns = Turns()
+    with pytest.raises(RuntimeError, match="waits for a message"):
+        turns.run([lambda: turns.wait_until(lambda: False)] * 2)
+    with pytest.raises(ZeroDivisionError):
+        turns.run([lambda: turns.wait_until(lambda: False), lambda: 1 / 0])
+    assert turns.run([lambda: 1, lambda: 2]) == [1, 2]
+
+
+def test_a_recompute_that_moves_state_passes():
+    """Spectral normalisation and a counter: the recompute sees what the first forward did."""
+    assert checked(workload(Spectral, "first", "last")).result == "equal"
+    assert checked(workload(History, "*")).result == "equal"
+
+
+def test_a_loss_over_the_batch_is_compared_as_such():
+    """The outputs of the micro-batches are joined before it, on both sides; then rows may be mixed."""
+
+    def contrastive(made, wanted):
+        return F.cross_entropy(made @ made.T, torch.arange(len(made)))
+
+    found = checked(replace(workload(simple, "*", loss=contrastive), loss_over="batch"))
+    assert (found.result, found.cautions) == ("equal", ())
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_language_model_of_transformers_passes(kind):
+    """With labels among the inputs, tied weights and dropout."""
+    transformers = pytest.importorskip("transformers")
+
+    def build():
+        if kind == "gpt2":
+            sizes = {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 32, "bos_token_id": 1, "eos_token_id": 1}
+            return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=99, use_cache=False, **sizes))
+        sizes = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+        return transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=99, **sizes))
+
+    def batch(rows, generator):
+        ids = torch.randint(99, (rows, 12), generator=generator)
+        return {"input_ids": ids, "labels": ids}, ids
+
+    marks = {
+        "gpt2": ("transformer.wte", "transformer.h.*", "lm_head"),
+        "bert": ("bert.embeddings", "bert.encoder.layer.*", "cls"),
+    }
+    made = Workload(
+        build, batch, lambda output, _: output.loss, lambda p: torch.optim.AdamW(p, lr=1e-3), 8, marks=marks[kind]
+    )
+    assert checked(made).result == "equal"

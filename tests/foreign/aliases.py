@@ -1,0 +1,323 @@
+"""Aliases between partitions: returned inputs, views, one tensor twice, memory layout, shared modules."""
+
+from __future__ import annotations
+
+import torch
+from foreign.case import case
+from torch import nn
+from workloads import WIDTH
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(WIDTH, WIDTH), self.make(), nn.Linear(WIDTH, 1)
+
+    def make(self):
+        return nn.Identity()
+
+    def forward(self, x):
+        h = self.first(x)
+        y = self.middle(h)
+        y += 1
+        return self.last(torch.tanh(h) * torch.tanh(y))
+
+
+MARKS = ("first", "middle", "last")
+WRITE = "alias|in place|write|view|same"
+
+case("a marked Identity's output written, its input read after", *MARKS, refusal=WRITE)(Net)
+
+
+@case("a marked Dropout(0)'s output written, its input read after", *MARKS, refusal=WRITE)
+class Dropped(Net):
+    def make(self):
+        return nn.Dropout(0.0)
+
+
+@case("a marked Flatten's output written, its input read after", *MARKS, refusal=WRITE)
+class Flattened(Net):
+    def make(self):
+        return nn.Flatten()
+
+
+@case("a marked module returns a view of its input, the root writes into it", *MARKS, refusal=WRITE)
+class View(Net):
+    class Half(nn.Module):
+        def forward(self, x):
+            return x[:, :4]
+
+    def make(self):
+        return self.Half()
+
+    def forward(self, x):
+        h = self.first(x) * 1.0
+        self.middle(h).mul_(3)
+        return self.last(torch.tanh(h))
+
+
+@case("a marked module returns one tensor twice, the root writes into one", *MARKS, refusal=WRITE)
+class Twice(Net):
+    class Pair(nn.Module):
+        def forward(self, x):
+            y = x + 0.5
+            return y, y
+
+    def make(self):
+        return self.Pair()
+
+    def forward(self, x):
+        one, other = self.middle(self.first(x))
+        one += 1
+        return self.last(one + 2 * other)
+
+
+@case("a marked module returns a tensor and a view of it, the root writes into the view", *MARKS, refusal=WRITE)
+class Base(Net):
+    class Pair(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            return y, y[:, :2]
+
+    def make(self):
+        return self.Pair()
+
+    def forward(self, x):
+        whole, part = self.middle(self.first(x))
+        part.zero_()
+        return self.last(whole)
+
+
+@case("a marked module changes its argument in place, the root reads it after", *MARKS, refusal=WRITE)
+class Changed(Net):
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            x += 1
+            return self.inner(x)
+
+    def make(self):
+        return self.InPlace()
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.last(self.middle(h) + h)
+
+
+@case("a marked ReLU(inplace=True) before a residual sum", *MARKS, refusal=WRITE)
+class InPlaceReLU(Net):
+    def make(self):
+        return nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        h = self.first(x) * 1.0
+        return self.last(self.middle(h) + h)
+
+
+@case("a marked module changes the model's own input in place", *MARKS, refusal=WRITE)
+class InputChanged(Net):
+    def make(self):
+        return Changed.InPlace()
+
+    def forward(self, x):
+        x = x * 1.0
+        h = self.middle(x)
+        return self.last(self.first(h) + x)
+
+
+@case("a marked module fills a buffer that it is handed (out argument)", *MARKS, refusal=WRITE)
+class OutArgument(Net):
+    class Fill(nn.Module):
+        def forward(self, x, out):
+            out.copy_(torch.tanh(x))
+
+    def make(self):
+        return self.Fill()
+
+    def forward(self, x):
+        h = self.first(x)
+        out = torch.zeros(x.size(0), WIDTH, dtype=x.dtype)
+        self.middle(h, out)
+        return self.last(out)
+
+
+@case("as_strided behind a marked transpose", *MARKS, refusal="strid|layout|memory")
+class Strided(Net):
+    class Transposed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            return self.inner(x).t()
+
+    def make(self):
+        return self.Transposed()
+
+    def forward(self, x):
+        h = self.middle(self.first(x))
+        return self.last(h.as_strided((x.size(0), WIDTH), (WIDTH, 1)))
+
+
+@case("view behind a marked transpose that is contiguous only there", *MARKS)
+class ViewBehind(Strided):
+    def forward(self, x):
+        h = self.middle(self.first(x))
+        return self.last(h.t().view(-1, WIDTH))
+
+
+@case("asks is_contiguous of a marked module's output", *MARKS, refusal="strid|layout|contiguous")
+class AsksContiguous(Strided):
+    def forward(self, x):
+        h = self.middle(self.first(x)).t()
+        y = self.middle.inner(h.t().t())
+        return self.last(h * 2 if h.t().is_contiguous() else h + 0 * y)
+
+
+@case("channels_last between marked convolutions", "first", "middle", "last")
+class ChannelsLast(Net):
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.last = nn.Linear(4 * WIDTH, 1)
+
+    def forward(self, x):
+        x = x.view(-1, 1, 2, 4).to(memory_format=torch.channels_last)
+        return self.last(torch.relu(self.middle(torch.relu(self.first(x)))).reshape(x.size(0), -1))
+
+
+@case("an expanded output of a marked module, written after a clone", *MARKS)
+class Expanded(Net):
+    class Expand(nn.Module):
+        def forward(self, x):
+            return x.mean(1, keepdim=True).expand(-1, WIDTH)
+
+    def make(self):
+        return self.Expand()
+
+    def forward(self, x):
+        y = self.middle(self.first(x)).clone()
+        y[:, 0] = 0
+        return self.last(y)
+
+
+@case("one module called twice", "block", "last")
+class CalledTwice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.block(torch.tanh(self.block(x)))))
+
+
+@case("one module under two names", "first", "second", "last")
+class TwoNames(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = self.second = nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+@case("the second name of a shared module as the mark", "second", "last")
+class SecondName(TwoNames):
+    pass
+
+
+@case("blocks repeated in a list: [block] * 3", "blocks.*", "last")
+class Repeated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.last = nn.ModuleList([nn.Linear(WIDTH, WIDTH)] * 3), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return self.last(x)
+
+
+@case("a weight-shared Siamese encoder on two halves", "encoder", "last")
+class Siamese(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(4, WIDTH), nn.Tanh())
+        self.last = nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        left, right = x.chunk(2, dim=1)
+        return self.last((self.encoder(left) - self.encoder(right)).abs())
+
+
+@case("a marked module called in training only", "first", "middle", "last")
+class TrainingOnly(Net):
+    def make(self):
+        return nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        h = self.first(x)
+        if self.training:
+            h = h + 0.1 * self.middle(h)
+        return self.last(h)
+
+
+@case(
+    "the model gives back its input beside the output",
+    "first",
+    "last",
+    loss=lambda made, wanted: nn.functional.mse_loss(made[0], wanted) + 0 * made[1].sum(),
+)
+class GivesInput(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x))), x
+
+
+@case(
+    "an output twice in a dict, the loss writes into one",
+    "first",
+    "last",
+    refusal=WRITE,
+    loss=lambda made, wanted: nn.functional.mse_loss(made["a"].mul_(2) * 0 + made["b"], wanted),
+)
+class OutputTwice(GivesInput):
+    def forward(self, x):
+        made = self.last(torch.tanh(self.first(x))) * 1.0
+        return {"a": made, "b": made}
+
+
+@case("the model writes into its own input", "first", "last", refusal=WRITE + "|input")
+class WritesInput(GivesInput):
+    def forward(self, x):
+        x.clamp_(-1, 1)
+        return self.last(torch.tanh(self.first(x)))
+
+
+@case("a residual stream that marked blocks write into", "blocks.*", "last", refusal=WRITE)
+class Stream(nn.Module):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            x = x.clone()
+            x += torch.tanh(self.inner(x.clone()))
+            return x
+
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.last = nn.ModuleList(self.Block() for _ in range(3)), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)

@@ -1,0 +1,376 @@
+# ruff: noqa: ARG005, E501, PLW0108 - decorators on one line
+"""Calls in other ways: functional_call, hypernetworks, overridden __call__, custom operators, subclasses, control flow."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from foreign.case import case
+from torch import nn
+from torch.func import functional_call
+from workloads import WIDTH
+
+MARKS = ("first", "second", "last")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(WIDTH, WIDTH), self.make(), nn.Linear(WIDTH, 1)
+
+    def make(self):
+        return nn.Linear(WIDTH, WIDTH)
+
+    def middle(self, h):
+        return self.second(h)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
+
+
+def middle(name, *marks, **words):
+    """A model whose middle is `f(net, h)`."""
+
+    def add(f):
+        made = type("Middle", (Net,), {"middle": lambda self, h: f(self, h), "__module__": f.__module__})
+        return case(name, *(marks or MARKS), **words)(made)
+
+    return add
+
+
+@middle("functional_call of a marked module with its own weights scaled", refusal="functional_call|weight|parameter")
+def _(net, h):
+    weights = {name: each * 0.5 for name, each in net.second.named_parameters()}
+    return functional_call(net.second, weights, (h,))
+
+
+@middle("functional_call of an unmarked module with its weights scaled", "first", "last")
+def _(net, h):
+    weights = {name: each * 0.5 for name, each in net.second.named_parameters()}
+    return functional_call(net.second, weights, (h,))
+
+
+@middle("a hypernetwork: F.linear with a weight that a marked module made", inherent=True)
+def _(net, h):
+    weight = torch.tanh(net.second(h).mean(0)).outer(torch.ones(WIDTH, dtype=h.dtype))
+    return F.linear(h, weight.detach() * 0 + weight / WIDTH)
+
+
+case_ = case(
+    "a hypernetwork's weights into functional_call of a marked module",
+    "hyper",
+    "target",
+    "last",
+    inherent=True,
+    refusal="functional_call|weight|parameter|traced",
+)
+
+
+@case_
+class Hyper(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hyper, self.target, self.last = (
+            nn.Linear(WIDTH, WIDTH * WIDTH),
+            nn.Linear(WIDTH, WIDTH, bias=False),
+            nn.Linear(WIDTH, 1),
+        )
+
+    def forward(self, x):
+        weight = self.hyper(x).mean(0).view(WIDTH, WIDTH)
+        return self.last(torch.tanh(functional_call(self.target, {"weight": weight}, (x,))))
+
+
+@middle("forward called by name: self.second.forward(h)", refusal="never calls|forward")
+def _(net, h):
+    return net.second.forward(h)
+
+
+@middle("a marked layer's weight read by the root", refusal="never calls")
+def _(net, h):
+    return net.second(h) + 0.1 * net.second.weight.sum()
+
+
+@middle("a marked layer's weight used by F.linear, the layer never called", "first", "last")
+def _(net, h):
+    return F.linear(h, net.second.weight, net.second.bias)
+
+
+@case("another method than forward of a marked module", "first", "second", "last", refusal="never calls|method|encode")
+class OtherMethod(Net):
+    class Coder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def encode(self, x):
+            return torch.tanh(self.inner(x))
+
+        def decode(self, x):
+            return x @ self.inner.weight
+
+        def forward(self, x):
+            return self.decode(self.encode(x))
+
+    def make(self):
+        return self.Coder()
+
+    def middle(self, h):
+        return self.second.encode(h) + self.second(h)
+
+
+@case("overridden __call__ of a marked module", *MARKS)
+class OwnCall(Net):
+    class Layer(nn.Linear):
+        def __call__(self, x):
+            return super().__call__(x) * 2
+
+    def make(self):
+        return self.Layer(WIDTH, WIDTH)
+
+
+@case("overridden __call__ of the root", *MARKS)
+class RootCall(Net):
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **kwargs) * 2
+
+
+@case("overridden eval that switches a flag of its own", *MARKS)
+class OwnEval(Net):
+    class Layer(nn.Linear):
+        merged = False
+
+        def eval(self):
+            self.merged = True
+            return super().eval()
+
+        def train(self, mode=True):
+            self.merged = not mode
+            return super().train(mode)
+
+        def forward(self, x):
+            return super().forward(x) * (0.5 if self.merged else 1.0)
+
+    def make(self):
+        return self.Layer(WIDTH, WIDTH)
+
+
+@case("overridden train at the root that switches a flag read at the root", *MARKS)
+class RootTrain(Net):
+    doubled = False
+
+    def train(self, mode=True):
+        self.doubled = not mode
+        return super().train(mode)
+
+    def forward(self, x):
+        return super().forward(x) * (2 if self.doubled else 1)
+
+
+@case("LoRA merged into the weight by eval and taken out by train", *MARKS)
+class Merging(Net):
+    class Layer(nn.Linear):
+        def __init__(self):
+            super().__init__(WIDTH, WIDTH)
+            self.a, self.b = nn.Parameter(torch.randn(WIDTH, 2) / 5), nn.Parameter(torch.randn(2, WIDTH) / 5)
+            self.merged = False
+
+        def train(self, mode=True):
+            if mode == self.merged:
+                self.weight.data += (self.a @ self.b).data * (-1 if mode else 1)
+                self.merged = not mode
+            return super().train(mode)
+
+        def forward(self, x):
+            y = super().forward(x)
+            return y if self.merged else y + x @ (self.a @ self.b).t()
+
+    def make(self):
+        return self.Layer()
+
+
+@torch.library.custom_op("foreign::scale_into", mutates_args={"x"})
+def scale_into(x: torch.Tensor, factor: float) -> None:
+    x.mul_(factor)
+
+
+@torch.library.custom_op("foreign::cube", mutates_args=())
+def cube(x: torch.Tensor) -> torch.Tensor:
+    return x**3
+
+
+@cube.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+cube.register_autograd(
+    lambda ctx, gradient: gradient * 2 * ctx.saved_tensors[0] ** 2,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+@middle("a custom operator that writes its argument, on a value without gradient")
+def _(net, h):
+    factor = torch.ones(WIDTH, dtype=h.dtype)
+    scale_into(factor, 3.0)
+    return net.second(h * factor)
+
+
+@middle("a custom operator with an autograd formula of its own")
+def _(net, h):
+    return net.second(cube(h))
+
+
+@case("a custom operator that writes a buffer, in a marked module", *MARKS, inherent=True)
+class OperatorBuffer(Net):
+    class Layer(nn.Linear):
+        def __init__(self):
+            super().__init__(WIDTH, WIDTH)
+            self.register_buffer("scale", torch.ones(WIDTH))
+
+        def forward(self, x):
+            if self.training:
+                scale_into(self.scale, 0.9)
+            return super().forward(x * self.scale.clone())
+
+    def make(self):
+        return self.Layer()
+
+
+@case("a custom operator that writes a buffer of the root", *MARKS, inherent=True)
+class RootOperatorBuffer(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(WIDTH))
+
+    def middle(self, h):
+        if self.training:
+            scale_into(self.scale, 0.9)
+        return self.second(h * self.scale.clone())
+
+
+@case("an attribute hung on a tensor, read by the next marked module", *MARKS, refusal="attribute")
+class Tagged(Net):
+    class Layer(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * getattr(x, "scale", 1.0)
+
+    def make(self):
+        return self.Layer(WIDTH, WIDTH)
+
+    def middle(self, h):
+        h.scale = 2.0
+        return self.second(h)
+
+
+@case("an attribute that a marked module hangs on its output, read at the root", *MARKS, refusal="attribute|hook")
+class TaggedOutput(Net):
+    class Layer(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            y.scale = 2.0
+            return y
+
+    def make(self):
+        return self.Layer(WIDTH, WIDTH)
+
+    def middle(self, h):
+        y = self.second(h)
+        return y * getattr(y, "scale", 1.0)
+
+
+class Meters(torch.Tensor):
+    """A subclass without behaviour of its own."""
+
+
+@case("a tensor subclass that a marked module returns", *MARKS, refusal="subclass|Meters")
+class Subclass(Net):
+    class Layer(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).as_subclass(Meters)
+
+    def make(self):
+        return self.Layer(WIDTH, WIDTH)
+
+    def middle(self, h):
+        y = self.second(h)
+        return y * 2 if isinstance(y, Meters) else y
+
+
+@middle("a tensor subclass made at the root", refusal="subclass|Meters|traced")
+def _(net, h):
+    return net.second(h).as_subclass(Meters) * 1.5
+
+
+@case("a weight that is a tensor subclass of Parameter", *MARKS)
+class OwnParameter(Net):
+    class Weight(nn.Parameter):
+        """With an attribute for the optimizer."""
+
+    class Layer(nn.Linear):
+        def __init__(self):
+            super().__init__(WIDTH, WIDTH)
+            self.weight = OwnParameter.Weight(self.weight.data)
+            self.weight.no_decay = True
+
+    def make(self):
+        return self.Layer()
+
+
+@case("modules in a plain list, not registered", "first", "last", refusal="list|register|attribute|parameter|traced")
+class Unregistered(Net):
+    def make(self):
+        self.hidden_layers = [nn.Linear(WIDTH, WIDTH, dtype=torch.float64)]
+        return nn.Identity()
+
+    def middle(self, h):
+        return self.hidden_layers[0](h)
+
+
+@case("a scripted submodule", *MARKS, refusal="script")
+class Scripted(Net):
+    def make(self):
+        return torch.jit.script(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+
+
+@case("a wrapper like DataParallel: everything under .module", "module.first", "module.second", "module.last")
+class Wrapper(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.module = Net()
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+
+@middle("vmap over rows at the root")
+def _(net, h):
+    return net.second(torch.vmap(lambda row: row * row.sum())(h))
+
+
+@case("torch.func.grad inside a marked module", *MARKS)
+class FuncGrad(Net):
+    class Layer(nn.Linear):
+        def forward(self, x):
+            return torch.func.vmap(torch.func.grad(lambda row: torch.tanh(F.linear(row, self.weight)).sum()))(x)
+
+    def make(self):
+        return self.Layer(WIDTH, WIDTH)
+
+
+@case("ParameterList and ParameterDict at the root", *MARKS)
+class Lists(Net):
+    def __init__(self):
+        super().__init__()
+        self.shifts = nn.ParameterList(torch.zeros(WIDTH) for _ in range(2))
+        self.scales = nn.ParameterDict({"a": torch.ones(WIDTH), "b": torch.ones(WIDTH)})
+
+    def middle(self, h):
+        return self.second(h * self.scales["a"] + self.shifts[0]) * self.scales["b"] + self.shifts[1]

@@ -1,0 +1,104 @@
+"""A foreign model or training habit, and the list of all of them.
+
+A module of this folder adds its cases with `@case(...)` over a model class or over a function that makes a workload;
+`all_cases` imports them all. Everything is in float64 and tiny.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from workloads import workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable  # noqa: TC004 - in an annotation
+
+    from assigner.workload import Workload  # noqa: TC004
+
+MODULES = (
+    "inplace", "backward", "hooks", "checkpoints", "buffers", "written", "python_state", "randomness", "aliases",
+    "containers", "outputs", "calls", "control_flow", "optimizers", "torchs_own", "sequences", "vision", "patches",
+    "training_habits", "sciences", "decoders", "encoders", "towers",
+)  # fmt: skip
+"""Of this folder, in the order of the table."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model or habit.
+
+    Args:
+        name: What it is, in a few words.
+        group: The module that it stands in.
+        make: The workload; called anew for each training, so that none sees another's Python objects.
+        refusal: What a refusal says, a regular expression; empty: it must be equal.
+        inherent: Several micro-batches give another result than the whole batch, as in any micro-batched training
+            (batch statistics, state that moves with every forward): plain torch over the same micro-batches counts.
+        random: Values cannot be compared, for it draws masks: losses must be finite.
+        tolerance: Relative; larger than 1e-9 only where the model itself computes in float32.
+        usual: False: left to `run.py`, for it takes seconds and is near to another case.
+    """
+
+    name: str
+    group: str
+    make: Callable[[], Workload]
+    refusal: str = ""
+    inherent: bool = False
+    random: bool = False
+    tolerance: float = 1e-9
+    usual: bool = True
+
+    def allows(self, kind: str, words: str) -> bool:
+        """Whether a verdict is what should be."""
+        if kind == "refused" and self.refusal:
+            return re.search(self.refusal, words, re.IGNORECASE | re.DOTALL) is not None
+        return kind == "equal"
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(
+    name: str,
+    *marks: str,
+    refusal: str = "",
+    inherent: bool = False,
+    random: bool = False,
+    tolerance: float = 1e-9,
+    usual: bool = True,
+    **words: Any,
+) -> Callable[[Any], Any]:
+    """Add a model class, or a function that gives a Workload, to the list.
+
+    Args:
+        name: What it is.
+        marks: Name patterns of the partitions, for a class.
+        refusal: See `Case`.
+        inherent: See `Case`.
+        random: See `Case`.
+        tolerance: See `Case`.
+        usual: See `Case`.
+        words: For a class: what `workloads.workload` takes.
+    """
+
+    def add(made: Any) -> Any:
+        def build() -> Workload:
+            return workload(made, *marks, **words) if inspect.isclass(made) else made()
+
+        assert name not in CASES, name
+        group = made.__module__.rpartition(".")[2]
+        CASES[name] = Case(name, group, build, refusal, inherent, random, tolerance, usual)
+        return made
+
+    return add
+
+
+def all_cases() -> list[Case]:
+    """Every case, by module."""
+    for module in MODULES:
+        importlib.import_module(f"foreign.{module}")
+    return list(CASES.values())

@@ -1,0 +1,203 @@
+"""torch.utils.checkpoint in every form, at the root and in marked modules."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import torch
+from foreign.case import case
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from workloads import TOKENS, WIDTH, adam, next_token, tokens
+
+
+class Feed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.outer(torch.relu(self.inner(x)))
+
+
+class Stack(nn.Module):
+    """Blocks between an embedding and a head; `run` says how a block is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, TOKENS)
+        self.blocks = nn.ModuleList(Feed() for _ in range(3))
+
+    def run(self, block, x):
+        return block(x)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = self.run(block, x)
+        return self.head(x)
+
+
+stack = functools.partial(case, batch=tokens, loss=next_token, optimizer=adam)
+MARKS = ("embed", "blocks.*", "head")
+
+
+@stack("checkpoint of marked blocks at the root, use_reentrant=False", *MARKS)
+class NotReentrant(Stack):
+    def run(self, block, x):
+        return checkpoint(block, x, use_reentrant=False)
+
+
+@stack("checkpoint of marked blocks at the root, use_reentrant=True", *MARKS)
+class Reentrant(Stack):
+    def run(self, block, x):
+        return checkpoint(block, x, use_reentrant=True)
+
+
+@stack("checkpoint of marked blocks at the root, default", *MARKS)
+class Default(Stack):
+    def run(self, block, x):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return checkpoint(block, x)
+
+
+@stack("checkpoint only in training, preserve_rng_state=False", *MARKS)
+class InTraining(Stack):
+    def run(self, block, x):
+        return checkpoint(block, x, use_reentrant=True, preserve_rng_state=False) if self.training else block(x)
+
+
+@stack("checkpoint of a function of the root between marks, use_reentrant=True", *MARKS)
+class FunctionReentrant(Stack):
+    def run(self, block, x):
+        return checkpoint(lambda h: torch.tanh(h) * 2, block(x), use_reentrant=True)
+
+
+@stack("checkpoint of a function of the root between marks, use_reentrant=False", *MARKS)
+class FunctionNotReentrant(Stack):
+    def run(self, block, x):
+        return checkpoint(lambda h: torch.tanh(h) * 2, block(x), use_reentrant=False)
+
+
+@stack("checkpoint of a function around a marked block and glue", *MARKS)
+class Around(Stack):
+    def run(self, block, x):
+        return checkpoint(lambda h: torch.tanh(block(h) * 2), x, use_reentrant=True)
+
+
+@stack("checkpoint of unmarked blocks", "embed", "head")
+class Unmarked(Stack):
+    def run(self, block, x):
+        return checkpoint(block, x, use_reentrant=True)
+
+
+@stack("checkpoint of unmarked blocks, not reentrant", "embed", "head")
+class UnmarkedNotReentrant(Stack):
+    def run(self, block, x):
+        return checkpoint(block, x, use_reentrant=False)
+
+
+class Inner(Feed):
+    def __init__(self, *, use_reentrant):
+        super().__init__()
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x):
+        return x + checkpoint(super().forward, x, use_reentrant=self.use_reentrant)
+
+
+@stack("checkpoint inside marked blocks, use_reentrant=True", *MARKS)
+class InsideReentrant(Stack):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Inner(use_reentrant=True) for _ in range(3))
+
+
+@stack("checkpoint inside marked blocks, use_reentrant=False", *MARKS)
+class InsideNotReentrant(Stack):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Inner(use_reentrant=False) for _ in range(3))
+
+
+@stack("checkpoint_sequential over marked blocks, reentrant", *MARKS)
+class SequentialReentrant(Stack):
+    def forward(self, ids):
+        x = checkpoint_sequential(list(self.blocks), 2, self.embed(ids), use_reentrant=True)
+        return self.head(x)
+
+
+@stack("checkpoint_sequential over marked blocks, not reentrant", *MARKS)
+class SequentialNotReentrant(Stack):
+    def forward(self, ids):
+        x = checkpoint_sequential(list(self.blocks), 2, self.embed(ids), use_reentrant=False)
+        return self.head(x)
+
+
+@stack("checkpoint_sequential inside a marked Sequential wrapper", "embed", "body", "head")
+class SequentialInside(nn.Module):
+    class Body(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(*(Feed() for _ in range(4)))
+
+        def forward(self, x):
+            return checkpoint_sequential(self.layers, 2, x, use_reentrant=False)
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.body, self.head = nn.Embedding(TOKENS, WIDTH), self.Body(), nn.Linear(WIDTH, TOKENS)
+
+    def forward(self, ids):
+        return self.head(self.body(self.embed(ids)))
+
+
+@stack("checkpoint with several arguments, keyword ones and None", *MARKS)
+class Arguments(nn.Module):
+    class Block(Feed):
+        def forward(self, x, mask=None, *, scale=1.0):
+            h = super().forward(x) * scale
+            return h if mask is None else h * mask
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, TOKENS)
+        self.blocks = nn.ModuleList(self.Block() for _ in range(3))
+
+    def forward(self, ids):
+        x, mask = self.embed(ids), (ids > 2).unsqueeze(-1).double()
+        for n, block in enumerate(self.blocks):
+            x = checkpoint(block, x, mask if n else None, scale=0.5, use_reentrant=False)
+        return self.head(x)
+
+
+@stack("checkpoint by functools.partial, in the way of transformers", *MARKS)
+class ByPartial(Stack):
+    def __init__(self):
+        super().__init__()
+        self.gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=True)
+
+    def run(self, block, x):
+        return self.gradient_checkpointing_func(block.__call__, x)
+
+
+@stack("checkpoint of a function that holds a parameter of the root", *MARKS)
+class RootParameter(Stack):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def run(self, block, x):
+        return checkpoint(lambda h: h * self.scale, block(x), use_reentrant=True)
+
+
+@stack("checkpoint of a block with dropout, masks kept by its RNG state", *MARKS, random=True)
+class WithDropout(Stack):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(Feed(), nn.Dropout(0.3)) for _ in range(3))
+
+    def run(self, block, x):
+        return checkpoint(block, x, use_reentrant=False)

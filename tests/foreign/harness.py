@@ -1,0 +1,288 @@
+"""One case under one setting against plain torch: equal, refused, foreign or different."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import warnings
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from assigner import AssignerError, Pipeline
+from assigner.marking import PartitionGraph, partition_graph
+from assigner.plan import Plan, Stage
+from assigner.profile import WorkloadReference
+from assigner.runtime.microbatch import Cutting
+from assigner.workload import Workload, call_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from foreign.case import Case
+
+RAGGED = (8, 8, 5)
+"""Rows of the three training batches; the last is ragged."""
+EVALUATED = 6
+WORST = ("equal", "refused", "foreign", "different", "broken")
+"""Verdicts, better ones first. foreign: an exception that is no AssignerError; broken: plain torch fails itself."""
+REMEMBERING = ("python_state", "randomness")
+"""Modules of the list whose models count calls, or draw, in Python objects."""
+REMAT = {"none": "never", "half": "plan", "all": "always"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a case is run.
+
+    Args:
+        ranks: Over how many workers its partitions are spread.
+        micro_batches: Of a step.
+        remat: "none", "half" (every second partition) or "all".
+    """
+
+    ranks: int = 1
+    micro_batches: int = 1
+    remat: str = "none"
+
+    def __str__(self) -> str:
+        return f"{self.ranks} ranks, {self.micro_batches} micro-batches, remat {self.remat}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a setting gave.
+
+    Args:
+        kind: One of WORST.
+        words: The error's, or what differs first.
+        inherent: Plain torch over the micro-batches differs from plain torch over the whole batch.
+        lost: Names of state that plain training changed, and that this rank does not hold.
+    """
+
+    kind: str
+    words: str = ""
+    inherent: bool = False
+    lost: tuple[str, ...] = ()
+
+    def worse(self, other: Verdict) -> Verdict:
+        """The worse of two ranks' verdicts; lost is what neither holds."""
+        first, second = sorted((self, other), key=lambda each: -WORST.index(each.kind))
+        lost = tuple(name for name in first.lost if name in second.lost)
+        return replace(first, inherent=first.inherent or second.inherent, lost=lost)
+
+    def settled(self) -> Verdict:
+        """With all ranks' verdicts in it: state that none of them holds is a difference."""
+        if self.kind == "equal" and self.lost:
+            return replace(self, kind="different", words=f"no rank has {', '.join(self.lost)}")
+        return self
+
+
+@dataclass
+class Record:
+    """A training: losses, gradients and state after each step, and the loss in eval mode."""
+
+    losses: list[float]
+    gradients: list[dict[str, torch.Tensor | None]]
+    states: list[dict[str, torch.Tensor]]
+    evaluated: float = math.nan
+    moved: frozenset[str] = frozenset()
+    """Names of the state that training changed; of a shared tensor the first one."""
+
+
+def seeded(number: int) -> None:
+    """The same state of every global generator before a step, for both sides."""
+    random.seed(number)
+    np.random.seed(number)  # the global state that models draw from
+    torch.manual_seed(number)
+
+
+def call(model: torch.nn.Module, inputs: Any) -> Any:
+    args, kwargs = call_arguments(inputs)
+    return model(*args, **kwargs)
+
+
+def pieces(made: Workload, batch: Any, micro_batches: int) -> Iterator[tuple[Any, Any, float]]:
+    """(args and kwargs, targets, weight) of each micro-batch, as the runtime cuts them; of one: the batch as it is."""
+    inputs = call_arguments(batch[0])
+    if micro_batches == 1:
+        yield inputs, batch[1], 1.0
+        return
+    cutting, structure = Cutting(made), pytree.tree_structure(inputs)
+    for each in cutting.split(batch, -(-cutting.row_count(batch[0]) // micro_batches)):
+        yield pytree.tree_unflatten(each.inputs, structure), each.targets, each.weight
+
+
+def plain(made: Workload, micro_batches: int) -> Record:
+    """The same training in plain torch, its micro-batches one after another."""
+    torch.manual_seed(made.seed)
+    model = made.model()
+    optimizer = made.make_optimizer(model.named_parameters())
+    if any(type(each).train is not torch.nn.Module.train for each in model.modules()):
+        model.train()  # a loop's own call; it changes nothing for other models
+    record = Record([], [], [])
+    firsts = {id(each): name for name, each in reversed(model.state_dict(keep_vars=True).items())}
+    start = {name: each.detach().clone() for name, each in model.state_dict().items()}
+    for n, rows in enumerate(RAGGED):
+        batch = made.make_batch(rows, n)
+        seeded(n)
+        model.zero_grad()
+        total = 0.0
+        for (args, kwargs), targets, weight in pieces(made, batch, micro_batches):
+            loss = made.compute_loss(model(*args, **kwargs), targets) * weight
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        grads = {name: each.grad for name, each in model.named_parameters(remove_duplicate=False)}
+        record.gradients.append({name: None if each is None else each.clone() for name, each in grads.items()})
+        record.losses.append(total)
+        record.states.append({name: each.detach().clone() for name, each in model.state_dict().items()})
+    record.moved = frozenset(name for name in firsts.values() if distance(record.states[-1][name], start.get(name)))
+    model.eval()
+    seeded(len(RAGGED))
+    with torch.no_grad():
+        cut = pieces(made, made.make_batch(EVALUATED, 99), micro_batches)
+        record.evaluated = sum(
+            float(made.compute_loss(model(*args, **kwargs), targets)) * weight
+            for (args, kwargs), targets, weight in cut
+        )
+    return record
+
+
+def equal_plan(made: Workload, graph: PartitionGraph, setting: Setting) -> Plan:
+    """Partitions in their order, as many on each rank; every second one rematerialises."""
+    names = [piece.name for piece in graph.pieces]
+    bounds = [round(n * len(names) / setting.ranks) for n in range(setting.ranks + 1)]
+    held = [tuple(names[a:b]) for a, b in itertools.pairwise(bounds)]
+    return Plan(
+        workload=WorkloadReference(made.name, batch_size=made.batch_size, fingerprint=graph.fingerprint),
+        micro_batches=setting.micro_batches,
+        micro_batch_size=-(-made.batch_size // setting.micro_batches),
+        stages=tuple(
+            Stage(f"worker:{rank}/cpu", mine, tuple(name for name in mine if names.index(name) % 2 == 0))
+            for rank, mine in enumerate(held)
+            if mine
+        ),
+    )
+
+
+def distance(mine: Any, theirs: Any) -> float:
+    """Relative; infinite where one is missing or of another shape."""
+    if mine is None or theirs is None:
+        return 0.0 if mine is theirs else math.inf
+    mine, theirs = torch.as_tensor(mine).detach(), torch.as_tensor(theirs).detach()
+    if mine.shape != theirs.shape:
+        return math.inf
+    if not mine.numel():
+        return 0.0
+    mine, theirs = (each.to_dense() if each.layout is not torch.strided else each for each in (mine, theirs))
+    off = float((mine.to(torch.complex128) - theirs.to(torch.complex128)).abs().max())
+    return off / max(1.0, float(theirs.abs().max())) if math.isfinite(off) else math.inf
+
+
+def first_difference(pipeline: Pipeline, made: Workload, record: Record, case: Case) -> Iterator[str]:
+    """What differs, step by step."""
+    for n, rows in enumerate(RAGGED):
+        batch = made.make_batch(rows, n)
+        seeded(n)
+        loss = pipeline.step(batch)
+        if case.random:
+            if not math.isfinite(loss):
+                yield f"step {n}: the loss is {loss}"
+            continue
+        if distance(loss, record.losses[n]) > case.tolerance:
+            yield f"step {n}: loss {loss:.12g}, plain {record.losses[n]:.12g}"
+        gradients = pipeline.gradients()
+        for name, parameter in pipeline.named_parameters():
+            off = distance(gradients.get(name), record.gradients[n].get(name))
+            if off > case.tolerance and parameter.requires_grad:
+                yield f"step {n}: gradient of {name} is {off:.2g} off"
+        for name, tensor in pipeline.state_dict().items():
+            if name in record.states[n] and (off := distance(tensor, record.states[n][name])) > case.tolerance:
+                yield f"step {n}: {name} is {off:.2g} off"
+    seeded(len(RAGGED))
+    evaluated = pipeline.evaluate(made.make_batch(EVALUATED, 99))
+    if not case.random and distance(evaluated, record.evaluated) > case.tolerance:
+        yield f"eval: loss {evaluated:.12g}, plain {record.evaluated:.12g}"
+
+
+def told(error: BaseException) -> str:
+    words = f"{type(error).__name__}: {error}"
+    hint = getattr(error, "hint", None)
+    return f"{words} | {hint}" if hint else words
+
+
+class Judge:
+    """All settings of one case; its partitions are found once, unless Python objects of the model remember runs.
+
+    Args:
+        case: The case.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._graph: PartitionGraph | None = None
+        self._refused: AssignerError | None = None
+        self._records: dict[int, Record] = {}
+
+    def _record(self, micro_batches: int) -> Record:
+        if micro_batches not in self._records:
+            self._records[micro_batches] = plain(self.case.make(), micro_batches)
+        return self._records[micro_batches]
+
+    def _partitions(self, made: Workload) -> PartitionGraph:
+        if self._refused is not None:
+            raise self._refused
+        if self._graph is None or self.case.group in REMEMBERING:
+            try:
+                self._graph = partition_graph(made)
+            except AssignerError as error:
+                self._refused = error
+                raise
+        return self._graph
+
+    def verdict(self, setting: Setting) -> Verdict:
+        """What a setting gives on this rank."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self._verdict(setting)
+
+    def _verdict(self, setting: Setting) -> Verdict:
+        try:
+            whole = self._record(1)
+        except Exception as error:  # noqa: BLE001 - a case that plain torch cannot train is no case
+            return Verdict("broken", told(error))
+        inherent, lost, found = False, (), ""
+        try:
+            record = whole
+            if setting.micro_batches > 1:
+                record = self._record(setting.micro_batches)
+                inherent = not self.case.random and unlike(record, whole, self.case.tolerance)
+                if not self.case.inherent:
+                    record = whole
+            made = self.case.make()
+            graph = self._partitions(made)
+            plan = equal_plan(made, graph, setting)
+            moved = "micro_batch" if self.case.inherent else "deferred"
+            with Pipeline(
+                made, plan, remat=REMAT[setting.remat], graph=graph, batch_norm=moved, timeout_s=30
+            ) as pipeline:
+                lost = tuple(sorted(record.moved - set(pipeline.state_dict())))
+                found = next(iter([*first_difference(pipeline, made, record, self.case)]), "")  # all ranks go on
+        except AssignerError as error:
+            return Verdict("refused", told(error), inherent)
+        except Exception as error:  # noqa: BLE001 - what comes out raw is the finding
+            return Verdict("foreign", told(error), inherent)
+        return Verdict("different" if found else "equal", found, inherent, lost)
+
+
+def unlike(record: Record, whole: Record, tolerance: float) -> bool:
+    """Whether two plain trainings differ."""
+    pairs = [*zip(record.losses, whole.losses, strict=True), (record.evaluated, whole.evaluated)]
+    for mine, theirs in zip(record.states, whole.states, strict=True):
+        pairs += [(mine[name], theirs[name]) for name in theirs]
+    return any(distance(mine, theirs) > tolerance for mine, theirs in pairs)

@@ -1,0 +1,279 @@
+# ruff: noqa: ARG005 - the signatures are torch's
+"""Hooks of every kind: on tensors, parameters, modules and the root."""
+
+from __future__ import annotations
+
+import torch
+from foreign.case import case
+from torch import nn
+from workloads import WIDTH
+
+
+class Net(nn.Module):
+    """Three layers; subclasses hang hooks on them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        return self.last(torch.tanh(self.second(h)))
+
+
+MARKS = ("first", "second", "last")
+
+
+@case("tensor hook that scales, at the root", *MARKS)
+class TensorHook(Net):
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        if h.requires_grad:
+            h.register_hook(lambda gradient: gradient * 0.1)
+        return self.last(torch.tanh(self.second(h)))
+
+
+class HookedLayer(nn.Linear):
+    def forward(self, x):
+        h = super().forward(x)
+        if h.requires_grad:
+            h.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+        return h
+
+
+@case("tensor hook inside a marked module", *MARKS)
+class TensorHookInside(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = HookedLayer(WIDTH, WIDTH)
+
+
+@case("retain_grad on a hidden value", *MARKS, refusal="retain_grad|grad")
+class RetainGrad(Net):
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        if h.requires_grad:
+            h.retain_grad()
+        return self.last(torch.tanh(self.second(h)))
+
+
+@case("parameter hook registered in __init__, of a marked module", *MARKS)
+class ParameterHook(Net):
+    def __init__(self):
+        super().__init__()
+        self.second.weight.register_hook(lambda gradient: gradient * 0.5)
+
+
+@case("parameter hook registered in a marked module's __init__", *MARKS)
+class ParameterHookInside(Net):
+    class Masked(nn.Linear):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.weight.register_hook(lambda gradient: gradient.tril())
+
+    def __init__(self):
+        super().__init__()
+        self.second = self.Masked(WIDTH, WIDTH)
+
+
+@case("parameter hook on a parameter of the root", *MARKS)
+class RootParameterHook(Net):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.scale.register_hook(lambda gradient: gradient * 0.25)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x)) * self.scale
+        return self.last(torch.tanh(self.second(h)))
+
+
+def halve(parameter):
+    parameter.grad.mul_(0.5)
+
+
+@case("post-accumulate-grad hook", *MARKS, inherent=True)
+class PostAccumulate(Net):
+    def __init__(self):
+        super().__init__()
+        self.first.weight.register_post_accumulate_grad_hook(halve)
+
+
+@case("forward hook that changes the output of a marked module", *MARKS)
+class ForwardHook(Net):
+    def __init__(self):
+        super().__init__()
+        self.second.register_forward_hook(lambda module, args, output: output * 2)
+
+
+@case("forward pre-hook that changes the input of a marked module", *MARKS)
+class ForwardPreHook(Net):
+    def __init__(self):
+        super().__init__()
+        self.second.register_forward_pre_hook(lambda module, args: (args[0] + 0.5,))
+
+
+@case("forward hook with kwargs", *MARKS)
+class KwargsHook(Net):
+    def __init__(self):
+        super().__init__()
+        self.second.register_forward_hook(lambda module, args, kwargs, output: output + 1, with_kwargs=True)
+
+
+@case("full backward hook on a marked module", *MARKS)
+class BackwardHook(Net):
+    def __init__(self):
+        super().__init__()
+        self.second.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 0.5,))
+
+
+@case("full backward pre-hook on a marked module", *MARKS)
+class BackwardPreHook(Net):
+    def __init__(self):
+        super().__init__()
+        self.second.register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * 0.5,))
+
+
+@case("backward hook on an unmarked submodule", "first", "last")
+class UnmarkedBackwardHook(Net):
+    def __init__(self):
+        super().__init__()
+        self.second.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 0.5,))
+
+
+@case("backward hook inside a marked module", "body", "last")
+class NestedBackwardHook(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        self.body[1].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 0.5,))
+        self.last = nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.last(self.body(x))
+
+
+@case("forward hook on the root: the output doubled", *MARKS)
+class RootForwardHook(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_forward_hook(lambda module, args, output: output * 2)
+
+
+@case("forward pre-hook on the root: the input normalised", *MARKS)
+class RootPreHook(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_forward_pre_hook(lambda module, args: (args[0] / args[0].norm(dim=1, keepdim=True),))
+
+
+@case("full backward hook on the root", *MARKS, refusal="hook")
+class RootBackwardHook(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * 0.5,))
+
+
+@case("features collected by a forward hook, read in the root's forward", *MARKS, refusal="hook|attribute")
+class Collected(Net):
+    def __init__(self):
+        super().__init__()
+        self.features = {}
+        self.first.register_forward_hook(lambda module, args, output: self.features.update(first=output))
+
+    def forward(self, x):
+        h = self.second(torch.tanh(self.first(x)))
+        return self.last(h + self.features["first"])
+
+
+@case("activations recorded by hooks, for logging alone", *MARKS)
+class Logged(Net):
+    def __init__(self):
+        super().__init__()
+        self.means = []
+        for layer in (self.first, self.second):
+            layer.register_forward_hook(lambda module, args, output: self.means.append(float(output.detach().mean())))
+
+
+@case("a hook registered in forward on a marked module's output, gradient noted in a list", *MARKS, refusal="hook")
+class GradientNoted(Net):
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        notes = []
+        if h.requires_grad:
+            h.register_hook(lambda gradient: notes.append(gradient.norm()))
+        return self.last(torch.tanh(self.second(h)))
+
+
+@case("a multi-grad hook at the root", *MARKS, refusal="hook")
+class MultiGrad(Net):
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        g = torch.tanh(self.second(h))
+        if h.requires_grad:
+            torch.autograd.graph.register_multi_grad_hook((h, g), lambda gradients: None)
+        return self.last(g)
+
+
+@case("a hook on a node's grad_fn at the root", *MARKS, refusal="hook|grad_fn|traced")
+class NodeHook(Net):
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        if h.grad_fn is not None:
+            h.grad_fn.register_prehook(lambda gradients: (gradients[0] * 0.5,))
+        return self.last(torch.tanh(self.second(h)))
+
+
+@case("a global forward hook, as profilers and summaries set one", *MARKS)
+class GlobalHook(Net):
+    def forward(self, x):
+        handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: None)
+        try:
+            return super().forward(x)
+        finally:
+            handle.remove()
+
+
+@case("spectral-norm-like pre-hook that writes a weight", *MARKS)
+class WeightFromHook(Net):
+    """`weight = g * v / |v|`, made anew before each forward, as old weight_norm does."""
+
+    def __init__(self):
+        super().__init__()
+        weight = self.second.weight
+        del self.second._parameters["weight"]
+        self.second.register_parameter("weight_v", nn.Parameter(weight.data))
+        self.second.weight = weight.data
+        self.second.register_forward_pre_hook(self.make)
+
+    @staticmethod
+    def make(module, _):
+        module.weight = module.weight_v / module.weight_v.norm()
+
+
+@case("saved_tensors_hooks around a marked module", *MARKS)
+class SavedHooks(Net):
+    def forward(self, x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: each):
+            h = torch.tanh(self.first(x))
+        return self.last(torch.tanh(self.second(h)))
+
+
+def hooked_loss(made, wanted):
+    if made.requires_grad:
+        made.register_hook(lambda gradient: gradient * 0.5)
+    return nn.functional.mse_loss(made, wanted)
+
+
+@case("a loss that registers a hook on the output", *MARKS, loss=hooked_loss)
+class HookedOutput(Net):
+    pass
+
+
+@case("a hook that is removed again", *MARKS)
+class Removed(Net):
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        if h.requires_grad:
+            h.register_hook(lambda gradient: gradient * 100).remove()
+        return self.last(torch.tanh(self.second(h)))

@@ -1,0 +1,325 @@
+# ruff: noqa: ARG005 - decorators on one line
+"""State in Python objects, randomness that is not torch's, and questions that forward asks about how it is run."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from foreign.case import case
+from torch import nn
+from workloads import WIDTH, workload
+
+MARKS = ("first", "second", "last")
+STATE = "state|counter|attribute|changes|between two|python|random"
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(WIDTH, WIDTH), self.make(), nn.Linear(WIDTH, 1)
+
+    def make(self):
+        return nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+def inside(name, **words):
+    """A layer whose forward has the habit, marked."""
+
+    def add(layer):
+        made = type(
+            layer.__name__ + "Net", (Net,), {"make": lambda self: layer(WIDTH, WIDTH), "__module__": layer.__module__}
+        )
+        case(f"{name}, in a marked module", *MARKS, **words)(made)
+        return layer
+
+    return add
+
+
+@case("call counter at the root", *MARKS, inherent=True, refusal=STATE)
+class RootCounter(Net):
+    calls = 0
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return super().forward(x / (1 + 0.1 * self.calls))
+
+
+@inside("call counter", inherent=True, refusal=STATE)
+class Counter(nn.Linear):
+    calls = 0
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return super().forward(x) / (1 + 0.1 * self.calls)
+
+
+@case("counter in a global of the model's module", *MARKS, inherent=True, refusal=STATE)
+def _():
+    calls = itertools.count(1)
+
+    class GlobalCounter(Net):
+        def forward(self, x):
+            return super().forward(x / next(calls) if self.training else x)
+
+    return workload(GlobalCounter, *MARKS)
+
+
+@case("LayerDrop by random.random() at the root", "first", "layers.*", "last", inherent=True, refusal=STATE)
+class LayerDrop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            if self.training and random.random() < 0.4:
+                continue
+            x = x + torch.tanh(layer(x))
+        return self.last(x)
+
+
+@case("LayerDrop by np.random at the root", "first", "layers.*", "last", inherent=True, refusal=STATE)
+class NumpyLayerDrop(LayerDrop):
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            if np.random.uniform() > 0.4 or not self.training:
+                x = x + torch.tanh(layer(x))
+        return self.last(x)
+
+
+@case(
+    "LayerDrop by torch.rand([]) at the root (transformers)",
+    "first",
+    "layers.*",
+    "last",
+    random=True,
+    refusal="value|traced|random",
+)
+class TorchLayerDrop(LayerDrop):
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            if self.training and torch.rand([]) < 0.4:
+                continue
+            x = x + torch.tanh(layer(x))
+        return self.last(x)
+
+
+@inside("layer skipped by random.random()", inherent=True, refusal=STATE)
+class Skipped(nn.Linear):
+    def forward(self, x):
+        return x if self.training and random.random() < 0.5 else super().forward(x)
+
+
+@inside("noise of np.random", inherent=True, refusal=STATE)
+class NumpyNoise(nn.Linear):
+    def forward(self, x):
+        scale = np.random.normal() if self.training else 1.0
+        return super().forward(x) * scale
+
+
+@case("mixup by np.random.beta at the root", *MARKS, inherent=True, refusal=STATE)
+class Mixup(Net):
+    def forward(self, x):
+        share = np.random.beta(1.0, 1.0) if self.training else 1.0
+        return super().forward(x * share + x.flip(1) * (1 - share))
+
+
+@case("a layer chosen by random.choice at the root", "first", "layers.*", "last", inherent=True, refusal=STATE)
+class Choice(LayerDrop):
+    def forward(self, x):
+        layer = random.choice(list(self.layers)) if self.training else self.layers[0]
+        return self.last(torch.tanh(layer(self.first(x))))
+
+
+@case("heads in turn by itertools.cycle", "first", "layers.*", "last", inherent=True, refusal=STATE)
+class Cycle(LayerDrop):
+    def __init__(self):
+        super().__init__()
+        self.turns = itertools.cycle(range(4))
+
+    def forward(self, x):
+        layer = self.layers[next(self.turns)] if self.training else self.layers[0]
+        return self.last(torch.tanh(layer(self.first(x))))
+
+
+@case("stochastic depth by torch.rand for each row", "first", "layers.*", "last", random=True)
+class StochasticDepth(LayerDrop):
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            keep = (torch.rand(x.size(0), 1) < 0.8).to(x.dtype) if self.training else 1.0
+            x = x + torch.tanh(layer(x)) * keep
+        return self.last(x)
+
+
+@case("dropout", "first", "layers.*", "last", random=True)
+class Dropout(LayerDrop):
+    def forward(self, x):
+        for layer in (self.first, *self.layers):
+            x = F.dropout(torch.tanh(layer(x)), 0.2, self.training)
+        return self.last(x)
+
+
+@case("a factor annealed in forward at the root", *MARKS, inherent=True, refusal=STATE)
+class AnnealedFactor(Net):
+    factor = 1.0
+
+    def forward(self, x):
+        if self.training:
+            self.factor *= 0.7
+        return super().forward(x * self.factor)
+
+
+@case("dropout's rate set in forward to nothing", *MARKS)
+class RateSet(Net):
+    def make(self):
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
+
+    def forward(self, x):
+        self.second[1].p = 0.0
+        return super().forward(x)
+
+
+@case("dropout's rate annealed in forward", *MARKS, random=True, refusal=STATE + "|dropout")
+class RateAnnealed(RateSet):
+    def forward(self, x):
+        if self.training:
+            self.second[1].p *= 0.5
+        return Net.forward(self, x)
+
+
+@case("a config object that forward anneals and a block reads", *MARKS, inherent=True, refusal=STATE + "|share|object")
+class SharedConfig(Net):
+    class Layer(nn.Linear):
+        def __init__(self, config):
+            super().__init__(WIDTH, WIDTH)
+            self.config = config
+
+        def forward(self, x):
+            return super().forward(x) * self.config["scale"]
+
+    def __init__(self):
+        self.config = {"scale": 1.0}
+        super().__init__()
+
+    def make(self):
+        return self.Layer(self.config)
+
+    def forward(self, x):
+        if self.training:
+            self.config["scale"] *= 0.8
+        return super().forward(x)
+
+
+class Context(Net):
+    """Blocks that share a Python object."""
+
+    class Writer(nn.Linear):
+        def __init__(self, context):
+            super().__init__(WIDTH, WIDTH)
+            self.context = context
+
+        def forward(self, x):
+            y = super().forward(x)
+            self.context["seen"] = y
+            return y
+
+    class Reader(Writer):
+        def forward(self, x):
+            return nn.Linear.forward(self, x) + self.context["seen"]
+
+    def __init__(self):
+        super().__init__()
+        context = {}
+        self.first, self.second = self.Writer(context), self.Reader(context)
+
+
+SHARED = "share|object|attribute|partition|hook|read"
+case("a context dict that one block fills and another reads", *MARKS, refusal=SHARED)(Context)
+
+
+@case("a list that one block fills and another reads", *MARKS, refusal=SHARED)
+class Skips(Net):
+    class Down(nn.Linear):
+        def __init__(self, kept):
+            super().__init__(WIDTH, WIDTH)
+            self.kept = kept
+
+        def forward(self, x):
+            y = torch.relu(super().forward(x))
+            self.kept.append(y)
+            return y
+
+    class Up(Down):
+        def forward(self, x):
+            return nn.Linear.forward(self, x) + self.kept.pop()
+
+    def __init__(self):
+        super().__init__()
+        kept = []
+        self.first, self.second = self.Down(kept), self.Up(kept)
+
+
+@case(
+    "one step counter that two blocks read and the first one moves", *MARKS, inherent=True, refusal=SHARED + "|" + STATE
+)
+class SharedCounter(Net):
+    class Layer(nn.Linear):
+        def __init__(self, steps, move):
+            super().__init__(WIDTH, WIDTH)
+            self.steps, self.move = steps, move
+
+        def forward(self, x):
+            if self.move and self.training:
+                self.steps[0] += 1
+            return super().forward(x) / (1 + 0.1 * self.steps[0])
+
+    def __init__(self):
+        super().__init__()
+        steps = [0]
+        self.first, self.second = self.Layer(steps, True), self.Layer(steps, False)
+
+
+@case("one norm layer used by two marked blocks, hidden from the module tree", *MARKS, inherent=True, refusal=SHARED)
+class HiddenNorm(Net):
+    class Layer(nn.Linear):
+        def __init__(self, norm):
+            super().__init__(WIDTH, WIDTH)
+            self.norms = [norm]
+
+        def forward(self, x):
+            return self.norms[0](super().forward(x))
+
+    def __init__(self):
+        super().__init__()
+        norm = nn.LayerNorm(WIDTH, dtype=torch.float64)
+        self.first, self.second = self.Layer(norm), self.Layer(norm)
+
+
+@case("one BatchNorm used by two marked blocks", *MARKS, inherent=True, refusal=SHARED + "|BatchNorm|buffer")
+class SharedNorm(Net):
+    class Layer(nn.Module):
+        def __init__(self, norm):
+            super().__init__()
+            self.linear, self.norm = nn.Linear(WIDTH, WIDTH), norm
+
+        def forward(self, x):
+            return self.norm(self.linear(x))
+
+    def __init__(self):
+        super().__init__()
+        norm = nn.BatchNorm1d(WIDTH)
+        self.first, self.second = self.Layer(norm), self.Layer(norm)
