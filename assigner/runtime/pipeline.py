@@ -159,9 +159,9 @@ class Pipeline:
 
     def _check_move(self, plan: Plan) -> None:
         self._member.place(plan)
-        self.optimizer.check(shares_of(self.graph, plan))
         if self._waiting and self._installed.gradients.named():
             raise UsageError("gradients wait for their update", hint="apply or drop them before the move")
+        self.optimizer.check(shares_of(self.graph, plan))
 
     @property
     def rank(self) -> int:
