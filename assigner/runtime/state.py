@@ -29,7 +29,7 @@ from assigner.deferred.recorder import written_tensors
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 @dataclass(slots=True)
@@ -138,6 +138,7 @@ class PartitionState:
     Args:
         module: The partition.
         written: The rank's tensors that forwards write.
+        loss: What runs behind it: it may have a memory too.
 
     Attributes:
         modules: The partition's, each once.
@@ -145,9 +146,10 @@ class PartitionState:
         writes: The tensors that it is known to write, by their ids.
     """
 
-    def __init__(self, module: nn.Module, written: WrittenTensors) -> None:
+    def __init__(self, module: nn.Module, written: WrittenTensors, loss: Callable[..., Any] | None = None) -> None:
         self.modules = list(module.modules())
         users = has_user_code(module)
+        self._loss = () if loss is None else (loss,)
         self._changeable = [each for each in self.modules if users and not isinstance(each, fx.GraphModule)]
         self.written = written
         self.was_watched = False
@@ -168,7 +170,7 @@ class PartitionState:
             runs_again: It will be recomputed.
         """
         self._look()
-        memento = Memento(self._changeable) if runs_again else None
+        memento = Memento(self._changeable, self._loss) if runs_again else None
         writes = dict(self.writes)
         if memento is not None:
             writes |= {id(each): each for each in memento.tensors if id(each) in self._loose}

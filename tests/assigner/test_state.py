@@ -343,3 +343,46 @@ def test_a_shared_weight_that_another_worker_reads():
     written.add(share.parameters["body.weight"])
     with pytest.raises(UsageError, match=r"writes table\.weight, which another worker holds too"):
         written.add(share.parameters["table.weight"])
+
+
+class Remembering(nn.Module):
+    """A loss that weighs by how often it was called, and by a mean that it moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.register_buffer("mean", torch.ones((), dtype=torch.float64))
+
+    def forward(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        loss = (output - targets).square().mean()
+        with torch.no_grad():
+            self.mean.mul_(0.5).add_(loss, alpha=0.5)
+        return loss / self.mean * self.calls
+
+
+def remembering() -> Callable[..., torch.Tensor]:
+    """A function that counts, lists and remembers in its closure."""
+    calls, seen = 0, [1.0]
+
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        seen.append(seen[-1] / 2)
+        return (output - targets).square().mean() * calls * sum(seen)
+
+    return loss
+
+
+@pytest.mark.parametrize("remat", ["never", "always"])
+@pytest.mark.parametrize("kind", [Remembering, remembering])
+def test_a_loss_with_a_memory(kind, remat):
+    """It is called twice where the last partition runs again, and remembers once."""
+    plain = workload(lambda: nn.Sequential(nn.Linear(WIDTH, 1)), loss=kind())
+    reference = Reference(plain)
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, 1)), loss=kind())
+    with Pipeline(made, make_plan(made, micro_batches=1), remat=remat) as pipeline:
+        for n in range(4):
+            batch = made.make_batch(8, n)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
+            assert reference.gradient_distance(pipeline.gradients()) < EXACT
