@@ -21,9 +21,9 @@ from torch import nn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None)))
+ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _MOST_ITEMS = 10_000  # of a larger container the items are kept as the objects that they are
-_STANDARD = frozenset(nn.Module().__dict__) - {"training"}
+STANDARD = frozenset(nn.Module().__dict__) - {"training"}
 
 _PLAIN: set[type] = {nn.Module}
 
@@ -97,7 +97,7 @@ class Memento:
 
     def _meet(self, value: Any) -> None:
         kind = type(value)
-        if kind in _ATOMS or id(value) in self._known:
+        if kind in ATOMS or id(value) in self._known:
             return
         self._known[id(value)] = value
         if isinstance(value, torch.Tensor):
@@ -124,7 +124,7 @@ def _values(module: nn.Module) -> list[Any]:
         return []
     if type(module).__module__.startswith("torch.nn.modules."):
         _PLAIN.add(type(module))
-    return [value for name, value in module.__dict__.items() if type(value) not in _ATOMS and name not in _STANDARD]
+    return [value for name, value in module.__dict__.items() if type(value) not in ATOMS and name not in STANDARD]
 
 
 def let_go(modules: Iterable[nn.Module]) -> None:
@@ -165,6 +165,12 @@ def _keeper(value: Any) -> _Keeper | None:
     if type(value).__module__.partition(".")[0] != "numpy":
         return None
     return _OF_NUMPY.get(type(value).__name__)
+
+
+def state_of(value: Any) -> Any:
+    """The contents of a generator or an array; None: it is neither."""
+    keeper = _keeper(value)
+    return None if keeper is None else keeper.copy(value)
 
 
 def _put_space(space: dict[Any, Any], values: dict[Any, Any]) -> None:
