@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_state import Counting, Keeping, Queue, made_of
+from changing_models import Counting, Keeping, Queue, made_of
 from workloads import Reference, graph_of, make_plan, normalised, workload
 
 from assigner import Pipeline
