@@ -257,3 +257,44 @@ class TiedAndRenormed(nn.Module):
 
 def tied_and_renormed() -> Any:
     return workload(TiedAndRenormed, "*", batch=tokens, loss=next_token)
+
+
+class Whole(Part):
+    """Moves a running vector of which another partition reads a part."""
+
+    def __init__(self, whole: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("whole", whole)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.inner(x)
+        with torch.no_grad():
+            self.whole.mul_(0.5).add_(h.mean(0), alpha=0.5)
+        return h
+
+
+class Half(Part):
+    """Reads the first half of it, on the same storage."""
+
+    def __init__(self, whole: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("part", whole[: WIDTH // 2])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * self.part.sum()
+
+
+class Sharing(nn.Module):
+    """Two partitions on one storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = torch.ones(WIDTH, dtype=torch.float64)
+        self.one, self.two, self.last = Whole(whole), Half(whole), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.two(self.one(x)))
+
+
+def sharing() -> Any:
+    return workload(Sharing, "*")

@@ -98,7 +98,7 @@ class WrittenTensors:
         Raises:
             UsageError: another worker holds one of them too, and would not see it.
         """
-        family = self._family.get(id(tensor), [tensor])
+        family = self.family(tensor)
         shared = next((self._elsewhere[id(each)] for each in family if id(each) in self._elsewhere), None)
         if shared is not None:
             raise UsageError(
@@ -107,6 +107,10 @@ class WrittenTensors:
             )
         self._found.update((id(each), each) for each in family)
         return family
+
+    def family(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """All tensors on one storage with this one, and itself."""
+        return self._family.get(id(tensor), [tensor])
 
     def drop(self, tensor: torch.Tensor) -> None:
         """No module holds this one any more."""
@@ -175,7 +179,8 @@ class PartitionState:
         if memento is not None:
             writes |= {id(each): each for each in memento.tensors if id(each) in self._loose}
         if not self.was_watched:  # nothing is known yet: buffers are likely, and weights are large
-            writes |= {id(each): each for each in self._tensors if not isinstance(each, nn.Parameter)}
+            buffers = [each for each in self._tensors if not isinstance(each, nn.Parameter)]
+            writes |= {id(each): each for buffer in buffers for each in self.written.family(buffer)}
         start = [HeldTensor.of(each) for each in writes.values()]
         if start:
             _on_copies(list(writes.values()))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from changing_models import CHANGING, made_of, micro_batched, tied_and_renormed, tossing
+from changing_models import CHANGING, made_of, micro_batched, sharing, tied_and_renormed, tossing
 from torch import nn
 from workloads import WIDTH, Reference, graph_of, make_plan, workload
 
@@ -142,3 +142,16 @@ def test_a_loss_with_a_memory(kind, remat):
             batch = made.make_batch(8, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
             assert reference.gradient_distance(pipeline.gradients()) < EXACT
+
+
+@pytest.mark.parametrize("remat", ["never", "always"])
+def test_two_partitions_on_one_storage(remat):
+    """What one writes the other reads, and the recompute of either reads it as its forward did."""
+    made = sharing()
+    reference = Reference(made)
+    with Pipeline(made, make_plan(made, micro_batches=2), remat=remat) as pipeline:
+        for n in range(3):
+            batch = made.make_batch(4, n)
+            assert pipeline.step(batch) == pytest.approx(micro_batched(reference, batch, 2), abs=EXACT)
+            assert reference.gradient_distance(pipeline.gradients()) < EXACT
+        assert reference.distance(pipeline.state_dict().items()) < EXACT
