@@ -23,7 +23,7 @@ from torch import nn
 from assigner.deferred.disguise import LooksReal
 from assigner.deferred.errors import BuilderError
 from assigner.deferred.recorder import Recorder, is_meta
-from assigner.deferred.replay import Replay, View
+from assigner.deferred.replay import Replay, ReplayedMemory, View
 from assigner.errors import UsageError
 from assigner.usercode import user_code, user_line
 
@@ -94,6 +94,10 @@ class DeferredModel:
             for module, flag in before.items():
                 module.training = flag
 
+    def replayed(self, storages: set[int]) -> dict[int, ReplayedMemory]:
+        """The memory behind some meta storages, with its initial values."""
+        return Replay(self._calls, storages).run()
+
     def materialise(self, names: Iterable[str], device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
         """The named parameters and buffers with their initial values.
 
@@ -108,7 +112,7 @@ class DeferredModel:
         known = self.tensors()
         wanted = {name: known[name] for name in names}
         storages = {tensor.untyped_storage()._cdata for tensor in wanted.values() if is_meta(tensor)}
-        memory = Replay(self._calls, storages).run()
+        memory = self.replayed(storages)
         made: dict[int, torch.Tensor] = {}
         for tensor in wanted.values():
             if id(tensor) not in made:

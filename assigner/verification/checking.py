@@ -16,6 +16,7 @@ from assigner.errors import UsageError
 from assigner.profile import Verification
 from assigner.verification.comparing import differences
 from assigner.verification.draws import kept_python, seed_modules
+from assigner.verification.initial import ReplayedModel
 from assigner.verification.locating import find_beginning
 from assigner.verification.partitions import Partitions, capture_ahead
 from assigner.verification.plain import PlainModel
@@ -52,7 +53,7 @@ def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
         UsageError: the plain model itself fails, at any size that was tried; the message has its line.
     """
     began = time.perf_counter()
-    workload = replace(workload, compile=None)
+    workload, graph = replace(workload, compile=None), replace(graph, deferred=ReplayedModel(graph.deferred))
     sizes = list(dict.fromkeys([(_ROWS, 2), (workload.batch_size, 2), (workload.batch_size, 1)]))
     with _few_threads(len(graph.pieces)), kept_python():
         for rows, micro_batches in sizes:
