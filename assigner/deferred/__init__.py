@@ -15,15 +15,18 @@ Source of the idea: deferred initialisation by record and replay, as in torchdis
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from assigner.deferred.disguise import LooksReal
 from assigner.deferred.errors import BuilderError
+from assigner.deferred.likeness import check_hung, in_likeness
+from assigner.deferred.memento import Memento
 from assigner.deferred.recorder import Recorder, is_meta
 from assigner.deferred.replay import Replay, ReplayedMemory, View
+from assigner.deferred.surroundings import objects_from_outside
 from assigner.errors import UsageError
 from assigner.usercode import user_code, user_line
 
@@ -40,6 +43,7 @@ class DeferredModel:
 
     Attributes:
         model: The module tree; its parameters and buffers are meta tensors.
+        outside: What its modules hold, by id, that is not the model's own (see `objects_from_outside`).
 
     Raises:
         UsageError: the builder looks at random values, which do not exist yet, changes tensors that it has loaded, or
@@ -53,6 +57,7 @@ class DeferredModel:
             torch.manual_seed(seed)
             with user_code("Workload.model"), recorder, recorder.rejection_sampling(), LooksReal(recorder):
                 self.model = builder()
+                _settle_mode(self.model)
         except BuilderError as error:
             raise UsageError(f"the model's builder {error.message} at {user_line(error)}", hint=error.hint) from error
         finally:
@@ -62,7 +67,9 @@ class DeferredModel:
             raise UsageError(f"Workload.model gave {type(self.model).__name__}", hint="it must return an nn.Module")
         for name, tensor in self.tensors().items():
             recorder.keep_unseen(tensor, f"as {name}")
+        check_hung(self.tensors())
         self._calls, self._storages = recorder.calls, recorder.storages
+        self.outside = objects_from_outside(builder, self.model)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every parameter and buffer by name; names that share one tensor all stand here."""
@@ -84,15 +91,14 @@ class DeferredModel:
                 module.training = flag
 
     def flags(self, *, training: bool) -> dict[str, bool]:
-        """Each submodule's `training`, by name: as it was built, or after the model's own `eval()`."""
-        before = {module: module.training for module in self.model.modules()}
-        try:
+        """Each submodule's `training`, by each of its names: as it was built, or after the model's own `eval()`.
+
+        What else that `eval()` does, as merging weights, is taken back: forwards compute without it.
+        """
+        with Memento(self.model.modules()).put_back():
             if not training:
                 self.model.eval()
-            return {name: module.training for name, module in self.model.named_modules()}
-        finally:
-            for module, flag in before.items():
-                module.training = flag
+            return {name: module.training for name, module in self.model.named_modules(remove_duplicate=False)}
 
     def replayed(self, storages: set[int]) -> dict[int, ReplayedMemory]:
         """The memory behind some meta storages, with its initial values."""
@@ -106,7 +112,8 @@ class DeferredModel:
             device: Where the tensors go; they are made on the CPU, so that every device starts from the same values.
 
         Returns:
-            name -> tensor; parameters are `nn.Parameter` and keep `requires_grad`. A tensor that was there before the
+            name -> tensor; parameters have the class, the attributes, the hooks and the `requires_grad` that the
+            builder has given them. A tensor that was there before the
             builder ran is copied: it is the user's own.
         """
         known = self.tensors()
@@ -118,7 +125,15 @@ class DeferredModel:
             if id(tensor) not in made:
                 view = View.of(tensor)
                 value = memory[view.storage].look(view) if is_meta(tensor) else tensor.detach().clone()
-                value = value.to(device)
-                is_parameter = isinstance(tensor, nn.Parameter)
-                made[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
+                made[id(tensor)] = in_likeness(tensor, value.to(device))
         return {name: made[id(tensor)] for name, tensor in wanted.items()}
+
+
+def _settle_mode(model: Any) -> None:
+    """Have modules with a `train` of their own do what it does: one may keep its BatchNorm in eval mode.
+
+    A training script calls it on the model before its loop.
+    """
+    for module in model.modules() if isinstance(model, nn.Module) else ():
+        if type(module).train is not nn.Module.train:
+            module.train(module.training)

@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from assigner.deferred.memento import Memento
 from assigner.errors import MarkingError
 from assigner.marking.casting import casting
 from assigner.marking.domain import Domain, find_domain, input_key, input_structure
@@ -223,7 +224,8 @@ def _export(
     with mode:
         anchor = torch.empty((), requires_grad=True)
     calls, watched = replaced(opaque, anchor), caught.active()
-    with fake_tensors(model, mode), _given_momenta(model), calls, watched, mode, casting(autocast, "cpu"):
+    kept = Memento(model.modules()).put_back()  # torch.export gives modules copies of their lists and dicts
+    with kept, fake_tensors(model, mode), _given_momenta(model), calls, watched, mode, casting(autocast, "cpu"):
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
         if caught.changes:

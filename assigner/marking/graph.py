@@ -259,7 +259,7 @@ class PartitionGraph:
         """
         pieces = [self.piece[name] for name in names]
         tensors = self.deferred.materialise({name for piece in pieces for name in piece.state}, device)
-        return {piece.name: build_module(self.deferred.model, piece, tensors, torch.device(device)) for piece in pieces}
+        return {piece.name: build_module(self.deferred, piece, tensors, torch.device(device)) for piece in pieces}
 
     def rebuild_output(self, leaves: Sequence[torch.Tensor]) -> Any:
         """The model's output, in its own structure, from what the last partition returned."""

@@ -9,19 +9,22 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from assigner.deferred.memento import Memento
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from assigner.deferred import DeferredModel
     from assigner.marking.graph import Piece
 
 
 def build_module(
-    model: nn.Module, piece: Piece, tensors: Mapping[str, torch.Tensor], device: torch.device
+    deferred: DeferredModel, piece: Piece, tensors: Mapping[str, torch.Tensor], device: torch.device
 ) -> fx.GraphModule:
     """A piece as a module that holds just its own part of the model, under the model's own names.
 
     Args:
-        model: The whole model on the meta device; left as it is.
+        deferred: The whole model on the meta device; left as it is.
         piece: What to build.
         tensors: Its parameters and buffers by name, on the device.
         device: Where its glue makes its tensors.
@@ -30,12 +33,23 @@ def build_module(
     root.update({name: tensors[name] for name in piece.state})
     for node in piece.graph.nodes:
         if node.op == "call_module":
-            root[str(node.target)] = copy.deepcopy(model.get_submodule(str(node.target)))
+            root[str(node.target)] = _own_copy(deferred, str(node.target))
     for name in piece.state:
         owner = next((each for each in root if name.startswith(each + ".")), None)
         if owner is not None:
             _set_tensor(root[owner], name.removeprefix(owner + "."), tensors[name])
     return _assemble(root, piece, device)
+
+
+def _own_copy(deferred: DeferredModel, name: str) -> nn.Module:
+    """A submodule of the pipeline's own, with the objects of the script's that it holds.
+
+    A tensor that was computed and is kept as an attribute, as old weight_norm's `weight`, is made anew in forward:
+    torch copies none that has a graph.
+    """
+    module = deferred.model.get_submodule(name)
+    computed = [each for each in Memento(module.modules()).tensors if each.grad_fn is not None]
+    return copy.deepcopy(module, {**deferred.outside, **{id(each): each.detach() for each in computed}})
 
 
 def around_module(module: fx.GraphModule, piece: Piece, device: torch.device) -> fx.GraphModule:

@@ -53,11 +53,13 @@ class RowLeaves:
         carry: How this node goes with the rows; UNKNOWN for one whose children say more.
         children: Of an inner node, by key or position; a list is as good as a tuple.
         why: Where it can neither be cut nor go whole: what it is, for errors.
+        dimension: The one that has the rows, of a tensor whose first has not.
     """
 
     carry: Carry = Carry.UNKNOWN
     children: Mapping[Any, RowLeaves] = field(default_factory=dict)
     why: str = ""
+    dimension: int = 0
 
     def below(self, entries: Sequence[tuple[Any, Any]], *, named: bool) -> list[RowLeaves]:
         """What is known of a node's entries: by name those that are known, by position only all or none."""
@@ -73,18 +75,24 @@ def may_carry(known: RowLeaves | None, structure: pytree.TreeSpec, leaves: Seque
     """For each leaf of a tree: it may be a tensor whose first dimension is the rows.
 
     Args:
-        known: What the workload's batches say; where no tensor may be one by that, any may.
+        known: What the workload's batches say; where that is nothing, any tensor may be one.
         structure: Of the tree.
         leaves: Of the tree.
     """
     found: list[Carry] = []
-    _collect(known or NOTHING, pytree.tree_unflatten(list(leaves), structure), found)
+    tree = pytree.tree_unflatten(list(leaves), structure)
+    _collect(known or NOTHING, tree, found)
     tensors = [isinstance(leaf, torch.Tensor) and leaf.dim() > 0 for leaf in leaves]
     may = [
         tensor and carry in (Carry.ROWS, Carry.MIXED, Carry.UNKNOWN)
         for tensor, carry in zip(tensors, found, strict=True)
     ]
-    return may if any(may) else tensors
+    return may if any(may) or _elsewhere(known or NOTHING) else tensors
+
+
+def _elsewhere(known: RowLeaves) -> bool:
+    """The rows are known to be somewhere: in a list, or in a dimension that is not the first."""
+    return known.carry is Carry.ROWS or bool(known.why) or any(map(_elsewhere, known.children.values()))
 
 
 def _collect(known: RowLeaves, tree: Any, found: list[Carry]) -> None:
@@ -124,10 +132,12 @@ def row_length(value: Any) -> int | None:
     return len(value) if hasattr(value, "__len__") else None
 
 
-def carriers(known: RowLeaves, tree: Any) -> Iterator[Any]:
-    """The parts of a tree that are known to carry the rows, each cut as one."""
+def carriers(known: RowLeaves, tree: Any) -> Iterator[tuple[Any, int | None]]:
+    """The parts of a tree that are known to have the rows, and how many; None: one that cannot have them."""
     if known.carry in (Carry.ROWS, Carry.MIXED):
-        yield tree
+        yield tree, row_length(tree)
+    elif known.dimension and isinstance(tree, torch.Tensor):
+        yield tree, tree.size(known.dimension) if tree.dim() > known.dimension else None
     entries = entries_of(tree) if known.children else None
     if entries is not None:
         for node, (_, child) in zip(known.below(entries, named=isinstance(tree, Mapping)), entries, strict=True):
@@ -245,7 +255,7 @@ def _learnt_tensor(one: torch.Tensor, other: torch.Tensor, rows: Sizes, explaine
     if follow:
         where = " and ".join(map(str, follow))
         why = f"a tensor with the rows in dimension{'s' if len(follow) > 1 else ''} {where}"
-        return RowLeaves(Carry.MIXED if follow[0] == 0 else Carry.VARIES, why=why)
+        return RowLeaves(Carry.MIXED if follow[0] == 0 else Carry.VARIES, why=why, dimension=follow[0])
     if not sizes:
         counts = not one.is_floating_point() and not one.is_meta and (one.item(), other.item()) == rows
         return RowLeaves(Carry.VARIES, why=_COUNT) if counts else RowLeaves(Carry.WHOLE)

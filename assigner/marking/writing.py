@@ -164,7 +164,7 @@ def _view(base: torch.Tensor, steps: Sequence[Step], operands: Sequence[Any]) ->
         made = step.target(*_filled(args, (), operands), **_filled(kwargs, (), operands))
         if step.detached and isinstance(made, torch.Tensor):
             made = made.detach()
-    if made.untyped_storage()._cdata != base.untyped_storage()._cdata:
+    if not torch.compiler.is_compiling() and made.untyped_storage()._cdata != base.untyped_storage()._cdata:
         raise RuntimeError("a view of the captured forward is a copy here: the write to it would be lost")
     return made
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from assigner.errors import UsageError
 from assigner.marking import PartitionGraph, Piece, Value
 from assigner.marking.casting import casting
+from assigner.marking.rows import EXAMPLE_ROWS
 from assigner.profiler.memory import peak_bytes
 from assigner.runtime.microbatch import Cutting, MicroBatch
 
@@ -139,6 +141,12 @@ class _Pass:
         self, workload: Workload, graph: PartitionGraph, rows: int, device: torch.device, *, cutting: Cutting
     ) -> None:
         (self.cut,) = cutting.split(workload.make_batch(rows, workload.seed), 1, weighed=False)
+        if self.cut.structure != graph.domain.example.structure:
+            raise UsageError(
+                f"the model's inputs for {rows} rows have another structure than for {EXAMPLE_ROWS}, as lists have"
+                " with an entry for each row: a profile has one graph for all sizes",
+                hint="have Workload.batch give tensors whose first dimension is the rows; pad or stack what is listed",
+            )
         self.device = device
         self.readers = Counter(value for piece in graph.pieces for value in piece.reads)
         self.values: dict[Value, torch.Tensor] = {}

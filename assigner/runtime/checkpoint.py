@@ -156,6 +156,7 @@ def load_checkpoint(
     state: Mapping[str, torch.Tensor],
     parameters: Mapping[str, nn.Parameter],
     optimizer: PipelineOptimizer | None,
+    empty: Mapping[str, Callable[[torch.Tensor], None]] | None = None,
 ) -> Progress:
     """Read into this rank's tensors, in place, whatever plan wrote the checkpoint.
 
@@ -165,6 +166,7 @@ def load_checkpoint(
         state: The tensors to fill, by the model's names.
         parameters: Those of its parameters that are trained.
         optimizer: Their optimizer; its state and its settings (`lr`, ...) are replaced. None: nothing is trained.
+        empty: What sets a buffer that is None yet, by its name; one that was None then too stays so.
 
     Returns:
         Where training was.
@@ -181,6 +183,8 @@ def load_checkpoint(
     moments = None if optimizer is None else OptimizerState.read(folder, parameters)
     for name, tensor in state.items():
         tensor.detach().copy_(found[name])
+    for name, tensor in _read(folder, _INDEX, (empty or {}).__contains__).items():
+        (empty or {})[name](tensor)
     if optimizer is not None and moments is not None:
         moments.put(parameters, optimizer)
     return progress

@@ -120,7 +120,7 @@ class Division:
                 " micro-batches",
                 hint="give it dense; " + _ONE,
             )
-        return list(tensor.split(list(self.sizes)))
+        return list(torch.split(tensor, list(self.sizes)))
 
     def _slices(self, sequence: Any, where: str) -> list[Any]:
         """The parts of something as long as there are rows, of its own kind."""

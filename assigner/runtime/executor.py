@@ -228,9 +228,9 @@ class Executor:
         for runner in self.runners.values():
             runner.forget()
 
-    def _finish(self, outputs: Sequence[Any], place: int) -> tuple[torch.Tensor, ...]:
+    def _finish(self, outputs: Sequence[Any], place: int, runs_again: bool) -> tuple[torch.Tensor, ...]:
         """What the last partition's backward starts from, made of what it returned."""
-        return self.loss.of(outputs, place)
+        return self.loss.of(outputs, place, runs_again=runs_again)
 
     def _act(self, program: Program, action: Action) -> None:
         held = () if action.stage < 0 else program.plan.stages[action.stage].partitions

@@ -6,19 +6,25 @@ is set aside meanwhile, for it was summed then:
 
     step 1    a1 | b1  -> both a1 + b1
     step 2    a2 | b2  -> both (a1 + b1) + (a2 + b2)
+
+A hook on a parameter sees one gradient for each backward in plain PyTorch: that of the whole batch. Here it is taken
+off while micro-batches add to the gradient, and called on the step's sum, h(a1 + b1) and then h(a2 + b2).
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from assigner.deferred.likeness import check_no_late_hooks
+from assigner.errors import UsageError
 from assigner.runtime.absent import absent_like, is_absent
+from assigner.runtime.randomness import partition_seed, seed_device
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from torch import nn
 
@@ -52,14 +58,17 @@ class Gradients:
         self.parameters, self.scaling = parameters, scaling
         self._member = member
         self._shared: dict[int, nn.Parameter] = {}
+        self._tied: dict[int, str] = {}
         self._counted_elsewhere: set[str] = set()
         for n, tie in enumerate(graph.ties):
             holders = [plan.placement[name] for name in tie.partitions]
             if len(set(holders)) > 1 and tie.parameter in parameters:
-                self._shared[n] = parameters[tie.parameter]
+                self._shared[n], self._tied[n] = parameters[tie.parameter], tie.parameter
                 if holders[0] != member.worker:
                     self._counted_elsewhere.add(tie.parameter)
-        self._aside: dict[int, torch.Tensor | None] = {}
+        self._wanted = {name: each.requires_grad for name, each in parameters.items()}
+        self._hooks: dict[str, Any] = {}
+        self._aside: dict[str, torch.Tensor | None] = {}
 
     def named(self) -> dict[str, torch.Tensor]:
         """Gradients by parameter name, without the loss's scale."""
@@ -73,13 +82,56 @@ class Gradients:
             parameter.grad = None
 
     def begin(self) -> None:
-        """The backwards of a step will add to the gradients."""
-        self.scaling.begin(self._elements())
-        self._aside = {n: parameter.grad for n, parameter in self._shared.items()}
-        for parameter in self._shared.values():
-            parameter.grad = None
+        """The backwards of a step will add to the gradients.
 
-    def sum_shared(self, program: Program, executor: Executor) -> None:
+        Raises:
+            UsageError: a parameter wants a gradient that did not when the model was captured, or the other way round;
+                or it has a hook that cannot be called on a step's gradient.
+        """
+        self._check_wanted()
+        for name, parameter in self.parameters.items():
+            check_no_late_hooks(name, parameter)
+            if parameter._backward_hooks:
+                self._hooks[name], parameter._backward_hooks = parameter._backward_hooks, None
+        self.scaling.begin(self._elements())
+        apart = {*(self._tied[n] for n in self._shared), *self._hooks}
+        self._aside = {name: self.parameters[name].grad for name in apart}
+        for name in apart:
+            self.parameters[name].grad = None
+
+    def end(self, program: Program, executor: Executor, *, seed: int, number: int) -> None:
+        """The backwards of a step have added to the gradients: sum those that workers share, call hooks on the sums.
+
+        Args:
+            program: The step's.
+            executor: Exchanges with other workers.
+            seed: The workload's; hooks may draw, and several workers call that of a shared parameter.
+            number: The batch's number in training.
+
+        Raises:
+            UsageError: the step's forwards have changed what wants a gradient, or hooked on to a parameter.
+        """
+        self._check_wanted()
+        self._sum_shared(program, executor)
+        for name, parameter in self.parameters.items():
+            if parameter._backward_hooks:
+                raise UsageError(
+                    f"a forward registers a hook on {name}: it would be called for every micro-batch",
+                    hint="register it in the model's builder, once",
+                )
+        for name, hooks in self._hooks.items():
+            parameter = self.parameters[name]
+            parameter._backward_hooks = hooks
+            if parameter.grad is not None:
+                seed_device(partition_seed(seed, number, name, -1), parameter.device)
+                parameter.grad = _hooked(parameter.grad, hooks.values())
+        for name, before in self._aside.items():
+            parameter = self.parameters[name]
+            if before is not None:
+                parameter.grad = before if parameter.grad is None else before + parameter.grad
+        self._hooks, self._aside = {}, {}
+
+    def _sum_shared(self, program: Program, executor: Executor) -> None:
         """A shared parameter's gradient is the sum over the holders that have one, in one order on all of them.
 
         It is dense: a holder cannot know whether the others' are sparse (`nn.Embedding(sparse=True)`).
@@ -87,13 +139,22 @@ class Gradients:
         added = {n: absent_like(each) if each.grad is None else _dense(each.grad) for n, each in self._shared.items()}
         for n, parts in executor.exchange_ties(program, added).items():
             present = [part for _, part in parts if not is_absent(part)]
-            before = self._aside[n]
-            if present:
-                total = functools.reduce(torch.add, present)
-                self._shared[n].grad = total if before is None else before + total
-            else:
-                self._shared[n].grad = before
-        self._aside = {}
+            self._shared[n].grad = functools.reduce(torch.add, present) if present else None
+
+    def _check_wanted(self) -> None:
+        """Which values between partitions get gradients was settled when the model was captured.
+
+        Raises:
+            UsageError: a parameter wants a gradient now and did not then, or the other way round.
+        """
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad != self._wanted[name]:
+                raise UsageError(
+                    f"requires_grad of {name} is {parameter.requires_grad} now; the pipeline was made with"
+                    f" {self._wanted[name]}",
+                    hint="set it in the model's builder; to freeze a part later, set its group's lr to 0;"
+                    " to unfreeze one, load a checkpoint into the pipeline of a workload that trains it",
+                )
 
     def norm(self, norm_type: float) -> float:
         """The norm of all ranks' gradients as one vector, on every rank; a shared parameter counts once."""
@@ -134,6 +195,15 @@ class Gradients:
                     parameter.grad = parameter.grad.coalesce()
                 found.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
         return found
+
+
+def _hooked(gradient: torch.Tensor, hooks: Iterable[Callable[[torch.Tensor], torch.Tensor | None]]) -> torch.Tensor:
+    """What a parameter's hooks make of its gradient, one after the other; they run as in a backward."""
+    with torch.no_grad():
+        for hook in tuple(hooks):
+            made = hook(gradient)
+            gradient = gradient if made is None else made
+    return gradient
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:

@@ -45,9 +45,9 @@ class _ForwardExecutor(Executor):
     trains = False
     outputs: dict[int, tuple[Any, ...]] | None = None
 
-    def _finish(self, outputs: Sequence[Any], place: int) -> tuple[torch.Tensor, ...]:
+    def _finish(self, outputs: Sequence[Any], place: int, runs_again: bool) -> tuple[torch.Tensor, ...]:
         if self.outputs is None:
-            return super()._finish(outputs, place)
+            return super()._finish(outputs, place, runs_again)
         self.outputs[place] = tuple(outputs)
         return (torch.zeros(()),)
 

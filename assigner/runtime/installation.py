@@ -73,7 +73,7 @@ class Installation:
         self.programs = Programs(plan, graph, member.transport)
         statistics = DeferredStatistics(self.share.modules, batch_norm)
         variants = Variants(graph, plan, self.programs, self.share.modules, member)
-        written = WrittenTensors(self.share.modules.values())
+        written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere(plan))
         states = {name: PartitionState(module, written) for name, module in self.share.modules.items()}
         self.training = Training(variants, member, workload, remat=remat, statistics=statistics, states=states)
         self.cutting, self.same = Cutting(workload), SameCall(member)
@@ -106,6 +106,12 @@ class Installation:
         self.same.check(call, batch)
         program = self.programs.training(rows)
         return program, self.cutting.split(batch, program.plan.micro_batches)
+
+    def ran_as_planned(self, program: Program) -> bool:
+        """The last step, which ran this program, was the plan's own: of its rows, micro-batches and graph."""
+        ran, planned = program.plan, self.programs.plan
+        same = (ran.workload, ran.micro_batches) == (planned.workload, planned.micro_batches)
+        return same and self.training.as_planned
 
     def forget(self) -> None:
         """Drop what an unfinished step or forward holds."""

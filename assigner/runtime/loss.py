@@ -73,19 +73,20 @@ class StepLoss:
         """The step's loss, of the micro-batches that were there."""
         return math.fsum(map(float, self._values))
 
-    def of(self, outputs: Sequence[Any], place: int) -> tuple[torch.Tensor, ...]:
+    def of(self, outputs: Sequence[Any], place: int, *, runs_again: bool) -> tuple[torch.Tensor, ...]:
         """What the backward of a micro-batch starts from, as a tuple of one tensor.
 
         Args:
             outputs: What the last partition returned.
             place: The micro-batch's number in the batch.
+            runs_again: This forward keeps no graph, and will run again before its backward.
 
         Raises:
             UsageError: the loss is no single number, or is over the batch and an output has no rows.
         """
         if self._over_batch and len(self._cuts) > 1:
             return (self._of_part(outputs, place),)
-        if self._training and not torch.is_grad_enabled():  # it runs again with a graph, and needs the loss then
+        if runs_again:
             return (torch.zeros((), device=self._device),)
         cut = self._cuts[place]
         if not cut.weight:
@@ -114,12 +115,10 @@ class StepLoss:
         return _Gate.apply(self._gradients[place], *tensors)  # type: ignore[no-any-return, no-untyped-call]
 
     def _leaf(self, output: Any) -> Any:
-        """An output without its graph. That of a forward without gradients does not tell whether it will need one."""
+        """An output without its graph."""
         if not isinstance(output, torch.Tensor):
             return output
-        wanted = output.requires_grad or not torch.is_grad_enabled()
-        trainable = output.is_floating_point() or output.is_complex()
-        return output.detach().requires_grad_(self._training and wanted and trainable)
+        return output.detach().requires_grad_(self._training and output.requires_grad)
 
     def _over_the_batch(self) -> None:
         """Compute the loss of all outputs, and the gradients that each micro-batch's backward starts from."""

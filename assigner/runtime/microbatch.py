@@ -88,9 +88,9 @@ class Cutting:
         """The rows, and whether they can be nothing else."""
         arguments = call_arguments(inputs)
         known = self._known.inputs
-        for value in carriers(known or NOTHING, arguments):
-            if length := row_length(value):
-                return length, True
+        for _, rows in carriers(known or NOTHING, arguments):
+            if rows:
+                return rows, True
         leaves, structure = pytree.tree_flatten(arguments)
         listed = {id(leaf) for leaf in _in_lists([*arguments[0], *arguments[1].values()])}
         for leaf, may in zip(leaves, may_carry(known, structure, leaves), strict=True):
@@ -156,11 +156,11 @@ class Cutting:
         return args if isinstance(inputs, tuple | list) else args.children.get(0, NOTHING)
 
     def _check_targets(self, targets: Any, rows: int) -> None:
-        for value in carriers(self._known.targets or NOTHING, targets):
-            if row_length(value) not in (None, rows):
+        for value, found in carriers(self._known.targets or NOTHING, targets):
+            if found not in (None, rows):
                 what = f" ({described(value)})" if isinstance(value, torch.Tensor) else ""
                 raise UsageError(
-                    f"the batch has {rows} rows of inputs, and {row_length(value)} of targets{what}",
+                    f"the batch has {rows} rows of inputs, and {found} of targets{what}",
                     hint="give each row of the inputs its target",
                 )
 

@@ -12,15 +12,18 @@ scheduler, and a rank with nothing in a group, or with nothing at all, takes par
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import nn
 
+from assigner.deferred.likeness import in_likeness
 from assigner.errors import UsageError
+from assigner.runtime.separability import check_separable, is_known
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from torch import nn
 
     from assigner.workload import Workload
 
@@ -40,13 +43,15 @@ class PipelineOptimizer(torch.optim.Optimizer):
         model: All of the model's parameters by name, in the model's order; those of other ranks only for their shapes.
         held: This rank's parameters, by the same names.
         apply: Applies the gradients with `local`, on every rank.
+        shares: Names of the parameters that each worker has; none: one has all.
 
     Attributes:
         local: The optimizer that the user's builder made, over this rank's parameters.
         names: For each param group the names of all its parameters, on whatever rank.
 
     Raises:
-        UsageError: the builder failed, or made an optimizer that needs a closure (LBFGS).
+        UsageError: the builder failed, or made an optimizer that needs a closure (LBFGS), that is over other
+            parameters than it was given, or that looks at parameters of several workers at once.
     """
 
     def __init__(
@@ -56,11 +61,14 @@ class PipelineOptimizer(torch.optim.Optimizer):
         held: Mapping[str, nn.Parameter],
         *,
         apply: Callable[[], None],
+        shares: Sequence[Collection[str]] = (),
     ) -> None:
         self._workload, self._apply = workload, apply
         self._model = [(name, _stand_in(each)) for name, each in model]
         self._made = False
         self._hold(held)
+        if self.check(shares):
+            self._hold(held)  # the one that the builder made last is the one that runs: it may have kept it
         super().__init__(self.local.param_groups, self.local.defaults)
         self._follow()
         self._made = True
@@ -68,17 +76,39 @@ class PipelineOptimizer(torch.optim.Optimizer):
     def _hold(self, held: Mapping[str, nn.Parameter]) -> None:
         """Build the user's optimizer over these parameters of the model."""
         whole = {name: held.get(name, stand_in) for name, stand_in in self._model}
-        self.local = self._workload.make_optimizer(whole.items())
-        _refuse_closures(self.local)
-        name_of = {id(parameter): name for name, parameter in whole.items()}
-        self.names = [tuple(name_of[id(each)] for each in group["params"]) for group in self.local.param_groups]
-        for group, names in zip(self.local.param_groups, self.names, strict=True):
-            group["params"][:] = [whole[name] for name in names if name in held]
-            if "param_names" in group:
-                group["param_names"] = [name for name in names if name in held]
-        for name in whole.keys() - held.keys():
-            self.local.state.pop(whole[name], None)
+        self.local, self.names = self._built(whole, held)
         self._held = held
+
+    def _built(
+        self, whole: Mapping[str, nn.Parameter], held: Mapping[str, nn.Parameter]
+    ) -> tuple[torch.optim.Optimizer, list[tuple[str, ...]]]:
+        """The user's optimizer, made of all parameters and left with these; and each group's names as it was made."""
+        made = self._workload.make_optimizer(whole.items())
+        _refuse_closures(made)
+        name_of = {id(parameter): name for name, parameter in whole.items()}
+        _refuse_foreign(made, name_of)
+        names = [tuple(name_of[id(each)] for each in group["params"]) for group in made.param_groups]
+        for group, members in zip(made.param_groups, names, strict=True):
+            group["params"][:] = [whole[name] for name in members if name in held]
+            if "param_names" in group:
+                group["param_names"] = [name for name in members if name in held]
+        for name in whole.keys() - held.keys():
+            made.state.pop(whole[name], None)
+        return made, names
+
+    def check(self, shares: Sequence[Collection[str]]) -> bool:
+        """Whether the builder was called for what has to be known of an optimizer that is not torch's own.
+
+        Args:
+            shares: Names of the parameters that each worker is to have.
+
+        Raises:
+            UsageError: the optimizer looks at parameters of several workers at once.
+        """
+        if len(shares) < 2 or is_known(self.local):
+            return False
+        check_separable(self.local, self._model, shares, lambda whole, held: self._built(whole, held)[0])
+        return True
 
     def move(self, held: Mapping[str, nn.Parameter]) -> None:
         """Be over other parameters of the same model, with the settings of the groups as they are and without state."""
@@ -152,8 +182,20 @@ _MEMBERS = ("params", "param_names")
 
 
 def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
-    """Shape and type of a parameter, without memory."""
-    return nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+    """Shape, type, class and attributes of a parameter, without memory."""
+    return cast("nn.Parameter", in_likeness(parameter, torch.empty_like(parameter, device="meta")))
+
+
+def _refuse_foreign(optimizer: torch.optim.Optimizer, name_of: Mapping[int, str]) -> None:
+    """Parameters that the builder was not given are no part of the pipeline: nothing would train those that are."""
+    strange = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in name_of]
+    if strange:
+        raise UsageError(
+            f"Workload.optimizer made groups with {len(strange)} parameters that it was not given, the first of shape"
+            f" {tuple(strange[0].shape)}",
+            hint="make them of the parameters that the builder gets, as lambda parameters: AdamW(parameters): those of"
+            " a model that was built beside it are others; parameters of the loss need an optimizer of their own",
+        )
 
 
 def _refuse_closures(optimizer: torch.optim.Optimizer) -> None:

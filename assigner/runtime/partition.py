@@ -16,12 +16,12 @@ import torch
 from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from assigner.deferred.memento import let_go
 from assigner.marking import Piece
 from assigner.marking.casting import casting
 from assigner.marking.writing import position
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.compiling import Forward
-from assigner.runtime.memento import let_go
 from assigner.runtime.randomness import partition_seed, python_state, seed_device, seed_python
 from assigner.runtime.state import (
     HeldTensor,
@@ -73,7 +73,8 @@ class PartitionRunner:
         device: Where it runs.
         rematerialise: Keep no graph, run the forward again before the backward.
         gradients: Which of its outputs get a gradient back.
-        finish: Applied to what the module returned: the last partition's loss, as a tuple of one tensor.
+        finish: Applied to what the module returned, to the micro-batch's number and to whether this forward will run
+            again: the last partition's loss, as a tuple of one tensor.
         run: What runs its forward in the place of the module: the module, compiled.
         keep_last: The step's last micro-batch keeps its graph all the same.
         statistics: Of its BatchNorm modules, where they are deferred.
@@ -85,7 +86,7 @@ class PartitionRunner:
     device: torch.device
     rematerialise: bool
     gradients: tuple[bool, ...]
-    finish: Callable[[Sequence[torch.Tensor], int], tuple[torch.Tensor, ...]] | None = None
+    finish: Callable[[Sequence[torch.Tensor], int, bool], tuple[torch.Tensor, ...]] | None = None
     run: Forward | None = None
     keep_last: bool = False
     statistics: DeferredStatistics | None = None
@@ -115,7 +116,7 @@ class PartitionRunner:
             The outputs, without graph.
         """
         if not torch.is_grad_enabled():
-            return tuple(output.detach() for output in self._run(place, reads, sizes))
+            return tuple(output.detach() for output in self._finished(self._run(place, reads, sizes), place))
         assert self.state is not None
         runs_again = self.recomputes(place)
         start = self.state.begin(runs_again=runs_again)
@@ -124,6 +125,7 @@ class PartitionRunner:
             can_run_again = self.state.end(start)
         else:
             outputs, can_run_again = self._watched(start, place, reads, sizes)
+        outputs = self._finished(outputs, place, runs_again=runs_again and can_run_again)
         if runs_again and can_run_again:
             self._starts[place.micro_batch] = start
             if self._users:
@@ -158,7 +160,8 @@ class PartitionRunner:
             assert self.state is not None
             assert start is not None
             with self.state.again(start):
-                self._differentiate(self._roots(self._run(place, reads, sizes)), output_gradients)
+                outputs = self._finished(self._run(place, reads, sizes), place)
+                self._differentiate(self._roots(outputs), output_gradients)
 
     def _differentiate(
         self, roots: Sequence[GradientEdge | None], output_gradients: Sequence[torch.Tensor | None]
@@ -210,13 +213,18 @@ class PartitionRunner:
             self.statistics.begin(self.piece.name, place.micro_batch)
         position.first = place.micro_batch == 0
         if self.piece.autocast is None:  # even an empty context is a tenth of a small partition's time
-            return self._made(place, reads, sizes)
+            return (self.run or self.module)(*reads, *sizes)
         with casting(self.piece.autocast, self.device.type):
-            return self._made(place, reads, sizes)
+            return (self.run or self.module)(*reads, *sizes)
 
-    def _made(self, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        outputs = (self.run or self.module)(*reads, *sizes)
-        return outputs if self.finish is None else self.finish(outputs, place.micro_batch)
+    def _finished(
+        self, outputs: tuple[torch.Tensor, ...], place: Place, *, runs_again: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        """What backward starts from, made of what the module returned."""
+        if self.finish is None:
+            return outputs
+        with casting(self.piece.autocast, self.device.type):
+            return self.finish(outputs, place.micro_batch, runs_again)
 
     def _roots(self, outputs: Sequence[torch.Tensor]) -> list[GradientEdge | None]:
         """Where backward starts, without the outputs' own memory: that is free once they are sent."""

@@ -23,6 +23,7 @@ from assigner.runtime.relocation import relocate
 from assigner.runtime.remat import Remat, Rematerialisation
 from assigner.runtime.room import check_room
 from assigner.runtime.scaling import GradientScaling
+from assigner.runtime.separability import shares_of
 from assigner.runtime.tracing import TraceSettings, traced
 
 if TYPE_CHECKING:
@@ -100,7 +101,9 @@ class Pipeline:
             self.scaler = self._scaling.scaler
             self._installed = self._install(remat_of_plan)
             model = self.graph.deferred.model.named_parameters()
-            self.optimizer = PipelineOptimizer(workload, model, self._installed.trained, apply=self._update)
+            self.optimizer = PipelineOptimizer(
+                workload, model, self._installed.trained, apply=self._update, shares=shares_of(self.graph, self.plan)
+            )
 
     def _check_room(self, remat: Rematerialisation, *, given_back: int = 0) -> None:
         if self._checks_memory and self._trains and remat.takes_planned_memory:
@@ -156,6 +159,7 @@ class Pipeline:
 
     def _check_move(self, plan: Plan) -> None:
         self._member.place(plan)
+        self.optimizer.check(shares_of(self.graph, plan))
         if self._waiting and self._installed.gradients.named():
             raise UsageError("gradients wait for their update", hint="apply or drop them before the move")
 
@@ -211,7 +215,9 @@ class Pipeline:
             self._installed.gradients.begin()
             factor = scale * self._scaling.factor
             losses = self._installed.training.run(program, micro_batches, self._batches, loss_factor=factor)
-            self._installed.gradients.sum_shared(program, self._installed.executor)
+            self._installed.gradients.end(
+                program, self._installed.executor, seed=self.workload.seed, number=self._batches
+            )
             self._batches += 1
             self._updated, self._waiting = update, True
         if max_norm is not None:
@@ -221,9 +227,7 @@ class Pipeline:
         with self._member.guarded("the end of the step"):
             loss = sum(self._member.number_from(rank, mine) for rank, mine in losses.items())
         if recorder is not None:
-            planned = (self.plan.workload, self.plan.micro_batches)
-            as_planned = (program.plan.workload, program.plan.micro_batches) == planned
-            recorder.end_step(whole=update and as_planned and self._installed.training.as_planned)
+            recorder.end_step(whole=update and self._installed.ran_as_planned(program))
         return loss
 
     def evaluate(self, batch: Batch) -> float:
@@ -380,7 +384,7 @@ class Pipeline:
         with self._member.guarded(f"loading {folder}"):
             progress = load_checkpoint(
                 Path(folder), self.graph.fingerprint, state=share.state(), parameters=self._installed.trained,
-                optimizer=self.optimizer if self._trains else None,
+                optimizer=self.optimizer if self._trains else None, empty=share.empty(),
             )  # fmt: skip
             self.steps, self._batches = progress.steps, progress.batches
             self._installed.gradients.drop()

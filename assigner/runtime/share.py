@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,6 +50,20 @@ class Share:
     def held_by(self, partition: str) -> dict[str, torch.Tensor]:
         """All tensors of a partition of this rank, also the buffers that no checkpoint has."""
         return {**self._parameters[partition], **self.buffers_of(partition)}
+
+    def held_elsewhere(self, plan: Plan) -> dict[int, str]:
+        """Names of this rank's tensors that other workers hold under the plan too, by the tensors' ids."""
+        memory = {name: each.untyped_storage()._cdata for name, each in self._graph.deferred.tensors().items()}
+        workers: dict[int, set[str]] = defaultdict(set)
+        for piece in self._graph.pieces:
+            for name in piece.state:
+                workers[memory[name]].add(plan.placement[piece.name])
+        return {
+            id(tensor): name
+            for partition in self.partitions
+            for name, tensor in self.held_by(partition).items()
+            if len(workers[memory[name]]) > 1
+        }
 
     def put(self, partition: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Give a partition of this rank the values that `held_by` gave elsewhere; buffers may have other shapes now."""

@@ -21,14 +21,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from assigner.deferred.memento import Memento
 from assigner.deferred.recorder import written_tensors
-from assigner.runtime.memento import Memento
+from assigner.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 @dataclass(slots=True)
@@ -74,9 +75,11 @@ class WrittenTensors:
 
     Args:
         modules: The partitions.
+        elsewhere: Names of tensors that other workers hold too, by their ids.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], elsewhere: Mapping[int, str] | None = None) -> None:
+        self._elsewhere = elsewhere or {}
         families: dict[int, list[torch.Tensor]] = defaultdict(list)
         for tensor in {id(each): each for module in modules for each in _tensors(module)}.values():
             families[_storage(tensor)].append(tensor)
@@ -90,8 +93,18 @@ class WrittenTensors:
         return id(tensor) in self._found
 
     def add(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Note that a forward writes a tensor, and so all that lie on the same storage: these are returned."""
+        """Note that a forward writes a tensor, and so all that lie on the same storage: these are returned.
+
+        Raises:
+            UsageError: another worker holds one of them too, and would not see it.
+        """
         family = self._family.get(id(tensor), [tensor])
+        shared = next((self._elsewhere[id(each)] for each in family if id(each) in self._elsewhere), None)
+        if shared is not None:
+            raise UsageError(
+                f"its forward writes {shared}, which another worker holds too and reads unchanged",
+                hint="keep the partitions that share it on one worker: assigner.partition(..., colocate=LABEL)",
+            )
         self._found.update((id(each), each) for each in family)
         return family
 
@@ -105,13 +118,15 @@ class Start:
     """What a forward started from.
 
     Args:
-        tensors: That it writes, as they were.
+        tensors: That it writes, as they were; it works on copies.
+        others: That other partitions write and it reads, as they were.
         memento: Python values as they were; None: the forward will not run again.
         counts: Of the changes to tensors, and where their values lie.
         loose: Of the changes to tensors that are attributes of modules and no buffers, where the memento has them.
     """
 
     tensors: list[HeldTensor]
+    others: list[HeldTensor]
     memento: Memento | None
     counts: list[int]
     loose: list[int]
@@ -132,9 +147,13 @@ class PartitionState:
 
     def __init__(self, module: nn.Module, written: WrittenTensors) -> None:
         self.modules = list(module.modules())
-        self._changeable = self.modules if has_user_code(module) else []
+        users = has_user_code(module)
+        self._changeable = [each for each in self.modules if users and not isinstance(each, fx.GraphModule)]
         self.written = written
         self.was_watched = False
+        self._spaces: list[dict[str, Any]] = [
+            space for each in self.modules for space in (each._parameters, each._buffers)
+        ]
         self._slots: list[tuple[dict[str, Any], str]] = []
         self._held: list[torch.Tensor | None] = []
         self._tensors: list[torch.Tensor] = []
@@ -158,7 +177,12 @@ class PartitionState:
         start = [HeldTensor.of(each) for each in writes.values()]
         if start:
             _on_copies(list(writes.values()))
-        return Start(start, memento, self._counts(), _versions(memento))
+        others = [
+            HeldTensor.of(each)
+            for each in (self._tensors if self.written and memento is not None else ())
+            if each in self.written and id(each) not in writes
+        ]
+        return Start(start, others, memento, self._counts(), _versions(memento))
 
     def end(self, start: Start, storages: Iterable[int] = ()) -> bool:
         """The forward is done.
@@ -220,19 +244,16 @@ class PartitionState:
     def again(self, start: Start) -> Iterator[None]:
         """The forward runs again in the block, from what it started from; afterwards all is as it was before."""
         assert start.memento is not None
-        with start.memento.restored(), as_they_were(start.tensors):
+        with start.memento.restored(), as_they_were(start.tensors + start.others):
             _on_copies([each.tensor for each in start.tensors])
             yield
 
     def _look(self) -> None:
         """See which tensors the modules hold: a forward may assign others to its buffers."""
-        if len(self._slots) != sum(len(each._parameters) + len(each._buffers) for each in self.modules):
-            held = [holder for each in self.modules for holder in (each._parameters, each._buffers)]
-            self._slots = [(holder, name) for holder in held for name in holder]
-            self._held = []
-        now = [holder[name] for holder, name in self._slots]
+        now = [tensor for space in self._spaces for tensor in space.values()]
         if len(now) == len(self._held) and all(map(operator.is_, now, self._held)):
             return
+        self._slots = [(space, name) for space in self._spaces for name in space]
         gone = {id(each): each for each in self._held if each is not None}
         self._held = now
         present = {id(each): each for each in now if each is not None}
@@ -303,4 +324,4 @@ def _on_copies(tensors: Sequence[torch.Tensor]) -> None:
         if storage._cdata not in copies:
             copies[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
         like = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        tensor.data = like.set_(copies[storage._cdata], tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+        tensor.data = like.set_(copies[storage._cdata], tensor.storage_offset(), tensor.size(), tensor.stride())

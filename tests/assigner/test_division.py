@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
-from workloads import WIDTH, Reference, make_plan, numbers, workload
+from workloads import WIDTH, Reference, graph_of, make_plan, numbers, workload
 
 from assigner import Pipeline
 from assigner.errors import UsageError
+from assigner.profiler.walk import collect_inputs
 from assigner.runtime.microbatch import Cutting, micro_batch_count
 from assigner.workload import Workload
 
@@ -259,3 +260,65 @@ def test_a_pipeline_trains_on_lists(batch, loss, remat):
             assert pipeline.evaluate(given) == pytest.approx(reference.loss(given).item(), abs=1e-12)
             assert pipeline.step(given) == pytest.approx(reference.step(given), abs=1e-12)
         assert reference.distance(pipeline.named_parameters()) < 1e-12
+
+
+class Images(nn.Module):
+    """Takes a list with a tensor for each row, as detectors do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, images: list[torch.Tensor]) -> torch.Tensor:
+        return self.b(self.a(torch.stack([image.mean(0) for image in images])))
+
+
+def images(rows: int, generator: torch.Generator) -> Any:
+    made = [torch.randn(3, WIDTH, generator=generator, dtype=torch.float64) for _ in range(rows)]
+    return (made,), [{"near": each.sum(), "name": "x" * n} for n, each in enumerate(made)]
+
+
+def test_a_pipeline_trains_on_lists_of_images():
+    """Micro-batches of other lengths run through graphs of their own; a profile has one graph, and says so."""
+    made = workload(Images, "*", batch=images, loss=near)
+    reference = Reference(made)
+    with Pipeline(made, make_plan(made, micro_batches=3)) as pipeline:
+        for rows in (8, 5, 2):
+            given = made.make_batch(rows, rows)
+            assert pipeline.evaluate(given) == pytest.approx(reference.loss(given).item(), abs=1e-12)
+            assert pipeline.step(given) == pytest.approx(reference.step(given), abs=1e-12)
+        assert reference.distance(pipeline.named_parameters()) < 1e-12
+    with pytest.raises(UsageError, match="for 2 rows have another structure than for 4"):
+        collect_inputs(made, graph_of(made), [2], torch.device("cpu"), budget_bytes=1e9, wanted=["a"])
+
+
+class Recurrent(nn.Module):
+    """As torch's own have it: the first dimension is the time, the second one the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.a(x)
+        return self.c(made[4] + self.b(made[3]).tanh())
+
+
+def by_time(rows: int, generator: torch.Generator) -> Any:
+    x, y = numbers(5 * rows, generator)
+    return x.view(5, rows, WIDTH), y[:rows]
+
+
+def test_rows_in_the_second_dimension_stay_whole():
+    """With one micro-batch such a model trains; several are refused, as nothing is cut along another dimension."""
+    made = workload(Recurrent, "*", batch=by_time)
+    reference = Reference(made)
+    with Pipeline(made, make_plan(made, micro_batches=1)) as pipeline:
+        for rows in (8, 3):
+            given = made.make_batch(rows, rows)
+            assert pipeline.evaluate(given) == pytest.approx(reference.loss(given).item(), abs=1e-12)
+            assert pipeline.step(given) == pytest.approx(reference.step(given), abs=1e-12)
+        assert reference.distance(pipeline.named_parameters()) < 1e-12
+    pipeline = Pipeline(made, make_plan(made, micro_batches=2))
+    with pipeline, pytest.raises(UsageError, match=r"inputs cannot be cut .* with the rows in dimension 1"):
+        pipeline.step(made.make_batch(8, 0))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from workloads import WIDTH, Reference, make_plan, workload
+from workloads import TOKENS, WIDTH, Reference, graph_of, make_plan, next_token, tokens, workload
 
 from assigner import Pipeline
+from assigner.errors import UsageError
+from assigner.runtime.share import Share
+from assigner.runtime.state import WrittenTensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -249,3 +253,93 @@ def test_a_forward_may_change_more_than_its_outputs(name, micro_batches, remat):
         assert reference.distance(pipeline.named_parameters()) < EXACT
         assert set(pipeline.state_dict()) == set(reference.model.state_dict())
         assert reference.distance(pipeline.state_dict().items()) < EXACT
+
+
+class Tossing(Part):
+    """Drops itself by Python's generator, and adds noise from NumPy's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = 0.0 if random.random() < 0.5 else 1.0
+        return self.inner(x) * kept + float(np.random.rand())
+
+
+def tossing() -> nn.Module:
+    return nn.Sequential(Tossing(), Tossing(), nn.Linear(WIDTH, 1))
+
+
+def test_draws_of_python_and_numpy_depend_on_the_batch_alone():
+    """Stages, rematerialisation and what was drawn before change no draw; the script's own generators stay."""
+    made = workload(tossing)
+    found = []
+    for stages, remat in (([(0, ["0", "1", "2"])], "never"), ([(0, ["0"]), (0, ["1", "2"])], "always")):
+        random.seed(len(found))
+        np.random.seed(len(found))
+        with Pipeline(made, make_plan(made, stages), remat=remat) as pipeline:
+            before = random.getstate(), np.random.get_state()[2]
+            found.append([pipeline.step(made.make_batch(8, n)) for n in range(4)])
+            found.append([float(each.detach().sum()) for _, each in pipeline.named_parameters()])
+            assert (random.getstate(), np.random.get_state()[2]) == before
+    assert found[0] == found[2]
+    assert found[1] == found[3]
+    assert len(set(found[0])) == 4
+
+
+@pytest.mark.parametrize("name", ["Assigned", "Lazy", "InPlace"])
+def test_a_checkpoint_has_the_buffers_as_they_are(name, tmp_path):
+    """Assigned buffers, and such as were None at first, are saved, loaded and evaluated with as any other."""
+    made = made_of(CHANGING[name])
+    batches = [made.make_batch(8, n) for n in range(4)]
+    with Pipeline(made, make_plan(made, micro_batches=1), remat="always") as pipeline:
+        for batch in batches[:2]:
+            pipeline.step(batch)
+        pipeline.save(tmp_path / "kept")
+        state = {key: tensor.detach().clone() for key, tensor in pipeline.state_dict().items()}
+        expected = [pipeline.step(batch) for batch in batches[2:]]
+    with Pipeline(made, make_plan(made, micro_batches=1)) as pipeline:
+        pipeline.load(tmp_path / "kept")
+        found = pipeline.state_dict()
+        assert found.keys() == state.keys()
+        assert all(torch.equal(found[key], state[key]) for key in state)
+        assert [pipeline.step(batch) for batch in batches[2:]] == expected
+
+
+class TiedAndRenormed(nn.Module):
+    """A table whose rows are kept short, as a lookup and, by its weight, as the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.body = nn.Embedding(TOKENS, WIDTH, max_norm=0.7), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, TOKENS, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.body(self.table(ids))))
+
+
+def tied_and_renormed() -> Any:
+    return workload(TiedAndRenormed, "*", batch=tokens, loss=next_token)
+
+
+@pytest.mark.parametrize("remat", ["never", "always", "plan"])
+def test_a_shared_weight_that_one_partition_writes(remat):
+    """On one worker all partitions see it written, and each backward reads it as its forward did."""
+    made = tied_and_renormed()
+    reference = Reference(made)
+    with Pipeline(made, make_plan(made, micro_batches=2, remat=["table"]), remat=remat) as pipeline:
+        for n in range(4):
+            batch = made.make_batch(4, n)
+            assert pipeline.step(batch) == pytest.approx(micro_batched(reference, batch, 2), abs=EXACT)
+            assert reference.gradient_distance(pipeline.gradients()) < EXACT
+        assert reference.distance(pipeline.named_parameters()) < EXACT
+
+
+def test_a_shared_weight_that_another_worker_reads():
+    """Another worker would not see what is written: refused, with the weight's name."""
+    made = tied_and_renormed()
+    graph = graph_of(made)
+    plan = make_plan(made, [(0, ["table", "body"]), (1, ["head"])])
+    share = Share(graph, plan, "worker:0/cpu", torch.device("cpu"))
+    written = WrittenTensors(share.modules.values(), share.held_elsewhere(plan))
+    written.add(share.parameters["body.weight"])
+    with pytest.raises(UsageError, match=r"writes table\.weight, which another worker holds too"):
+        written.add(share.parameters["table.weight"])

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from assigner.workload import Workload  # noqa: TC004
 
 MODULES = (
-    "inplace", "backward", "hooks", "checkpoints", "buffers", "written", "python_state", "aliases", "containers",
-    "calls", "optimizers",
+    "inplace", "backward", "hooks", "checkpoints", "buffers", "written", "python_state", "randomness", "aliases",
+    "containers", "outputs", "calls", "control_flow", "optimizers", "torchs_own", "sequences", "vision", "patches",
+    "training_habits", "sciences", "decoders", "encoders", "towers",
 )  # fmt: skip
 """Of this folder, in the order of the table."""
 
@@ -39,6 +40,7 @@ class Case:
             (batch statistics, state that moves with every forward): plain torch over the same micro-batches counts.
         random: Values cannot be compared, for it draws masks: losses must be finite.
         tolerance: Relative; larger than 1e-9 only where the model itself computes in float32.
+        usual: False: left to `run.py`, for it takes seconds and is near to another case.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Case:
     inherent: bool = False
     random: bool = False
     tolerance: float = 1e-9
+    usual: bool = True
 
     def allows(self, kind: str, words: str) -> bool:
         """Whether a verdict is what should be."""
@@ -66,6 +69,7 @@ def case(
     inherent: bool = False,
     random: bool = False,
     tolerance: float = 1e-9,
+    usual: bool = True,
     **words: Any,
 ) -> Callable[[Any], Any]:
     """Add a model class, or a function that gives a Workload, to the list.
@@ -73,10 +77,11 @@ def case(
     Args:
         name: What it is.
         marks: Name patterns of the partitions, for a class.
-        refusal: See `Case`, as the next three.
+        refusal: See `Case`.
         inherent: See `Case`.
         random: See `Case`.
         tolerance: See `Case`.
+        usual: See `Case`.
         words: For a class: what `workloads.workload` takes.
     """
 
@@ -86,7 +91,7 @@ def case(
 
         assert name not in CASES, name
         group = made.__module__.rpartition(".")[2]
-        CASES[name] = Case(name, group, build, refusal, inherent, random, tolerance)
+        CASES[name] = Case(name, group, build, refusal, inherent, random, tolerance, usual)
         return made
 
     return add

@@ -1,17 +1,13 @@
-# ruff: noqa: ARG005, C408, E501, PLW0108 - tables of short functions, a line each
+# ruff: noqa: ARG005, C408, E501 - tables of short functions, a line each
 """What goes in and out: rows in Python containers, one tensor under two names, losses over rows, odd outputs."""
 
 from __future__ import annotations
-
-import collections
-import dataclasses
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from foreign.case import case
 from torch import nn
-from workloads import TOKENS, WIDTH, adam, next_token, numbers, tokens, workload
+from workloads import TOKENS, WIDTH, adam, workload
 
 MARKS = ("first", "second", "last")
 ROWS = "rows|list|cut|target|first dimension"
@@ -64,23 +60,23 @@ def classes(x):
 
 with_targets(
     "targets are a list of ints", lambda x: classes(x).tolist(),
-    lambda made, wanted: F.cross_entropy(made, torch.tensor(wanted)), Three, refusal=ROWS,
+    lambda made, wanted: F.cross_entropy(made, torch.tensor(wanted)), Three,
 )  # fmt: skip
 with_targets(
     "targets are a list of floats", lambda x: x.sum(1).tolist(),
-    lambda made, wanted: F.mse_loss(made[:, 0], torch.tensor(wanted, dtype=made.dtype)), refusal=ROWS,
+    lambda made, wanted: F.mse_loss(made[:, 0], torch.tensor(wanted, dtype=made.dtype)),
 )  # fmt: skip
 with_targets(
     "targets are a list of strings", lambda x: [CLASSES[n] for n in classes(x).tolist()],
-    lambda made, wanted: F.cross_entropy(made, torch.tensor([CLASSES.index(each) for each in wanted])), Three, refusal=ROWS,
+    lambda made, wanted: F.cross_entropy(made, torch.tensor([CLASSES.index(each) for each in wanted])), Three,
 )  # fmt: skip
 with_targets(
     "targets are a tuple of strings", lambda x: tuple(CLASSES[n] for n in classes(x).tolist()),
-    lambda made, wanted: torch.stack([made[n].sum() * len(each) for n, each in enumerate(wanted)]).mean().square(), refusal=ROWS,
+    lambda made, wanted: torch.stack([made[n].sum() * len(each) for n, each in enumerate(wanted)]).mean().square(),
 )  # fmt: skip
 with_targets(
     "targets are a list of tensors of unlike lengths", lambda x: [x[n, : 1 + n % 3] for n in range(len(x))],
-    lambda made, wanted: torch.stack([(one - each).square().mean() for one, each in zip(made, wanted, strict=False)]).mean(), refusal=ROWS,
+    lambda made, wanted: torch.stack([(one - each).square().mean() for one, each in zip(made, wanted, strict=False)]).mean(),
 )  # fmt: skip
 
 
@@ -94,11 +90,11 @@ def box_loss(made, wanted):
     ).mean()
 
 
-with_targets("targets are a list of dicts of boxes (detection)", boxes, box_loss, refusal=ROWS)
+with_targets("targets are a list of dicts of boxes (detection)", boxes, box_loss)
 with_targets(
     "targets are a dict of lists", lambda x: {"label": classes(x).tolist(), "weight": [1.0] * len(x)},
     lambda made, wanted: (F.cross_entropy(made, torch.tensor(wanted["label"][: len(made)]), reduction="none") * torch.tensor(wanted["weight"][: len(made)])).mean(),
-    Three, refusal=ROWS,
+    Three,
 )  # fmt: skip
 with_targets(
     "targets are a dict of dicts of tensors", lambda x: {"a": {"b": x.sum(1, keepdim=True)}, "c": x[:, :1]},
@@ -252,9 +248,7 @@ class Named(Net):
         return self.last(h * torch.tensor([len(each) for each in names], dtype=x.dtype).unsqueeze(1))
 
 
-with_inputs(
-    "a list of strings beside the input", lambda x: (x, ["a" * (1 + n % 3) for n in range(len(x))]), Named, refusal=ROWS
-)
+with_inputs("a list of strings beside the input", lambda x: (x, ["a" * (1 + n % 3) for n in range(len(x))]), Named)
 
 
 class Lengths(Net):
@@ -263,7 +257,7 @@ class Lengths(Net):
         return self.last(self.hidden(x * mask))
 
 
-with_inputs("lengths as a list of ints", lambda x: (x, [1 + n % 8 for n in range(len(x))]), Lengths, refusal=ROWS)
+with_inputs("lengths as a list of ints", lambda x: (x, [1 + n % 8 for n in range(len(x))]), Lengths)
 
 
 class ListOfRows(Net):
@@ -275,7 +269,6 @@ with_inputs(
     "a list of one tensor for each row (detection's images)",
     lambda x: ({"images": [each.clone() for each in x]},),
     ListOfRows,
-    refusal=ROWS,
 )
 
 
@@ -310,120 +303,3 @@ with_inputs(
     "a graph: edges with numbers of nodes as an input", lambda x: (x, torch.stack([torch.arange(len(x)), torch.arange(len(x)).flip(0)])), Graphs,
     refusal=ROWS + "|index", inherent=True,
 )  # fmt: skip
-
-
-@dataclasses.dataclass
-class Made:
-    """What a model gives."""
-
-    score: torch.Tensor
-    hidden: torch.Tensor | None = None
-    kind: str = "score"
-
-
-class Tupled(NamedTuple):
-    """What a model gives."""
-
-    score: torch.Tensor
-    hidden: torch.Tensor
-
-
-class Holder:
-    """An output of no known type."""
-
-    def __init__(self, score):
-        self.score = score
-
-
-def with_output(name, output, score, **words):
-    made = type(
-        "Output", (Net,), {"forward": lambda self, x: output(self.last(self.hidden(x)), x), "__module__": __name__}
-    )
-    case(name, *MARKS, loss=lambda out, wanted: F.mse_loss(score(out), wanted), **words)(made)
-
-
-with_output("a plain dataclass as output", lambda y, x: Made(y), lambda out: out.score)
-with_output("a dataclass with two tensors as output", lambda y, x: Made(y, y * 2), lambda out: out.score + out.hidden)
-with_output("a NamedTuple as output", lambda y, x: Tupled(y, x), lambda out: out.score)
-with_output(
-    "an OrderedDict as output",
-    lambda y, x: collections.OrderedDict(out=y, aux=y * 2),
-    lambda out: out["out"] + out["aux"],
-)
-with_output(
-    "nested dicts, lists and None as output",
-    lambda y, x: {"a": [y, None, {"b": (y * 2, 3)}]},
-    lambda out: out["a"][0] + out["a"][2]["b"][0] / out["a"][2]["b"][1],
-)
-with_output(
-    "an object of a class of the user's as output",
-    lambda y, x: Holder(y),
-    lambda out: out.score,
-    refusal="returns|output",
-)
-with_output(
-    "a torch.distributions object as output",
-    lambda y, x: torch.distributions.Normal(y, 1.0, validate_args=False),
-    lambda out: out.loc,
-    refusal="returns|output",
-)
-with_output("a list of outputs of several stages", lambda y, x: [y, y + 1, y + 2], lambda out: sum(out) / 3)
-with_output("a string beside the output", lambda y, x: (y, "score"), lambda out: out[0])
-with_output("a number of Python worked out from shapes", lambda y, x: (y, x.size(1) * 2), lambda out: out[0] * out[1])
-
-
-class Dual(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.text, self.image = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.scale = nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, text, image):
-        t, i = F.normalize(self.text(text), dim=1), F.normalize(self.image(image), dim=1)
-        logits = self.scale * t @ i.t()
-        return F.cross_entropy(logits, torch.arange(len(text)) * len(image) // len(text))
-
-
-def dual(name, times, **words):
-    def make():
-        def batch(rows, generator):
-            x = rows_of(rows, generator)
-            return {"text": torch.cat([x] * times), "image": x}, x
-
-        return workload(Dual, "text", "image", batch=batch, loss=lambda out, _: out)
-
-    make.__module__ = __name__
-    case(name, inherent=True, refusal="rows|mix|first dimension", **words)(make)
-
-
-dual("CLIP's loss inside the model", 1)
-dual("two inputs with rows of their own (two texts for an image)", 2)
-
-
-@case(
-    "the loss inside the model, targets among the inputs",
-    *MARKS,
-    loss=lambda out, _: out["loss"],
-    batch=lambda rows, generator: (dict(zip(("x", "labels"), numbers(rows, generator), strict=True)), None),
-)
-class LossInside(Net):
-    def forward(self, x, labels=None):
-        score = super().forward(x)
-        return {"loss": F.mse_loss(score, labels) if labels is not None else None, "score": score}
-
-
-@case("reduction sum", *MARKS, reduction="sum", loss=lambda made, wanted: F.mse_loss(made, wanted, reduction="sum"))
-class Summed(Net):
-    pass
-
-
-@case(
-    "one row as a batch of one in the model: squeeze()", "embed", "head", batch=tokens, loss=next_token, optimizer=adam
-)
-class Squeezed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, TOKENS)
-
-    def forward(self, ids):
-        return self.head(self.embed(ids.unsqueeze(1)).squeeze(1))

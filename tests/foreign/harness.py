@@ -30,6 +30,8 @@ RAGGED = (8, 8, 5)
 EVALUATED = 6
 WORST = ("equal", "refused", "foreign", "different", "broken")
 """Verdicts, better ones first. foreign: an exception that is no AssignerError; broken: plain torch fails itself."""
+REMEMBERING = ("python_state", "randomness")
+"""Modules of the list whose models count calls, or draw, in Python objects."""
 REMAT = {"none": "never", "half": "plan", "all": "always"}
 
 
@@ -59,18 +61,25 @@ class Verdict:
         kind: One of WORST.
         words: The error's, or what differs first.
         inherent: Plain torch over the micro-batches differs from plain torch over the whole batch.
-        held: Names of the state that this rank compared.
+        lost: Names of state that plain training changed, and that this rank does not hold.
     """
 
     kind: str
     words: str = ""
     inherent: bool = False
-    held: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
     def worse(self, other: Verdict) -> Verdict:
-        """The worse of two, this one if they are alike."""
+        """The worse of two ranks' verdicts; lost is what neither holds."""
         first, second = sorted((self, other), key=lambda each: -WORST.index(each.kind))
-        return replace(first, inherent=first.inherent or second.inherent)
+        lost = tuple(name for name in first.lost if name in second.lost)
+        return replace(first, inherent=first.inherent or second.inherent, lost=lost)
+
+    def settled(self) -> Verdict:
+        """With all ranks' verdicts in it: state that none of them holds is a difference."""
+        if self.kind == "equal" and self.lost:
+            return replace(self, kind="different", words=f"no rank has {', '.join(self.lost)}")
+        return self
 
 
 @dataclass
@@ -208,7 +217,7 @@ def told(error: BaseException) -> str:
 
 
 class Judge:
-    """All settings of one case; its partitions are found once.
+    """All settings of one case; its partitions are found once, unless Python objects of the model remember runs.
 
     Args:
         case: The case.
@@ -217,12 +226,24 @@ class Judge:
     def __init__(self, case: Case) -> None:
         self.case = case
         self._graph: PartitionGraph | None = None
+        self._refused: AssignerError | None = None
         self._records: dict[int, Record] = {}
 
     def _record(self, micro_batches: int) -> Record:
         if micro_batches not in self._records:
             self._records[micro_batches] = plain(self.case.make(), micro_batches)
         return self._records[micro_batches]
+
+    def _partitions(self, made: Workload) -> PartitionGraph:
+        if self._refused is not None:
+            raise self._refused
+        if self._graph is None or self.case.group in REMEMBERING:
+            try:
+                self._graph = partition_graph(made)
+            except AssignerError as error:
+                self._refused = error
+                raise
+        return self._graph
 
     def verdict(self, setting: Setting) -> Verdict:
         """What a setting gives on this rank."""
@@ -235,7 +256,7 @@ class Judge:
             whole = self._record(1)
         except Exception as error:  # noqa: BLE001 - a case that plain torch cannot train is no case
             return Verdict("broken", told(error))
-        inherent, held, found = False, (), ""
+        inherent, lost, found = False, (), ""
         try:
             record = whole
             if setting.micro_batches > 1:
@@ -244,23 +265,19 @@ class Judge:
                 if not self.case.inherent:
                     record = whole
             made = self.case.make()
-            if self._graph is None:
-                self._graph = partition_graph(made)
-            plan = equal_plan(made, self._graph, setting)
+            graph = self._partitions(made)
+            plan = equal_plan(made, graph, setting)
             moved = "micro_batch" if self.case.inherent else "deferred"
             with Pipeline(
-                made, plan, remat=REMAT[setting.remat], graph=self._graph, batch_norm=moved, timeout_s=30
+                made, plan, remat=REMAT[setting.remat], graph=graph, batch_norm=moved, timeout_s=30
             ) as pipeline:
-                held = tuple(pipeline.state_dict())
-                lost = record.moved - set(held) if setting.ranks == 1 else set()
-                found = next(first_difference(pipeline, made, record, self.case), "")
-                if lost and not found:
-                    found = f"not in the state: {', '.join(sorted(lost)[:4])}"
+                lost = tuple(sorted(record.moved - set(pipeline.state_dict())))
+                found = next(iter([*first_difference(pipeline, made, record, self.case)]), "")  # all ranks go on
         except AssignerError as error:
             return Verdict("refused", told(error), inherent)
         except Exception as error:  # noqa: BLE001 - what comes out raw is the finding
             return Verdict("foreign", told(error), inherent)
-        return Verdict("different" if found else "equal", found, inherent, held)
+        return Verdict("different" if found else "equal", found, inherent, lost)
 
 
 def unlike(record: Record, whole: Record, tolerance: float) -> bool:

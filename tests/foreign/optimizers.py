@@ -171,12 +171,14 @@ class Muon(SGD):
         for group in self.param_groups:
             for each in group["params"]:
                 if each.grad is not None and each.dim() == 2 and min(each.shape) > 1:
-                    u, _, v = torch.linalg.svd(each.grad, full_matrices=False)
-                    each.grad.copy_(u @ v)
+                    x = each.grad / (each.grad.norm() + 1e-7)
+                    for _ in range(3):
+                        x = 1.5 * x - 0.5 * x @ x.t() @ x
+                    each.grad.copy_(x)
         return super().step(closure)
 
 
-with_optimizer("Muon: orthogonalised matrices", lambda parameters: Muon(parameters, lr=0.02), tolerance=1e-7)
+with_optimizer("Muon: orthogonalised matrices", lambda parameters: Muon(parameters, lr=0.02))
 
 
 class Centred(SGD):

@@ -68,9 +68,9 @@ def found(folder: Path) -> dict[tuple[str, Setting], Verdict]:
         for text in path.read_text().splitlines():
             line = json.loads(text)
             key = line.pop("case"), Setting(**line.pop("setting"))
-            verdict = Verdict(**{**line, "held": tuple(line["held"])})
+            verdict = Verdict(**{**line, "lost": tuple(line["lost"])})
             verdicts[key] = verdicts[key].worse(verdict) if key in verdicts else verdict
-    return verdicts
+    return {key: each.settled() for key, each in verdicts.items()}
 
 
 def supervise(

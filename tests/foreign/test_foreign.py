@@ -3,17 +3,61 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from foreign.case import Case, all_cases
 from foreign.harness import Judge, Setting
+from foreign.hooks import Net
+from torch.nn.functional import mse_loss
+from workloads import workload
+
+if TYPE_CHECKING:
+    from assigner.workload import Workload
 
 
-@pytest.mark.parametrize("each", all_cases(), ids=lambda each: f"{each.group}: {each.name}")
+@pytest.mark.parametrize(
+    "each", [each for each in all_cases() if each.usual], ids=lambda each: f"{each.group}: {each.name}"
+)
 def test_one_worker_trains_as_plain_torch(each: Case):
     """Whole batches and two micro-batches, nothing recomputed and everything, in training and in evaluation."""
     judge = Judge(each)
     for micro_batches, remat in itertools.product((1, 2), ("none", "all")):
         setting = Setting(1, micro_batches, remat)
-        verdict = judge.verdict(setting)
+        verdict = judge.verdict(setting).settled()
         assert each.allows(verdict.kind, verdict.words), f"{setting}: {verdict.kind}: {verdict.words}"
+
+
+def test_a_wrong_result_is_found():
+    """A loss that is off by a millionth in the second training is a difference, and says where it begins."""
+    trainings = itertools.count()
+
+    def make() -> Workload:
+        factor = 1 + 1e-6 * next(trainings)
+        return workload(Net, "first", "second", "last", loss=lambda made, wanted: factor * mse_loss(made, wanted))
+
+    verdict = Judge(Case("off", "tests", make)).verdict(Setting())
+    assert verdict.kind == "different"
+    assert verdict.words.startswith("step 0: loss")
+
+
+def test_rows_cut_wrongly_are_found():
+    """Whole batches are what counts for several micro-batches, unless a case says that these differ by nature."""
+    case = Case("mixed", "tests", lambda: workload(Net, "first", "second", "last", loss=over_rows))
+    assert Judge(case).verdict(Setting(1, 2)).kind == "different"
+    assert Judge(replace(case, inherent=True)).verdict(Setting(1, 2)).kind == "equal"
+
+
+def over_rows(made, wanted):
+    return (made.mean() - wanted.mean()).square()
+
+
+def test_a_refusal_counts_where_its_words_do():
+    """An error is allowed where the case has words for it; equal always is; an exception of another kind never."""
+    case = Case("refused", "tests", lambda: workload(Net), refusal="hook|listed")
+    assert case.allows("refused", "UsageError: a hook")
+    assert not case.allows("refused", "UsageError: another thing")
+    assert case.allows("equal", "")
+    assert not case.allows("foreign", "KeyError: hook")
+    assert not replace(case, refusal="").allows("refused", "UsageError: a hook")

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 _ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None)))
-_STANDARD = frozenset(nn.Module().__dict__) - {"training", "_buffers"}
+_STANDARD = frozenset(nn.Module().__dict__) - {"training"}
+
+_PLAIN: set[type] = {nn.Module}
 
 
 class Memento:
@@ -39,9 +41,10 @@ class Memento:
         self._kept: list[tuple[_Keeper, Any, Any]] = []  # how, what, and what was in it
         for module in modules:
             self._keep(_SPACE, module.__dict__)
-            for name, value in module.__dict__.items():
-                if type(value) not in _ATOMS and name not in _STANDARD:
-                    self._meet(value)
+            for value in _values(module):
+                self._meet(value)
+            if module._buffers:
+                self._meet(module._buffers)
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -52,6 +55,14 @@ class Memento:
             yield
         finally:
             _put(now)
+
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Whatever the block changes, the values are as they were then behind it."""
+        try:
+            yield
+        finally:
+            _put(self._kept)
 
     def _keep(self, keeper: _Keeper, held: Any) -> None:
         self._kept.append((keeper, held, keeper.copy(held)))
@@ -78,19 +89,26 @@ class Memento:
                 self._meet(space)
 
 
+def _values(module: nn.Module) -> list[Any]:
+    """The attributes of a module that are more than a number; torch's own modules have none but by a hook."""
+    if type(module) in _PLAIN and not module._forward_pre_hooks and not module._forward_hooks:
+        return []
+    if type(module).__module__.startswith("torch.nn.modules."):
+        _PLAIN.add(type(module))
+    return [value for name, value in module.__dict__.items() if type(value) not in _ATOMS and name not in _STANDARD]
+
+
 def let_go(modules: Iterable[nn.Module]) -> None:
     """Have no tensor that forward has set as an attribute hold a graph, and with it the memory of what led to it."""
     for module in modules:
-        space = module.__dict__
-        for name, value in space.items():
-            if type(value) in _ATOMS or name in _STANDARD:
-                continue
+        for value in _values(module):
             if isinstance(value, list):
                 value[:] = map(_without_graph, value)
             elif isinstance(value, dict):
                 value.update({key: _without_graph(each) for key, each in value.items()})
-            else:
-                space[name] = _without_graph(value)
+            elif isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                space = module.__dict__
+                space.update({name: value.detach() for name, each in space.items() if each is value})
 
 
 def _without_graph(value: Any) -> Any:

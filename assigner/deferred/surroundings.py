@@ -1,0 +1,81 @@
+"""What a model holds that was there before it: a config that the training script goes on changing, a table of settings.
+
+The pipeline's modules are copies of the builder's, and so is what the builder has made for them. What the script, or a
+file of the user's, holds too must stay the object that it is: `config.temperature *= 0.9` in the loop, on every rank,
+then reaches all partitions, as in a plain run.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_ATOMS = (bool, int, float, complex, str, bytes, type(None))
+_LEAVES = (*_ATOMS, type, torch.Tensor, types.ModuleType)
+_NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "numpy", "assigner"}
+_DEEPEST, _MOST_ITEMS = 5, 10_000
+
+
+def objects_from_outside(builder: Callable[[], nn.Module], model: nn.Module) -> dict[int, Any]:
+    """Objects that the model holds and that are reached without it: by id, themselves.
+
+    Args:
+        builder: Has made the model; what it closes over, and its file's names, are the outside.
+        model: Its modules' classes tell of further files.
+    """
+    roots: dict[int, Any] = {}
+    _reach(builder, roots, _DEEPEST)
+    for name in dict.fromkeys(type(module).__module__ for module in model.modules()):
+        if name.partition(".")[0] not in _NOT_LOOKED_INTO and name in sys.modules:
+            for value in list(vars(sys.modules[name]).values()):
+                _reach(value, roots, _DEEPEST)
+    held: dict[int, Any] = {}
+    for module in model.modules():
+        for value in module.__dict__.values():
+            _reach(value, held, _DEEPEST)
+    return {number: value for number, value in held.items() if number in roots and not callable(value)}
+
+
+def _reach(value: Any, known: dict[int, Any], depth: int) -> None:
+    """Note an object and what it holds; modules are not followed: what only they hold is the model's own."""
+    if isinstance(value, (*_LEAVES, nn.Module)) or id(value) in known:
+        return
+    known[id(value)] = value
+    if depth:
+        for part in _parts(value):
+            _reach(part, known, depth - 1)
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list | tuple | set):
+        if len(value) <= _MOST_ITEMS:
+            yield from value.values() if isinstance(value, dict) else value
+    elif isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, types.MethodType):
+        yield from (value.__self__, value.__func__)
+    elif isinstance(value, types.FunctionType):
+        if value.__module__ is None or value.__module__.partition(".")[0] not in _NOT_LOOKED_INTO:
+            yield from _surroundings(value)
+    elif type(value).__module__.partition(".")[0] not in _NOT_LOOKED_INTO:
+        yield from getattr(value, "__dict__", {}).values()
+
+
+def _surroundings(function: types.FunctionType) -> Iterator[Any]:
+    """What a function can name: its closure, its defaults and the top of its file."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            continue  # a name that has no value yet
+    yield from (function.__defaults__ or ())
+    yield from (function.__kwdefaults__ or {}).values()
+    yield from list(function.__globals__.values())

@@ -1,0 +1,263 @@
+"""Optimizers that look at several parameters at once are told from those that do not, before they train anything."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from training_optimizers import OPTIMIZERS, Orthogonal, muon_like, no_decay_by_name
+from workloads import Skips, graph_of, language, make_plan, skips
+
+from assigner import Pipeline
+from assigner.errors import UsageError
+from assigner.runtime.optimizer import PipelineOptimizer
+from assigner.runtime.separability import is_known, shares_of
+
+NAMES = tuple(name for name, _ in Skips().named_parameters())
+SHARES = [NAMES[:3], NAMES[3:]]
+
+
+def check(build: Any, shares: Any = SHARES, model: nn.Module | None = None) -> bool:
+    """Make the handle of an optimizer on the first of two workers; True: the stand-ins had to tell."""
+    named = list((model or Skips()).named_parameters())
+    made = replace(skips(), optimizer=build)
+    handle = PipelineOptimizer(made, named, dict(named[:3]), apply=lambda: None)
+    return handle.check(shares)
+
+
+class Clipping(torch.optim.SGD):
+    """Clips by the norm of all gradients in its step, as LAMB's common form does."""
+
+    def step(self, closure: Any = None) -> Any:
+        nn.utils.clip_grad_norm_([each for group in self.param_groups for each in group["params"]], 1.0)
+        return super().step(closure)
+
+
+class LearningItsRate(torch.optim.Optimizer):
+    """As Prodigy and D-Adaptation: the distance to the start is estimated over all parameters."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1.0, "d": 1e-6, "numerator": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        assert closure is None
+        group = self.param_groups[0]
+        rate, weight = group["d"] * group["lr"], 0.0
+        for each in group["params"]:
+            if each.grad is None:
+                continue
+            state = self.state[each]
+            start = state.setdefault("start", each.clone())
+            summed = state.setdefault("sum", torch.zeros_like(each))
+            group["numerator"] += rate * float((each.grad * (start - each)).sum())
+            summed += rate * each.grad
+            weight += float(summed.abs().sum())
+        for each in group["params"]:
+            if each.grad is not None:
+                each.sub_(rate * each.grad.sign())
+        group["d"] = max(group["d"], group["numerator"] / weight if weight else 0.0)
+
+
+class Sign(torch.optim.Optimizer):
+    """As Lion: every parameter by itself."""
+
+    def __init__(self, parameters: Any, *, log: list[int] | None = None) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+        self.log = [] if log is None else log
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        assert closure is None
+        self.log.append(1)
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is not None:
+                    momentum = self.state[each].setdefault("momentum", torch.zeros_like(each))
+                    each.sub_(group["lr"] * momentum.mul_(0.9).add_(each.grad).sign())
+
+
+def clipped_by_a_hook(parameters: Any) -> torch.optim.Optimizer:
+    made = torch.optim.AdamW(parameters)
+    made.register_step_pre_hook(
+        lambda optimizer, *_: (
+            nn.utils.clip_grad_norm_([e for g in optimizer.param_groups for e in g["params"]], 1.0) and None
+        )
+    )
+    return made
+
+
+def averaged_by_a_hook(parameters: Any) -> torch.optim.Optimizer:
+    """Moves each tensor towards the mean of all of them after the step."""
+    made = torch.optim.SGD(parameters, lr=0.1)
+
+    def hook(optimizer: Any, *_: Any) -> None:
+        every = [each.data for group in optimizer.param_groups for each in group["params"]]
+        mean = torch.stack([each.mean() for each in every]).mean()
+        for each in every:
+            each.lerp_(mean.expand_as(each), 0.1)
+
+    made.register_step_post_hook(hook)
+    return made
+
+
+def replaced_step(parameters: Any) -> torch.optim.Optimizer:
+    made = torch.optim.SGD(parameters, lr=0.1)
+    plain = made.step
+
+    def step(closure: Any = None) -> Any:
+        nn.utils.clip_grad_norm_(made.param_groups[0]["params"], 1.0)
+        return plain(closure)
+
+    made.step = step
+    return made
+
+
+def counted_by_a_hook(parameters: Any) -> torch.optim.Optimizer:
+    made, steps = torch.optim.Adam(parameters), []
+    made.register_step_post_hook(lambda *_: steps.append(1))
+    return made
+
+
+@pytest.mark.parametrize("build", [Clipping, LearningItsRate, clipped_by_a_hook, averaged_by_a_hook, replaced_step])
+def test_what_looks_at_all_parameters_is_refused(build):
+    """A norm of all gradients, a rate learnt from all, hooks and a replaced step: with the way out in the hint."""
+    with pytest.raises(UsageError, match="looks at several parameters at once: what it does to '") as caught:
+        check(lambda parameters: build(parameters, lr=0.1) if build is Clipping else build(parameters))
+    assert "clip_grad_norm_" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [Sign, Orthogonal, counted_by_a_hook],
+)
+def test_what_treats_each_by_itself_is_let_through(build):
+    """An optimizer of one's own, and a hook that only counts."""
+    assert check(build)
+    assert check(muon_like, model=language().model(), shares=shares_of_language())
+
+
+def shares_of_language() -> list[frozenset[str]]:
+    graph = graph_of(language())
+    return shares_of(graph, make_plan(language(), [(0, ["tokens", "blocks.0"]), (1, ["blocks.1", "blocks.2", "head"])]))
+
+
+def test_a_shared_parameter_is_in_the_shares_of_all_that_hold_it():
+    """Under the first of its names."""
+    first, second = shares_of_language()
+    assert first & second == {"tokens.weight"}
+    assert "blocks.0.inner.weight" in first - second
+
+
+TORCHS_OWN = {
+    name: kind
+    for name, kind in vars(torch.optim).items()
+    if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+}
+FORMS: dict[str, tuple[dict[str, Any], ...]] = {
+    "SGD": ({"momentum": 0.9, "nesterov": True}, {"foreach": True}, {"fused": True, "momentum": 0.9}),
+    "Adam": ({"amsgrad": True}, {"foreach": True}, {"fused": True}), "AdamW": ({"foreach": True}, {"fused": True}),
+    "Adagrad": ({"foreach": True}, {"fused": True}), "RMSprop": ({"centered": True, "foreach": True},),
+    **{name: ({"foreach": True},) for name in ("Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD", "Adafactor")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(TORCHS_OWN.keys() - {"LBFGS"}))
+def test_torchs_own_treat_each_parameter_by_itself(name, monkeypatch):
+    """Every one that this torch has, in every form that runs on a CPU: so they are never put to the question."""
+    matrices = nn.Sequential(*(nn.Linear(3, 3, bias=False) for _ in range(4)))  # Muon takes nothing else
+    names = [each for each, _ in matrices.named_parameters()]
+    shares = [names[:1], names[1:]]
+    for form in ({}, *FORMS.get(name, ())):
+
+        def build(parameters: Any, form: dict[str, Any] = form) -> torch.optim.Optimizer:
+            made = TORCHS_OWN[name](parameters, lr=0.01, **form)
+            if name == "SparseAdam":
+                made.register_step_pre_hook(_sparse)
+            return made
+
+        assert is_known(TORCHS_OWN[name](matrices.parameters(), lr=0.01, **form))
+        assert not check(lambda p, form=form: TORCHS_OWN[name](p, lr=0.01, **form), shares, matrices)
+        with monkeypatch.context() as patch:
+            patch.setattr("assigner.runtime.optimizer.is_known", lambda _: False)
+            assert check(build, shares, matrices)
+
+
+def _sparse(optimizer: Any, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        for each in group["params"]:
+            if each.grad is not None:
+                dense, each.grad = each.grad, None
+                each.grad = dense.to_sparse()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_builders_of_daily_use_are_let_through(name):
+    """Groups by name, shape and place, a tensor for a rate."""
+    check(OPTIMIZERS[name], shares_of_language(), language().model())
+
+
+def two_workers() -> Any:
+    return make_plan(skips(), [(0, ["parts.0", "parts.1"]), (1, ["parts.2", "last"])])
+
+
+def test_one_worker_may_have_any_optimizer():
+    """It has all parameters: the optimizer is the plain one; for two workers it is refused, and the run goes on."""
+    made = replace(skips(), optimizer=lambda p: Clipping(p, lr=0.1))
+    with Pipeline(made, make_plan(made), graph=graph_of(skips())) as pipeline:
+        assert pipeline.step(made.make_batch(8, 0)) > 0
+        with pytest.raises(UsageError, match="Clipping, with the hooks"):
+            pipeline.optimizer.check(shares_of(pipeline.graph, two_workers()))
+        assert pipeline.step(made.make_batch(8, 0)) > 0
+
+
+def test_the_optimizer_that_was_made_last_is_the_pipelines():
+    """A builder may keep what it made, for a scheduler: the stand-ins' optimizers come before."""
+    kept: list[torch.optim.Optimizer] = []
+
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        kept.append(Sign(parameters))
+        return kept[-1]
+
+    named = list(Skips().named_parameters())
+    before = [each.detach().clone() for _, each in named]
+    state = torch.random.get_rng_state()
+    handle = PipelineOptimizer(
+        replace(skips(), optimizer=build), named, dict(named[:3]), apply=lambda: None, shares=SHARES
+    )
+    assert handle.local is kept[-1]
+    assert not kept[-1].log
+    assert len(kept) > 2
+    assert all(torch.equal(each, was) for (_, each), was in zip(named, before, strict=True))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_one_that_cannot_be_tried_is_refused():
+    """What fails with small tensors is told with its error."""
+
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        if all(max(each.shape) < 3 for each in parameters):
+            raise RuntimeError("too small")
+        return Sign(parameters)
+
+    with pytest.raises(UsageError, match=r"whether Sign treats .* UsageError: .* RuntimeError: too small"):
+        check(lambda parameters: build(list(parameters)))
+
+
+def test_parameters_of_another_model_are_refused():
+    """A closure over a model that was built beside the workload's, or over the loss's parameters."""
+    model, loss = Skips(), nn.Linear(1, 1)
+    named = list(Skips().named_parameters())
+    builders = {
+        8: lambda _: torch.optim.SGD(model.parameters(), lr=0.1),
+        2: lambda p: torch.optim.SGD([*p, *loss.parameters()], lr=0.1),
+    }
+    for count, build in builders.items():
+        with pytest.raises(UsageError, match=f"groups with {count} parameters that it was not given") as caught:
+            PipelineOptimizer(replace(skips(), optimizer=build), named, dict(named), apply=lambda: None)
+        assert "lambda parameters" in (caught.value.hint or "")
+    assert check(no_decay_by_name) is False

@@ -1,0 +1,126 @@
+"""Code between marked layers that branches, indexes, casts, and switches modes."""
+
+from __future__ import annotations
+
+import torch
+from foreign.calls import MARKS, Net, middle
+from foreign.case import case
+from torch import nn
+from workloads import WIDTH
+
+
+@middle("a branch on the number of rows", inherent=True, refusal="rows|traced")
+def _(net, h):
+    return net.second(h * 2 if h.size(0) > 4 else h)
+
+
+@middle("a branch on a tensor's value at the root", inherent=True, refusal="value")
+def _(net, h):
+    return net.second(h) if h.sum() > 0 else net.second(-h)
+
+
+@middle("divides by the number of rows", inherent=True)
+def _(net, h):
+    return net.second(h) / h.shape[0]
+
+
+@middle("positions from the number of rows", inherent=True, refusal="rows")
+def _(net, h):
+    return net.second(h + torch.arange(h.size(0), dtype=h.dtype).unsqueeze(1) / 10)
+
+
+@middle("the mean over the batch is taken off", inherent=True)
+def _(net, h):
+    return net.second(h - h.mean(0))
+
+
+@middle(".item() at the root", inherent=True, refusal="value|item")
+def _(net, h):
+    return net.second(h * h.detach().abs().max().item())
+
+
+@middle("a boolean mask picks rows, put back by index_put", inherent=True)
+def _(net, h):
+    chosen = h.sum(1) > 0
+    y = torch.zeros_like(h)
+    y[chosen] = net.second(h[chosen])
+    return y
+
+
+@middle("sort, gather and unsort")
+def _(net, h):
+    values, order = h.sort(1)
+    return net.second(values).gather(1, order.argsort(1))
+
+
+@middle("an autocast region switched off")
+def _(net, h):
+    with torch.autocast("cpu", enabled=False):
+        return net.second(h.double())
+
+
+@middle("fft, complex values and back")
+def _(net, h):
+    return net.second(torch.fft.irfft(torch.fft.rfft(h) * 0.5, n=WIDTH))
+
+
+@middle("torch.cond at the root", inherent=True, refusal="cond|traced|value")
+def _(net, h):
+    return net.second(torch.cond(h.sum() > 0, lambda y: y * 2, lambda y: y * 3, (h,)))
+
+
+@middle("try and except around a marked call")
+def _(net, h):
+    try:
+        return net.second(h)
+    except ValueError:
+        return h
+
+
+@middle("print of a shape and an assert on a value", refusal="value|assert")
+def _(net, h):
+    assert torch.isfinite(h).all(), "not finite"
+    return net.second(h)
+
+
+@middle("torch._assert and torch._check on values", refusal="value|assert")
+def _(net, h):
+    torch._assert((h.abs() <= 1).all(), "tanh is within one")
+    return net.second(h)
+
+
+@case("global state switched in forward: deterministic algorithms", *MARKS, refusal="determin")
+class Switched(Net):
+    def middle(self, h):
+        before = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            return self.second(h)
+        finally:
+            torch.use_deterministic_algorithms(before)
+
+
+@case("inference_mode around a frozen marked teacher", "teacher", "first", "second", "last", refusal="inference")
+class InferenceTeacher(Net):
+    def __init__(self):
+        super().__init__()
+        self.teacher = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+    def forward(self, x):
+        with torch.inference_mode():
+            wanted = self.teacher(x)
+        return super().forward(x + wanted.clone())
+
+
+@case("no_grad as a decorator of a marked module's forward", *MARKS)
+class Decorated(Net):
+    class Layer(nn.Linear):
+        @torch.no_grad()
+        def forward(self, x):
+            return super().forward(x)
+
+    def make(self):
+        return self.Layer(WIDTH, WIDTH)
+
+    def middle(self, h):
+        return self.second(h) + h
