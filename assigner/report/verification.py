@@ -40,7 +40,7 @@ def _way(found: Verification) -> str:
     rows = f"{fmt.plural(found.rows, 'row')} in {fmt.plural(found.micro_batches, 'micro-batch')}"
     parts = fmt.plural(found.partitions, "partition")
     if found.way == "pieces":
-        return f"{parts}, one at a time for lack of memory, each against its own modules; {rows}"
+        return f"{parts}, one at a time for lack of memory: forwards of {rows}"
     if not found.trained:
         return f"{parts} apart from each other: outputs of {rows}"
     return f"{parts} apart from each other: two steps and an evaluation of {rows}, with and without rematerialisation"
