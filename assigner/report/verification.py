@@ -31,9 +31,9 @@ def verification_text(found: Verification) -> str:
     """The result and what it took, in one line."""
     took = f"checked in {fmt.seconds(found.seconds)}"
     if found.result == "uncertain":
-        return f"its partitions cannot be compared with it ({took})"
+        return f"the partitions cannot be compared with the model ({took})"
     precision = "to the last bit" if found.exact else "within rounding"
-    return f"its partitions compute what it computes, {precision} ({took})"
+    return f"the partitions compute what the model computes, {precision} ({took})"
 
 
 def _way(found: Verification) -> str:
