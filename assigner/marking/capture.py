@@ -208,8 +208,9 @@ def _export(
     known: RowLeaves | None,
 ) -> Capture:
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    real = call_arguments(inputs)
-    leaves = pytree.tree_leaves(real)
+    leaves, structure = pytree.tree_flatten(call_arguments(inputs))
+    # One tensor that stands at two places is two inputs: the next batch may have two tensors there.
+    real = pytree.tree_unflatten(_each_its_own(leaves), structure)
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: mode.from_tensor(tensor, static_shapes=True), real)
     shapes = ShapesCollection()  # type: ignore[no-untyped-call]
     rows, carriers = _carriers(known, inputs, leaves)
@@ -323,6 +324,17 @@ def _check_ways_out(model: nn.Module, program: ExportedProgram) -> None:
             hint="return it from the marked module; a Hugging Face model collects nothing with output_hidden_states,"
             " output_attentions and output_router_logits left off",
         )
+
+
+def _each_its_own(leaves: Sequence[Any]) -> list[Any]:
+    """The leaves, each tensor an object with memory of its own."""
+    storages = [leaf.untyped_storage()._cdata if is_tensor(leaf) and leaf.layout is torch.strided else None for leaf in leaves]
+    return [
+        torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+        if storage is not None and storage in storages[:n]
+        else leaf
+        for n, (leaf, storage) in enumerate(zip(leaves, storages, strict=True))
+    ]
 
 
 def _constants(program: ExportedProgram) -> list[Any]:

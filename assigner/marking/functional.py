@@ -503,7 +503,11 @@ def line_of(node: fx.Node) -> str:
 
 def _storages(node: fx.Node) -> tuple[int, ...]:
     leaves = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
-    found = [int(leaf.untyped_storage()._cdata) for leaf in leaves if leaf.layout is torch.strided]
+    found = [
+        int(leaf.untyped_storage()._cdata)
+        for leaf in leaves
+        if leaf.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(leaf)
+    ]
     return tuple(dict.fromkeys(found))
 
 

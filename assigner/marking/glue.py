@@ -171,12 +171,12 @@ class Ownership:
         found: dict[int, list[fx.Node]] = {}
         for node in self.nodes:
             if node.target in ONCE:
-                places = self._holders(self.placeholders[node.args[0]][1], but=node)  # type: ignore[index]
+                places = self._holders(self.placeholders[node.args[0]][1])  # type: ignore[index]
                 for place in places or {len(self.order) - 1}:
                     found.setdefault(place, []).append(node)
         return found
 
-    def _holders(self, name: str, *, but: fx.Node | None = None) -> set[int]:
+    def _holders(self, name: str) -> set[int]:
         """The partitions that hold a parameter or buffer: their modules have it, or their glue reads it."""
         names = self.same_tensor.get(name, (name,))
         found = {
@@ -185,7 +185,7 @@ class Ownership:
             if is_call(node) and any(each.startswith(f"{self._module(node)}.") for each in names)
         }
         placeholders = [node for node, (_, target) in self.placeholders.items() if target in names]
-        waiting, seen = [user for node in placeholders for user in node.users if user is not but], set()
+        waiting, seen = [user for node in placeholders for user in node.users], set()
         while waiting:
             node = waiting.pop()
             if node in seen:
@@ -195,7 +195,7 @@ class Ownership:
                 found.add(self.owner[node])
             elif node.op == "output":
                 found.add(len(self.order) - 1)
-            elif node.target not in ONCE:
+            else:
                 waiting += node.users
         return found
 

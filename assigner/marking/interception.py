@@ -144,7 +144,7 @@ class Interceptions:
 
     def _apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if within_call() or _is_of_torch(cls) and cls is not CheckpointFunction:
+            if within_call() or (_is_of_torch(cls) and cls is not CheckpointFunction):
                 return original(cls, *args, **kwargs)
             if cls is CheckpointFunction:
                 return _checkpointed(args[0], args[2:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,9 +20,11 @@ _STATISTICS = {
     "aten::_batch_norm_impl_index": (("running_mean", "running_var"), "training"),
 }
 # Operations that give back their input itself where they have nothing to do.
-_DROPOUTS = frozenset(
-    f"aten::{name}" for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+_IDLE = frozenset(f"aten::{name}" for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"))
+DROPOUTS = frozenset(
+    (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout)
 )
+"""The same in Python."""
 
 
 def named_arguments(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,7 +55,7 @@ def written_names(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 def gives_back(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """True if this call returns its first argument itself, though neither schema nor fake tensors say so."""
-    if not isinstance(operation, torch._ops.OpOverload) or operation._schema.name not in _DROPOUTS:
+    if not isinstance(operation, torch._ops.OpOverload) or operation._schema.name not in _IDLE:
         return False
     named = named_arguments(operation, args, kwargs)
     return named.get("p") == 0 or not named.get("train")

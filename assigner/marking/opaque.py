@@ -19,13 +19,14 @@ from torch import fx, nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assigner.errors import MarkingError
 from assigner.marking.casting import casting_within
 from assigner.marking.decisions import Disagreement, decided
-from assigner.marking.mutation import gives_back, named_arguments, written_names
+from assigner.marking.mutation import DROPOUTS, named_arguments, written_names
 from assigner.marking.pythonstate import Draws, PythonState
 from assigner.usercode import user_line
 
@@ -159,7 +160,19 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             named = named_arguments(func, args, kwargs)
             for name in names:
                 self.storages |= {_storage(leaf) for leaf in pytree.tree_leaves(named[name]) if is_tensor(leaf)}
-        return args[0] if gives_back(func, args, kwargs) else func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+class _IdleDropouts(TorchFunctionMode):
+    """Has a dropout that drops nothing give back its input itself, as it does outside of fake tensors."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in DROPOUTS:
+            words = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
+            if words.get("p") == 0 or not words.get("training", True):
+                return words["input"]
+        return func(*args, **kwargs)
 
 
 def is_tensor(leaf: Any) -> bool:
@@ -209,6 +222,13 @@ class OpaqueCalls:
     def __init__(self, model: nn.Module, names: Sequence[str], autocast: str | None) -> None:
         self.model, self.names, self.autocast = model, list(names), autocast
         self.calls: list[OpaqueCall] = []
+        for name in self.names:
+            for inner, module in _inside(model, name):
+                if isinstance(module, torch.jit.ScriptModule):
+                    raise MarkingError(
+                        f"{inner!r} is a scripted module, which cannot be cut or copied to a worker",
+                        hint="give the module itself; Workload.compile compiles each partition",
+                    )
         self.name_of = {id(model.get_submodule(name)): name for name in reversed(self.names)}
         self._inside = {name: _inside(model, name) for name in self.names}
         self._owners: dict[int, set[str]] = {}
@@ -288,7 +308,7 @@ class OpaqueCalls:
             ways: list[dict[int, Alias]] = []
 
             def attempt() -> Any:
-                with torch.no_grad(), casting_within(self.autocast), _Writes() as writes, _inner():
+                with torch.no_grad(), casting_within(self.autocast), _Writes() as writes, _IdleDropouts(), _inner():
                     found = forward(*inner_args, **inner_kwargs)
                 written.update(writes.storages)
                 ways.append(_aliases(fakes, [leaf for leaf in pytree.tree_leaves(found) if is_tensor(leaf)]))

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from assigner.marking.glue import is_getitem, is_size
 from assigner.marking.graph import Piece, Size, Value
 from assigner.marking.opaque import OpaqueCall, Slot, fill, is_call
+from assigner.marking.writing import ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -125,7 +126,7 @@ class PieceBuilder:
             self.copies[node] = self._copy(node)
         return self.copies[node]
 
-    def _copy(self, node: fx.Node) -> Any:  # noqa: PLR0911 - one line a kind of node
+    def _copy(self, node: fx.Node) -> Any:
         if is_size(node):
             return self._size(node.meta["val"])
         if node.op == "placeholder":
@@ -137,7 +138,10 @@ class PieceBuilder:
             return self._call(node)
         if is_getitem(node) and isinstance(whole := self.copy(node.args[0]), _Single):  # type: ignore[arg-type]
             return whole.node
-        return self.graph.node_copy(node, self._value)
+        made = self.graph.node_copy(node, self._value)
+        if node.target in ONCE:
+            made.args = (*made.args, self.cutter.names[self.place])
+        return made
 
     def _value(self, node: fx.Node) -> Any:
         copied = self.copy(node)

@@ -229,7 +229,7 @@ class Draws:
     @classmethod
     def now(cls) -> Draws:
         """As they are."""
-        kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 - the one that models draw from
+        kind, keys, *rest = np.random.get_state(legacy=True)
         return cls(random.getstate(), (kind, keys.tobytes(), *rest), torch.default_generator.initial_seed())
 
     def changed(self) -> str:
@@ -245,4 +245,4 @@ class Draws:
         """Put Python's and NumPy's back."""
         random.setstate(self.python)
         kind, keys, *rest = self.numpy
-        np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), *rest))  # noqa: NPY002
+        np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), *rest))

@@ -193,18 +193,25 @@ class StepPosition:
 
     Args:
         first: The forward is of the step's first micro-batch.
+        stored: Which partition of this process has stored into a tensor in this step, by the tensor's id.
         pending: What is stored when the step's forwards are done: tensors and their new values.
     """
 
     first: bool = True
+    stored: dict[int, str] = field(default_factory=dict)
     pending: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Store what waits for the end of the step."""
+        """The step's forwards are done: store what waits for that."""
         for state, values in self.pending.values():
             state.copy_(values)
+        self.forget()
+
+    def forget(self) -> None:
+        """The step failed: nothing is stored any more."""
         self.pending.clear()
+        self.stored.clear()
 
 
 position = StepPosition()
@@ -222,28 +229,34 @@ def stored(state: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def stored_once(*, deferred: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """What stores a value that is the same for all micro-batches of a step, once.
+def stored_once(*, deferred: bool) -> Callable[..., torch.Tensor]:
+    """What stores a value that is the same for all micro-batches of a step, once, and gives it.
+
+    Several partitions of a process may hold the tensor: the first one that comes stores for all. Its recompute starts
+    from the old value and stores anew.
 
     Args:
         deferred: The forward uses the old value before: it stays until the step's forwards are done.
+
+    Returns:
+        A function of the tensor, the value and the partition's name.
     """
     return _store_at_end if deferred else _store_at_first
 
 
-def _store_at_first(state: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    if not position.first:
+def _store_at_first(state: torch.Tensor, values: torch.Tensor, partition: str = "") -> torch.Tensor:
+    if not position.first or position.stored.setdefault(id(state), partition) != partition:
         return state
     with torch.no_grad():
         state.copy_(values)
     return values
 
 
-def _store_at_end(state: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _store_at_end(state: torch.Tensor, values: torch.Tensor, partition: str = "") -> torch.Tensor:
+    del partition  # all that hold the tensor find the same value
     if position.first:
         position.pending[id(state)] = state, values.detach()
     return values
 
 
 ONCE = (_store_at_first, _store_at_end)
-STORES = (stored, *ONCE)

@@ -96,5 +96,5 @@ class Training:
 
     def forget(self) -> None:
         """Drop what an unfinished step holds."""
-        position.pending.clear()
+        position.forget()
         self._running.forget()
