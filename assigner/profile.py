@@ -225,12 +225,12 @@ class Verification:
         result: `equal`: they compute the same; `uncertain`: the model differs from itself in two equal runs, so that
             nothing can be said.
         exact: Equal to the last bit; else within what rounding explains.
-        way: `whole`: all partitions together against the whole model; `pieces`: for lack of memory each partition
-            against its own modules.
+        way: `whole`: all partitions together against the whole model; `pieces`: for lack of memory one partition at a
+            time, and forwards alone.
         partitions: How many were compared.
         rows: In a batch.
         micro_batches: Of a batch.
-        trained: False: outputs alone were compared, for there is no loss or no optimizer.
+        trained: False: outputs alone were compared, for lack of memory, or for there is no loss or no optimizer.
         seconds: What it took.
         cautions: What else a plan may change.
     """

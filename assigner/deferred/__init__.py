@@ -25,7 +25,7 @@ from assigner.deferred.errors import BuilderError
 from assigner.deferred.likeness import check_hung, in_likeness
 from assigner.deferred.memento import Memento
 from assigner.deferred.recorder import Recorder, is_meta
-from assigner.deferred.replay import Replay, View
+from assigner.deferred.replay import Replay, ReplayedMemory, View
 from assigner.deferred.surroundings import objects_from_outside
 from assigner.errors import UsageError
 from assigner.usercode import user_code, user_line
@@ -100,6 +100,10 @@ class DeferredModel:
                 self.model.eval()
             return {name: module.training for name, module in self.model.named_modules(remove_duplicate=False)}
 
+    def replayed(self, storages: set[int]) -> dict[int, ReplayedMemory]:
+        """The memory behind some meta storages, with its initial values."""
+        return Replay(self._calls, storages).run()
+
     def materialise(self, names: Iterable[str], device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
         """The named parameters and buffers with their initial values.
 
@@ -115,7 +119,7 @@ class DeferredModel:
         known = self.tensors()
         wanted = {name: known[name] for name in names}
         storages = {tensor.untyped_storage()._cdata for tensor in wanted.values() if is_meta(tensor)}
-        memory = Replay(self._calls, storages).run()
+        memory = self.replayed(storages)
         made: dict[int, torch.Tensor] = {}
         for tensor in wanted.values():
             if id(tensor) not in made:

@@ -71,13 +71,18 @@ class Call:
 
 
 @dataclass(frozen=True)
-class _Memory:
+class ReplayedMemory:
     """Real memory behind a recorded storage."""
 
     storage: torch.UntypedStorage
 
     def look(self, view: View) -> torch.Tensor:
+        """What a view shows of it."""
         return torch.empty(0, dtype=view.dtype).set_(self.storage, view.offset, view.size, view.stride)
+
+    def copy(self) -> ReplayedMemory:
+        """The same values in memory of their own."""
+        return ReplayedMemory(self.storage.clone())  # type: ignore[no-untyped-call]
 
 
 class Replay:
@@ -98,7 +103,7 @@ class Replay:
         self.last_follower = {
             source: n for n in self.steps() if isinstance(source := self.calls[n].source, int)
         }  # of each draw, the last one that starts where it has ended
-        self.memory: dict[int, _Memory] = {}
+        self.memory: dict[int, ReplayedMemory] = {}
         self.ends: dict[int, torch.Tensor] = {}
 
     def _plan(self) -> tuple[set[int], set[int]]:
@@ -126,7 +131,7 @@ class Replay:
         """True if a draw is among the calls that run."""
         return any(self.calls[n].source is not None for n in self.steps())
 
-    def run(self) -> dict[int, _Memory]:
+    def run(self) -> dict[int, ReplayedMemory]:
         """The wanted storages' memory; the caller's generator and default type are left as they were."""
         kept, default = torch.get_rng_state(), torch.get_default_dtype()
         try:
@@ -177,12 +182,12 @@ class Replay:
         return pytree.tree_map_only(View, lambda view: self.memory[view.storage].look(view), tree)
 
 
-def _remember(view: View, value: torch.Tensor, constants: set[int]) -> _Memory:
+def _remember(view: View, value: torch.Tensor, constants: set[int]) -> ReplayedMemory:
     """The memory of a value; never a constant's own, which the builder's later calls would change."""
     storage = value.untyped_storage()
     if value.stride() == view.stride and value.storage_offset() == view.offset:
-        return _Memory(storage.clone() if storage._cdata in constants else storage)  # type: ignore[no-untyped-call]
-    memory = _Memory(torch.UntypedStorage(view.extent()))  # type: ignore[no-untyped-call]
+        return ReplayedMemory(storage.clone() if storage._cdata in constants else storage)  # type: ignore[no-untyped-call]
+    memory = ReplayedMemory(torch.UntypedStorage(view.extent()))  # type: ignore[no-untyped-call]
     memory.look(view).copy_(value)
     return memory
 

@@ -122,8 +122,8 @@ class Workbench:
             optimizer_bytes=self.state_share * parameters if optimizer else 0.0, room=self.room,
         )  # fmt: skip
 
-    def _loss(self, given: KindInputs) -> Callable[[Sequence[torch.Tensor], int], tuple[torch.Tensor, ...]]:
+    def _loss(self, given: KindInputs) -> Callable[[Sequence[torch.Tensor], int, bool], tuple[torch.Tensor, ...]]:
         targets = torch.utils._pytree.tree_map_only(
             torch.Tensor, lambda tensor: tensor.to(self.device), given.micro_batch.targets
         )
-        return lambda outputs, _: (self.workload.compute_loss(self.graph.rebuild_output(outputs), targets),)
+        return lambda outputs, *_: (self.workload.compute_loss(self.graph.rebuild_output(outputs), targets),)

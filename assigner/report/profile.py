@@ -11,6 +11,7 @@ from assigner.report.links import links, message_bytes, rate
 from assigner.report.partitions import groups, partitions, partitions_data
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.report.spread import spread_data, warnings
+from assigner.report.verification import verification_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,7 @@ def profile_report(profile: Profile, *, everything: bool = False) -> Report:
     made = [text for text in (profile.created_at, profile.tool_version) if text]
     lines = [Line(" · ".join(text for text in head if text), "strong")]
     lines += [Line("measured " + " by assigner ".join(made))] if profile.created_at else []
+    lines += [Line(verification_text(profile.verification))] if profile.verification else []
     found = groups(profile)
     return (
         *lines,
@@ -115,5 +117,6 @@ def profile_data(profile: Profile) -> dict[str, Any]:
             for link in profile.links
         ],
         "warnings": list(profile.warnings),
+        "verification": encode(profile.verification),
         "spread": spread_data(profile, found),
     }

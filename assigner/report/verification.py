@@ -31,16 +31,16 @@ def verification_text(found: Verification) -> str:
     """The result and what it took, in one line."""
     took = f"checked in {fmt.seconds(found.seconds)}"
     if found.result == "uncertain":
-        return f"its partitions cannot be compared with it ({took})"
+        return f"the partitions cannot be compared with the model ({took})"
     precision = "to the last bit" if found.exact else "within rounding"
-    return f"its partitions compute what it computes, {precision} ({took})"
+    return f"the partitions compute what the model computes, {precision} ({took})"
 
 
 def _way(found: Verification) -> str:
     rows = f"{fmt.plural(found.rows, 'row')} in {fmt.plural(found.micro_batches, 'micro-batch')}"
     parts = fmt.plural(found.partitions, "partition")
     if found.way == "pieces":
-        return f"{parts}, one at a time for lack of memory, each against its own modules; {rows}"
+        return f"{parts}, one at a time for lack of memory: forwards of {rows}"
     if not found.trained:
         return f"{parts} apart from each other: outputs of {rows}"
     return f"{parts} apart from each other: two steps and an evaluation of {rows}, with and without rematerialisation"

@@ -16,8 +16,10 @@ from assigner.errors import UsageError
 from assigner.profile import Verification
 from assigner.verification.comparing import differences
 from assigner.verification.draws import kept_python, seed_modules
+from assigner.verification.initial import ReplayedModel
 from assigner.verification.locating import find_beginning
 from assigner.verification.partitions import Partitions, capture_ahead
+from assigner.verification.pieces import forward_differences
 from assigner.verification.plain import PlainModel
 from assigner.verification.refusal import refusal
 from assigner.verification.task import Task
@@ -32,7 +34,12 @@ if TYPE_CHECKING:
 
 _ROWS = 5
 _COPIES = 4  # of the parameters, while a side trains: they, their gradients, and two of the optimizer's state
+_LEAST_SIDES = 2.5  # the plain model, its partitions, the initial values, and what is made on the way
 _MOST_THREADS = 512
+_FORWARDS_ALONE = (
+    "the model does not fit here twice with its gradients and its optimizer: forwards were compared, and nothing is"
+    " known of gradients, updates and rematerialisation; a check on a host with more memory tells"
+)
 
 
 def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
@@ -40,7 +47,8 @@ def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
 
     In this process and on the CPU, with five rows in two micro-batches, with and without rematerialisation. The
     partitions are run as workers of their own: they share no object and no tensor, each has an optimizer of its own,
-    and values pass between them as copies. Batches of other sizes are tried where the model takes no five rows.
+    and values pass between them as copies. Batches of other sizes are tried where the model takes no five rows. A model
+    that does not fit into memory twice is compared in its forwards alone, one partition at a time.
     torch's settings and all generators are as before when it returns.
 
     Args:
@@ -53,12 +61,15 @@ def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
     """
     began = time.perf_counter()
     workload = replace(workload, compile=None)
+    in_pieces = _LEAST_SIDES * _side_bytes(graph) > free_memory()
+    if not in_pieces:
+        graph = replace(graph, deferred=ReplayedModel(graph.deferred))
     sizes = list(dict.fromkeys([(_ROWS, 2), (workload.batch_size, 2), (workload.batch_size, 1)]))
     with _few_threads(len(graph.pieces)), kept_python():
         for rows, micro_batches in sizes:
             check = _Check(Task(workload, graph, rows, min(rows, micro_batches)))
             try:
-                verdict = check.run()
+                verdict = check.run_in_pieces() if in_pieces else check.run()
             except UsageError:
                 if (rows, micro_batches) == sizes[-1] or not check.unfit:
                     raise
@@ -120,6 +131,18 @@ class _Check:
             rows=task.rows, micro_batches=task.micro_batches, trained=task.trains, cautions=tuple(cautions),
         )  # fmt: skip
 
+    def run_in_pieces(self) -> Verification:
+        """Compare forwards alone, with the memory of one partition at a time; raises as `run`."""
+        task = self._task
+        found = forward_differences(task)
+        self._captured = True
+        if above := [each for each in found if each.counts(each.scale * math.sqrt(each.epsilon))]:
+            raise refusal(above[0], only_recomputed=False, begins=None)
+        return Verification(
+            result="equal", exact=not found, way="pieces", partitions=len(task.graph.pieces), rows=task.rows,
+            micro_batches=task.micro_batches, trained=False, cautions=(_FORWARDS_ALONE,),
+        )  # fmt: skip
+
     def _capture(self) -> Iterator[str]:
         """Capture what the steps need; what cannot be evaluated can be trained all the same."""
         refused = capture_ahead(self._task)
@@ -133,7 +156,7 @@ class _Check:
 
     def _beside(self, *makers: Callable[[], Side]) -> list[list[Difference]]:
         """What differs between the plain model and other sides; it runs once for all where memory is ample."""
-        at_once = (len(makers) + 1) * _side_bytes(self._task) < free_memory() / 2
+        at_once = (len(makers) + 1) * _side_bytes(self._task.graph) < free_memory() / 2
         return [
             found
             for group in ([makers] if at_once else [(maker,) for maker in makers])
@@ -210,7 +233,7 @@ class _Check:
                 )
 
 
-def _side_bytes(task: Task) -> int:
+def _side_bytes(graph: PartitionGraph) -> int:
     """Bytes that one side has while it trains, without activations: those of so few rows count little beside."""
-    parameters = {id(each): each for each in task.graph.deferred.model.parameters()}.values()
+    parameters = {id(each): each for each in graph.deferred.model.parameters()}.values()
     return sum(each.nbytes for each in parameters) * _COPIES

@@ -96,7 +96,7 @@ def differences(task: Task, plain: PlainModel, others: Sequence[Side], *, evalua
     def look(moment: Moment, items: Iterator[Item]) -> None:
         for item in items:
             for n, other in enumerate(others):
-                apart = _difference(moment, item, plain.look(item), other.look(item))
+                apart = difference(moment, item, plain.look(item), other.look(item))
                 if apart is not None:
                     found[n].append(apart)
 
@@ -127,7 +127,8 @@ def _made(task: Task, plain: PlainModel, *, loss: bool) -> Iterator[Item]:
         yield Item("output", last, name)
 
 
-def _difference(moment: Moment, item: Item, one: torch.Tensor | None, two: torch.Tensor | None) -> Difference | None:
+def difference(moment: Moment, item: Item, one: torch.Tensor | None, two: torch.Tensor | None) -> Difference | None:
+    """How far two values are apart; None: they are the same to the last bit, or there is none on both sides."""
     if one is None and two is None:
         return None
     one, two = _plain_values(one, two), _plain_values(two, one)
@@ -156,5 +157,5 @@ def _plain_values(tensor: torch.Tensor | None, other: torch.Tensor | None) -> to
 
 def is_same(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether two values differ by no more than sums in another order may."""
-    apart = _difference(Moment("step"), Item("output", ""), one, two)
+    apart = difference(Moment("step"), Item("output", ""), one, two)
     return apart is None or not apart.counts()

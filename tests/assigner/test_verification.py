@@ -310,3 +310,20 @@ def test_a_language_model_of_transformers_passes(kind):
         build, batch, lambda output, _: output.loss, lambda p: torch.optim.AdamW(p, lr=1e-3), 8, marks=marks[kind]
     )
     assert checked(made).result == "equal"
+
+
+@pytest.mark.parametrize("make", [language, diamond, lambda: workload(normalised, "*"), lambda: language(dropout=0.4)])
+def test_a_model_without_room_is_checked_in_its_forwards(make, monkeypatch):
+    """One partition at a time; the caution says what is not known then."""
+    monkeypatch.setattr("assigner.verification.checking.free_memory", lambda: 0)
+    found = checked(make())
+    assert (found.result, found.way, found.trained) == ("equal", "pieces", False)
+    assert "nothing is known of gradients" in found.cautions[0]
+
+
+def test_a_broken_forward_is_found_without_room(monkeypatch):
+    """The code between modules runs on both sides."""
+    monkeypatch.setattr("assigner.verification.checking.free_memory", lambda: 0)
+    made = workload(Glued, "parts.*", "last")
+    with pytest.raises(MarkingError, match=r"the model's output .* differs by"):
+        check_model(made, mutated(partition_graph(made), "parts.1", other_constant))

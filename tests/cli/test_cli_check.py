@@ -39,7 +39,7 @@ def test_a_sound_model_is_told_in_two_lines(assigner):
     result = assigner("check", "model.py:workload")
     assert result.exit_code == 0
     first, second = result.stdout.splitlines()
-    assert first.startswith("model.py:workload: its partitions compute what it computes, to the last bit (checked in ")
+    assert first.startswith("model.py:workload: the partitions compute what the model computes, to the last bit (check")
     assert second == (
         "3 partitions apart from each other: two steps and an evaluation of 5 rows in 2 micro-batches, with and without"
         " rematerialisation"

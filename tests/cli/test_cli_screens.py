@@ -55,10 +55,12 @@ LINES = {
     "infeasible": "solve profile.json -o new.json --only worker:0 --reserve worker:0=16374MiB",
     "wrong-flag": "solve profile.json --gpa 3",
     "wrong-file": "show nowhere.json",
+    "check": "check model.py:workload",
+    "check-refused": "check 'model.py:workload(mixed=True)'",
     "help": "--help",
     **{f"help-{name}": f"{name} --help" for name in get_command(app).commands},
 }
-MESSAGES = ("wrong", "infeasible", "profile", "export", "report")
+MESSAGES = ("wrong", "infeasible", "profile", "export", "report", "check-refused")
 MASKS = (
     (r"HiGHS \d+\.\d+\.\d+", "HiGHS #.#.#"),
     (r"\b\d+(\.\d+)? (ms|s)\b(?=\)| of search)", "# s"),  # how long the search took on this machine
@@ -77,6 +79,7 @@ def bench(folder, profile, solved, equal, monkeypatch):
     plan = replace(solved, profile=reference, created_at="2026-01-01T00:00:00Z")
     save_trace(run_in(slower_worker(profile, 1, forward=1.2, backward=1.2), plan), folder / "trace.json")
     save_profile(make_profile(work=[2e-3] * 6, slowness=[2.0], batch=8), folder / "other.json")
+    (folder / "model.py").write_text(MODEL)
     monkeypatch.setattr("assigner_cli.machine.examine", lambda: FINDINGS)
     monkeypatch.setattr("assigner.lab.lacks", lambda *_: ())
     for name in ("TERM", "FORCE_COLOR", "NO_COLOR", "COLUMNS"):
@@ -84,6 +87,28 @@ def bench(folder, profile, solved, equal, monkeypatch):
     return folder
 
 
+MODEL = """
+import torch
+from torch import nn
+
+import assigner
+
+
+class Joint(torch.optim.SGD):
+    def step(self):
+        nn.utils.clip_grad_norm_([each for group in self.param_groups for each in group["params"]], 1e-3)
+        super().step()
+
+
+def workload(mixed=False):
+    return assigner.Workload(
+        model=lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)),
+        batch=lambda rows, generator: (torch.randn(rows, 4, generator=generator), torch.zeros(rows, 2)),
+        loss=nn.functional.mse_loss,
+        optimizer=lambda parameters: (Joint if mixed else torch.optim.SGD)(parameters, lr=0.1),
+        batch_size=8,
+    )
+"""
 FINDINGS = [
     Finding("python", "ok", "3.11.2 (Linux x86_64)", value="3.11.2"),
     Finding("torch", "ok", "2.15.0", value="2.15.0"),

@@ -1,0 +1,28 @@
+"""Initial values that are made once: each partition alone would replay the draws of the whole model before its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from assigner.deferred import DeferredModel
+from assigner.deferred.recorder import is_meta
+
+if TYPE_CHECKING:
+    from assigner.deferred.replay import ReplayedMemory
+
+
+class ReplayedModel(DeferredModel):
+    """A model without memory beside its initial values, of which every materialised tensor is a copy.
+
+    Args:
+        deferred: The model; it stays as it is.
+    """
+
+    def __init__(self, deferred: DeferredModel) -> None:
+        vars(self).update(vars(deferred))
+        storages = {tensor.untyped_storage()._cdata for tensor in self.tensors().values() if is_meta(tensor)}
+        self._values = deferred.replayed(storages)
+
+    def replayed(self, storages: set[int]) -> dict[int, ReplayedMemory]:
+        """Copies of the memory behind some storages."""
+        return {storage: self._values[storage].copy() for storage in storages}

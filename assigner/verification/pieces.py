@@ -1,0 +1,128 @@
+"""A model that does not fit twice: its forward, with the memory of one partition at a time.
+
+The model itself runs module by module: each largest module gets its initial values right before it is called, and
+loses them when it returns. Then the partitions run one after the other, each built alone. No graph is kept, so nothing
+is said of gradients, of updates and of rematerialisation.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from assigner.marking import Value
+from assigner.marking.casting import casting
+from assigner.marking.cut import recut
+from assigner.marking.domain import input_key
+from assigner.marking.opaque import opaque_modules
+from assigner.runtime.randomness import kept_generators
+from assigner.usercode import user_code
+from assigner.verification.comparing import Difference, Moment, difference
+from assigner.verification.draws import ComparableDraws, PythonGenerators
+from assigner.verification.observing import Item
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import nn
+
+    from assigner.marking import PartitionGraph
+    from assigner.runtime.microbatch import MicroBatch
+    from assigner.verification.task import Task
+
+_CPU = torch.device("cpu")
+
+
+def forward_differences(task: Task) -> list[Difference]:
+    """What differs between the outputs of the model and those of its partitions, for the first batch's micro-batches.
+
+    Args:
+        task: The batch and its cutting.
+
+    Raises:
+        MarkingError: the forward cannot be cut for these micro-batches.
+        UsageError: the plain model's forward fails; the message has its line.
+    """
+    return [each for place in range(len(task.cut(0))) for each in _of(task, place)]
+
+
+def _of(task: Task, place: int) -> Iterator[Difference]:
+    """The differences of one micro-batch; each side gets a copy of it."""
+    graph, cut = task.graph, task.cut(0)[place]
+    if not graph.domain.admits(input_key(cut.structure, cut.inputs)):
+        graph = recut(graph, cut.structure, cut.inputs, training=True)
+    plain = _leaves(_streamed(task, cut))
+    with PythonGenerators(2).in_use(), torch.no_grad(), kept_generators(_CPU):
+        mine = _leaves(graph.rebuild_output(_chained(graph, task.cut(0)[place].inputs)))
+    for name in plain.keys() | mine.keys():
+        item = Item("output", graph.last.name, f"{name} of micro-batch {place}")
+        apart = difference(Moment("step"), item, plain.get(name), mine.get(name))
+        if apart is not None:
+            yield apart
+
+
+def _leaves(outputs: Any) -> dict[str, torch.Tensor]:
+    found = pytree.tree_leaves_with_path(outputs)
+    return {pytree.keystr(path): leaf for path, leaf in found if isinstance(leaf, torch.Tensor)}
+
+
+def _streamed(task: Task, cut: MicroBatch) -> Any:
+    """The outputs of the model itself."""
+    deferred = task.graph.deferred
+    model = copy.deepcopy(deferred.model)
+    names = opaque_modules(model, task.graph.marks)
+    inside = tuple(f"{name}." for name in names)
+    _put(model, deferred.materialise(name for name in deferred.tensors() if not name.startswith(inside)))
+
+    def filling(prefix: str) -> Any:
+        def fill(*_: object) -> None:
+            with _disable_current_modes():  # the draws of initial values are their own
+                _put(model, deferred.materialise(name for name in deferred.tensors() if name.startswith(prefix)))
+
+        return fill
+
+    def emptying(prefix: str) -> Any:
+        def empty(*_: object) -> None:
+            _put(model, {name: each for name, each in deferred.tensors().items() if name.startswith(prefix)})
+
+        return empty
+
+    for name in names:
+        module = model.get_submodule(name)
+        module.register_forward_pre_hook(filling(f"{name}."))
+        module.register_forward_hook(emptying(f"{name}."))
+    args, kwargs = pytree.tree_unflatten(cut.inputs, cut.structure)
+    with (
+        PythonGenerators(1).in_use(), torch.no_grad(), kept_generators(_CPU), ComparableDraws(0),
+        casting(task.workload.autocast, "cpu"), user_code("the plain model's forward"),
+    ):  # fmt: skip
+        return model(*args, **kwargs)
+
+
+def _put(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        path, _, leaf = name.rpartition(".")
+        holder = model.get_submodule(path)
+        held: dict[str, Any] = holder._parameters if leaf in holder._parameters else holder._buffers
+        held[leaf] = tensor
+
+
+def _chained(graph: PartitionGraph, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """What the last partition returns; values go on as copies, and are dropped behind their last reader."""
+    values: dict[Value, torch.Tensor] = {}
+    readers = {value: piece.name for piece in graph.pieces for value in piece.reads}
+    outputs: tuple[torch.Tensor, ...] = ()
+    for piece in graph.pieces:
+        module = graph.build([piece.name])[piece.name]
+        reads = [values[value].clone() if value.partition else inputs[value.index] for value in piece.reads]
+        with casting(piece.autocast, "cpu"), ComparableDraws(0):
+            outputs = module(*reads, *(size.evaluate(inputs) for size in piece.sizes))
+        values.update({Value(piece.name, index): each.contiguous() for index, each in enumerate(outputs)})
+        for value in piece.reads:
+            if readers[value] == piece.name:
+                values.pop(value, None)
+    return outputs
