@@ -82,6 +82,8 @@ def may_carry(known: RowLeaves | None, structure: pytree.TreeSpec, leaves: Seque
     found: list[Carry] = []
     tree = pytree.tree_unflatten(list(leaves), structure)
     _collect(known or NOTHING, tree, found)
+    if any(not isinstance(value, torch.Tensor) for value, _ in carriers(known or NOTHING, tree)):
+        return [False] * len(leaves)  # a list's length is a part of the structure: such a tree is of one number of rows
     tensors = [isinstance(leaf, torch.Tensor) and leaf.dim() > 0 for leaf in leaves]
     may = [
         tensor and carry in (Carry.ROWS, Carry.MIXED, Carry.UNKNOWN)

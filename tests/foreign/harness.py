@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from assigner import AssignerError, Pipeline
 from assigner.marking import PartitionGraph, partition_graph
 from assigner.plan import Plan, Stage
 from assigner.profile import WorkloadReference
-from assigner.runtime.microbatch import Cutting
+from assigner.runtime.microbatch import Cutting, micro_batch_count
 from assigner.workload import Workload, call_arguments
 
 if TYPE_CHECKING:
@@ -112,9 +111,11 @@ def pieces(made: Workload, batch: Any, micro_batches: int) -> Iterator[tuple[Any
     if micro_batches == 1:
         yield inputs, batch[1], 1.0
         return
-    cutting, structure = Cutting(made), pytree.tree_structure(inputs)
-    for each in cutting.split(batch, -(-cutting.row_count(batch[0]) // micro_batches)):
-        yield pytree.tree_unflatten(each.inputs, structure), each.targets, each.weight
+    cutting = Cutting(made)
+    planned = -(-made.batch_size // micro_batches)
+    count = micro_batch_count(cutting.row_count(batch[0]), micro_batches, planned)
+    for mine, targets, weight, _ in cutting.parts(batch, count):
+        yield call_arguments(mine), targets, weight
 
 
 def plain(made: Workload, micro_batches: int, loop: Loop | None = None) -> Record:
