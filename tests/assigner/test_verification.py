@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ from wrong_models import WRONG, History, Noisy, Spectral, simple
 from assigner.errors import MarkingError, UsageError
 from assigner.marking import partition_graph
 from assigner.verification import check_model
+from assigner.verification.comparing import Moment, difference
+from assigner.verification.observing import Item
 from assigner.verification.turns import Turns
 from assigner.workload import Workload
 
@@ -327,3 +330,23 @@ def test_a_broken_forward_is_found_without_room(monkeypatch):
     made = workload(Glued, "parts.*", "last")
     with pytest.raises(MarkingError, match=r"the model's output .* differs by"):
         check_model(made, mutated(partition_graph(made), "parts.1", other_constant))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_difference_is_told_with_its_scale(dtype):
+    """Also beside infinities and what is no number; where only one side has these it is infinite."""
+    one = torch.tensor([1.0, -8.0, 2.0], dtype=dtype)
+    two = torch.tensor([1.0, -8.0, 4.0], dtype=dtype)
+    odd = torch.tensor([math.inf, math.nan], dtype=dtype)
+    moment, item = Moment("step"), Item("gradient", "a", "a.weight")
+    assert difference(moment, item, one, one.clone()) is None
+    assert difference(moment, item, None, None) is None
+    assert difference(moment, item, odd, odd.clone()) is None
+    for left, right in ((one, two), (torch.cat([one, odd]), torch.cat([two, odd]))):
+        found = difference(moment, item, left, right)
+        assert (found.largest, found.scale, found.counts(), found.counts(1.0)) == (2.0, 8.0, True, False)
+    assert difference(moment, item, one, None).largest == 8.0
+    assert difference(moment, item, one, one[:2]).largest == math.inf
+    assert difference(moment, item, one, torch.tensor([1.0, math.nan, 2.0], dtype=dtype)).largest == math.inf
+    assert difference(moment, item, one.long(), two.long() + 1).largest == math.inf
+    assert str(item) == "the gradient of a.weight"
