@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
+from assigner.errors import MarkingError
 from assigner.verification.observing import Item, held_items
 from assigner.verification.task import STEPS
 
@@ -163,6 +165,12 @@ def _plain_values(tensor: torch.Tensor | None, other: torch.Tensor | None) -> to
     if tensor is None:
         assert other is not None
         return torch.zeros_like(_plain_values(other, other))
+    if isinstance(tensor, FakeTensor):
+        raise MarkingError(
+            "the forward reads a tensor that it has kept since the capture, and that has no values: a cache outside of"
+            " the modules (functools.cache, a global) holds it",
+            hint="keep it in a buffer of the module, or make it anew in each forward",
+        )
     found = tensor.detach()
     found = found.to_dense() if found.layout is not torch.strided else found
     return torch.view_as_real(found.resolve_conj()) if found.is_complex() else found

@@ -350,3 +350,30 @@ def test_a_difference_is_told_with_its_scale(dtype):
     assert difference(moment, item, one, torch.tensor([1.0, math.nan, 2.0], dtype=dtype)).largest == math.inf
     assert difference(moment, item, one.long(), two.long() + 1).largest == math.inf
     assert str(item) == "the gradient of a.weight"
+
+
+def test_a_train_of_a_modules_own_is_called_as_a_script_does():
+    """A BatchNorm that it keeps in eval mode is in eval mode on both sides."""
+
+    class Frozen(nn.BatchNorm1d):
+        def train(self, mode=True):
+            return super().train(mode and not self.track_running_stats)
+
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Frozen(WIDTH), nn.Linear(WIDTH, 1)), "*")
+    assert checked(made).result == "equal"
+
+
+def test_micro_batches_that_take_two_paths_are_kept_apart():
+    """Three rows run through another graph than two; in eval mode a worker may be a graph ahead of the next one."""
+
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts, self.last = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2)), nn.Linear(WIDTH, 1)
+
+        def forward(self, x):
+            x = self.parts[0](x)
+            x = x * 2 if len(x) > 2 else x - 1
+            return self.last(self.parts[1](x))
+
+    assert checked(workload(Branching, "parts.*", "last")).result == "equal"
