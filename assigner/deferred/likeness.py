@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def in_likeness(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """These values as a tensor of another one's class, with its attributes, its hooks and its `requires_grad`."""
     if isinstance(tensor, nn.Parameter):
-        kind = nn.Parameter if type(tensor) is nn.Parameter else type(tensor)
+        kind = type(tensor) if nn.Parameter in type(tensor).__mro__ else nn.Parameter
         made: torch.Tensor = torch.Tensor._make_subclass(kind, value.detach(), tensor.requires_grad)
     else:
         made = value

@@ -8,8 +8,10 @@ the object that it is.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import sys
+import types
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,8 +21,9 @@ from torch import nn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None)))
-_STANDARD = frozenset(nn.Module().__dict__) - {"training"}
+ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None)))
+_MOST_ITEMS = 10_000  # of a larger container the items are kept as the objects that they are
+STANDARD = frozenset(nn.Module().__dict__) - {"training"}
 
 _PLAIN: set[type] = {nn.Module}
 
@@ -30,12 +33,13 @@ class Memento:
 
     Args:
         modules: Each once.
+        others: Functions and objects that run with them, as a loss.
 
     Attributes:
         tensors: That were met, but for parameters.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], others: Iterable[Any] = ()) -> None:
         self.tensors: list[torch.Tensor] = []
         self._known: dict[int, Any] = {}  # what was met, and stays alive while its id stands for it
         self._kept: list[tuple[_Keeper, Any, Any]] = []  # how, what, and what was in it
@@ -45,6 +49,8 @@ class Memento:
                 self._meet(value)
             if module._buffers:
                 self._meet(module._buffers)
+        for other in others:
+            self._meet_function(other)
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -67,9 +73,31 @@ class Memento:
     def _keep(self, keeper: _Keeper, held: Any) -> None:
         self._kept.append((keeper, held, keeper.copy(held)))
 
+    def _meet_function(self, value: Any) -> None:
+        """What code that is called can change: its closure's names, the object that it is a method of."""
+        if isinstance(value, nn.Module):
+            for module in value.modules():
+                self._keep(_SPACE, module.__dict__)
+                for each in (*_values(module), module._buffers):
+                    self._meet(each)
+        elif isinstance(value, functools.partial):
+            for each in (value.func, *value.args, *value.keywords.values()):
+                self._meet_function(each)
+        elif isinstance(value, types.MethodType):
+            self._meet_function(value.__self__)
+        elif not isinstance(value, types.FunctionType):
+            self._meet(value)
+        elif id(value) not in self._known and value.__module__.partition(".")[0] not in _NOT_LOOKED_INTO:
+            self._known[id(value)] = value
+            for cell in value.__closure__ or ():
+                if cell != _EMPTY:
+                    self._keep(_CELL, cell)
+                    self._meet_function(cell.cell_contents)
+            self._meet(value.__defaults__)
+
     def _meet(self, value: Any) -> None:
         kind = type(value)
-        if kind in _ATOMS or id(value) in self._known:
+        if kind in ATOMS or id(value) in self._known:
             return
         self._known[id(value)] = value
         if isinstance(value, torch.Tensor):
@@ -79,8 +107,9 @@ class Memento:
                 self._meet(each)
         elif isinstance(value, dict | list | set | deque | bytearray):
             self._keep(_SPACE if isinstance(value, dict) else _SET if isinstance(value, set) else _SEQUENCE, value)
-            for each in value.values() if isinstance(value, dict) else value:
-                self._meet(each)
+            if len(value) <= _MOST_ITEMS:
+                for each in value.values() if isinstance(value, dict) else value:
+                    self._meet(each)
         elif (keeper := _keeper(value)) is not None:
             self._keep(keeper, value)
         elif kind.__module__.partition(".")[0] not in _NOT_LOOKED_INTO and not isinstance(value, type | nn.Module):
@@ -95,7 +124,7 @@ def _values(module: nn.Module) -> list[Any]:
         return []
     if type(module).__module__.startswith("torch.nn.modules."):
         _PLAIN.add(type(module))
-    return [value for name, value in module.__dict__.items() if type(value) not in _ATOMS and name not in _STANDARD]
+    return [value for name, value in module.__dict__.items() if type(value) not in ATOMS and name not in STANDARD]
 
 
 def let_go(modules: Iterable[nn.Module]) -> None:
@@ -138,6 +167,12 @@ def _keeper(value: Any) -> _Keeper | None:
     return _OF_NUMPY.get(type(value).__name__)
 
 
+def state_of(value: Any) -> Any:
+    """The contents of a generator or an array; None: it is neither."""
+    keeper = _keeper(value)
+    return None if keeper is None else keeper.copy(value)
+
+
 def _put_space(space: dict[Any, Any], values: dict[Any, Any]) -> None:
     if len(space) != len(values) or any(space.get(name, space) is not value for name, value in values.items()):
         space.clear()
@@ -154,6 +189,8 @@ def _put_set(held: set[Any], values: set[Any]) -> None:
     held.update(values)
 
 
+_EMPTY = types.CellType()
+_CELL = _Keeper(lambda cell: cell.cell_contents, lambda cell, value: setattr(cell, "cell_contents", value))
 _SPACE = _Keeper(dict, _put_space)
 _SET = _Keeper(set, _put_set)
 _SEQUENCE = _Keeper(tuple, _put_sequence)

@@ -63,6 +63,12 @@ class Capture:
     carriers: list[bool]
     domain: Domain
 
+    @property
+    def holds_for_any_rows(self) -> bool:
+        """No input's number of rows is fixed in it."""
+        carrying = {leaf for leaf, carries in enumerate(self.carriers) if carries}
+        return not any(leaf in carrying and dim == 0 for leaf, dim in self.domain.fixed)
+
 
 @contextlib.contextmanager
 def _given_momenta(model: nn.Module) -> Iterator[None]:
@@ -112,7 +118,7 @@ class _Dims:
     others: Any
 
 
-_ANY_ROWS = (_Dims(Dim.DYNAMIC, Dim.AUTO), _Dims(Dim.DYNAMIC, Dim.STATIC))
+_ANY_ROWS = (_Dims(Dim.DYNAMIC, Dim.AUTO), _Dims(Dim.AUTO, Dim.AUTO), _Dims(Dim.DYNAMIC, Dim.STATIC))
 _THESE_ROWS = (_Dims(Dim.AUTO, Dim.AUTO), _Dims(Dim.STATIC, Dim.STATIC))
 
 
@@ -142,12 +148,14 @@ def capture(
         MarkingError: the forward cannot be traced; the message has the line.
     """
     names = opaque_modules(model, marked)
-    first, second = _ANY_ROWS if any_rows else _THESE_ROWS
+    *tries, last = _ANY_ROWS if any_rows else _THESE_ROWS
     with _silence(), torch.set_grad_enabled(training):
-        try:
-            return _export(model, names, inputs, first, autocast=autocast, known=row_leaves)
-        except Exception:  # noqa: BLE001 - torch.export raises many kinds; the second try's own error is reported
-            return _export_or_explain(model, names, inputs, second, autocast=autocast, known=row_leaves)
+        for dims in tries:  # torch.export raises many kinds of errors; the last try's own one is reported
+            with contextlib.suppress(Exception):
+                found = _export(model, names, inputs, dims, autocast=autocast, known=row_leaves)
+                if not any_rows or found.holds_for_any_rows:
+                    return found
+        return _export_or_explain(model, names, inputs, last, autocast=autocast, known=row_leaves)
 
 
 @contextlib.contextmanager
@@ -187,6 +195,12 @@ def _export_or_explain(
         if isinstance(error, GuardOnDataDependentSymNode):
             said = ["a tensor's value decides what runs there"]
         reason = said[0][:200] if said else type(error).__name__
+        if reason.startswith("Constraints violated"):
+            raise MarkingError(
+                f"the forward of {type(model).__name__} works for one number of rows alone",
+                hint="a list with an entry for each row, int(x.shape[0]) or a loop over the rows makes it so: use tensors"
+                " whose first dimension is the rows, or mark a larger module that contains the line",
+            ) from error
         if strange := re.match(r"Found <class '([^']+)'> in output", reason):
             raise MarkingError(
                 f"the forward of {type(model).__name__} returns a {strange[1]}, which holds tensors in its own way",

@@ -246,7 +246,16 @@ class Cutter:
             few, many = (self._bytes(tensor, rows) for rows in (n, 2 * n))
             one, two = few - (many - few) * (n - 1) // n, few - (many - few) * (n - 2) // n
         gradient = tensor.dtype.is_floating_point or tensor.dtype.is_complex
-        return ValueShape(two - one, 2 * one - two, tensor.dtype, gradient, self._sizes(tensor))
+        order = self._order(tensor)
+        return ValueShape(two - one, 2 * one - two, tensor.dtype, gradient, self._sizes(tensor), order)
+
+    def _order(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
+        """The dimensions by their strides, where the tensor is dense and not contiguous."""
+        sizes, strides = [[self.symbols.number(each) for each in of] for of in (tensor.shape, tensor.stride())]
+        order = sorted(range(len(sizes)), key=lambda dim: (-strides[dim], dim))
+        expected = [math.prod(sizes[each] for each in order[place + 1 :]) for place in range(len(order))]
+        dense = all(strides[dim] == stride or sizes[dim] == 1 for dim, stride in zip(order, expected, strict=True))
+        return tuple(order) if dense and order != sorted(order) else None
 
     def _bytes(self, tensor: torch.Tensor, rows: int) -> int:
         return math.prod(self.symbols.number(size, rows) for size in tensor.shape) * tensor.element_size()

@@ -503,11 +503,12 @@ def line_of(node: fx.Node) -> str:
 
 def _storages(node: fx.Node) -> tuple[int, ...]:
     leaves = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
-    found = [
-        int(leaf.untyped_storage()._cdata)
-        for leaf in leaves
-        if leaf.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(leaf)
-    ]
+    if any(map(torch._C._functorch.is_functorch_wrapped_tensor, leaves)):
+        raise MarkingError(
+            f"the forward uses torch.func or torch.vmap between partitions ({line_of(node)})",
+            hint="mark a module that contains the line: what is inside a partition runs as it is",
+        )
+    found = [int(leaf.untyped_storage()._cdata) for leaf in leaves if leaf.layout is torch.strided]
     return tuple(dict.fromkeys(found))
 
 

@@ -51,13 +51,31 @@ class Size:
 
 @dataclass(frozen=True)
 class ValueShape:
-    """What is known of a value: bytes as a line over the rows, and whether a gradient comes back for it."""
+    """What is known of a value between partitions.
+
+    Args:
+        bytes_per_sample: Its bytes as a line over the rows: the slope.
+        fixed_bytes: At no rows.
+        dtype: Its type.
+        gradient: A gradient comes back for it.
+        shape: Its sizes; None: they depend on data.
+        order: Its dimensions from the outermost in memory to the innermost, where that is not their own order: a
+            message carries values alone, and what reads them may ask for strides.
+    """
 
     bytes_per_sample: float
     fixed_bytes: float
     dtype: torch.dtype
     gradient: bool
     shape: tuple[int | Size, ...] | None
+    order: tuple[int, ...] | None = None
+
+    def laid_out(self, received: torch.Tensor) -> torch.Tensor:
+        """A value that has come in a message, as it lies in its maker's memory."""
+        if self.order is None:
+            return received
+        inverse = sorted(range(len(self.order)), key=self.order.__getitem__)
+        return received.permute(self.order).contiguous().permute(inverse)
 
     def sizes(self, inputs: Sequence[Any]) -> tuple[int, ...] | None:
         """The value's shape for one micro-batch, given the flattened inputs of it; None: it depends on data."""

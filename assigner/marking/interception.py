@@ -13,6 +13,7 @@ Only code of the model that is outside every opaque call is looked at: what is i
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,9 @@ class Interceptions:
                 return original(*args, **kwargs)
             self.opaque.begin()
             with self._watched(), self._caught():
-                return original(*args, **kwargs)
+                output = original(*args, **kwargs)
+            _register_dataclasses(output)
+            return output
 
         state = PythonState.of(self.model.named_modules(), with_files=True)
         clear_caches(self.model.modules())
@@ -175,6 +178,13 @@ class Interceptions:
             return _Handle(self.hooks, number)
 
         return register_hook
+
+
+def _register_dataclasses(output: Any) -> None:
+    """Let pytree see into plain dataclasses that a model returns."""
+    while kinds := {type(leaf) for leaf in pytree.tree_leaves(output) if dataclasses.is_dataclass(leaf)}:
+        for kind in kinds:
+            pytree.register_dataclass(kind)
 
 
 class _Handle:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import inspect
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -535,8 +537,9 @@ def _with_own_sizes(made: list[torch.Tensor]) -> list[torch.Tensor]:
 
     found = []
     for tensor in made:
-        sizes = [own(size) for size in tensor.shape]
-        same = all(one is other for one, other in zip(sizes, tensor.shape, strict=True))
+        before = list(tensor.shape)  # each look at a shape makes new symbols
+        sizes = list(map(own, before))
+        same = all(map(operator.is_, sizes, before))
         found.append(tensor if same else tensor.new_empty(sizes))
     mine = {size.node.expr for size in known.values()}
     environment.pending_fresh_unbacked_symbols[:] = [
@@ -553,7 +556,7 @@ def opaque_modules(model: nn.Module, marked: Sequence[str]) -> list[str]:
         for child_name, child in module.named_children():
             name = f"{prefix}{child_name}"
             inside = any(mark.startswith(name + ".") for mark in marked)
-            has_forward = type(child).forward is not nn.Module.forward
+            has_forward = inspect.getattr_static(type(child), "forward") is not nn.Module.forward
             if name in marked or (has_forward and not inside):
                 found.append(name)
             else:

@@ -7,6 +7,8 @@ from the start, so it is taken back; and what the forward itself changes there b
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
 import random
 import sys
 import types
@@ -26,6 +28,7 @@ _OPAQUE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType
 _HOOKS = frozenset(
     name for name in vars(nn.Module()) if name not in ("training", "_parameters", "_buffers")
 )  # what torch itself keeps on a module, its children among it
+_LIBRARIES = ("torch", "transformers")
 _MOST_ITEMS = 10_000
 _DEEPEST = 6
 
@@ -114,7 +117,19 @@ class PythonState:
         if with_files:
             for name in files_of(module for _, module in modules):
                 state._add_file(name, vars(sys.modules[name]))
+            for kind in dict.fromkeys(type(module) for _, module in modules):
+                state._add_class(kind)
         return state
+
+    def _add_class(self, kind: type) -> None:
+        """What the methods of a class close over, and what it keeps for all of its objects."""
+        for name, cell in _cells(kind):
+            self._add(name, _content(cell), depth=2)
+            self.holders[id(cell)] = _CellHolder(name, cell, _content(cell))
+        for each in _users_classes(kind):
+            for key, value in list(vars(each).items()):
+                if isinstance(value, list | dict | set | deque) and not key.startswith("__"):
+                    self._add(f"{each.__name__}.{key}", value, depth=1)
 
     def _add_file(self, name: str, entries: dict[str, Any]) -> None:
         chosen = {
@@ -152,6 +167,8 @@ class PythonState:
                 self._add(where, each, depth=depth + 1)
         elif isinstance(value, np.ndarray):
             self.holders[id(value)] = Holder(where, value, value.copy())
+        elif isinstance(value, itertools.count | types.GeneratorType):
+            self.holders[id(value)] = _IteratorHolder(where, value, _progress(value))
         elif type(value).__module__.split(".")[0] != "torch" and hasattr(value, "__dict__"):
             self._add_entries(where, vars(value), depth=depth, skipped=frozenset())
 
@@ -185,6 +202,43 @@ class _PartHolder(Holder):
         self.held.update({key: value for key, value in self.before.items() if self.held.get(key, ABSENT) is not value})
 
 
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
+class _CellHolder(Holder):
+    """A variable of an enclosing function."""
+
+    def changes(self) -> Iterator[Change]:
+        if not same(self.before, now := _content(self.held)):
+            yield Change(self.where, self.before, now)
+
+    def restore(self) -> None:
+        if self.before is not ABSENT:
+            self.held.cell_contents = self.before
+
+
+def _progress(iterator: Any) -> Any:
+    """How far an iterator has come."""
+    if isinstance(iterator, types.GeneratorType):
+        return iterator.gi_frame.f_lasti if iterator.gi_frame is not None else None
+    return repr(iterator)
+
+
+class _IteratorHolder(Holder):
+    """An iterator, which nobody can put back: that it has moved can be told."""
+
+    def changes(self) -> Iterator[Change]:
+        if _progress(self.held) != self.before:
+            yield Change(self.where, self.before, _progress(self.held))
+
+    def restore(self) -> None:
+        """Nothing can be done."""
+
+
 class _FileHolder(Holder):
     """What stands at the top of a file: only what was a plain value or a container there."""
 
@@ -203,19 +257,33 @@ class _FileHolder(Holder):
 def files_of(modules: Iterable[nn.Module]) -> list[str]:
     """The Python modules that the classes of these modules are written in; none of torch's and transformers'."""
     names = dict.fromkeys(type(module).__module__ for module in modules)
-    return [name for name in names if name.split(".")[0] not in ("torch", "transformers") and name in sys.modules]
+    return [name for name in names if name.split(".")[0] not in _LIBRARIES and name in sys.modules]
 
 
 def clear_caches(modules: Iterable[nn.Module]) -> None:
     """Empty what functools.cache keeps in the files of these modules: fake tensors must neither stay there nor come."""
     listed = list(modules)
-    holders = [vars(sys.modules[name]) for name in files_of(listed)]
-    holders += [vars(each) for module in listed for each in type(module).__mro__ if not each.__module__.startswith("torch")]
-    for holder in holders:
-        for value in list(holder.values()):
-            inner = getattr(value, "__func__", value)
-            if isinstance(inner, functools._lru_cache_wrapper):
-                inner.cache_clear()
+    kinds = dict.fromkeys(type(module) for module in listed)
+    values = [value for name in files_of(listed) for value in vars(sys.modules[name]).values()]
+    values += [value for kind in kinds for each in _users_classes(kind) for value in vars(each).values()]
+    values += [_content(cell) for kind in kinds for _, cell in _cells(kind)]
+    for value in values:
+        inner = getattr(value, "__func__", value)
+        if isinstance(inner, functools._lru_cache_wrapper):
+            inner.cache_clear()
+
+
+def _users_classes(kind: type) -> list[type]:
+    return [each for each in kind.__mro__ if each.__module__.split(".")[0] not in (*_LIBRARIES, "builtins")]
+
+
+def _cells(kind: type) -> Iterator[tuple[str, types.CellType]]:
+    """The variables of enclosing functions that the methods of a class use."""
+    for each in _users_classes(kind):
+        for value in list(vars(each).values()):
+            inner = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else value
+            if isinstance(inner, types.FunctionType):
+                yield from zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True)
 
 
 @dataclass(frozen=True)

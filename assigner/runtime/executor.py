@@ -369,7 +369,7 @@ class Executor:
             if not is_absent(tensor):
                 self._stepped.gradients[value, micro_batch].append(tensor)
         else:
-            self._keep(value, micro_batch, tensor)
+            self._keep(value, micro_batch, shape.laid_out(tensor))
 
 
 def _what(route: Route) -> str:

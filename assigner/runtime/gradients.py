@@ -99,14 +99,13 @@ class Gradients:
         for name in apart:
             self.parameters[name].grad = None
 
-    def end(self, program: Program, executor: Executor, *, seed: int, number: int) -> None:
+    def end(self, program: Program, executor: Executor, number: int) -> None:
         """The backwards of a step have added to the gradients: sum those that workers share, call hooks on the sums.
 
         Args:
             program: The step's.
             executor: Exchanges with other workers.
-            seed: The workload's; hooks may draw, and several workers call that of a shared parameter.
-            number: The batch's number in training.
+            number: The batch's number in training, by which hooks draw: several workers call a shared parameter's.
 
         Raises:
             UsageError: the step's forwards have changed what wants a gradient, or hooked on to a parameter.
@@ -123,7 +122,7 @@ class Gradients:
             parameter = self.parameters[name]
             parameter._backward_hooks = hooks
             if parameter.grad is not None:
-                seed_device(partition_seed(seed, number, name, -1), parameter.device)
+                seed_device(partition_seed(executor.seed, number, name, -1), parameter.device)
                 parameter.grad = _hooked(parameter.grad, hooks.values())
         for name, before in self._aside.items():
             parameter = self.parameters[name]

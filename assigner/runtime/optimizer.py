@@ -65,7 +65,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
     ) -> None:
         self._workload, self._apply = workload, apply
         self._model = [(name, _stand_in(each)) for name, each in model]
-        self._made = False
+        self._made = self._spread = False
         self._hold(held)
         if self.check(shares):
             self._hold(held)  # the one that the builder made last is the one that runs: it may have kept it
@@ -103,9 +103,12 @@ class PipelineOptimizer(torch.optim.Optimizer):
             shares: Names of the parameters that each worker is to have.
 
         Raises:
-            UsageError: the optimizer looks at parameters of several workers at once.
+            UsageError: the optimizer looks at parameters of several workers at once, or its handle has hooks.
         """
-        if len(shares) < 2 or is_known(self.local):
+        self._spread = len(shares) > 1
+        if self._spread and self._made and (self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks):
+            self._refuse_hook()
+        if not self._spread or is_known(self.local):
             return False
         check_separable(self.local, self._model, shares, lambda whole, held: self._built(whole, held)[0])
         return True
@@ -132,6 +135,25 @@ class PipelineOptimizer(torch.optim.Optimizer):
         if closure is not None:
             raise UsageError("a pipeline's optimizer takes no closure", hint="call pipeline.step(batch, update=False)")
         self._apply()
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        """As torch's own, where one worker has all parameters.
+
+        Raises:
+            UsageError: several have some: the hook would see this rank's alone, and nobody knows what it makes of them.
+        """
+        return self._refuse_hook() if self._spread else super().register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        """As `register_step_pre_hook`."""
+        return self._refuse_hook() if self._spread else super().register_step_post_hook(hook)
+
+    def _refuse_hook(self) -> None:
+        raise UsageError(
+            "a hook on the steps of a pipeline's optimizer sees the parameters of one worker, and several have some",
+            hint="register it in Workload.optimizer, on the optimizer that it makes: there it is tried out whether it"
+            " treats every parameter by itself; gradients are clipped by pipeline.clip_grad_norm_",
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: `Workload.optimizer` makes the groups.

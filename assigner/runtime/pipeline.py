@@ -19,7 +19,7 @@ from assigner.runtime.memory import held_bytes
 from assigner.runtime.optimizer import PipelineOptimizer
 from assigner.runtime.process import check_world
 from assigner.runtime.randomness import kept_generators
-from assigner.runtime.relocation import relocate
+from assigner.runtime.relocation import relocate, removals
 from assigner.runtime.remat import Remat, Rematerialisation
 from assigner.runtime.room import check_room
 from assigner.runtime.scaling import GradientScaling
@@ -159,9 +159,11 @@ class Pipeline:
 
     def _check_move(self, plan: Plan) -> None:
         self._member.place(plan)
-        self.optimizer.check(shares_of(self.graph, plan))
+        leaving = {partition for partition, source, _ in removals(self.plan, plan) if source == self.rank}
+        self._installed.share.check_leaving(leaving)
         if self._waiting and self._installed.gradients.named():
             raise UsageError("gradients wait for their update", hint="apply or drop them before the move")
+        self.optimizer.check(shares_of(self.graph, plan))
 
     @property
     def rank(self) -> int:
@@ -215,9 +217,7 @@ class Pipeline:
             self._installed.gradients.begin()
             factor = scale * self._scaling.factor
             losses = self._installed.training.run(program, micro_batches, self._batches, loss_factor=factor)
-            self._installed.gradients.end(
-                program, self._installed.executor, seed=self.workload.seed, number=self._batches
-            )
+            self._installed.gradients.end(program, self._installed.executor, self._batches)
             self._batches += 1
             self._updated, self._waiting = update, True
         if max_norm is not None:

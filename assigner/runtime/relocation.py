@@ -17,7 +17,9 @@ import torch
 from safetensors.torch import load, save
 
 from assigner.location import Location
+from assigner.runtime.attributes import packed_attributes
 from assigner.runtime.checkpoint import OptimizerState
+from assigner.runtime.plain import from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,35 +37,49 @@ class Luggage:
     Args:
         state: Its parameters and buffers by the model's names.
         moments: The optimizer's state of its parameters.
+        attributes: What forwards have changed on its modules.
     """
 
     state: dict[str, torch.Tensor]
     moments: OptimizerState
+    attributes: dict[str, Any]
 
     @classmethod
     def of(cls, partition: str, share: Share, optimizer: PipelineOptimizer) -> Luggage:
         """A partition's luggage, on the rank that holds it."""
         state = share.held_by(partition)
         parameters = {name: share.parameters[name] for name in state if name in share.parameters}
-        return cls({name: tensor.detach() for name, tensor in state.items()}, OptimizerState.of(parameters, optimizer))
+        moments = OptimizerState.of(parameters, optimizer)
+        return cls({name: tensor.detach() for name, tensor in state.items()}, moments, share.attributes(partition))
 
     def packed(self) -> tuple[bytes, bytes]:
-        """As bytes: the tensors, and the rest."""
+        """As bytes: the tensors, and the rest.
+
+        Raises:
+            UsageError: an attribute cannot be packed.
+        """
+        kept, plain = packed_attributes(self.attributes)
         tensors = {f"state/{name}": tensor for name, tensor in self.state.items()}
         tensors.update({f"moments/{name}": tensor for name, tensor in self.moments.tensors.items()})
+        tensors.update({f"attributes/{name}": tensor for name, tensor in kept.items()})
         apart = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
-        return save(apart), json.dumps(self.moments.plain).encode()
+        return save(apart), json.dumps({"moments": self.moments.plain, "attributes": plain}).encode()
 
     def unpack(self, partition: str, share: Share, optimizer: PipelineOptimizer) -> None:
         """Put it where the partition is now."""
-        share.put(partition, self.state)
+        share.put(partition, self.state, self.attributes)
         self.moments.add(share.parameters, optimizer)
 
     @classmethod
     def unpacked(cls, tensors: bytes, rest: bytes) -> Luggage:
         """From bytes."""
-        found = load(tensors)
-        return cls(_section(found, "state/"), OptimizerState(_section(found, "moments/"), json.loads(rest), {}))
+        found, plain = load(tensors), json.loads(rest)
+        attributes = {name: from_json(value) for name, value in plain["attributes"].items()}
+        return cls(
+            _section(found, "state/"),
+            OptimizerState(_section(found, "moments/"), plain["moments"], {}),
+            {**attributes, **_section(found, "attributes/")},
+        )
 
 
 def _section(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from assigner.runtime.attributes import changed_attributes, packed_attributes, put_attributes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import torch
     from torch import nn
@@ -65,8 +67,21 @@ class Share:
             if len(workers[memory[name]]) > 1
         }
 
-    def put(self, partition: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Give a partition of this rank the values that `held_by` gave elsewhere; buffers may have other shapes now."""
+    def attributes(self, partition: str) -> dict[str, Any]:
+        """What forwards have changed on the modules of a partition of this rank beside its tensors, by name."""
+        return changed_attributes(self.modules[partition], self._graph.deferred)
+
+    def check_leaving(self, partitions: Iterable[str]) -> None:
+        """Raise UsageError where an attribute of partitions of this rank cannot go to another worker."""
+        for partition in partitions:
+            packed_attributes(self.attributes(partition))
+
+    def put(self, partition: str, tensors: Mapping[str, torch.Tensor], attributes: Mapping[str, Any]) -> None:
+        """Give a partition of this rank what `held_by` and `attributes` gave elsewhere.
+
+        Buffers may have other shapes by now.
+        """
+        put_attributes(self.modules[partition], attributes, self._device)
         held, module = self.held_by(partition), self.modules[partition]
         for name in self._slots(partition).keys() - tensors.keys():
             set_buffer(module, name, None)

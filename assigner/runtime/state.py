@@ -29,7 +29,7 @@ from assigner.deferred.recorder import written_tensors
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class WrittenTensors:
         Raises:
             UsageError: another worker holds one of them too, and would not see it.
         """
-        family = self._family.get(id(tensor), [tensor])
+        family = self.family(tensor)
         shared = next((self._elsewhere[id(each)] for each in family if id(each) in self._elsewhere), None)
         if shared is not None:
             raise UsageError(
@@ -107,6 +107,10 @@ class WrittenTensors:
             )
         self._found.update((id(each), each) for each in family)
         return family
+
+    def family(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """All tensors on one storage with this one, and itself."""
+        return self._family.get(id(tensor), [tensor])
 
     def drop(self, tensor: torch.Tensor) -> None:
         """No module holds this one any more."""
@@ -138,6 +142,7 @@ class PartitionState:
     Args:
         module: The partition.
         written: The rank's tensors that forwards write.
+        loss: What runs behind it: it may have a memory too.
 
     Attributes:
         modules: The partition's, each once.
@@ -145,9 +150,10 @@ class PartitionState:
         writes: The tensors that it is known to write, by their ids.
     """
 
-    def __init__(self, module: nn.Module, written: WrittenTensors) -> None:
+    def __init__(self, module: nn.Module, written: WrittenTensors, loss: Callable[..., Any] | None = None) -> None:
         self.modules = list(module.modules())
         users = has_user_code(module)
+        self._loss = () if loss is None else (loss,)
         self._changeable = [each for each in self.modules if users and not isinstance(each, fx.GraphModule)]
         self.written = written
         self.was_watched = False
@@ -168,12 +174,13 @@ class PartitionState:
             runs_again: It will be recomputed.
         """
         self._look()
-        memento = Memento(self._changeable) if runs_again else None
+        memento = Memento(self._changeable, self._loss) if runs_again else None
         writes = dict(self.writes)
         if memento is not None:
             writes |= {id(each): each for each in memento.tensors if id(each) in self._loose}
         if not self.was_watched:  # nothing is known yet: buffers are likely, and weights are large
-            writes |= {id(each): each for each in self._tensors if not isinstance(each, nn.Parameter)}
+            buffers = [each for each in self._tensors if not isinstance(each, nn.Parameter)]
+            writes |= {id(each): each for buffer in buffers for each in self.written.family(buffer)}
         start = [HeldTensor.of(each) for each in writes.values()]
         if start:
             _on_copies(list(writes.values()))

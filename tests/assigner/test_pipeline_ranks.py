@@ -167,3 +167,8 @@ def test_pipelines_one_after_another():
 def test_a_plan_changes_during_the_run():
     """Weights, statistics and optimizer state follow the partitions; training goes on as if nothing had happened."""
     start("-m", "torch.distributed.run", "--nproc-per-node", "3", RUNS / "moving.py")
+
+
+def test_hooks_and_changing_state_on_two_ranks():
+    """Hooks see shared gradients whole; what forwards change moves along, or is refused where ranks would differ."""
+    start("-m", "torch.distributed.run", "--nproc-per-node", "2", RUNS / "changing.py")

@@ -261,3 +261,19 @@ def test_parameters_of_another_model_are_refused():
             PipelineOptimizer(replace(skips(), optimizer=build), named, dict(named), apply=lambda: None)
         assert "lambda parameters" in (caught.value.hint or "")
     assert check(no_decay_by_name) is False
+
+
+def test_hooks_on_the_handle_need_one_worker():
+    """They would see one worker's parameters: refused where several have some, and so is a move to several."""
+    named = list(Skips().named_parameters())
+    for shares in (SHARES, [NAMES]):
+        handle = PipelineOptimizer(skips(), named, dict(named), apply=lambda: None, shares=shares)
+        for register in (handle.register_step_pre_hook, handle.register_step_post_hook):
+            if shares is SHARES:
+                with pytest.raises(UsageError, match="sees the parameters of one worker"):
+                    register(lambda *_: None)
+            else:
+                register(lambda *_: None)
+    handle.check([NAMES])
+    with pytest.raises(UsageError, match="sees the parameters of one worker"):
+        handle.check(SHARES)

@@ -299,7 +299,7 @@ class SharedBuffer(nn.Module):
 
     def __init__(self):
         super().__init__()
-        seen = torch.zeros(WIDTH)
+        seen = torch.zeros(WIDTH, dtype=torch.float64)  # of another type, a conversion would part them
         self.first, self.second, self.last = self.Layer(seen), self.Layer(seen), nn.Linear(WIDTH, 1)
 
     def forward(self, x):

@@ -9,22 +9,26 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch.nn import Parameter
+from torch.optim import Optimizer
 from workloads import workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable  # noqa: TC004 - in an annotation
-
     from assigner.workload import Workload  # noqa: TC004
 
 MODULES = (
     "inplace", "backward", "hooks", "checkpoints", "buffers", "written", "python_state", "randomness", "aliases",
-    "containers", "outputs", "calls", "control_flow", "optimizers", "torchs_own", "sequences", "vision", "patches",
-    "training_habits", "sciences", "decoders", "encoders", "towers",
+    "containers", "outputs", "calls", "control_flow", "optimizers", "loops", "torchs_own", "sequences", "vision",
+    "patches", "training_habits", "sciences", "decoders", "encoders", "towers",
 )  # fmt: skip
 """Of this folder, in the order of the table."""
+
+Loop = Callable[[int, dict[str, Parameter], Optimizer], None]
+"""Given the number of the step, the parameters (those of this rank, in a pipeline) and the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Case:
         random: Values cannot be compared, for it draws masks: losses must be finite.
         tolerance: Relative; larger than 1e-9 only where the model itself computes in float32.
         usual: False: left to `run.py`, for it takes seconds and is near to another case.
+        loop: What the training loop does before each step, to plain torch's model as to the pipeline.
     """
 
     name: str
@@ -51,6 +56,7 @@ class Case:
     random: bool = False
     tolerance: float = 1e-9
     usual: bool = True
+    loop: Loop | None = None
 
     def allows(self, kind: str, words: str) -> bool:
         """Whether a verdict is what should be."""
@@ -70,6 +76,7 @@ def case(
     random: bool = False,
     tolerance: float = 1e-9,
     usual: bool = True,
+    loop: Loop | None = None,
     **words: Any,
 ) -> Callable[[Any], Any]:
     """Add a model class, or a function that gives a Workload, to the list.
@@ -82,6 +89,7 @@ def case(
         random: See `Case`.
         tolerance: See `Case`.
         usual: See `Case`.
+        loop: See `Case`.
         words: For a class: what `workloads.workload` takes.
     """
 
@@ -91,7 +99,7 @@ def case(
 
         assert name not in CASES, name
         group = made.__module__.rpartition(".")[2]
-        CASES[name] = Case(name, group, build, refusal, inherent, random, tolerance, usual)
+        CASES[name] = Case(name, group, build, refusal, inherent, random, tolerance, usual, loop)
         return made
 
     return add

@@ -23,7 +23,7 @@ from assigner.workload import Workload, call_arguments
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from foreign.case import Case
+    from foreign.case import Case, Loop
 
 RAGGED = (8, 8, 5)
 """Rows of the three training batches; the last is ragged."""
@@ -117,7 +117,7 @@ def pieces(made: Workload, batch: Any, micro_batches: int) -> Iterator[tuple[Any
         yield pytree.tree_unflatten(each.inputs, structure), each.targets, each.weight
 
 
-def plain(made: Workload, micro_batches: int) -> Record:
+def plain(made: Workload, micro_batches: int, loop: Loop | None = None) -> Record:
     """The same training in plain torch, its micro-batches one after another."""
     torch.manual_seed(made.seed)
     model = made.model()
@@ -129,6 +129,8 @@ def plain(made: Workload, micro_batches: int) -> Record:
     start = {name: each.detach().clone() for name, each in model.state_dict().items()}
     for n, rows in enumerate(RAGGED):
         batch = made.make_batch(rows, n)
+        if loop is not None:
+            loop(n, dict(model.named_parameters()), optimizer)
         seeded(n)
         model.zero_grad()
         total = 0.0
@@ -188,6 +190,8 @@ def first_difference(pipeline: Pipeline, made: Workload, record: Record, case: C
     """What differs, step by step."""
     for n, rows in enumerate(RAGGED):
         batch = made.make_batch(rows, n)
+        if case.loop is not None:
+            case.loop(n, dict(pipeline.named_parameters()), pipeline.optimizer)
         seeded(n)
         loss = pipeline.step(batch)
         if case.random:
@@ -231,7 +235,7 @@ class Judge:
 
     def _record(self, micro_batches: int) -> Record:
         if micro_batches not in self._records:
-            self._records[micro_batches] = plain(self.case.make(), micro_batches)
+            self._records[micro_batches] = plain(self.case.make(), micro_batches, self.case.loop)
         return self._records[micro_batches]
 
     def _partitions(self, made: Workload) -> PartitionGraph:

@@ -92,7 +92,7 @@ def halve(parameter):
     parameter.grad.mul_(0.5)
 
 
-@case("post-accumulate-grad hook", *MARKS, inherent=True)
+@case("post-accumulate-grad hook", *MARKS, inherent=True, refusal="hook")
 class PostAccumulate(Net):
     def __init__(self):
         super().__init__()

@@ -130,3 +130,37 @@ class Squeezed(nn.Module):
 
     def forward(self, ids):
         return self.head(self.embed(ids.unsqueeze(1)).squeeze(1))
+
+
+def between(name, output, score, **words):
+    """A marked module that gives something back that is no plain tensor."""
+
+    class Layer(nn.Linear):
+        def forward(self, x):
+            return output(super().forward(x))
+
+    class Passing(Net):
+        def __init__(self):
+            super().__init__()
+            self.second = Layer(WIDTH, WIDTH)
+
+        def hidden(self, x):
+            return torch.tanh(score(self.second(torch.tanh(self.first(x)))))
+
+    case(f"a marked module gives back {name}", *MARKS, **words)(Passing)
+
+
+between("a dataclass", lambda y: Made(y, y * 2), lambda out: out.score + out.hidden)
+between("a NamedTuple", lambda y: Tupled(y, y * 2), lambda out: out.score + out.hidden)
+between(
+    "nested dicts with None", lambda y: {"a": (y, None), "b": {"c": y * 2}}, lambda out: out["a"][0] + out["b"]["c"]
+)
+between("a tensor and a number", lambda y: (y, 3), lambda out: out[0] * out[1])
+between("a tensor and a size", lambda y: (y, y.size(1)), lambda out: out[0] / out[1])
+between("an object of the user's", Holder, lambda out: out.score, refusal="returns|gives|Holder")
+between("a list that grows", lambda y: [y, y * 2, y * 3], lambda out: sum(out) / 3)
+between("a complex tensor", lambda y: torch.complex(y, y * 2), lambda out: out.real + out.imag)
+between("a sparse tensor", lambda y: y.to_sparse(), lambda out: out.to_dense(), refusal="sparse")
+between("a bool tensor beside a float one", lambda y: (y, y > 0), lambda out: out[0] * out[1])
+between("rows that are not the batch's", lambda y: (y, y.mean(0)), lambda out: out[0] - out[1], inherent=True)
+between("an empty tensor", lambda y: (y, y[:, :0]), lambda out: out[0] + out[1].sum())

@@ -29,6 +29,13 @@ def test_one_worker_trains_as_plain_torch(each: Case):
         assert each.allows(verdict.kind, verdict.words), f"{setting}: {verdict.kind}: {verdict.words}"
 
 
+def test_no_micro_batch_of_one_row_where_batch_norm_needs_two():
+    """Five rows over three micro-batches: a cut of 2, 2 and 1 is avoided, and plain torch over the same cut agrees."""
+    case = next(each for each in all_cases() if each.name == "BatchNorm, marked with its layer")
+    verdict = Judge(case).verdict(Setting(1, 3))
+    assert verdict.kind == "equal", verdict.words
+
+
 def test_a_wrong_result_is_found():
     """A loss that is off by a millionth in the second training is a difference, and says where it begins."""
     trainings = itertools.count()

@@ -1,0 +1,64 @@
+"""What forwards change on modules goes with a partition that moves, or the move is refused before it begins."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from changing_models import Counting, Keeping, Queue, made_of
+from workloads import Reference, graph_of, make_plan, normalised, workload
+
+from assigner import Pipeline
+from assigner.errors import UsageError
+from assigner.runtime.relocation import Luggage
+from assigner.runtime.share import Share
+
+EXACT = 1e-10
+
+
+@pytest.mark.parametrize("kind", [Counting, Queue, Keeping])
+def test_a_move_keeps_what_forwards_have_changed(kind):
+    """Losses are the plain model's, though the partitions were built anew in between."""
+    made = made_of(kind)
+    reference = Reference(made)
+    plans = [make_plan(made, stages, micro_batches=1) for stages in ([], [(0, ["first"]), (0, ["middle", "last"])])]
+    with Pipeline(made, plans[0]) as pipeline:
+        for n in range(4):
+            batch = made.make_batch(8, n)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
+            pipeline.move(plans[(n + 1) % 2])
+        assert reference.distance(pipeline.named_parameters()) < EXACT
+
+
+def test_running_statistics_move_on():
+    """BatchNorm's statistics are deferred by the new partition's own means."""
+    made = workload(normalised)
+    reference = Reference(made)
+    with Pipeline(made, make_plan(made, micro_batches=1)) as pipeline:
+        for n in range(3):
+            batch = made.make_batch(8, n)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
+            pipeline._installed.share.check_leaving(pipeline.partitions)
+            pipeline.move(make_plan(made, micro_batches=1))
+        assert reference.distance(pipeline.state_dict().items()) < EXACT
+
+
+def test_what_travels_arrives():
+    """Plain values and tensors pass through bytes; an object that forward has changed does not, and says so."""
+    made = made_of(Queue)
+    graph = graph_of(made)
+    plan = make_plan(made)
+    shares = [Share(graph, plan, "worker:0/cpu", torch.device("cpu")) for _ in range(2)]
+    layer = shares[0].modules["middle"].get_submodule("middle")
+    layer.queue, layer.count, layer.seen = torch.ones(3), 4, [1, (2, "x")]
+    with Pipeline(made, plan, graph=graph) as pipeline:
+        Luggage.unpacked(*Luggage.of("middle", shares[0], pipeline.optimizer).packed()).unpack(
+            "middle", shares[1], pipeline.optimizer
+        )
+    other = shares[1].modules["middle"].get_submodule("middle")
+    assert torch.equal(other.queue, layer.queue)
+    assert (other.count, other.seen) == (4, [1, (2, "x")])
+    shares[0].check_leaving(["middle"])
+    layer.strange = object
+    layer.seen.append(layer)
+    with pytest.raises(UsageError, match=r"middle\.seen, a list that forward has changed, cannot go"):
+        shares[0].check_leaving(["middle"])
