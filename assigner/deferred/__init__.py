@@ -57,7 +57,7 @@ class DeferredModel:
             torch.manual_seed(seed)
             with user_code("Workload.model"), recorder, recorder.rejection_sampling(), LooksReal(recorder):
                 self.model = builder()
-                _settle_mode(self.model)
+                settle_mode(self.model)
         except BuilderError as error:
             raise UsageError(f"the model's builder {error.message} at {user_line(error)}", hint=error.hint) from error
         finally:
@@ -129,7 +129,7 @@ class DeferredModel:
         return {name: made[id(tensor)] for name, tensor in wanted.items()}
 
 
-def _settle_mode(model: Any) -> None:
+def settle_mode(model: Any) -> None:
     """Have modules with a `train` of their own do what it does: one may keep its BatchNorm in eval mode.
 
     A training script calls it on the model before its loop.

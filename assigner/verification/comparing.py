@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
+from assigner.errors import MarkingError
 from assigner.verification.observing import Item, held_items
 from assigner.verification.task import STEPS
 
@@ -132,17 +134,30 @@ def difference(moment: Moment, item: Item, one: torch.Tensor | None, two: torch.
     if one is None and two is None:
         return None
     one, two = _plain_values(one, two), _plain_values(two, one)
-    if one.shape != two.shape or one.dtype != two.dtype:
-        return Difference(moment, item, math.inf, 1.0, 0.0)
-    if one.numel() == 0 or torch.equal(one, two):
+    if one.shape == two.shape and one.dtype == two.dtype and (one.numel() == 0 or torch.equal(one, two)):
         return None
-    if not one.is_floating_point():
-        return Difference(moment, item, math.inf, 1.0, 0.0)
+    largest, scale = (
+        _apart(one, two) if one.shape == two.shape and one.dtype == two.dtype and one.is_floating_point() else _NOTHING
+    )
+    epsilon = torch.finfo(one.dtype).eps if math.isfinite(largest) else 0.0
+    return Difference(moment, item, largest, scale, epsilon) if largest else None
+
+
+_NOTHING = math.inf, 1.0
+"""The difference and the scale of what cannot be compared."""
+
+
+def _apart(one: torch.Tensor, two: torch.Tensor) -> tuple[float, float]:
+    """The largest difference and the largest number, of floating-point numbers in one shape."""
+    wide = torch.promote_types(one.dtype, torch.float32)
+    one, two = one.to(wide), two.to(wide)
+    largest = float(torch.dist(one, two, math.inf))
+    if math.isfinite(largest):
+        return largest, max(float(torch.linalg.vector_norm(each, math.inf)) for each in (one, two))
     if bool((one.isnan() != two.isnan()).any()):
-        return Difference(moment, item, math.inf, 1.0, 0.0)
-    apart = (one.double() - two.double()).abs().nan_to_num(nan=0.0)  # the same infinity on both sides is no difference
-    scale = max(float(each.abs().nan_to_num(nan=0.0, posinf=0.0).max()) for each in (one, two))
-    return Difference(moment, item, float(apart.max()), scale, torch.finfo(one.dtype).eps)
+        return _NOTHING
+    apart = torch.where(one == two, 0.0, (one - two).abs()).nan_to_num(nan=0.0)  # the same infinity is no difference
+    return float(apart.max()), max(float(each.abs().nan_to_num(nan=0.0, posinf=0.0).max()) for each in (one, two))
 
 
 def _plain_values(tensor: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor:
@@ -150,6 +165,12 @@ def _plain_values(tensor: torch.Tensor | None, other: torch.Tensor | None) -> to
     if tensor is None:
         assert other is not None
         return torch.zeros_like(_plain_values(other, other))
+    if isinstance(tensor, FakeTensor):
+        raise MarkingError(
+            "the forward reads a tensor that it has kept since the capture, and that has no values: a cache outside of"
+            " the modules (functools.cache, a global) holds it",
+            hint="keep it in a buffer of the module, or make it anew in each forward",
+        )
     found = tensor.detach()
     found = found.to_dense() if found.layout is not torch.strided else found
     return torch.view_as_real(found.resolve_conj()) if found.is_complex() else found

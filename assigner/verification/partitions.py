@@ -87,7 +87,7 @@ class Partitions:
     def __init__(self, task: Task, *, recomputes: bool) -> None:
         self._task, self.recomputes = task, recomputes
         self._python = PythonGenerators(2)
-        self._heard = HeardLoss(task.workload.loss)
+        self._heard = HeardLoss(task.own_loss())
         self._loss = torch.zeros((), dtype=torch.float64)
         plan, self._turns = task.plan(recomputes=recomputes), Turns()
         mailbox = Mailbox(self._turns, len(plan.stages))

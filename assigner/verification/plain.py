@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from assigner.deferred import settle_mode
 from assigner.marking.casting import casting
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.outputs import Part, join
@@ -52,11 +53,12 @@ class PlainModel:
             torch.manual_seed(workload.seed)
             with user_code("Workload.model"):
                 self.model = workload.model()
+                settle_mode(self.model)
             if nudged:
                 _nudge(self.model, task.epsilon)
             self._optimizer = workload.make_optimizer(self.model.named_parameters()) if task.trains else None
         self._statistics = DeferredStatistics({"": self.model}, "deferred")
-        self._heard = HeardLoss(workload.loss)
+        self._heard = HeardLoss(task.own_loss())
         self._loss: torch.Tensor | None = None
         self._parameters = dict(self.model.named_parameters(remove_duplicate=False))
         self.per_micro_batch: set[str] = set()

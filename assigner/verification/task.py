@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,8 @@ from assigner.runtime.microbatch import Cutting, MicroBatch, check_pair, micro_b
 from assigner.workload import Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from assigner.marking import Mark
     from assigner.workload import Batch
 
@@ -63,6 +65,10 @@ class Task:
     def batch(self, step: int) -> Batch:
         """A copy of a step's batch that shares nothing with other copies; tensors that stand twice in it stay one."""
         return copy.deepcopy(self._batches[step])
+
+    def own_loss(self) -> Callable[[Any, Any], torch.Tensor] | None:
+        """The loss for one side: a module or an object may remember what it was called with. None: there is none."""
+        return copy.deepcopy(self.workload.loss)
 
     def cut(self, step: int) -> list[MicroBatch]:
         """The micro-batches of a copy of a step's batch."""

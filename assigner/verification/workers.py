@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +30,7 @@ class Mailbox:
 
     def __init__(self, turns: Turns, ranks: int) -> None:
         self.turns, self.ranks = turns, ranks
-        self.messages: dict[Message, torch.Tensor] = {}
+        self.messages: dict[Message, deque[torch.Tensor]] = defaultdict(deque)  # a sender may be a program ahead
         self.shared: dict[int, list[torch.Tensor]] = defaultdict(list)
 
 
@@ -67,8 +67,9 @@ class CopyingTransport(Transport):
         Raises:
             MarkingError: it is not what its receiver expects.
         """
-        self._mailbox.turns.wait_until(lambda: message in self._mailbox.messages)
-        tensor = self._mailbox.messages.pop(message)
+        waiting = self._mailbox.messages[message]
+        self._mailbox.turns.wait_until(lambda: bool(waiting))
+        tensor = waiting.popleft()
         shape, dtype = self._expected.pop(message)
         if (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
             raise MarkingError(
@@ -81,7 +82,7 @@ class CopyingTransport(Transport):
     def send(self, message: Message, tensor: torch.Tensor, span: Span | None = None) -> None:  # noqa: ARG002
         """Send a copy."""
         data = tensor.detach().resolve_conj().resolve_neg()
-        self._mailbox.messages[message] = data.clone(memory_format=torch.contiguous_format)
+        self._mailbox.messages[message].append(data.clone(memory_format=torch.contiguous_format))
 
     def flush(self) -> None:
         """What was sent has left at once."""
@@ -126,7 +127,7 @@ class CopyingMembership(Membership):
 
     def fail(self, at: str, error: BaseException) -> None:
         """This worker failed."""
-        self.failed = True
+        self.failed = isinstance(error, Exception)  # and was not stopped for another one's failure
         super().fail(at, error)
 
     def numbers(self, number: float) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ from wrong_models import WRONG, History, Noisy, Spectral, simple
 from assigner.errors import MarkingError, UsageError
 from assigner.marking import partition_graph
 from assigner.verification import check_model
+from assigner.verification.comparing import Moment, difference
+from assigner.verification.observing import Item
 from assigner.verification.turns import Turns
 from assigner.workload import Workload
 
@@ -327,3 +330,50 @@ def test_a_broken_forward_is_found_without_room(monkeypatch):
     made = workload(Glued, "parts.*", "last")
     with pytest.raises(MarkingError, match=r"the model's output .* differs by"):
         check_model(made, mutated(partition_graph(made), "parts.1", other_constant))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_difference_is_told_with_its_scale(dtype):
+    """Also beside infinities and what is no number; where only one side has these it is infinite."""
+    one = torch.tensor([1.0, -8.0, 2.0], dtype=dtype)
+    two = torch.tensor([1.0, -8.0, 4.0], dtype=dtype)
+    odd = torch.tensor([math.inf, math.nan], dtype=dtype)
+    moment, item = Moment("step"), Item("gradient", "a", "a.weight")
+    assert difference(moment, item, one, one.clone()) is None
+    assert difference(moment, item, None, None) is None
+    assert difference(moment, item, odd, odd.clone()) is None
+    for left, right in ((one, two), (torch.cat([one, odd]), torch.cat([two, odd]))):
+        found = difference(moment, item, left, right)
+        assert (found.largest, found.scale, found.counts(), found.counts(1.0)) == (2.0, 8.0, True, False)
+    assert difference(moment, item, one, None).largest == 8.0
+    assert difference(moment, item, one, one[:2]).largest == math.inf
+    assert difference(moment, item, one, torch.tensor([1.0, math.nan, 2.0], dtype=dtype)).largest == math.inf
+    assert difference(moment, item, one.long(), two.long() + 1).largest == math.inf
+    assert str(item) == "the gradient of a.weight"
+
+
+def test_a_train_of_a_modules_own_is_called_as_a_script_does():
+    """A BatchNorm that it keeps in eval mode is in eval mode on both sides."""
+
+    class Frozen(nn.BatchNorm1d):
+        def train(self, mode=True):
+            return super().train(mode and not self.track_running_stats)
+
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Frozen(WIDTH), nn.Linear(WIDTH, 1)), "*")
+    assert checked(made).result == "equal"
+
+
+def test_micro_batches_that_take_two_paths_are_kept_apart():
+    """Three rows run through another graph than two; in eval mode a worker may be a graph ahead of the next one."""
+
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts, self.last = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2)), nn.Linear(WIDTH, 1)
+
+        def forward(self, x):
+            x = self.parts[0](x)
+            x = x * 2 if x.shape[0] > 2 else x - 1
+            return self.last(self.parts[1](x))
+
+    assert checked(workload(Branching, "parts.*", "last")).result == "equal"
