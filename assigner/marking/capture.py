@@ -342,7 +342,9 @@ def _check_ways_out(model: nn.Module, program: ExportedProgram) -> None:
 
 def _each_its_own(leaves: Sequence[Any]) -> list[Any]:
     """The leaves, each tensor an object with memory of its own."""
-    storages = [leaf.untyped_storage()._cdata if is_tensor(leaf) and leaf.layout is torch.strided else None for leaf in leaves]
+    storages = [
+        leaf.untyped_storage()._cdata if is_tensor(leaf) and leaf.layout is torch.strided else None for leaf in leaves
+    ]
     return [
         torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=leaf.device)
         if storage is not None and storage in storages[:n]

@@ -191,8 +191,10 @@ class Functional:
         made = self.graph.call_function(target, args)
         if like is not None:
             made.meta.update({key: each for key, each in like.meta.items() if key in ("val", "stack_trace")})
-        self._depends[made] = is_random(target) or getattr(target, "is_random", False) or any(
-            self._depends[each] for each in made.all_input_nodes
+        self._depends[made] = (
+            is_random(target)
+            or getattr(target, "is_random", False)
+            or any(self._depends[each] for each in made.all_input_nodes)
         )
         return made
 
@@ -549,4 +551,3 @@ def _fresh(node: fx.Node) -> list[Any]:
     values = node.meta.get("val")
     listed = list(values) if len(returned) > 1 else [values]
     return [value for value, name in zip(listed, returned, strict=False) if name is None]
-

@@ -257,7 +257,9 @@ def _asked_by_user(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _grad_fn(tensor: torch.Tensor) -> Any:
     if not within_call() and _caller(2) not in _LIBRARIES:
-        raise MarkingError(f"the forward looks at a tensor's grad_fn between partitions, at {running_line()}", hint=_LARGER)
+        raise MarkingError(
+            f"the forward looks at a tensor's grad_fn between partitions, at {running_line()}", hint=_LARGER
+        )
     return torch._C.TensorBase.grad_fn.__get__(tensor)  # type: ignore[attr-defined]
 
 
@@ -279,7 +281,9 @@ def _set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
     if within_call():
         _TRUE_DATA.__set__(tensor, values)
     elif tuple(values.shape) != tuple(tensor.shape) or values.dtype != tensor.dtype:
-        raise MarkingError(f"the forward gives a tensor another shape or type by .data, at {running_line()}", hint=_LARGER)
+        raise MarkingError(
+            f"the forward gives a tensor another shape or type by .data, at {running_line()}", hint=_LARGER
+        )
     else:
         with torch.no_grad():
             tensor.detach().copy_(values)
@@ -327,7 +331,11 @@ def _check_hooks(model: nn.Module, opaque: list[str]) -> None:
     """
     inside = tuple(f"{name}." for name in opaque)
     for name, module in model.named_modules():
-        if name not in opaque and not name.startswith(inside) and (module._backward_hooks or module._backward_pre_hooks):
+        if (
+            name not in opaque
+            and not name.startswith(inside)
+            and (module._backward_hooks or module._backward_pre_hooks)
+        ):
             raise MarkingError(
                 f"{name or type(model).__name__!r} has a backward hook, and partitions inside it",
                 hint="register it on a module that is marked, or inside one that is",

@@ -115,7 +115,9 @@ class _Trained(torch.autograd.Function):
 
     @staticmethod
     def forward(_: Any, anchor: torch.Tensor, *made: torch.Tensor) -> Any:  # noqa: ARG004 - what makes it differentiable
-        return tuple(each.new_empty_strided(each.size(), each.stride()) for each in made)  # no views: they may be written
+        return tuple(
+            each.new_empty_strided(each.size(), each.stride()) for each in made
+        )  # no views: they may be written
 
     @staticmethod
     def backward(_: Any, *gradients: Any) -> Any:  # pragma: no cover - a capture computes nothing

@@ -188,18 +188,23 @@ def after(tensor: torch.Tensor, call: Any) -> torch.Tensor:
 
 
 @dataclass
-class StepPosition:
-    """Where in a step this process is.
+class StepStores:
+    """What the forwards of a step store once, on one worker.
 
     Args:
         first: The forward is of the step's first micro-batch.
-        stored: Which partition of this process has stored into a tensor in this step, by the tensor's id.
+        stored: Which partition has stored into a tensor in this step, by the tensor's id.
         pending: What is stored when the step's forwards are done: tensors and their new values.
     """
 
     first: bool = True
     stored: dict[int, str] = field(default_factory=dict)
     pending: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def enter(self, *, first: bool) -> None:
+        """A forward comes next, whose graph finds its worker's stores by this."""
+        self.first = first
+        _Running.stores = self
 
     @torch.no_grad()
     def commit(self) -> None:
@@ -214,7 +219,10 @@ class StepPosition:
         self.stored.clear()
 
 
-position = StepPosition()
+class _Running:
+    """The forward that runs in this process."""
+
+    stores = StepStores()
 
 
 def snapshot(state: torch.Tensor) -> torch.Tensor:
@@ -245,7 +253,8 @@ def stored_once(*, deferred: bool) -> Callable[..., torch.Tensor]:
 
 
 def _store_at_first(state: torch.Tensor, values: torch.Tensor, partition: str = "") -> torch.Tensor:
-    if not position.first or position.stored.setdefault(id(state), partition) != partition:
+    stores = _Running.stores
+    if not stores.first or stores.stored.setdefault(id(state), partition) != partition:
         return state
     with torch.no_grad():
         state.copy_(values)
@@ -254,8 +263,8 @@ def _store_at_first(state: torch.Tensor, values: torch.Tensor, partition: str = 
 
 def _store_at_end(state: torch.Tensor, values: torch.Tensor, partition: str = "") -> torch.Tensor:
     del partition  # all that hold the tensor find the same value
-    if position.first:
-        position.pending[id(state)] = state, values.detach()
+    if _Running.stores.first:
+        _Running.stores.pending[id(state)] = state, values.detach()
     return values
 
 

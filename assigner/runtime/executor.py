@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assigner.marking import PartitionGraph, Value
+from assigner.marking.writing import StepStores
 from assigner.runtime.absent import absent_like, is_absent
 from assigner.runtime.compiling import compiled
 from assigner.runtime.headers import Header, post_header, receive_header, send_header
@@ -76,6 +77,7 @@ class Executor:
 
     Attributes:
         recorder: Notes what is done, while a trace is made.
+        stores: What the forwards store once a step.
         trains: There are backwards.
     """
 
@@ -96,7 +98,7 @@ class Executor:
         self.seed, self.device = workload.seed, member.device
         self.loss = StepLoss(workload, graph, self.device, training=self.trains)
         self.statistics = statistics
-        self.states = states or {}
+        self.states, self.stores = states or {}, StepStores()
         self.runners = {name: self._runner(module, name, remat, workload) for name, module in modules.items()}
         self.local_readers = Counter(value for name in modules for value in graph.piece[name].reads)
         self.recorder: Recorder | None = None
@@ -111,7 +113,7 @@ class Executor:
         return PartitionRunner(
             piece, module, self.device, name in remat.partitions, gradients, finish,
             run=compiled(module, name, workload.compile), keep_last=remat.keeps_last, statistics=self.statistics,
-            state=self.states.get(name),
+            state=self.states.get(name), stores=self.stores,
         )  # fmt: skip
 
     @property
@@ -225,6 +227,7 @@ class Executor:
         self.step = None
         self.loss.begin((), (), factor=1.0)
         self.statistics.forget()
+        self.stores.forget()
         for runner in self.runners.values():
             runner.forget()
 

@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from assigner.errors import UsageError
 from assigner.location import Location
-from assigner.marking.writing import position
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.executor import Executor
 from assigner.runtime.loss import check_groups
@@ -152,7 +151,7 @@ class Inference:
         program = group.variant.programs.counted(len(group.places), training=False)
         with self._eval_mode(), torch.no_grad():
             loss = executor.run(program, group.micro_batches, number, places=group.places)
-        position.commit()
+        executor.stores.commit()
         self._running = None
         return loss
 

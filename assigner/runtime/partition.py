@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from assigner.deferred.memento import let_go
 from assigner.marking import Piece
 from assigner.marking.casting import casting
-from assigner.marking.writing import position
+from assigner.marking.writing import StepStores
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.compiling import Forward
 from assigner.runtime.randomness import partition_seed, python_state, seed_device, seed_python
@@ -79,6 +79,7 @@ class PartitionRunner:
         keep_last: The step's last micro-batch keeps its graph all the same.
         statistics: Of its BatchNorm modules, where they are deferred.
         state: What its forwards change beside their outputs; None: nobody else has to know.
+        stores: What they store once a step.
     """
 
     piece: Piece
@@ -91,6 +92,7 @@ class PartitionRunner:
     keep_last: bool = False
     statistics: DeferredStatistics | None = None
     state: PartitionState | None = None
+    stores: StepStores = field(default_factory=StepStores)
     _graphs: dict[int, _Graph] = field(default_factory=dict)
     _starts: dict[int, Start] = field(default_factory=dict)
     _draws: bool | None = None
@@ -98,6 +100,7 @@ class PartitionRunner:
     def __post_init__(self) -> None:
         if self.state is None:
             self.state = PartitionState(self.module, WrittenTensors([self.module]))
+        self._call: Forward = self.run or self.module
         self._users = self.finish is not None or has_user_code(self.module)
 
     def recomputes(self, place: Place) -> bool:
@@ -211,11 +214,11 @@ class PartitionRunner:
     def _cast(self, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         if self.statistics is not None:
             self.statistics.begin(self.piece.name, place.micro_batch)
-        position.first = place.micro_batch == 0
+        self.stores.enter(first=place.micro_batch == 0)
         if self.piece.autocast is None:  # even an empty context is a tenth of a small partition's time
-            return (self.run or self.module)(*reads, *sizes)
+            return self._call(*reads, *sizes)
         with casting(self.piece.autocast, self.device.type):
-            return (self.run or self.module)(*reads, *sizes)
+            return self._call(*reads, *sizes)
 
     def _finished(
         self, outputs: tuple[torch.Tensor, ...], place: Place, *, runs_again: bool = False

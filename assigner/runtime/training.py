@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from assigner.location import Location
-from assigner.marking.writing import position
 from assigner.runtime.executor import Executor
 from assigner.runtime.loss import check_groups
 
@@ -91,10 +90,10 @@ class Training:
                 mine, group.micro_batches, number, places=group.places, loss_factor=loss_factor
             )
         self.statistics.commit()
-        position.commit()
+        for group in groups:
+            self._executor(group.variant).stores.commit()
         return losses
 
     def forget(self) -> None:
         """Drop what an unfinished step holds."""
-        position.forget()
         self._running.forget()
