@@ -55,7 +55,7 @@ class _Seat:
             installed.gradients.drop()
             installed.gradients.begin()
             losses = installed.training.run(program, cuts, step, loss_factor=1.0)
-            installed.gradients.end(program, installed.executor, seed=task.workload.seed, number=step)
+            installed.gradients.end(program, installed.executor, step)
         return losses.get(self.member.rank, 0.0)
 
     def update(self) -> None:
