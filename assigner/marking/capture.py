@@ -52,6 +52,7 @@ class Capture:
         rows: How many rows they have; None: no tensor is among them.
         carriers: For each of them: its first dimension is the rows.
         domain: The inputs that it holds for.
+        deferred_statistics: Names of the BatchNorm modules' buffers, which the runtime moves at a step's end.
     """
 
     graph: fx.Graph
@@ -62,6 +63,7 @@ class Capture:
     rows: int | None
     carriers: list[bool]
     domain: Domain
+    deferred_statistics: frozenset[str]
 
     @property
     def holds_for_any_rows(self) -> bool:
@@ -251,8 +253,14 @@ def _export(
     domain = find_domain(program, input_key(input_structure(inputs), leaves))
     kinds = {spec.arg.name: (spec.kind, spec.target or "") for spec in program.graph_signature.input_specs}
     functional = Functional(without_regions(program.graph_module), kinds, opaque.calls, caught.hooks)
+    statistics = frozenset(
+        f"{name}.{key}"
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, _BatchNorm)
+        for key in module._buffers
+    )
     return Capture(
-        functional.graph, functional.together, program, opaque.calls, leaves, rows, carriers, domain
+        functional.graph, functional.together, program, opaque.calls, leaves, rows, carriers, domain, statistics
     )  # fmt: skip
 
 

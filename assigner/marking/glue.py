@@ -200,7 +200,10 @@ class Ownership:
         return found
 
     def _check_state(self) -> None:
-        """What a forward changes in a parameter or buffer stays with the partition that runs it.
+        """What glue changes in a parameter or buffer stays with the partition that runs it.
+
+        So do the statistics of a BatchNorm, which move behind the runtime's back; of what else a module's own forward
+        changes the runtime takes note where it matters, over several workers.
 
         Raises:
             MarkingError: another partition has the same tensor.
@@ -211,6 +214,7 @@ class Ownership:
             if is_call(node)
             for call in (self.capture.calls[int(node.args[0])],)  # type: ignore[arg-type]
             for name in call.changed
+            if name in self.capture.deferred_statistics
         ]
         changed += [
             (self.owner[node], self.placeholders[node.args[0]][1])  # type: ignore[index]
@@ -221,8 +225,8 @@ class Ownership:
             others = self._holders(name) - {place}
             if others:
                 raise MarkingError(
-                    f"the forward changes {name!r} in {self.order[place]!r}, and {self.order[min(others)]!r} has it too:"
-                    " on another worker it would stay as it was",
+                    f"the forward changes {name!r} in {self.order[place]!r}, and {self.order[min(others)]!r} shares it: on"
+                    " another worker it would stay as it was",
                     hint="mark one larger module that contains both",
                 )
 

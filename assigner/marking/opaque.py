@@ -288,7 +288,7 @@ class OpaqueCalls:
         changed += [f"requires_grad of {each!r}" for each in _trained(self._inside[name]) ^ self._trained[name]]
         if changed or fakes:
             raise MarkingError(
-                f"{(changed or fakes)[0]} is set from outside before {name!r} is called: the worker that runs it"
+                f"attribute {(changed or fakes)[0]} is set from outside before {name!r} is called: the worker that runs it"
                 " would not see that",
                 hint="give the value as an argument of the module's forward, or mark a larger module that contains both",
             )

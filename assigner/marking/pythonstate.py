@@ -147,8 +147,14 @@ class PythonState:
             self._add(name, _content(cell), depth=2)
             self.holders[id(cell)] = _CellHolder(name, cell, _content(cell))
         for each in _users_classes(kind):
-            for key, value in list(vars(each).items()):
-                if isinstance(value, list | dict | set | deque) and not key.startswith("__"):
+            chosen = {
+                key: value
+                for key, value in vars(each).items()
+                if isinstance(value, (*_ATOMS, list, dict, set, deque)) and not key.startswith("__")
+            }
+            if chosen and id(each) not in self.holders:
+                self.holders[id(each)] = _ClassHolder(each.__name__, each, chosen)
+                for key, value in chosen.items():
                     self._add(f"{each.__name__}.{key}", value, depth=1)
 
     def _add_file(self, name: str, entries: dict[str, Any]) -> None:
@@ -285,6 +291,19 @@ class _IteratorHolder(Holder):
 
     def restore(self) -> None:
         """Nothing can be done."""
+
+
+class _ClassHolder(Holder):
+    """What a class keeps for all of its objects."""
+
+    def changes(self) -> Iterator[Change]:
+        for key, value in self.before.items():
+            if not same(value, now := vars(self.held).get(key, ABSENT)):
+                yield Change(f"{self.where}.{key}", value, now)
+
+    def restore(self) -> None:
+        for change in list(self.changes()):
+            setattr(self.held, change.name.rpartition(".")[2], change.before)
 
 
 class _FileHolder(Holder):

@@ -214,15 +214,16 @@ class StepStores:
         self.forget()
 
     def forget(self) -> None:
-        """The step failed: nothing is stored any more."""
+        """The step is over: nothing is stored any more."""
         self.pending.clear()
         self.stored.clear()
+        _Running.stores = None
 
 
 class _Running:
-    """The forward that runs in this process."""
+    """The step whose forward runs in this process; None: a graph runs by itself."""
 
-    stores = StepStores()
+    stores: StepStores | None = None
 
 
 def snapshot(state: torch.Tensor) -> torch.Tensor:
@@ -254,7 +255,7 @@ def stored_once(*, deferred: bool) -> Callable[..., torch.Tensor]:
 
 def _store_at_first(state: torch.Tensor, values: torch.Tensor, partition: str = "") -> torch.Tensor:
     stores = _Running.stores
-    if not stores.first or stores.stored.setdefault(id(state), partition) != partition:
+    if stores is not None and not (stores.first and stores.stored.setdefault(id(state), partition) == partition):
         return state
     with torch.no_grad():
         state.copy_(values)
@@ -263,7 +264,9 @@ def _store_at_first(state: torch.Tensor, values: torch.Tensor, partition: str = 
 
 def _store_at_end(state: torch.Tensor, values: torch.Tensor, partition: str = "") -> torch.Tensor:
     del partition  # all that hold the tensor find the same value
-    if _Running.stores.first:
+    if _Running.stores is None:
+        state.detach().copy_(values)
+    elif _Running.stores.first:
         _Running.stores.pending[id(state)] = state, values.detach()
     return values
 
