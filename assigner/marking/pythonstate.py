@@ -135,7 +135,8 @@ class PythonState:
                 state._add(name, _content(cell), depth=2)
                 state.holders[id(cell)] = _CellHolder(name, cell, _content(cell))
             for entries, names in _globals_of(kind):
-                chosen = {key: entries[key] for key in names if isinstance(entries[key], (*_ATOMS, list, dict, set, deque))}
+                kept = (*_ATOMS, list, dict, set, deque)
+                chosen = {key: entries[key] for key in names if isinstance(entries[key], kept)}
                 state.holders[id(entries)] = _FileHolder(str(entries.get("__name__", "")), entries, chosen)
                 for key in names:
                     state._add(key, entries[key], depth=1)
@@ -364,7 +365,8 @@ class Draws:
     @classmethod
     def now(cls) -> Draws:
         """As they are."""
-        kind, keys, *rest = np.random.get_state(legacy=True)
+        state: Any = np.random.get_state(legacy=True)
+        kind, keys, *rest = state
         return cls(random.getstate(), (kind, keys.tobytes(), *rest), torch.default_generator.initial_seed())
 
     def changed(self) -> str:

@@ -128,7 +128,7 @@ class StepLoss:
         return _Gate.apply(self._gradients[place], *tensors)  # type: ignore[no-any-return, no-untyped-call]
 
     def _ahead(self, outputs: Sequence[Any], place: int) -> None:
-        """Compute the loss of outputs that will be made again, in the order of the micro-batches; learn if it must be."""
+        """Compute the loss of outputs that will be made again, in the order of the micro-batches; learn if it must."""
         cut = self._cuts[place]
         if not cut.weight:
             return

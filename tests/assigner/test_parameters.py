@@ -197,7 +197,10 @@ class Turning(nn.Linear):
 
 @pytest.mark.parametrize(
     ("does", "words"),
-    [("freeze", r"a forward has changed requires_grad of 0\.bias"), ("hook", r"a forward registers a hook on 0\.weight")],
+    [
+        ("freeze", r"a forward has changed requires_grad of 0\.bias"),
+        ("hook", r"a forward registers a hook on 0\.weight"),
+    ],
 )
 def test_a_forward_cannot_change_what_is_trained(monkeypatch, does, words):
     """Nor can a marked module's own forward, nor can it hook on to a weight."""

@@ -231,8 +231,14 @@ hugging_face(
 hugging_face("mT5", "MT5ForConditionalGeneration", T5_MARKS, translated, **T5)
 hugging_face("UMT5", "UMT5ForConditionalGeneration", T5_MARKS, translated, usual=False, **T5)
 hugging_face(
-    "LongT5", "LongT5ForConditionalGeneration", "encoder decoder lm_head", translated, local_radius=3, usual=False,
-    refusal="cannot be traced", **T5
+    "LongT5",
+    "LongT5ForConditionalGeneration",
+    "encoder decoder lm_head",
+    translated,
+    local_radius=3,
+    usual=False,
+    refusal="cannot be traced",
+    **T5,
 )
 
 BART = {

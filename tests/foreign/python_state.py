@@ -293,7 +293,10 @@ class SharedCounter(Net):
         self.first, self.second = self.Layer(steps, True), self.Layer(steps, False)
 
 
-@case("one norm layer used by two marked blocks, hidden from the module tree", *MARKS, inherent=True, refusal=SHARED + "|meta")
+@case(
+    "one norm layer used by two marked blocks, hidden from the module tree", *MARKS, inherent=True,
+    refusal=SHARED + "|meta",
+)  # fmt: skip
 class HiddenNorm(Net):
     class Layer(nn.Linear):
         def __init__(self, norm):
