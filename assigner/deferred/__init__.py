@@ -80,20 +80,15 @@ class DeferredModel:
     @contextlib.contextmanager
     def mode(self, *, training: bool) -> Iterator[None]:
         """The model in the mode that it was built in (training), or after its own `eval()`, while the block runs."""
-        flags = self.flags(training=training)
-        before = {module: module.training for module in self.model.modules()}
-        for name, module in self.model.named_modules():
-            module.training = flags[name]
-        try:
+        with Memento(self.model.modules()).put_back():
+            if not training:
+                self.model.eval()
             yield
-        finally:
-            for module, flag in before.items():
-                module.training = flag
 
     def flags(self, *, training: bool) -> dict[str, bool]:
         """Each submodule's `training`, by each of its names: as it was built, or after the model's own `eval()`.
 
-        What else that `eval()` does, as merging weights, is taken back: forwards compute without it.
+        What else that `eval()` does, as setting flags of its own, is taken back.
         """
         with Memento(self.model.modules()).put_back():
             if not training:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import random
 import sys
 import types
@@ -51,6 +52,7 @@ class Memento:
                 self._meet(module._buffers)
         for other in others:
             self._meet_function(other)
+        self._versions = [each._version for each in self.tensors]
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -69,6 +71,12 @@ class Memento:
             yield
         finally:
             _put(self._kept)
+
+    def has_changed(self) -> bool:
+        """Something is no more as it was then; tensors by torch's count of the changes to them."""
+        if [each._version for each in self.tensors] != self._versions:
+            return True
+        return any(_differ(keeper.copy(held), values) for keeper, held, values in self._kept)
 
     def _keep(self, keeper: _Keeper, held: Any) -> None:
         self._kept.append((keeper, held, keeper.copy(held)))
@@ -116,6 +124,16 @@ class Memento:
             space = getattr(value, "__dict__", None)
             if type(space) is dict:
                 self._meet(space)
+
+
+def _differ(now: Any, then: Any) -> bool:
+    if isinstance(then, dict):
+        return len(now) != len(then) or any(now.get(name, now) is not value for name, value in then.items())
+    if isinstance(then, tuple | list) and isinstance(now, tuple | list):
+        return len(now) != len(then) or any(map(operator.is_not, now, then))
+    if isinstance(then, torch.Tensor | set):
+        return not torch.equal(now, then) if isinstance(then, torch.Tensor) else now != then
+    return now is not then and repr(now) != repr(then)
 
 
 def _values(module: nn.Module) -> list[Any]:

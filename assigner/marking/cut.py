@@ -21,7 +21,9 @@ from assigner.marking.domain import input_key
 from assigner.marking.glue import Ownership, is_size, value_bytes
 from assigner.marking.graph import LEAF, Output, PartitionGraph, Piece, Size, Value, ValueShape
 from assigner.marking.marks import Mark, find_marks
+from assigner.marking.opaque import modules_around
 from assigner.marking.piece import PieceBuilder
+from assigner.marking.pythonstate import PythonState
 from assigner.marking.rows import EXAMPLE_ROWS, batch_rows
 
 if TYPE_CHECKING:
@@ -49,7 +51,8 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     example = workload.make_batch(EXAMPLE_ROWS, workload.seed)
     row_leaves = batch_rows(workload, example).inputs
     captured = capture(deferred.model, list(marked), example[0], autocast=workload.autocast, row_leaves=row_leaves)
-    return replace(Cutter(deferred, marked, captured, workload.autocast).cut(), row_leaves=row_leaves)
+    read = PythonState.of_code(modules_around(deferred.model, list(marked)))
+    return replace(Cutter(deferred, marked, captured, workload.autocast).cut(), row_leaves=row_leaves, read=read)
 
 
 def recut(graph: PartitionGraph, structure: TreeSpec, leaves: Sequence[Any], *, training: bool) -> PartitionGraph:

@@ -14,9 +14,11 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from assigner.deferred import DeferredModel
+from assigner.errors import UsageError
 from assigner.marking.domain import Domain
 from assigner.marking.marks import Mark
 from assigner.marking.module import around_module, build_module
+from assigner.marking.pythonstate import PythonState
 from assigner.marking.rows import RowLeaves
 from assigner.profile import Edge, Tie
 
@@ -157,6 +159,7 @@ class PartitionGraph:
         output: The structure of the model's output, and what its leaves are.
         marks: Names of the marked modules.
         domain: The inputs that all this holds for.
+        read: Python values that the model's code outside of partitions can read, as they were when it was captured.
         row_leaves: Which inputs carry rows; None: those that have as many as the first tensor.
         recuts: The same model cut for other inputs, by `training`, as far as that was needed (see `recut`).
     """
@@ -167,10 +170,24 @@ class PartitionGraph:
     output: Output
     marks: tuple[str, ...]
     domain: Domain
+    read: PythonState = field(default_factory=PythonState, repr=False, compare=False)
     row_leaves: RowLeaves | None = None
     recuts: dict[bool, list[PartitionGraph]] = field(
         default_factory=lambda: {True: [], False: []}, repr=False, compare=False
     )
+
+    def check_read(self) -> None:
+        """What was read when the model was captured is in the graph for ever.
+
+        Raises:
+            UsageError: some of it is another value now.
+        """
+        for changes in self.read.changes().values():
+            raise UsageError(
+                f"{changes[0].name} has changed since the model was captured: the code between its partitions can read"
+                " it, and would go on with the old value",
+                hint="read it inside a marked module, which runs as it is; or make a new pipeline after the change",
+            )
 
     @cached_property
     def piece(self) -> dict[str, Piece]:

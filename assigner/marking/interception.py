@@ -3,6 +3,7 @@
     autograd.Function.apply       an opaque call: its own backward runs where its forward does
     torch.utils.checkpoint        the function itself: what a partition keeps is the plan's decision
     tensor.register_hook          a node that registers the hook where the tensor is made
+    nn.TransformerEncoder         looks whether a mask is causal, for speed: the mask is used as it is
     tensor.data                   a view without gradient; `.data =` writes to it
     autograd.grad, backward       refused
     Python's and NumPy's random, seeds, counters, flags      refused: the graph would have the first call's for ever
@@ -13,7 +14,6 @@ Only code of the model that is outside every opaque call is looked at: what is i
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -22,11 +22,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as module_hooks
+from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.errors import MarkingError
-from assigner.marking.opaque import OpaqueCalls, is_tensor, within_call
+from assigner.marking.opaque import OpaqueCalls, is_tensor, register_dataclasses, within_call
 from assigner.marking.pythonstate import Change, Draws, PythonState, clear_caches
 from assigner.usercode import running_line
 
@@ -77,7 +78,7 @@ class Interceptions:
             self.opaque.begin()
             with self._watched(), self._caught():
                 output = original(*args, **kwargs)
-            _register_dataclasses(output)
+            register_dataclasses(output)
             return output
 
         state = PythonState.of(self.model.named_modules(), with_files=True)
@@ -137,6 +138,7 @@ class Interceptions:
                           allowed=_saves_alone)),
                 (FakeTensor, "data", property(_data, _set_data)),
                 (FakeTensor, "grad_fn", property(_grad_fn)),
+                (transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),
                 *((holder, name, _refused(getattr(holder, name), "seeds or sets a generator"))
                   for holder in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")),
                 (torch.compiler, "is_compiling", _asked_by_user(torch.compiler.is_compiling)),
@@ -178,13 +180,6 @@ class Interceptions:
             return _Handle(self.hooks, number)
 
         return register_hook
-
-
-def _register_dataclasses(output: Any) -> None:
-    """Let pytree see into plain dataclasses that a model returns."""
-    while kinds := {type(leaf) for leaf in pytree.tree_leaves(output) if dataclasses.is_dataclass(leaf)}:
-        for kind in kinds:
-            pytree.register_dataclass(kind)
 
 
 class _Handle:

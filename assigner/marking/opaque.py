@@ -8,6 +8,7 @@ Python (counters, lists, generators) is taken back.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import inspect
 import operator
@@ -245,8 +246,7 @@ class OpaqueCalls:
         self._tensors = {name: _tensor_ids(self._inside[name]) for name in self.names}
         self._trained = {name: _trained(self._inside[name]) for name in self.names}
         self._state = {name: PythonState.of(self._inside[name], with_files=True) for name in self.names}
-        around = [pair for pair in self.model.named_modules() if not any(map(pair[0].startswith, _under(self.names)))]
-        around = [(name, module) for name, module in around if name not in self._inside]
+        around = _outside(self.model, self.names)
         self._owners = {}
         for owner, modules in {**self._inside, "": around}.items():
             for number in PythonState.of(modules, with_files=True).holders:
@@ -298,7 +298,7 @@ class OpaqueCalls:
     ) -> Any:
         label = repr(name) if function is None else getattr(function, "__qualname__", "a function")
         arguments, tensors, sizes = _split((args, kwargs))
-        _check_plain(label, arguments)
+        _check_plain(label, arguments, "is given")
         _check_bare(label, tensors, "is given")
         inside = self._inside.get(name, [])
         number = len(_session.forwards)
@@ -314,6 +314,7 @@ class OpaqueCalls:
             def attempt() -> Any:
                 with torch.no_grad(), casting_within(self.autocast), _Writes() as writes, _IdleDropouts(), _inner():
                     found = forward(*inner_args, **inner_kwargs)
+                register_dataclasses(found)
                 written.update(writes.storages)
                 ways.append(_aliases(fakes, [leaf for leaf in pytree.tree_leaves(found) if is_tensor(leaf)]))
                 return found
@@ -340,6 +341,7 @@ class OpaqueCalls:
                     f"{label} returns a size that depends on its input",
                     hint="return tensors, or mark a larger module around it",
                 )
+            _check_plain(label, results, "returns")
             _check_bare(label, made, "returns")
             seen["aliases"] = _any_way(ways)
             made = _with_own_sizes(made)
@@ -391,8 +393,16 @@ def _inner() -> Iterator[None]:
         _session.depth -= 1
 
 
-def _under(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{name}." for name in names)
+def _outside(model: nn.Module, opaque: Sequence[str]) -> list[tuple[str, nn.Module]]:
+    inner = tuple(f"{name}." for name in opaque)
+    return [
+        (name, module) for name, module in model.named_modules() if name not in opaque and not name.startswith(inner)
+    ]
+
+
+def modules_around(model: nn.Module, marked: Sequence[str]) -> list[tuple[str, nn.Module]]:
+    """The modules whose own code a capture follows: the model itself, and those that hold marked ones."""
+    return _outside(model, opaque_modules(model, marked))
 
 
 def _inside(model: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
@@ -472,17 +482,24 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return geometry(one) == geometry(other)
 
 
-def _check_plain(label: str, arguments: Any) -> None:
+def register_dataclasses(output: Any) -> None:
+    """Let pytree see into plain dataclasses that a forward returns."""
+    while kinds := {type(leaf) for leaf in pytree.tree_leaves(output) if dataclasses.is_dataclass(leaf)}:
+        for kind in kinds:
+            pytree.register_dataclass(kind)
+
+
+def _check_plain(label: str, values: Any, does: str) -> None:
     """What is no tensor is a constant of the partition: an object would carry values that nobody sends.
 
     Raises:
-        MarkingError: an argument is neither a tensor nor a plain value.
+        MarkingError: a value is neither a tensor nor a plain one.
     """
-    for leaf in pytree.tree_leaves(arguments):
+    for leaf in pytree.tree_leaves(values):
         if not isinstance(leaf, (*_PLAIN, Slot)):
             raise MarkingError(
-                f"{label} is given a {type(leaf).__name__}, which is neither a tensor nor a plain value",
-                hint="give it tensors, numbers, text, None, or tuples, lists and dicts of them; a Hugging Face model"
+                f"{label} {does} a {type(leaf).__name__}, which is neither a tensor nor a plain value",
+                hint="use tensors, numbers, text, None, or tuples, lists and dicts of them; a Hugging Face model"
                 " makes no cache with use_cache=False in its config",
             )
 

@@ -121,6 +121,26 @@ class PythonState:
                 state._add_class(kind)
         return state
 
+    @classmethod
+    def of_code(cls, named: Iterable[tuple[str, nn.Module]]) -> PythonState:
+        """What the forwards of these modules can read in Python: their attributes, and the names that their code uses.
+
+        Args:
+            named: Modules by name.
+        """
+        modules = list(named)
+        state = cls.of(modules)
+        for kind in dict.fromkeys(type(module) for _, module in modules):
+            for name, cell in _cells(kind):
+                state._add(name, _content(cell), depth=2)
+                state.holders[id(cell)] = _CellHolder(name, cell, _content(cell))
+            for entries, names in _globals_of(kind):
+                chosen = {key: entries[key] for key in names if isinstance(entries[key], (*_ATOMS, list, dict, set, deque))}
+                state.holders[id(entries)] = _FileHolder(str(entries.get("__name__", "")), entries, chosen)
+                for key in names:
+                    state._add(key, entries[key], depth=1)
+        return state
+
     def _add_class(self, kind: type) -> None:
         """What the methods of a class close over, and what it keeps for all of its objects."""
         for name, cell in _cells(kind):
@@ -200,6 +220,34 @@ class _PartHolder(Holder):
         for key in [key for key in self.held if key not in self.before and key not in self._skipped]:
             del self.held[key]
         self.held.update({key: value for key, value in self.before.items() if self.held.get(key, ABSENT) is not value})
+
+
+def _globals_of(kind: type) -> list[tuple[dict[str, Any], set[str]]]:
+    """The names at the top of files that the methods of a class use, also through functions that they name."""
+    found: dict[int, tuple[dict[str, Any], set[str]]] = {}
+    waiting = [
+        inspect.unwrap(getattr(value, "__func__", value))
+        for each in _users_classes(kind)
+        for value in vars(each).values()
+        if callable(value) or isinstance(value, staticmethod | classmethod)
+    ]
+    seen: set[int] = set()
+    while waiting:
+        function = waiting.pop()
+        if not isinstance(function, types.FunctionType) or id(function) in seen:
+            continue
+        seen.add(id(function))
+        if (function.__module__ or "").split(".")[0] in (*_LIBRARIES, "assigner"):
+            continue
+        entries, names = found.setdefault(id(function.__globals__), (function.__globals__, set()))
+        used = {name for name in _names_in(function.__code__) if name in entries}
+        waiting += [inspect.unwrap(entries[name]) for name in used if callable(entries[name])]
+        names |= {name for name in used if not callable(entries[name])}
+    return list(found.values())
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    return set(code.co_names).union(*(_names_in(each) for each in code.co_consts if isinstance(each, types.CodeType)))
 
 
 def _content(cell: types.CellType) -> Any:
@@ -282,7 +330,7 @@ def _cells(kind: type) -> Iterator[tuple[str, types.CellType]]:
     for each in _users_classes(kind):
         for value in list(vars(each).values()):
             inner = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else value
-            if isinstance(inner, types.FunctionType):
+            if isinstance(inner, types.FunctionType) and not inner.__module__.startswith("assigner."):
                 yield from zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True)
 
 

@@ -110,7 +110,7 @@ class Gradients:
         Raises:
             UsageError: the step's forwards have changed what wants a gradient, or hooked on to a parameter.
         """
-        self._check_wanted()
+        self._check_still_wanted()
         self._sum_shared(program, executor)
         for name, parameter in self.parameters.items():
             if parameter._backward_hooks:
@@ -144,15 +144,28 @@ class Gradients:
         """Which values between partitions get gradients was settled when the model was captured.
 
         Raises:
-            UsageError: a parameter wants a gradient now and did not then, or the other way round.
+            UsageError: a parameter wants a gradient now and did not then; one that does not want it any more may.
         """
         for name, parameter in self.parameters.items():
-            if parameter.requires_grad != self._wanted[name]:
+            if parameter.requires_grad and not self._wanted[name]:
                 raise UsageError(
-                    f"requires_grad of {name} is {parameter.requires_grad} now; the pipeline was made with"
-                    f" {self._wanted[name]}",
-                    hint="set it in the model's builder; to freeze a part later, set its group's lr to 0;"
-                    " to unfreeze one, load a checkpoint into the pipeline of a workload that trains it",
+                    f"requires_grad of {name} is True now; the pipeline was made with False",
+                    hint="build it trainable, and freeze it in the script until it shall train; or load a checkpoint into"
+                    " the pipeline of a workload that trains it",
+                )
+        self._wanting = {name: each.requires_grad for name, each in self.parameters.items()}
+
+    def _check_still_wanted(self) -> None:
+        """A forward leaves `requires_grad` alone.
+
+        Raises:
+            UsageError: it has changed that of a parameter.
+        """
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad != self._wanting[name]:
+                raise UsageError(
+                    f"a forward has changed requires_grad of {name}",
+                    hint="decide in the model's builder or in the script's loop what is trained",
                 )
 
     def norm(self, norm_type: float) -> float:

@@ -13,7 +13,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch import fx, nn
 
+from assigner.deferred.memento import Memento
 from assigner.errors import UsageError
 from assigner.location import Location
 from assigner.runtime.batchnorm import DeferredStatistics
@@ -24,7 +26,7 @@ from assigner.runtime.outputs import OutputRoutes, Part, join
 from assigner.runtime.remat import Rematerialisation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from assigner.runtime.membership import Membership
     from assigner.runtime.microbatch import Cutting
@@ -95,6 +97,7 @@ class Inference:
             number: Of the batch that is trained on next.
         """
         check_pair(batch)
+        self.variants.planned.graph.check_read()
         self.same.check("evaluate", batch)
         losses: dict[int, float] = {}
         groups = self._groups(batch)
@@ -107,6 +110,7 @@ class Inference:
 
     def forward(self, inputs: Any, number: int, to: int | None) -> Any:
         """The model's output on rank `to`; see `Pipeline.forward`."""
+        self.variants.planned.graph.check_read()
         self.same.check(f"forward(to={to})", inputs)
         world = dist.get_world_size() if dist.is_initialized() else 1
         made: dict[int, Part] = {}
@@ -159,7 +163,8 @@ class Inference:
     def _eval_mode(self) -> Iterator[None]:
         """This rank's modules in the mode of the model's own `eval()`; then as they were.
 
-        Those that it leaves training, as some models do with BatchNorm, move their buffers: these are put back.
+        Those with an `eval` or `train` of their own do what it does, as merging weights, and take it back. Those that
+        are left training, as some models do with BatchNorm, move their buffers: these are put back.
         """
         named = [
             (name, module) for held in self.variants.planned.modules.values() for name, module in held.named_modules()
@@ -168,10 +173,16 @@ class Inference:
         training = [module for name, module in named if self._flags.get(name, False)]
         buffers = [buffer for module in training for buffer in module.buffers(recurse=False)]
         kept = [buffer.clone() for buffer in buffers]
+        own = outermost(module for _, module in named if has_own_mode(module))
         try:
-            for name, module in named:
-                module.training = self._flags.get(name, False)
-            yield
+            with Memento(each for module in own for each in module.modules()).put_back():
+                for module in own:
+                    module.eval()
+                for name, module in named:
+                    module.training = self._flags.get(name, False)
+                yield
+                for module in own:
+                    module.train()
         finally:
             for module, flag in before:
                 module.training = flag
@@ -183,6 +194,21 @@ class Inference:
         if self._running is not None:
             self._running.forget()
             self._running = None
+
+
+def has_own_mode(module: nn.Module) -> bool:
+    """True if a module's class has a `train` or `eval` of its own."""
+    kind = type(module)
+    return not isinstance(module, fx.GraphModule) and (
+        kind.train is not nn.Module.train or kind.eval is not nn.Module.eval
+    )
+
+
+def outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Those modules that lie in none of the others."""
+    listed = list(modules)
+    inner = {id(each) for module in listed for each in module.modules() if each is not module}
+    return [module for module in listed if id(module) not in inner]
 
 
 def _placed(group: Group) -> Iterator[tuple[int, Any]]:

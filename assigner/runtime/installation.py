@@ -68,6 +68,7 @@ class Installation:
         trains: bool,
         scaling: GradientScaling,
     ) -> None:
+        self.graph = graph
         self.share = Share(graph, plan, member.worker, member.device)
         self.trained: dict[str, nn.Parameter] = self.share.parameters if trains else self.share.frozen()
         self.programs = Programs(plan, graph, member.transport)
@@ -75,7 +76,7 @@ class Installation:
         variants = Variants(graph, plan, self.programs, self.share.modules, member)
         written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere(plan))
         states = {
-            name: PartitionState(module, written, workload.loss if name == graph.last.name else None)
+            name: PartitionState(module, written)
             for name, module in self.share.modules.items()
         }
         self.training = Training(variants, member, workload, remat=remat, statistics=statistics, states=states)
@@ -105,6 +106,7 @@ class Installation:
                 hint="call it outside of that block; pipeline.evaluate and pipeline.forward need no such block",
             )
         check_pair(batch)
+        self.graph.check_read()
         rows = self.cutting.row_count(batch[0])
         self.same.check(call, batch)
         program = self.programs.training(rows)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from assigner.deferred.memento import Memento
 from assigner.errors import UsageError
 from assigner.runtime.outputs import Part, join
 from assigner.schedule import warm_up
@@ -47,7 +48,7 @@ class StepLoss:
     """
 
     def __init__(self, workload: Workload, graph: PartitionGraph, device: torch.device, *, training: bool) -> None:
-        self._compute, self._over_batch = workload.compute_loss, workload.loss_over == "batch"
+        self._workload, self._over_batch = workload, workload.loss_over == "batch"
         self._graph, self._device, self._training = graph, device, training
         self.begin((), (), factor=1.0)
 
@@ -60,7 +61,7 @@ class StepLoss:
             factor: What the loss's gradient is multiplied by.
         """
         self._cuts = dict(zip(places, micro_batches, strict=True))
-        self._factor = factor
+        self._factor, self._comes_late = factor, False
         self._values: list[torch.Tensor] = []
         self._outputs: dict[int, list[Any]] = {}
         self._gradients: dict[int, list[torch.Tensor | None]] = {}
@@ -87,16 +88,25 @@ class StepLoss:
         if self._over_batch and len(self._cuts) > 1:
             return (self._of_part(outputs, place),)
         if runs_again:
+            self._comes_late = True
             return (torch.zeros((), device=self._device),)
         cut = self._cuts[place]
         if not cut.weight:
             return (_zero_of(outputs, self._device),)
+        memory = Memento((), [self._workload.loss]) if self._comes_late and len(self._cuts) > 1 else None
         value = self._value(self._graph.rebuild_output(outputs), cut.targets) * cut.weight
+        if memory is not None and memory.has_changed():
+            raise UsageError(
+                "the loss changes what it keeps (a count, a running value), and where the last partition is"
+                " rematerialised it is called for the last micro-batch first",
+                hint="keep the last partition's graph: assigner.partition(..., rematerialise='never'), or remat='never';"
+                " or use one micro-batch (solve with --micro-batches 1)",
+            )
         self._values.append(value.detach())
         return (value,)
 
     def _value(self, output: Any, targets: Any) -> torch.Tensor:
-        value = self._compute(output, _to_device(targets, self._device))
+        value = self._workload.compute_loss(output, _to_device(targets, self._device))
         if not isinstance(value, torch.Tensor) or value.dim():
             given = (
                 f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

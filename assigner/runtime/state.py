@@ -142,7 +142,6 @@ class PartitionState:
     Args:
         module: The partition.
         written: The rank's tensors that forwards write.
-        loss: What runs behind it: it may have a memory too.
 
     Attributes:
         modules: The partition's, each once.
@@ -150,10 +149,9 @@ class PartitionState:
         writes: The tensors that it is known to write, by their ids.
     """
 
-    def __init__(self, module: nn.Module, written: WrittenTensors, loss: Callable[..., Any] | None = None) -> None:
+    def __init__(self, module: nn.Module, written: WrittenTensors) -> None:
         self.modules = list(module.modules())
         users = has_user_code(module)
-        self._loss = () if loss is None else (loss,)
         self._changeable = [each for each in self.modules if users and not isinstance(each, fx.GraphModule)]
         self.written = written
         self.was_watched = False
@@ -174,7 +172,7 @@ class PartitionState:
             runs_again: It will be recomputed.
         """
         self._look()
-        memento = Memento(self._changeable, self._loss) if runs_again else None
+        memento = Memento(self._changeable) if runs_again else None
         writes = dict(self.writes)
         if memento is not None:
             writes |= {id(each): each for each in memento.tensors if id(each) in self._loose}
