@@ -100,7 +100,7 @@ class _Check:
     """
 
     def __init__(self, task: Task) -> None:
-        self._task = task
+        self._task = self._given = task
         self._plain: PlainModel | None = None
         self._captured = self._uncertain = False
         self._evaluates = True
@@ -118,8 +118,8 @@ class _Check:
             MarkingError: a value differs.
             UsageError: the plain model fails.
         """
-        task = self._task
         cautions = list(self._capture())
+        task = self._task
         found = self._beside(*(functools.partial(Partitions, task, recomputes=each) for each in self._choices))
         above = [[each for each in some if each.counts()] for some in found]
         if any(above):
@@ -146,6 +146,13 @@ class _Check:
     def _capture(self) -> Iterator[str]:
         """Capture what the steps need; what cannot be evaluated can be trained all the same."""
         refused = capture_ahead(self._task)
+        if names := self._task.stored_once():
+            self._task = self._task.whole()
+            refused = capture_ahead(self._task)
+            yield (
+                f"the forward writes to {_first_of(names)}, by itself and not by its rows: a run stores that once a"
+                " step, as with a whole batch, and a plain loop at every micro-batch; compared in one micro-batch"
+            )
         self._captured, self._evaluates = True, refused is None
         if refused is not None:
             yield f"it cannot be evaluated: {refused}"
@@ -214,23 +221,27 @@ class _Check:
         """What micro-batches change by themselves."""
         plain = self._plain
         assert plain is not None
-        if self._task.micro_batches < 2:
+        if self._given.micro_batches < 2:
             return
         if plain.per_micro_batch:
-            names = sorted(plain.per_micro_batch)
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             yield (
-                f"buffer {names[0]!r}{more} moves with every micro-batch: with several it moves as often in a step;"
+                f"buffer {_first_of(sorted(plain.per_micro_batch))} moves with every micro-batch: with several it moves as often in a step;"
                 " a plan with one micro-batch moves it once"
             )
         if self._task.workload.loss is not None:
-            parts, whole = plain.eval_loss, plain.whole_loss()
-            if not math.isclose(parts, whole, rel_tol=math.sqrt(plain.epsilon), abs_tol=plain.epsilon):
+            parts, whole = (float(plain.evaluated(task)) for task in (self._given, self._given.whole()))
+            close = math.isclose(parts, whole, rel_tol=math.sqrt(plain.epsilon), abs_tol=plain.epsilon)
+            if not close and parts == float(plain.evaluated(self._given)):  # else each evaluation changes the model
                 yield (
                     f"the loss of a batch, {whole:.6g}, is not the weighted mean of its micro-batches' losses,"
                     f" {parts:.6g}: the number of micro-batches changes what is trained; the loss mixes rows, or"
                     " Workload.weight does not say what it divides by; loss_over='batch' or one micro-batch is exact"
                 )
+
+
+def _first_of(names: Sequence[str]) -> str:
+    """The first of some names, and how many there are besides."""
+    return f"{names[0]!r} and {len(names) - 1} more" if len(names) > 1 else repr(names[0])
 
 
 def _side_bytes(graph: PartitionGraph) -> int:
