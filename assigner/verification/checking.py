@@ -161,17 +161,17 @@ class _Check:
         self._plain = PlainModel(self._task)
         return self._plain
 
-    def _beside(self, *makers: Callable[[], Side]) -> list[list[Difference]]:
+    def _beside(self, *makers: Callable[[], Side], aligns: bool = True) -> list[list[Difference]]:
         """What differs between the plain model and other sides; it runs once for all where memory is ample."""
         at_once = (len(makers) + 1) * _side_bytes(self._task.graph) < free_memory() / 2
         return [
             found
             for group in ([makers] if at_once else [(maker,) for maker in makers])
-            for found in self._differences(self._model(), [maker() for maker in group])
+            for found in self._differences(self._model(), [maker() for maker in group], aligns=aligns)
         ]
 
-    def _differences(self, plain: PlainModel, others: Sequence[Side]) -> list[list[Difference]]:
-        return differences(self._task, plain, others, evaluates=self._evaluates)
+    def _differences(self, plain: PlainModel, others: Sequence[Side], *, aligns: bool = True) -> list[list[Difference]]:
+        return differences(self._task, plain, others, evaluates=self._evaluates, aligns=aligns)
 
     def _explained(self, above: Sequence[list[Difference]]) -> Iterator[str]:
         """Why differences that are above the floor are no reason to refuse the model, as a caution where it is one.
@@ -181,7 +181,7 @@ class _Check:
         """
         task = self._task
         again, moved = self._beside(
-            functools.partial(PlainModel, task), functools.partial(PlainModel, task, nudged=True)
+            functools.partial(PlainModel, task), functools.partial(PlainModel, task, nudged=True), aligns=False
         )
         if first := next((each for each in again if each.counts()), None):
             self._uncertain = True
@@ -225,7 +225,8 @@ class _Check:
             return
         if plain.per_micro_batch:
             yield (
-                f"buffer {_first_of(sorted(plain.per_micro_batch))} moves with every micro-batch: with several it moves as often in a step;"
+                f"buffer {_first_of(sorted(plain.per_micro_batch))} moves"
+                " with every micro-batch: with several it moves as often in a step;"
                 " a plan with one micro-batch moves it once"
             )
         if self._task.workload.loss is not None:
