@@ -25,7 +25,7 @@ from assigner.verification.refusal import refusal
 from assigner.verification.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from assigner.marking import PartitionGraph
     from assigner.verification.comparing import Difference, Moment
@@ -62,8 +62,6 @@ def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
     began = time.perf_counter()
     workload = replace(workload, compile=None)
     in_pieces = _LEAST_SIDES * _side_bytes(graph) > free_memory()
-    if not in_pieces:
-        graph = replace(graph, deferred=ReplayedModel(graph.deferred))
     sizes = list(dict.fromkeys([(_ROWS, 2), (workload.batch_size, 2), (workload.batch_size, 1)]))
     with _few_threads(len(graph.pieces)), kept_python():
         for rows, micro_batches in sizes:
@@ -100,7 +98,9 @@ class _Check:
     """
 
     def __init__(self, task: Task) -> None:
-        self._task = self._given = task
+        self._given = task
+        self._initial = ReplayedModel(task.graph.deferred)
+        self._task = replace(task, graph=replace(task.graph, deferred=self._initial))
         self._plain: PlainModel | None = None
         self._captured = self._uncertain = False
         self._evaluates = True
@@ -133,7 +133,7 @@ class _Check:
 
     def run_in_pieces(self) -> Verification:
         """Compare forwards alone, with the memory of one partition at a time; raises as `run`."""
-        task = self._task
+        task = self._given
         found = forward_differences(task)
         self._captured = True
         if above := [each for each in found if each.counts(each.scale * math.sqrt(each.epsilon))]:
@@ -158,6 +158,7 @@ class _Check:
             yield f"it cannot be evaluated: {refused}"
 
     def _model(self) -> PlainModel:
+        self._plain = None  # the memory of one before the next
         self._plain = PlainModel(self._task)
         return self._plain
 
@@ -167,8 +168,13 @@ class _Check:
         return [
             found
             for group in ([makers] if at_once else [(maker,) for maker in makers])
-            for found in self._differences(self._model(), [maker() for maker in group], aligns=aligns)
+            for found in self._differences(self._model(), self._made(group), aligns=aligns)
         ]
+
+    def _made(self, makers: Iterable[Callable[[], Side]]) -> list[Side]:
+        sides = [maker() for maker in makers]
+        self._initial.forget()
+        return sides
 
     def _differences(self, plain: PlainModel, others: Sequence[Side], *, aligns: bool = True) -> list[list[Difference]]:
         return differences(self._task, plain, others, evaluates=self._evaluates, aligns=aligns)

@@ -102,45 +102,55 @@ def differences(
     """
     found: list[list[Difference]] = [[] for _ in others]
 
-    def look(moment: Moment, items: Iterator[Item]) -> None:
+    def look(n: int, moment: Moment, items: Iterator[Item]) -> None:
         for item in items:
-            for n, other in enumerate(others):
-                apart = difference(moment, item, plain.look(item), other.look(item))
-                if apart is not None:
-                    found[n].append(apart)
-                    if aligns and item.quantity == "gradient" and not apart.counts():
-                        _align(plain.look(item), other.look(item))
+            apart = difference(moment, item, plain.look(item), others[n].look(item))
+            if apart is not None:
+                found[n].append(apart)
 
-    look(Moment("start"), held_items(task.graph, "initial value"))
+    for n in range(len(others)):
+        look(n, Moment("start"), held_items(task.graph, "initial value"))
     for step in range(STEPS if task.trains else 0):
         moment = Moment("step", step)
-        for side in (plain, *others):
-            side.train(step)
-        look(moment, _made(task, plain, loss=True))
-        look(moment, held_items(task.graph, "gradient"))
-        look(moment, held_items(task.graph, "buffer"))
-        for side in (plain, *others):
-            side.update()
-        look(moment, held_items(task.graph, "parameter"))
+        plain.train(step)
+        for n, other in enumerate(others):
+            other.train(step)
+            look(n, moment, _made(task, plain, loss=True))
+            apart = list(gradient_differences(task, plain, other, moment))
+            found[n] += apart
+            if aligns:
+                align(plain, other, apart)
+            look(n, moment, held_items(task.graph, "buffer"))
+            other.update()
+        plain.update()
+        for n in range(len(others)):
+            look(n, moment, held_items(task.graph, "parameter"))
     if evaluates:
-        for side in (plain, *others):
-            side.evaluate()
-        look(Moment("evaluation", STEPS), _made(task, plain, loss=task.workload.loss is not None))
+        plain.evaluate()
+        for n, other in enumerate(others):
+            other.evaluate()
+            look(n, Moment("evaluation", STEPS), _made(task, plain, loss=task.workload.loss is not None))
     return found
 
 
-def align(task: Task, plain: PlainModel, other: Side) -> None:
-    """Make the gradients of a side equal to the plain model's where they differ by rounding alone."""
+def gradient_differences(task: Task, plain: PlainModel, other: Side, moment: Moment) -> Iterator[Difference]:
+    """Which gradients of a step differ."""
     for item in held_items(task.graph, "gradient"):
-        apart = difference(Moment("step"), item, plain.look(item), other.look(item))
-        if apart is not None and not apart.counts():
-            _align(plain.look(item), other.look(item))
+        apart = difference(moment, item, plain.look(item), other.look(item))
+        if apart is not None:
+            yield apart
 
 
-def _align(source: torch.Tensor | None, target: torch.Tensor | None) -> None:
-    """An optimizer may treat no gradient unlike one of zeros, and a sparse one unlike a dense one: those stay."""
-    if source is not None and target is not None and source.layout is target.layout is torch.strided:
-        target.detach().copy_(source.detach())
+def align(plain: PlainModel, other: Side, gradients: Iterable[Difference]) -> None:
+    """Make those gradients of a side that differ by rounding alone equal to the plain model's.
+
+    An optimizer may treat no gradient unlike one of zeros, and a sparse one unlike a dense one: those stay.
+    """
+    for each in gradients:
+        source, target = plain.look(each.item), other.look(each.item)
+        both = source is not None and target is not None and source.layout is target.layout is torch.strided
+        if both and not each.counts():
+            target.detach().copy_(source.detach())
 
 
 def _made(task: Task, plain: PlainModel, *, loss: bool) -> Iterator[Item]:

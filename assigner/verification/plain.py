@@ -65,8 +65,7 @@ class PlainModel:
 
     def train(self, step: int) -> None:
         """Forward and backward of a step's batch, micro-batch by micro-batch."""
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        self._drop()
         with self._failing(), self._python.in_use(), kept_generators(_CPU), ComparableDraws(step), self._hooks_apart():
             self._loss = self._run(self._task.cut(step), trains=True)
         self._watches = False
@@ -97,10 +96,15 @@ class PlainModel:
             raise
 
     def update(self) -> None:
-        """Apply the gradients."""
+        """Apply the gradients, and drop them."""
         assert self._optimizer is not None
         with user_code("the optimizer's step"), self._python.in_use():
             self._optimizer.step()
+        self._drop()
+
+    def _drop(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = None
 
     def evaluate(self) -> None:
         """The loss over the first batch in eval mode."""
