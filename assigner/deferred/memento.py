@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 import random
 import sys
@@ -176,6 +177,8 @@ class _Keeper(NamedTuple):
 
 def _keeper(value: Any) -> _Keeper | None:
     """Of a generator or an array, which have their contents in C."""
+    if isinstance(value, itertools.count):
+        return _Keeper(repr, lambda *_: None)  # nobody can put it back; that it has moved can be told
     if isinstance(value, random.Random):
         return _Keeper(random.Random.getstate, random.Random.setstate)
     if isinstance(value, torch.Generator):

@@ -125,7 +125,7 @@ class _Trained(torch.autograd.Function):
         raise MarkingError("a capture has no gradients")
 
 
-_trained_twins: Callable[..., Any] = _Trained.apply  # type: ignore[no-untyped-call]
+_trained_twins: Callable[..., Any] = _Trained.apply
 
 
 def _autograd_call(number: int, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:

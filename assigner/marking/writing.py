@@ -83,7 +83,7 @@ class _Overwritten(torch.autograd.Function):
         return gradients[0], None
 
 
-_overwritten: Callable[..., torch.Tensor] = _Overwritten.apply  # type: ignore[no-untyped-call]
+_overwritten: Callable[..., torch.Tensor] = _Overwritten.apply
 
 
 def _filled(tree: Any, targets: Sequence[Any], operands: Sequence[Any]) -> Any:
