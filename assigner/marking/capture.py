@@ -52,6 +52,7 @@ class Capture:
         rows: How many rows they have; None: no tensor is among them.
         carriers: For each of them: its first dimension is the rows.
         domain: The inputs that it holds for.
+        deferred_statistics: Names of the BatchNorm modules' buffers, which the runtime moves at a step's end.
     """
 
     graph: fx.Graph
@@ -62,6 +63,7 @@ class Capture:
     rows: int | None
     carriers: list[bool]
     domain: Domain
+    deferred_statistics: frozenset[str]
 
     @property
     def holds_for_any_rows(self) -> bool:
@@ -198,8 +200,8 @@ def _export_or_explain(
         if reason.startswith("Constraints violated"):
             raise MarkingError(
                 f"the forward of {type(model).__name__} works for one number of rows alone",
-                hint="a list with an entry for each row, int(x.shape[0]) or a loop over the rows makes it so: use tensors"
-                " whose first dimension is the rows, or mark a larger module that contains the line",
+                hint="a list with an entry for each row, int(x.shape[0]) or a loop over the rows makes it so: use"
+                " tensors whose first dimension is the rows, or mark a larger module that contains the line",
             ) from error
         if strange := re.match(r"Found <class '([^']+)'> in output", reason):
             raise MarkingError(
@@ -249,10 +251,16 @@ def _export(
             ))  # fmt: skip
     _check_ways_out(model, program)
     domain = find_domain(program, input_key(input_structure(inputs), leaves))
-    kinds = {spec.arg.name: (spec.kind, spec.target or "") for spec in program.graph_signature.input_specs}
-    functional = Functional(without_regions(program.graph_module), kinds, opaque.calls, caught.hooks)
+    stands_for = {spec.arg.name: (spec.kind, spec.target or "") for spec in program.graph_signature.input_specs}
+    functional = Functional(without_regions(program.graph_module), stands_for, opaque.calls, caught.hooks)
+    statistics = frozenset(
+        f"{name}.{key}"
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, _BatchNorm)
+        for key in module._buffers
+    )
     return Capture(
-        functional.graph, functional.together, program, opaque.calls, leaves, rows, carriers, domain
+        functional.graph, functional.together, program, opaque.calls, leaves, rows, carriers, domain, statistics
     )  # fmt: skip
 
 

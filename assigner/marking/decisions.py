@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 from assigner.usercode import running_line
@@ -58,11 +58,11 @@ class _Decider:
                 self.asked += 1
                 return _ANSWERS[node.pytype][self.usual != (self.asked - 1 == self.flipped)]
 
-        environment.evaluate_sym_node = evaluate  # type: ignore[method-assign]
+        environment.evaluate_sym_node = evaluate  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
-            del environment.evaluate_sym_node  # type: ignore[method-assign]
+            del environment.evaluate_sym_node
 
 
 def decided(

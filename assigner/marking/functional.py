@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import fx
@@ -143,8 +143,8 @@ class Functional:
         if node.op != "call_function":
             return []
         if is_call(node):
-            number, given, _ = node.args
-            return [given[n] for n in sorted(self.calls[number].written)]  # type: ignore[index]
+            number, given, _ = cast("_CallArgs", node.args)
+            return [given[n] for n in sorted(self.calls[number].written)]
         if is_hook(node):
             return []
         names = written_names(node.target, node.args, node.kwargs)
@@ -256,15 +256,15 @@ class Functional:
             self._families[storage] = family = _Family(made, state, is_constant=constant)
             self._members[node] = _Member(family, made, 0)
             return
-        parent = next((each for each in _tensors_of(node) if each in self._members
+        source = next((each for each in _tensors_of(node) if each in self._members
                        and self._members[each].family is family), None)  # fmt: skip
-        if parent is None:
+        if source is None:
             self._families[storage] = other = _Family(made, linked=[family])
             family.linked.append(other)
             self._members[node] = _Member(other, made, 0)
             return
-        view = Step.of(node, parent, self._read, detached=detached)
-        self._members[node] = _Member(family, made, family.version, parent, view)
+        view = Step.of(node, source, self._read, detached=detached)
+        self._members[node] = _Member(family, made, family.version, source, view)
 
     def _add_hook(self, node: fx.Node) -> None:
         number, tensor = node.args
@@ -378,7 +378,7 @@ class Functional:
         order = {node: n for n, node in enumerate(self.old.nodes)}
         users = [
             node for node in self.old.nodes
-            if is_call(node) and (module := self.calls[int(node.args[0])].module) and name.startswith(f"{module}.")  # type: ignore[arg-type]
+            if is_call(node) and (module := self.calls[int(node.args[0])].module) and name.startswith(f"{module}.")
         ]  # fmt: skip
         needed = behind(writer)
         readers = [user for user in state.users if user not in needed and user is not writer]
@@ -433,18 +433,18 @@ class Functional:
             self._groups[node] = joined
 
     def _add_call(self, node: fx.Node) -> None:
-        number, given, sizes = node.args
-        call = self.calls[number]  # type: ignore[index]
-        tensors = [self._read(each) for each in given]  # type: ignore[union-attr]
+        number, given, sizes = cast("_CallArgs", node.args)
+        call = self.calls[number]
+        tensors = [self._read(each) for each in given]
         copies: dict[_Family, fx.Node] = {}
         made_here: list[fx.Node] = []
         for n in sorted(call.written):
-            member = self._member(given[n], node)  # type: ignore[index]
+            member = self._member(given[n], node)
             family = member.family
             if family not in copies:
                 copies[family] = self._new(torch.ops.aten.clone.default, (family.current,), like=family.current)
                 made_here.append(copies[family])
-        for n, each in enumerate(given):  # type: ignore[arg-type]
+        for n, each in enumerate(given):
             member_of = self._members.get(each)
             if member_of is not None and member_of.family in copies:
                 made = copies[member_of.family]
@@ -453,7 +453,7 @@ class Functional:
                     made_here.append(made)
                 tensors[n] = made
         numbers = fx.map_arg(sizes, self._read)
-        made = self.graph.call_function(node.target, (number, tensors, numbers))
+        made = self.graph.call_function(cast("Any", node.target), (number, tensors, numbers))
         made.meta.update(node.meta)
         self._depends[made] = True
         self._values[node] = made
@@ -466,19 +466,19 @@ class Functional:
 
     def _item_of_call(self, node: fx.Node) -> None:
         """An item of an opaque call's result: its own memory, or that of something else."""
-        call_node, index = node.args
-        number, given, _ = call_node.args  # type: ignore[union-attr]
-        call = self.calls[number]  # type: ignore[index]
+        call_node, index = cast("tuple[fx.Node, int]", node.args)
+        number, given, _ = cast("_CallArgs", call_node.args)
+        call = self.calls[number]
         made = self.graph.node_copy(node, self._read)
         self._depends[made] = True
-        made = self._detached(made) if call_node.meta.get("without_gradient") else made  # type: ignore[union-attr]
+        made = self._detached(made) if call_node.meta.get("without_gradient") else made
         self._values[node] = made
         (storage,) = _storages(node) or (0,)
-        alias = call.aliases.get(index)  # type: ignore[arg-type]
+        alias = call.aliases.get(index)
         other = None
         if alias is not None:
-            items = {user.args[1]: user for user in call_node.users if is_item(user)}  # type: ignore[union-attr]
-            other = given[alias.index] if alias.kind == "given" else items.get(alias.index)  # type: ignore[index]
+            items = {user.args[1]: user for user in call_node.users if is_item(user)}
+            other = given[alias.index] if alias.kind == "given" else items.get(alias.index)
         if other is not None and other in self._members:
             family = self._members[other].family
             if alias is not None and alias.exact:
@@ -490,6 +490,9 @@ class Functional:
             return
         self._families[storage] = mine = _Family(made)
         self._members[node] = _Member(mine, made, 0)
+
+
+_CallArgs = tuple[int, list[fx.Node], list[Any]]
 
 
 def is_item(node: fx.Node) -> bool:
@@ -548,6 +551,6 @@ def behind(node: fx.Node) -> set[fx.Node]:
 
 def _fresh(node: fx.Node) -> list[Any]:
     returned = returned_arguments(node.target)
-    values = node.meta.get("val")
+    values: Any = node.meta.get("val")
     listed = list(values) if len(returned) > 1 else [values]
     return [value for value, name in zip(listed, returned, strict=False) if name is None]

@@ -130,7 +130,7 @@ class Ownership:
         self._fixed = {node: home for node, home in homes.items() if home >= 0}
         groups = [[node for node in group if node in homes] for group in self.capture.together]
         self._place(owned)
-        while any([self._gathered(group) for group in groups]):
+        while sum(map(self._gathered, groups)):  # all of them, each time
             self._place(owned)
         for group in groups:
             readers = [self._first_reader(node) for node in group]
@@ -171,7 +171,7 @@ class Ownership:
         found: dict[int, list[fx.Node]] = {}
         for node in self.nodes:
             if node.target in ONCE:
-                places = self._holders(self.placeholders[node.args[0]][1])  # type: ignore[index]
+                places = self._holders(self.placeholders[node.args[0]][1])
                 for place in places or {len(self.order) - 1}:
                     found.setdefault(place, []).append(node)
         return found
@@ -200,7 +200,10 @@ class Ownership:
         return found
 
     def _check_state(self) -> None:
-        """What a forward changes in a parameter or buffer stays with the partition that runs it.
+        """What glue changes in a parameter or buffer stays with the partition that runs it.
+
+        So do the statistics of a BatchNorm, which move behind the runtime's back; of what else a module's own forward
+        changes the runtime takes note where it matters, over several workers.
 
         Raises:
             MarkingError: another partition has the same tensor.
@@ -211,6 +214,7 @@ class Ownership:
             if is_call(node)
             for call in (self.capture.calls[int(node.args[0])],)  # type: ignore[arg-type]
             for name in call.changed
+            if name in self.capture.deferred_statistics
         ]
         changed += [
             (self.owner[node], self.placeholders[node.args[0]][1])  # type: ignore[index]
@@ -221,7 +225,7 @@ class Ownership:
             others = self._holders(name) - {place}
             if others:
                 raise MarkingError(
-                    f"the forward changes {name!r} in {self.order[place]!r}, and {self.order[min(others)]!r} has it too:"
+                    f"the forward changes {name!r} in {self.order[place]!r}, and {self.order[min(others)]!r} shares it:"
                     " on another worker it would stay as it was",
                     hint="mark one larger module that contains both",
                 )

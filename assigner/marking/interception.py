@@ -70,7 +70,7 @@ class Interceptions:
     def active(self) -> Iterator[None]:
         """Catch what the model's forward does, each time that it is called in the block."""
         _check_hooks(self.model, self.opaque.names)
-        original = self.model._call_impl
+        original: Any = self.model._call_impl
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if within_call():
@@ -109,7 +109,8 @@ class Interceptions:
         name = type(self.model).__name__
         if drawn:
             raise MarkingError(
-                f"the forward of {name} uses {drawn} outside its partitions: a captured graph would do the same for ever",
+                f"the forward of {name} uses {drawn} outside its partitions: a captured graph would do the same for"
+                " ever",
                 hint="draw with torch's default generator and tensor operations (torch.rand, torch.where), or mark a"
                 " larger module that contains the line",
             )
@@ -124,6 +125,7 @@ class Interceptions:
     def _caught(self) -> Iterator[None]:
         tensor: Any = torch.Tensor
         function: Any = torch.autograd.Function
+        autograd: Any = torch.autograd
         with contextlib.ExitStack() as stack:
             for holder, name, made in (
                 (function, "apply", classmethod(self._apply(vars(function)["apply"].__func__))),
@@ -131,14 +133,14 @@ class Interceptions:
                 (tensor, "register_post_accumulate_grad_hook",
                  _refused(tensor.register_post_accumulate_grad_hook, "registers a hook on the gradient of a tensor")),
                 (tensor, "retain_grad", _ignored(tensor.retain_grad)),
-                (torch.autograd, "_engine_run_backward",
-                 _refused(torch.autograd._engine_run_backward, "computes gradients")),
+                (autograd, "_engine_run_backward",
+                 _refused(autograd._engine_run_backward, "computes gradients")),
                 (torch.autograd.graph.saved_tensors_hooks, "__enter__",
                  _refused(torch.autograd.graph.saved_tensors_hooks.__enter__, "changes what autograd saves",
                           allowed=_saves_alone)),
                 (FakeTensor, "data", property(_data, _set_data)),
                 (FakeTensor, "grad_fn", property(_grad_fn)),
-                (transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True),
+                (transformer, "_detect_is_causal_mask", _is_said_to_be_causal),
                 *((holder, name, _refused(getattr(holder, name), "seeds or sets a generator"))
                   for holder in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")),
                 (torch.compiler, "is_compiling", _asked_by_user(torch.compiler.is_compiling)),
@@ -255,7 +257,7 @@ def _grad_fn(tensor: torch.Tensor) -> Any:
         raise MarkingError(
             f"the forward looks at a tensor's grad_fn between partitions, at {running_line()}", hint=_LARGER
         )
-    return torch._C.TensorBase.grad_fn.__get__(tensor)  # type: ignore[attr-defined]
+    return _TRUE_GRAD_FN.__get__(tensor)
 
 
 def _caller(depth: int) -> str:
@@ -264,6 +266,11 @@ def _caller(depth: int) -> str:
 
 
 _LIBRARIES = ("torch", "transformers")
+
+
+def _is_said_to_be_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+    del mask, size
+    return is_causal is True
 
 
 def _data(tensor: torch.Tensor) -> torch.Tensor:
@@ -284,7 +291,8 @@ def _set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
             tensor.detach().copy_(values)
 
 
-_TRUE_DATA: Any = torch._C.TensorBase.__dict__["data"] if "data" in torch._C.TensorBase.__dict__ else torch.Tensor.data
+_TRUE_DATA: Any = torch._C.TensorBase.__dict__["data"]
+_TRUE_GRAD_FN: Any = torch._C.TensorBase.__dict__["grad_fn"]
 
 
 @contextlib.contextmanager

@@ -81,7 +81,8 @@ def _matches(pattern: str, name: str) -> bool:
 def find_marks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, Mark]:
     """The marked submodules by their names in the model.
 
-    Marks in code and patterns add up; a module that several names lead to goes by its first one. With neither, a model that is an nn.Sequential has its children as partitions.
+    Marks in code and patterns add up; a module that several names lead to goes by its first one. With neither, a model
+    that is an nn.Sequential has its children as partitions.
 
     Raises:
         MarkingError: nothing is marked, a pattern matches nothing, one mark lies inside another, or two partitions

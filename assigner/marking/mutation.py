@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import functional as F
+from torch.nn import functional
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,9 +21,10 @@ _STATISTICS = {
 }
 # Operations that give back their input itself where they have nothing to do.
 _IDLE = frozenset(f"aten::{name}" for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"))
-DROPOUTS = frozenset(
-    (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout)
-)
+DROPOUTS = frozenset((
+    functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, functional.alpha_dropout,
+    functional.feature_alpha_dropout, torch.dropout,
+))  # fmt: skip
 """The same in Python."""
 
 

@@ -121,8 +121,11 @@ class _Trained(torch.autograd.Function):
         )  # no views: they may be written
 
     @staticmethod
-    def backward(_: Any, *gradients: Any) -> Any:  # pragma: no cover - a capture computes nothing
+    def backward(*_: Any) -> Any:
         raise MarkingError("a capture has no gradients")
+
+
+_trained_twins: Callable[..., Any] = _Trained.apply  # type: ignore[no-untyped-call]
 
 
 def _autograd_call(number: int, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
@@ -133,7 +136,7 @@ def _autograd_call(number: int, tensors: list[torch.Tensor], sizes: list[Any]) -
     able = [n for n, each in enumerate(made) if each.is_floating_point() or each.is_complex()]
     found = list(made)
     if able:
-        for n, each in zip(able, _Trained.apply(_session.anchor, *(made[n] for n in able)), strict=True):
+        for n, each in zip(able, _trained_twins(_session.anchor, *(made[n] for n in able)), strict=True):
             found[n] = each
     return found
 
@@ -288,9 +291,10 @@ class OpaqueCalls:
         changed += [f"requires_grad of {each!r}" for each in _trained(self._inside[name]) ^ self._trained[name]]
         if changed or fakes:
             raise MarkingError(
-                f"{(changed or fakes)[0]} is set from outside before {name!r} is called: the worker that runs it"
-                " would not see that",
-                hint="give the value as an argument of the module's forward, or mark a larger module that contains both",
+                f"attribute {(changed or fakes)[0]} is set from outside before {name!r} is called: the worker that runs"
+                " it would not see that",
+                hint="give the value as an argument of the module's forward, or mark a larger module that contains"
+                " both",
             )
 
     def _call(
@@ -378,8 +382,8 @@ class OpaqueCalls:
         for number, changes in state.changes().items():
             if self._owners.get(number, {name}) - {name}:
                 raise MarkingError(
-                    f"{name!r} changes {changes[0].name}, which is shared with other parts of the model: they may run on"
-                    " another worker, which would not see that",
+                    f"{name!r} changes {changes[0].name}, which is shared with other parts of the model: they may run"
+                    " on another worker, which would not see that",
                     hint="pass it through arguments and return values, or mark a larger module that contains all of it",
                 )
 

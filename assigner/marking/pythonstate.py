@@ -135,7 +135,8 @@ class PythonState:
                 state._add(name, _content(cell), depth=2)
                 state.holders[id(cell)] = _CellHolder(name, cell, _content(cell))
             for entries, names in _globals_of(kind):
-                chosen = {key: entries[key] for key in names if isinstance(entries[key], (*_ATOMS, list, dict, set, deque))}
+                kept = (*_ATOMS, list, dict, set, deque)
+                chosen = {key: entries[key] for key in names if isinstance(entries[key], kept)}
                 state.holders[id(entries)] = _FileHolder(str(entries.get("__name__", "")), entries, chosen)
                 for key in names:
                     state._add(key, entries[key], depth=1)
@@ -147,8 +148,14 @@ class PythonState:
             self._add(name, _content(cell), depth=2)
             self.holders[id(cell)] = _CellHolder(name, cell, _content(cell))
         for each in _users_classes(kind):
-            for key, value in list(vars(each).items()):
-                if isinstance(value, list | dict | set | deque) and not key.startswith("__"):
+            chosen = {
+                key: value
+                for key, value in vars(each).items()
+                if isinstance(value, (*_ATOMS, list, dict, set, deque)) and not key.startswith("__")
+            }
+            if chosen and id(each) not in self.holders:
+                self.holders[id(each)] = _ClassHolder(each.__name__, each, chosen)
+                for key, value in chosen.items():
                     self._add(f"{each.__name__}.{key}", value, depth=1)
 
     def _add_file(self, name: str, entries: dict[str, Any]) -> None:
@@ -287,6 +294,19 @@ class _IteratorHolder(Holder):
         """Nothing can be done."""
 
 
+class _ClassHolder(Holder):
+    """What a class keeps for all of its objects."""
+
+    def changes(self) -> Iterator[Change]:
+        for key, value in self.before.items():
+            if not same(value, now := vars(self.held).get(key, ABSENT)):
+                yield Change(f"{self.where}.{key}", value, now)
+
+    def restore(self) -> None:
+        for change in list(self.changes()):
+            setattr(self.held, change.name.rpartition(".")[2], change.before)
+
+
 class _FileHolder(Holder):
     """What stands at the top of a file: only what was a plain value or a container there."""
 
@@ -345,7 +365,8 @@ class Draws:
     @classmethod
     def now(cls) -> Draws:
         """As they are."""
-        kind, keys, *rest = np.random.get_state(legacy=True)
+        state: Any = np.random.get_state(legacy=True)
+        kind, keys, *rest = state
         return cls(random.getstate(), (kind, keys.tobytes(), *rest), torch.default_generator.initial_seed())
 
     def changed(self) -> str:

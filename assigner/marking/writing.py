@@ -7,15 +7,17 @@ parameter or buffer that they are named for.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from assigner.marking.mutation import is_random, returned_arguments, written_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 class Parent:
@@ -34,6 +36,11 @@ class _Target:
     """Where a written tensor stands among a write's arguments."""
 
     index: int
+
+
+def _mapped(value: Any, change: Callable[[fx.Node], Any]) -> Any:
+    """The arguments of a node with something in the places of the nodes among them."""
+    return fx.map_arg(value, change)
 
 
 @dataclass(frozen=True)
@@ -55,9 +62,7 @@ class Step:
     @classmethod
     def of(cls, node: fx.Node, parent: fx.Node, now: Callable[[fx.Node], Any], *, detached: bool) -> Step:
         """The view that a node takes of `parent`; its other arguments are what `now` says."""
-        args, kwargs = fx.map_arg(
-            (node.args, node.kwargs), lambda each: Parent() if each is parent else now(each)
-        )  # fmt: skip
+        args, kwargs = _mapped((node.args, node.kwargs), lambda each: Parent() if each is parent else now(each))
         return cls(node.target, args, kwargs, detached)
 
     def filled(self, parent: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -76,6 +81,9 @@ class _Overwritten(torch.autograd.Function):
     @staticmethod
     def backward(_: Any, *gradients: Any) -> Any:
         return gradients[0], None
+
+
+_overwritten: Callable[..., torch.Tensor] = _Overwritten.apply  # type: ignore[no-untyped-call]
 
 
 def _filled(tree: Any, targets: Sequence[Any], operands: Sequence[Any]) -> Any:
@@ -123,16 +131,13 @@ def write(
 
     def template(name: str, value: Any) -> Any:
         if name in names:
-            return fx.map_arg(value, lambda _: _Target(next(turn)))
-        return fx.map_arg(value, lambda each: operand(read(each)))
+            return _mapped(value, lambda _: _Target(next(turn)))
+        return _mapped(value, lambda each: operand(read(each)))
 
     pairs = [(name, template(name, value)) for name, value in zip(words, node.args, strict=False)]
     args = tuple(value for _, value in pairs)
     kwargs = {name: template(name, value) for name, value in node.kwargs.items()}
-    paths = [
-        (base, [Step(step.target, *fx.map_arg((step.args, step.kwargs), operand), step.detached) for step in steps])
-        for base, steps in views
-    ]
+    paths = [(base, [_with_operands(step, operand) for step in steps]) for base, steps in views]
     returned = returned_arguments(target)
 
     def apply(*values: Any) -> tuple[Any, ...]:
@@ -145,7 +150,7 @@ def write(
         fresh = [each for each, name in zip(made, returned, strict=False) if name is None]
         if without_gradient:
             copies = [
-                _Overwritten.apply(base, copy) if base.requires_grad else copy
+                _overwritten(base, copy) if base.requires_grad else copy
                 for base, copy in zip(bases, copies, strict=True)
             ]
         return (*copies, *fresh)
@@ -155,6 +160,11 @@ def write(
     apply.__name__ = apply.__qualname__ = "".join(each if each.isalnum() else "_" for each in text)
     apply.is_random = is_random(target)  # type: ignore[attr-defined]
     return apply, operands
+
+
+def _with_operands(step: Step, operand: Callable[[fx.Node], _Operand]) -> Step:
+    args, kwargs = _mapped((step.args, step.kwargs), operand)
+    return Step(step.target, args, kwargs, step.detached)
 
 
 def _view(base: torch.Tensor, steps: Sequence[Step], operands: Sequence[Any]) -> Any:
@@ -214,15 +224,16 @@ class StepStores:
         self.forget()
 
     def forget(self) -> None:
-        """The step failed: nothing is stored any more."""
+        """The step is over: nothing is stored any more."""
         self.pending.clear()
         self.stored.clear()
+        _Running.stores = None
 
 
 class _Running:
-    """The forward that runs in this process."""
+    """The step whose forward runs in this process; None: a graph runs by itself."""
 
-    stores = StepStores()
+    stores: StepStores | None = None
 
 
 def snapshot(state: torch.Tensor) -> torch.Tensor:
@@ -254,7 +265,7 @@ def stored_once(*, deferred: bool) -> Callable[..., torch.Tensor]:
 
 def _store_at_first(state: torch.Tensor, values: torch.Tensor, partition: str = "") -> torch.Tensor:
     stores = _Running.stores
-    if not stores.first or stores.stored.setdefault(id(state), partition) != partition:
+    if stores is not None and not (stores.first and stores.stored.setdefault(id(state), partition) == partition):
         return state
     with torch.no_grad():
         state.copy_(values)
@@ -263,7 +274,9 @@ def _store_at_first(state: torch.Tensor, values: torch.Tensor, partition: str = 
 
 def _store_at_end(state: torch.Tensor, values: torch.Tensor, partition: str = "") -> torch.Tensor:
     del partition  # all that hold the tensor find the same value
-    if _Running.stores.first:
+    if _Running.stores is None:
+        state.detach().copy_(values)
+    elif _Running.stores.first:
         _Running.stores.pending[id(state)] = state, values.detach()
     return values
 

@@ -150,8 +150,8 @@ class Gradients:
             if parameter.requires_grad and not self._wanted[name]:
                 raise UsageError(
                     f"requires_grad of {name} is True now; the pipeline was made with False",
-                    hint="build it trainable, and freeze it in the script until it shall train; or load a checkpoint into"
-                    " the pipeline of a workload that trains it",
+                    hint="build it trainable, and freeze it in the script until it shall train; or load a checkpoint"
+                    " into the pipeline of a workload that trains it",
                 )
         self._wanting = {name: each.requires_grad for name, each in self.parameters.items()}
 

@@ -75,10 +75,7 @@ class Installation:
         statistics = DeferredStatistics(self.share.modules, batch_norm)
         variants = Variants(graph, plan, self.programs, self.share.modules, member)
         written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere(plan))
-        states = {
-            name: PartitionState(module, written)
-            for name, module in self.share.modules.items()
-        }
+        states = {name: PartitionState(module, written) for name, module in self.share.modules.items()}
         self.training = Training(variants, member, workload, remat=remat, statistics=statistics, states=states)
         self.cutting, self.same = Cutting(workload), SameCall(member)
         self.inference = Inference(variants, member, workload, cutting=self.cutting, same=self.same)

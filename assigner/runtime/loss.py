@@ -1,11 +1,14 @@
 """The loss of a step, on the rank that makes the model's output: once for each micro-batch, or once over the batch.
 
 A loss may have a memory (a running average, a count), so it is called once and no more. Where the last partition is
-rematerialised its first forward calls none; the recompute does, as it needs the loss's graph:
+rematerialised its first forward calls none; the recompute does, as it needs the loss's graph. One with a memory must
+come in the order of the micro-batches: it is called behind the first forward, on leaves whose gradients wait for the
+recompute.
 
-    M = 2, GPipe             F0    F1    B1    B0
-    graph kept               l0    l1
-    rematerialised                       l1    l0
+    M = 2, GPipe                     F0    F1    B1    B0
+    graph kept                       l0    l1
+    rematerialised                               l1    l0
+    rematerialised, with a memory    l0    l1
 
 A loss that mixes rows (contrastive, in-batch negatives) is another one for parts of a batch. Over the batch it is
 computed when the last micro-batch's forward has made its outputs; it works on leaves, and their gradients wait for the
@@ -50,6 +53,7 @@ class StepLoss:
     def __init__(self, workload: Workload, graph: PartitionGraph, device: torch.device, *, training: bool) -> None:
         self._workload, self._over_batch = workload, workload.loss_over == "batch"
         self._graph, self._device, self._training = graph, device, training
+        self._remembers: bool | None = None
         self.begin((), (), factor=1.0)
 
     def begin(self, micro_batches: Sequence[MicroBatch], places: Sequence[int], *, factor: float) -> None:
@@ -61,7 +65,7 @@ class StepLoss:
             factor: What the loss's gradient is multiplied by.
         """
         self._cuts = dict(zip(places, micro_batches, strict=True))
-        self._factor, self._comes_late = factor, False
+        self._factor = factor
         self._values: list[torch.Tensor] = []
         self._outputs: dict[int, list[Any]] = {}
         self._gradients: dict[int, list[torch.Tensor | None]] = {}
@@ -88,20 +92,15 @@ class StepLoss:
         if self._over_batch and len(self._cuts) > 1:
             return (self._of_part(outputs, place),)
         if runs_again:
-            self._comes_late = True
+            if self._remembers is not False and len(self._cuts) > 1:
+                self._ahead(outputs, place)
             return (torch.zeros((), device=self._device),)
+        if place in self._gradients:
+            return (self._gate(outputs, place),)
         cut = self._cuts[place]
         if not cut.weight:
             return (_zero_of(outputs, self._device),)
-        memory = Memento((), [self._workload.loss]) if self._comes_late and len(self._cuts) > 1 else None
         value = self._value(self._graph.rebuild_output(outputs), cut.targets) * cut.weight
-        if memory is not None and memory.has_changed():
-            raise UsageError(
-                "the loss changes what it keeps (a count, a running value), and where the last partition is"
-                " rematerialised it is called for the last micro-batch first",
-                hint="keep the last partition's graph: assigner.partition(..., rematerialise='never'), or remat='never';"
-                " or use one micro-batch (solve with --micro-batches 1)",
-            )
         self._values.append(value.detach())
         return (value,)
 
@@ -116,13 +115,37 @@ class StepLoss:
 
     def _of_part(self, outputs: Sequence[Any], place: int) -> torch.Tensor:
         """Keep a micro-batch's outputs for the loss over the batch, and let its gradients in at their backward."""
-        tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
         if place not in self._gradients:
             self._gradients[place] = []
             self._outputs[place] = [self._leaf(output) for output in outputs]
             if len(self._outputs) == len(self._cuts):
                 self._over_the_batch()
+        return self._gate(outputs, place)
+
+    def _gate(self, outputs: Sequence[Any], place: int) -> torch.Tensor:
+        """What lets known gradients into outputs."""
+        tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
         return _Gate.apply(self._gradients[place], *tensors)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _ahead(self, outputs: Sequence[Any], place: int) -> None:
+        """Compute the loss of outputs that will be made again, in the order of the micro-batches; learn if it must."""
+        cut = self._cuts[place]
+        if not cut.weight:
+            return
+        memory = Memento((), [self._workload.loss]) if self._remembers is None else None
+        leaves = [self._leaf(output) for output in outputs]
+        value = self._value(self._graph.rebuild_output(leaves), cut.targets) * cut.weight
+        self._values.append(value.detach())
+        self._differentiate(value)
+        self._gradients[place] = [leaf.grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if memory is not None:
+            self._remembers = memory.has_changed()
+
+    def _differentiate(self, value: torch.Tensor) -> None:
+        """Have the leaves behind a loss get their gradients."""
+        if value.requires_grad:
+            with torch.autocast(self._device.type, enabled=False):
+                torch.autograd.backward([value], [self.gradient()])
 
     def _leaf(self, output: Any) -> Any:
         """An output without its graph."""
@@ -147,9 +170,7 @@ class StepLoss:
             joined = pytree.tree_unflatten(join(parts), output.structure)
             value = self._value(joined, next(iter(self._cuts.values())).targets)
         self._values.append(value.detach())
-        if value.requires_grad:
-            with torch.autocast(self._device.type, enabled=False):
-                torch.autograd.backward([value], [self.gradient()])
+        self._differentiate(value)
         for place, leaves in made.items():
             self._gradients[place] += [leaf.grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
@@ -175,8 +196,10 @@ def check_schedule(workload: Workload, plan: Plan, graph: PartitionGraph) -> Non
     Raises:
         UsageError: the plan's schedule starts a backward of the last stage earlier.
     """
+    if workload.loss_over != "batch":
+        return
     last = next(n for n, stage in enumerate(plan.stages) if graph.last.name in stage.partitions)
-    if workload.loss_over == "batch" and warm_up(plan, last) < plan.micro_batches:
+    if warm_up(plan, last) < plan.micro_batches:
         raise UsageError(
             f"the loss is over the whole batch, and under schedule {plan.schedule} the last stage's backwards begin"
             " before all of its forwards have run",

@@ -216,9 +216,9 @@ class PartitionRunner:
             self.statistics.begin(self.piece.name, place.micro_batch)
         self.stores.enter(first=place.micro_batch == 0)
         if self.piece.autocast is None:  # even an empty context is a tenth of a small partition's time
-            return self._call(*reads, *sizes)
+            return tuple(self._call(*reads, *sizes))
         with casting(self.piece.autocast, self.device.type):
-            return self._call(*reads, *sizes)
+            return tuple(self._call(*reads, *sizes))
 
     def _finished(
         self, outputs: tuple[torch.Tensor, ...], place: Place, *, runs_again: bool = False

@@ -29,7 +29,7 @@ from assigner.deferred.recorder import written_tensors
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ from assigner.verification.refusal import refusal
 from assigner.verification.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from assigner.marking import PartitionGraph
     from assigner.verification.comparing import Difference, Moment
@@ -62,8 +62,6 @@ def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
     began = time.perf_counter()
     workload = replace(workload, compile=None)
     in_pieces = _LEAST_SIDES * _side_bytes(graph) > free_memory()
-    if not in_pieces:
-        graph = replace(graph, deferred=ReplayedModel(graph.deferred))
     sizes = list(dict.fromkeys([(_ROWS, 2), (workload.batch_size, 2), (workload.batch_size, 1)]))
     with _few_threads(len(graph.pieces)), kept_python():
         for rows, micro_batches in sizes:
@@ -100,7 +98,9 @@ class _Check:
     """
 
     def __init__(self, task: Task) -> None:
-        self._task = task
+        self._given = task
+        self._initial = ReplayedModel(task.graph.deferred)
+        self._task = replace(task, graph=replace(task.graph, deferred=self._initial))
         self._plain: PlainModel | None = None
         self._captured = self._uncertain = False
         self._evaluates = True
@@ -118,8 +118,8 @@ class _Check:
             MarkingError: a value differs.
             UsageError: the plain model fails.
         """
-        task = self._task
         cautions = list(self._capture())
+        task = self._task
         found = self._beside(*(functools.partial(Partitions, task, recomputes=each) for each in self._choices))
         above = [[each for each in some if each.counts()] for some in found]
         if any(above):
@@ -133,7 +133,7 @@ class _Check:
 
     def run_in_pieces(self) -> Verification:
         """Compare forwards alone, with the memory of one partition at a time; raises as `run`."""
-        task = self._task
+        task = self._given
         found = forward_differences(task)
         self._captured = True
         if above := [each for each in found if each.counts(each.scale * math.sqrt(each.epsilon))]:
@@ -146,25 +146,38 @@ class _Check:
     def _capture(self) -> Iterator[str]:
         """Capture what the steps need; what cannot be evaluated can be trained all the same."""
         refused = capture_ahead(self._task)
+        if names := self._task.stored_once():
+            self._task = self._task.whole()
+            refused = capture_ahead(self._task)
+            yield (
+                f"the forward writes to {_first_of(names)}, by itself and not by its rows: a run stores that once a"
+                " step, as with a whole batch, and a plain loop at every micro-batch; compared in one micro-batch"
+            )
         self._captured, self._evaluates = True, refused is None
         if refused is not None:
             yield f"it cannot be evaluated: {refused}"
 
     def _model(self) -> PlainModel:
+        self._plain = None  # the memory of one before the next
         self._plain = PlainModel(self._task)
         return self._plain
 
-    def _beside(self, *makers: Callable[[], Side]) -> list[list[Difference]]:
+    def _beside(self, *makers: Callable[[], Side], aligns: bool = True) -> list[list[Difference]]:
         """What differs between the plain model and other sides; it runs once for all where memory is ample."""
         at_once = (len(makers) + 1) * _side_bytes(self._task.graph) < free_memory() / 2
         return [
             found
             for group in ([makers] if at_once else [(maker,) for maker in makers])
-            for found in self._differences(self._model(), [maker() for maker in group])
+            for found in self._differences(self._model(), self._made(group), aligns=aligns)
         ]
 
-    def _differences(self, plain: PlainModel, others: Sequence[Side]) -> list[list[Difference]]:
-        return differences(self._task, plain, others, evaluates=self._evaluates)
+    def _made(self, makers: Iterable[Callable[[], Side]]) -> list[Side]:
+        sides = [maker() for maker in makers]
+        self._initial.forget()
+        return sides
+
+    def _differences(self, plain: PlainModel, others: Sequence[Side], *, aligns: bool = True) -> list[list[Difference]]:
+        return differences(self._task, plain, others, evaluates=self._evaluates, aligns=aligns)
 
     def _explained(self, above: Sequence[list[Difference]]) -> Iterator[str]:
         """Why differences that are above the floor are no reason to refuse the model, as a caution where it is one.
@@ -174,7 +187,7 @@ class _Check:
         """
         task = self._task
         again, moved = self._beside(
-            functools.partial(PlainModel, task), functools.partial(PlainModel, task, nudged=True)
+            functools.partial(PlainModel, task), functools.partial(PlainModel, task, nudged=True), aligns=False
         )
         if first := next((each for each in again if each.counts()), None):
             self._uncertain = True
@@ -214,23 +227,28 @@ class _Check:
         """What micro-batches change by themselves."""
         plain = self._plain
         assert plain is not None
-        if self._task.micro_batches < 2:
+        if self._given.micro_batches < 2:
             return
         if plain.per_micro_batch:
-            names = sorted(plain.per_micro_batch)
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             yield (
-                f"buffer {names[0]!r}{more} moves with every micro-batch: with several it moves as often in a step;"
+                f"buffer {_first_of(sorted(plain.per_micro_batch))} moves"
+                " with every micro-batch: with several it moves as often in a step;"
                 " a plan with one micro-batch moves it once"
             )
         if self._task.workload.loss is not None:
-            parts, whole = plain.eval_loss, plain.whole_loss()
-            if not math.isclose(parts, whole, rel_tol=math.sqrt(plain.epsilon), abs_tol=plain.epsilon):
+            parts, whole = (float(plain.evaluated(task)) for task in (self._given, self._given.whole()))
+            close = math.isclose(parts, whole, rel_tol=math.sqrt(plain.epsilon), abs_tol=plain.epsilon)
+            if not close and parts == float(plain.evaluated(self._given)):  # else each evaluation changes the model
                 yield (
                     f"the loss of a batch, {whole:.6g}, is not the weighted mean of its micro-batches' losses,"
                     f" {parts:.6g}: the number of micro-batches changes what is trained; the loss mixes rows, or"
                     " Workload.weight does not say what it divides by; loss_over='batch' or one micro-batch is exact"
                 )
+
+
+def _first_of(names: Sequence[str]) -> str:
+    """The first of some names, and how many there are besides."""
+    return f"{names[0]!r} and {len(names) - 1} more" if len(names) > 1 else repr(names[0])
 
 
 def _side_bytes(graph: PartitionGraph) -> int:

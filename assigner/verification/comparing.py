@@ -4,6 +4,9 @@ Nothing is kept of the sides but the differences. Whether one counts is asked in
 units in the last place of the largest number in the tensor, which sums in another order may differ by. What is above
 it is held against the noise: how far the plain model moves away from itself where each of its parameters is off by
 one unit in the last place. So an error of 3e-5 is found in float32, and a model that multiplies errors is no alarm.
+
+Gradients below the floor are made equal before they are applied: AdamW's first step is nearly the gradient's sign, so
+that 1e-12 beside -1e-12 become parameters that are two learning rates apart, and everything behind them would differ.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from assigner.verification.observing import Item, held_items
 from assigner.verification.task import STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from assigner.verification.observing import Side
     from assigner.verification.plain import PlainModel
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 Phase = Literal["start", "step", "evaluation"]
 _FLOOR = 8
 _NOISE = 16
+_PART = 1 << 16  # numbers that are compared at a time: they and their difference stay in a core's cache
 
 
 class Moment(NamedTuple):
@@ -81,7 +85,9 @@ class Difference:
         return self.largest > max(_FLOOR * self.epsilon * self.scale, 0.0 if noise is None else _NOISE * noise)
 
 
-def differences(task: Task, plain: PlainModel, others: Sequence[Side], *, evaluates: bool) -> list[list[Difference]]:
+def differences(
+    task: Task, plain: PlainModel, others: Sequence[Side], *, evaluates: bool, aligns: bool = True
+) -> list[list[Difference]]:
     """Train and evaluate the sides side by side.
 
     Args:
@@ -89,35 +95,62 @@ def differences(task: Task, plain: PlainModel, others: Sequence[Side], *, evalua
         plain: The plain model.
         others: What is compared with it.
         evaluates: False: training alone.
+        aligns: The others apply the plain model's gradients where their own differ by rounding alone.
 
     Returns:
         For each of the others all that is not the same to the last bit, in the order in which it came to be.
     """
     found: list[list[Difference]] = [[] for _ in others]
 
-    def look(moment: Moment, items: Iterator[Item]) -> None:
+    def look(n: int, moment: Moment, items: Iterator[Item]) -> None:
         for item in items:
-            for n, other in enumerate(others):
-                apart = difference(moment, item, plain.look(item), other.look(item))
-                if apart is not None:
-                    found[n].append(apart)
+            apart = difference(moment, item, plain.look(item), others[n].look(item))
+            if apart is not None:
+                found[n].append(apart)
 
-    look(Moment("start"), held_items(task.graph, "initial value"))
+    for n in range(len(others)):
+        look(n, Moment("start"), held_items(task.graph, "initial value"))
     for step in range(STEPS if task.trains else 0):
         moment = Moment("step", step)
-        for side in (plain, *others):
-            side.train(step)
-        look(moment, _made(task, plain, loss=True))
-        look(moment, held_items(task.graph, "gradient"))
-        look(moment, held_items(task.graph, "buffer"))
-        for side in (plain, *others):
-            side.update()
-        look(moment, held_items(task.graph, "parameter"))
+        plain.train(step)
+        for n, other in enumerate(others):
+            other.train(step)
+            look(n, moment, _made(task, plain, loss=True))
+            apart = list(gradient_differences(task, plain, other, moment))
+            found[n] += apart
+            if aligns:
+                align(plain, other, apart)
+            look(n, moment, held_items(task.graph, "buffer"))
+            other.update()
+        plain.update()
+        for n in range(len(others)):
+            look(n, moment, held_items(task.graph, "parameter"))
     if evaluates:
-        for side in (plain, *others):
-            side.evaluate()
-        look(Moment("evaluation", STEPS), _made(task, plain, loss=task.workload.loss is not None))
+        plain.evaluate()
+        for n, other in enumerate(others):
+            other.evaluate()
+            look(n, Moment("evaluation", STEPS), _made(task, plain, loss=task.workload.loss is not None))
     return found
+
+
+def gradient_differences(task: Task, plain: PlainModel, other: Side, moment: Moment) -> Iterator[Difference]:
+    """Which gradients of a step differ."""
+    for item in held_items(task.graph, "gradient"):
+        apart = difference(moment, item, plain.look(item), other.look(item))
+        if apart is not None:
+            yield apart
+
+
+def align(plain: PlainModel, other: Side, gradients: Iterable[Difference]) -> None:
+    """Make those gradients of a side that differ by rounding alone equal to the plain model's.
+
+    An optimizer may treat no gradient unlike one of zeros, and a sparse one unlike a dense one: those stay.
+    """
+    for each in gradients:
+        source, target = plain.look(each.item), other.look(each.item)
+        both = source is not None and target is not None and source.layout is target.layout is torch.strided
+        if both and not each.counts():
+            target.detach().copy_(source.detach())
 
 
 def _made(task: Task, plain: PlainModel, *, loss: bool) -> Iterator[Item]:
@@ -150,14 +183,20 @@ _NOTHING = math.inf, 1.0
 def _apart(one: torch.Tensor, two: torch.Tensor) -> tuple[float, float]:
     """The largest difference and the largest number, of floating-point numbers in one shape."""
     wide = torch.promote_types(one.dtype, torch.float32)
-    one, two = one.to(wide), two.to(wide)
-    largest = float(torch.dist(one, two, math.inf))
+    parts = [[part.to(wide) for part in each.reshape(-1).split(_PART)] for each in (one, two)]
+    largest = _reach(mine - theirs for mine, theirs in zip(*parts, strict=True))
     if math.isfinite(largest):
-        return largest, max(float(torch.linalg.vector_norm(each, math.inf)) for each in (one, two))
+        return largest, max(map(_reach, parts))
+    one, two = one.to(wide), two.to(wide)
     if bool((one.isnan() != two.isnan()).any()):
         return _NOTHING
     apart = torch.where(one == two, 0.0, (one - two).abs()).nan_to_num(nan=0.0)  # the same infinity is no difference
     return float(apart.max()), max(float(each.abs().nan_to_num(nan=0.0, posinf=0.0).max()) for each in (one, two))
+
+
+def _reach(parts: Iterable[torch.Tensor]) -> float:
+    """The largest absolute number in some tensors; no number where one of them has such."""
+    return float(torch.stack([torch.stack(torch.aminmax(part)).abs().amax() for part in parts]).amax())
 
 
 def _plain_values(tensor: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""Initial values that are made once: each partition alone would replay the draws of the whole model before its own."""
+"""Initial values that are made once: each partition alone would replay the draws of the whole model before its own.
+
+They are kept while sides are built, and made again for later ones: beside sides that train they would be in the way.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,16 @@ class ReplayedModel(DeferredModel):
 
     def __init__(self, deferred: DeferredModel) -> None:
         vars(self).update(vars(deferred))
-        storages = {tensor.untyped_storage()._cdata for tensor in self.tensors().values() if is_meta(tensor)}
-        self._values = deferred.replayed(storages)
+        self._deferred = deferred
+        self._values: dict[int, ReplayedMemory] = {}
 
     def replayed(self, storages: set[int]) -> dict[int, ReplayedMemory]:
         """Copies of the memory behind some storages."""
+        if not self._values:
+            every = {tensor.untyped_storage()._cdata for tensor in self.tensors().values() if is_meta(tensor)}
+            self._values = self._deferred.replayed(every)
         return {storage: self._values[storage].copy() for storage in storages}
+
+    def forget(self) -> None:
+        """Do not keep the values any longer."""
+        self._values = {}

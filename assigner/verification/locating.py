@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from assigner.usercode import user_place
-from assigner.verification.comparing import is_same
+from assigner.verification.comparing import align, gradient_differences, is_same
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,6 +61,8 @@ def find_beginning(task: Task, plain: PlainModel, cut: Partitions, found: Sequen
     for step in range(moment.step):
         for side in (plain, cut):
             side.train(step)
+        align(plain, cut, list(gradient_differences(task, plain, cut, moment)))
+        for side in (plain, cut):
             side.update()
     theirs: dict[str, list[_Call]] = defaultdict(list)
     modules = plain.submodules()

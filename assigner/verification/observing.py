@@ -47,7 +47,7 @@ class Side(Protocol):
         """Forward and backward of a step's batch."""
 
     def update(self) -> None:
-        """Apply the gradients."""
+        """Apply the gradients, and drop them."""
 
     def evaluate(self) -> None:
         """The loss over the first batch in eval mode."""

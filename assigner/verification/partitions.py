@@ -59,10 +59,11 @@ class _Seat:
         return losses.get(self.member.rank, 0.0)
 
     def update(self) -> None:
-        """Apply the gradients."""
+        """Apply the gradients, and drop them."""
         with self.member.guarded("an update"):
             good = self.installed.gradients.ready()
             self.installed.executor.update(self.optimizer.local if good else None)
+            self.installed.gradients.drop()
 
     def evaluate(self, task: Task) -> float:
         """The loss over the first batch in eval mode."""
@@ -126,7 +127,7 @@ class Partitions:
         self._loss = torch.tensor(sum(self._run(step, lambda seat: seat.train(self._task, step))), dtype=torch.float64)
 
     def update(self) -> None:
-        """Apply the gradients, those of each partition by an optimizer of its own."""
+        """Apply the gradients, those of each partition by an optimizer of its own, and drop them."""
         with self._python.in_use(), kept_generators(_CPU):
             self._together([seat.update for seat in self._seats.values()])
 

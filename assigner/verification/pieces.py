@@ -19,6 +19,7 @@ from assigner.marking.casting import casting
 from assigner.marking.cut import recut
 from assigner.marking.domain import input_key
 from assigner.marking.opaque import opaque_modules
+from assigner.marking.writing import StepStores
 from assigner.runtime.randomness import kept_generators
 from assigner.usercode import user_code
 from assigner.verification.comparing import Difference, Moment, difference
@@ -116,7 +117,9 @@ def _chained(graph: PartitionGraph, inputs: Sequence[Any]) -> tuple[torch.Tensor
     values: dict[Value, torch.Tensor] = {}
     readers = {value: piece.name for piece in graph.pieces for value in piece.reads}
     outputs: tuple[torch.Tensor, ...] = ()
+    stores = StepStores()
     for piece in graph.pieces:
+        stores.enter(first=True)
         module = graph.build([piece.name])[piece.name]
         reads = [values[value].clone() if value.partition else inputs[value.index] for value in piece.reads]
         with casting(piece.autocast, "cpu"), ComparableDraws(0):

@@ -40,7 +40,6 @@ class PlainModel:
         model: The model.
         per_micro_batch: Names of the buffers that moved in a later micro-batch of the first step, too.
         failed: It has raised an error.
-        eval_loss: What the last `evaluate` gave.
 
     Raises:
         UsageError: the builder, the optimizer, the forward or the loss failed; the message has its line.
@@ -63,12 +62,10 @@ class PlainModel:
         self._parameters = dict(self.model.named_parameters(remove_duplicate=False))
         self.per_micro_batch: set[str] = set()
         self.failed, self._watches = False, True
-        self.eval_loss = 0.0
 
     def train(self, step: int) -> None:
         """Forward and backward of a step's batch, micro-batch by micro-batch."""
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        self._drop()
         with self._failing(), self._python.in_use(), kept_generators(_CPU), ComparableDraws(step), self._hooks_apart():
             self._loss = self._run(self._task.cut(step), trains=True)
         self._watches = False
@@ -99,21 +96,22 @@ class PlainModel:
             raise
 
     def update(self) -> None:
-        """Apply the gradients."""
+        """Apply the gradients, and drop them."""
         assert self._optimizer is not None
         with user_code("the optimizer's step"), self._python.in_use():
             self._optimizer.step()
+        self._drop()
+
+    def _drop(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = None
 
     def evaluate(self) -> None:
         """The loss over the first batch in eval mode."""
-        self._loss = self._evaluate(self._task)
-        self.eval_loss = float(self._loss)
+        self._loss = self.evaluated(self._task)
 
-    def whole_loss(self) -> float:
-        """The loss over the first batch in eval mode, as one micro-batch."""
-        return float(self._evaluate(self._task.whole()))
-
-    def _evaluate(self, task: Task) -> torch.Tensor:
+    def evaluated(self, task: Task) -> torch.Tensor:
+        """The loss over the first batch of a task in eval mode, by its micro-batches."""
         flags = {module: module.training for module in self.model.modules()}
         with user_code("the model's eval()"):
             self.model.eval()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assigner.marking import PartitionGraph
+from assigner.marking.writing import ONCE
 from assigner.plan import Plan, Stage
 from assigner.profile import WorkloadReference
 from assigner.runtime.microbatch import Cutting, MicroBatch, check_pair, micro_batch_count
@@ -79,6 +80,12 @@ class Task:
     @property
     def _size(self) -> int:
         return -(-self.rows // self.micro_batches)
+
+    def stored_once(self) -> list[str]:
+        """Names of what the forward stores into once a step, in whatever graph was captured until now."""
+        graphs = (self.graph, *self.graph.recuts[True], *self.graph.recuts[False])
+        nodes = (node for graph in graphs for piece in graph.pieces for node in piece.graph.nodes)
+        return sorted({str(node.all_input_nodes[0].target) for node in nodes if node.target in ONCE})
 
     def whole(self) -> Task:
         """The same with one micro-batch."""

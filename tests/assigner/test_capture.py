@@ -211,7 +211,7 @@ def test_tensors_that_leave_a_partition_by_the_back_door():
 
     with pytest.raises(MarkingError, match="cannot be traced"):
         partition_graph(of(outwards, b=noting))
-    with pytest.raises(MarkingError, match="b.notes is set from outside before 'b' is called"):
+    with pytest.raises(MarkingError, match=r"attribute b\.notes is set from outside before 'b' is called"):
         partition_graph(of(inwards, b=noting))
 
 

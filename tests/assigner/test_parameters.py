@@ -150,14 +150,36 @@ def test_what_cannot_follow_a_parameter(model, words):
 
 
 def test_what_is_trained_cannot_change():
-    """A parameter that the loop freezes or unfreezes is refused at the next step, by its name."""
-    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)))
+    """A parameter that was built frozen and that the loop unfreezes is refused at the next step, by its name."""
+
+    def builder() -> nn.Module:
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
+        model[0].bias.requires_grad_(requires_grad=False)
+        return model
+
+    made = workload(builder)
     pipeline = Pipeline(made, make_plan(made))
     pipeline.step(made.make_batch(8, 0))
-    dict(pipeline.named_parameters())["0.bias"].requires_grad_(requires_grad=False)
-    with pytest.raises(UsageError, match=r"requires_grad of 0\.bias is False now; the pipeline was made with True"):
+    dict(pipeline.named_parameters())["0.bias"].requires_grad_(requires_grad=True)
+    with pytest.raises(UsageError, match=r"requires_grad of 0\.bias is True now; the pipeline was made with False"):
         pipeline.step(made.make_batch(8, 0))
     pipeline.close()
+
+
+def test_what_is_trained_may_be_frozen_for_a_while():
+    """Gradual unfreezing: what was built trainable is trained again when the loop says so."""
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)))
+    reference = Reference(made)
+    with Pipeline(made, make_plan(made)) as pipeline:
+        for n in range(4):
+            for parameters in (dict(pipeline.named_parameters()), dict(reference.model.named_parameters())):
+                for name in ("0.weight", "0.bias"):
+                    parameters[name].requires_grad_(requires_grad=n >= 2)
+            batch = made.make_batch(8, n)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
+            assert set(pipeline.gradients()) == {name for name, each in reference.model.named_parameters()
+                                                 if each.grad is not None}  # fmt: skip
+        assert reference.distance(pipeline.state_dict().items()) < EXACT
 
 
 class Turning(nn.Linear):
@@ -175,7 +197,10 @@ class Turning(nn.Linear):
 
 @pytest.mark.parametrize(
     ("does", "words"),
-    [("freeze", r"requires_grad of 0\.bias is False now"), ("hook", r"a forward registers a hook on 0\.weight")],
+    [
+        ("freeze", r"a forward has changed requires_grad of 0\.bias"),
+        ("hook", r"a forward registers a hook on 0\.weight"),
+    ],
 )
 def test_a_forward_cannot_change_what_is_trained(monkeypatch, does, words):
     """Nor can a marked module's own forward, nor can it hook on to a weight."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from foreign import written
 from torch import nn
 from workloads import WIDTH, diamond, graph_of, language, normalised, numbers, skips, towers, workload
 from wrong_models import WRONG, History, Noisy, Spectral, simple
@@ -211,6 +212,48 @@ def test_a_buffer_that_moves_with_every_micro_batch_is_told():
     found = checked(workload(lambda: nn.Sequential(Counter(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), "*"))
     assert found.result == "equal"
     assert "buffer '0.seen' moves with every micro-batch" in found.cautions[0]
+
+
+class Steps(nn.Module):
+    """Counts its training forwards in a buffer, beside its modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.steps.add_(1)
+        return self.last(torch.tanh(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    ("model", "marks", "name"),
+    [
+        (Steps, ("*",), "'steps'"),
+        (written.Momentum, ("student", "teacher", "last"), "'teacher.0.bias' and 1 more"),
+        (written.MomentumData, ("student", "teacher", "last"), "'teacher.0.bias' and 1 more"),
+        (written.ClampedScale, ("first", "second", "last"), "'logit_scale'"),
+    ],
+)
+def test_what_a_step_stores_once_is_compared_in_one_micro_batch(model, marks, name):
+    """A run stores it as a whole batch does; a plain loop over micro-batches would at each of them."""
+    found = checked(workload(model, *marks))
+    assert (found.result, found.rows, found.micro_batches) == ("equal", 5, 1)
+    (said,) = found.cautions
+    assert said.startswith(f"the forward writes to {name}, ")
+
+
+def test_a_loss_that_mixes_rows_is_told_beside_a_clamped_scale():
+    """The comparison in one micro-batch does not hide what micro-batches change."""
+
+    def contrastive(made, wanted):
+        return F.cross_entropy(made @ made.T, torch.arange(len(made)))
+
+    found = checked(workload(written.ClampedScale, "first", "second", "last", loss=contrastive))
+    assert found.result == "equal"
+    assert "the loss mixes rows" in found.cautions[1]
 
 
 def test_a_model_for_one_size_of_batches_is_checked_with_that():

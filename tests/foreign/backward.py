@@ -261,7 +261,7 @@ class FakeQuantised(nn.Module):
         return self.last(x)
 
 
-@case("fake_quantize_per_tensor_affine at the root", "first", "second", "last")
+@case("fake_quantize_per_tensor_affine at the root", "first", "second", "last", refusal="cannot be traced")
 class TorchFakeQuantise(nn.Module):
     def __init__(self):
         super().__init__()

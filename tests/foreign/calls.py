@@ -44,7 +44,7 @@ def _(net, h):
     return functional_call(net.second, weights, (h,))
 
 
-@middle("functional_call of an unmarked module with its weights scaled", "first", "last")
+@middle("functional_call of an unmarked module with its weights scaled", "first", "last", refusal="functional_call")
 def _(net, h):
     weights = {name: each * 0.5 for name, each in net.second.named_parameters()}
     return functional_call(net.second, weights, (h,))
@@ -238,7 +238,7 @@ class OperatorBuffer(Net):
         return self.Layer()
 
 
-@case("a custom operator that writes a buffer of the root", *MARKS, inherent=True)
+@case("a custom operator that writes a buffer of the root", *MARKS)
 class RootOperatorBuffer(Net):
     def __init__(self):
         super().__init__()
@@ -350,12 +350,12 @@ class Wrapper(nn.Module):
             return getattr(super().__getattr__("module"), name)
 
 
-@middle("vmap over rows at the root")
+@middle("vmap over rows at the root", refusal="vmap")
 def _(net, h):
     return net.second(torch.vmap(lambda row: row * row.sum())(h))
 
 
-@case("torch.func.grad inside a marked module", *MARKS)
+@case("torch.func.grad inside a marked module", *MARKS, refusal="cannot be traced")
 class FuncGrad(Net):
     class Layer(nn.Linear):
         def forward(self, x):

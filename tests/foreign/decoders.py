@@ -86,6 +86,7 @@ hugging_face(
     num_local_experts=2,
     num_experts_per_tok=1,
     experts_implementation="eager",
+    refusal="value decides|cannot be traced",
     **GROUPED,
 )
 hugging_face(
@@ -230,7 +231,14 @@ hugging_face(
 hugging_face("mT5", "MT5ForConditionalGeneration", T5_MARKS, translated, **T5)
 hugging_face("UMT5", "UMT5ForConditionalGeneration", T5_MARKS, translated, usual=False, **T5)
 hugging_face(
-    "LongT5", "LongT5ForConditionalGeneration", "encoder decoder lm_head", translated, local_radius=3, usual=False, **T5
+    "LongT5",
+    "LongT5ForConditionalGeneration",
+    "encoder decoder lm_head",
+    translated,
+    local_radius=3,
+    usual=False,
+    refusal="cannot be traced",
+    **T5,
 )
 
 BART = {
@@ -289,6 +297,7 @@ hugging_face(
     "led.encoder.layers.* led.decoder.layers.* lm_head",
     translated,
     attention_window=4,
+    refusal="SymBool|cannot be traced",
     max_encoder_position_embeddings=32,
     max_decoder_position_embeddings=32,
     **BART,
@@ -299,6 +308,7 @@ hugging_face(
     "prophetnet.encoder.layers.* prophetnet.decoder.layers.* lm_head",
     translated,
     usual=False,
+    refusal="cannot be traced",
     **OLD,
     hidden_size=16,
     encoder_ffn_dim=32,

@@ -115,6 +115,7 @@ hugging_face(
     type_vocab_size=0,
     pooler_dropout=0.0,
     pooler_hidden_size=16,
+    refusal="cannot be traced",
     **THREE,
 )
 hugging_face("MPNet", "MPNetForMaskedLM", "mpnet.embeddings mpnet.encoder.layer.* lm_head", masked, usual=False, **BERT)

@@ -174,7 +174,7 @@ class RootBackwardHook(Net):
         self.register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * 0.5,))
 
 
-@case("features collected by a forward hook, read in the root's forward", *MARKS, refusal="hook|attribute")
+@case("features collected by a forward hook, read in the root's forward", *MARKS, refusal="hook|attribute|changes")
 class Collected(Net):
     def __init__(self):
         super().__init__()
@@ -186,7 +186,7 @@ class Collected(Net):
         return self.last(h + self.features["first"])
 
 
-@case("activations recorded by hooks, for logging alone", *MARKS)
+@case("activations recorded by hooks, for logging alone", *MARKS, refusal="changes")
 class Logged(Net):
     def __init__(self):
         super().__init__()
@@ -251,7 +251,7 @@ class WeightFromHook(Net):
         module.weight = module.weight_v / module.weight_v.norm()
 
 
-@case("saved_tensors_hooks around a marked module", *MARKS)
+@case("saved_tensors_hooks around a marked module", *MARKS, refusal="autograd saves")
 class SavedHooks(Net):
     def forward(self, x):
         with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: each):

@@ -33,7 +33,7 @@ class Freezing(Net):
     pass
 
 
-@case("loop: built frozen, unfrozen later", *MARKS, loop=unfreeze)
+@case("loop: built frozen, unfrozen later", *MARKS, loop=unfreeze, refusal="requires_grad")
 class BuiltFrozen(Net):
     def __init__(self):
         super().__init__()
@@ -96,7 +96,7 @@ class ByConfig(Net):
         self.second = Configured()
 
 
-@case("loop: a global annealed that the root reads", *MARKS, loop=anneal, refusal="global|object|state|python")
+@case("loop: a global annealed that the root reads", *MARKS, loop=anneal, refusal="has changed")
 class ByGlobal(Net):
     def forward(self, x):
         return super().forward(x * CONFIG["scale"])
@@ -113,7 +113,7 @@ class ByGlobalInside(Net):
         self.second = self.Layer(WIDTH, WIDTH)
 
 
-@case("loop: a switch that leaves a marked module out", *MARKS, loop=anneal, refusal="global|object|state|python")
+@case("loop: a switch that leaves a marked module out", *MARKS, loop=anneal, refusal="has changed")
 class Switch(Net):
     def forward(self, x):
         h = torch.tanh(self.first(x))

@@ -117,13 +117,13 @@ class TorchLayerDrop(LayerDrop):
         return self.last(x)
 
 
-@inside("layer skipped by random.random()", inherent=True, refusal=STATE)
+@inside("layer skipped by random.random()", random=True)
 class Skipped(nn.Linear):
     def forward(self, x):
         return x if self.training and random.random() < 0.5 else super().forward(x)
 
 
-@inside("noise of np.random", inherent=True, refusal=STATE)
+@inside("noise of np.random", random=True)
 class NumpyNoise(nn.Linear):
     def forward(self, x):
         scale = np.random.normal() if self.training else 1.0
@@ -144,7 +144,7 @@ class Choice(LayerDrop):
         return self.last(torch.tanh(layer(self.first(x))))
 
 
-@case("heads in turn by itertools.cycle", "first", "layers.*", "last", inherent=True, refusal=STATE)
+@case("heads in turn by itertools.cycle", "first", "layers.*", "last", inherent=True, refusal=STATE + "|never calls")
 class Cycle(LayerDrop):
     def __init__(self):
         super().__init__()
@@ -183,7 +183,7 @@ class AnnealedFactor(Net):
         return super().forward(x * self.factor)
 
 
-@case("dropout's rate set in forward to nothing", *MARKS)
+@case("dropout's rate set in forward to nothing", *MARKS, refusal="set from outside")
 class RateSet(Net):
     def make(self):
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
@@ -293,7 +293,10 @@ class SharedCounter(Net):
         self.first, self.second = self.Layer(steps, True), self.Layer(steps, False)
 
 
-@case("one norm layer used by two marked blocks, hidden from the module tree", *MARKS, inherent=True, refusal=SHARED)
+@case(
+    "one norm layer used by two marked blocks, hidden from the module tree", *MARKS, inherent=True,
+    refusal=SHARED + "|meta",
+)  # fmt: skip
 class HiddenNorm(Net):
     class Layer(nn.Linear):
         def __init__(self, norm):

@@ -128,7 +128,10 @@ def padded(rows, generator):
     return (ids, torch.randint(1, 6, (rows,), generator=generator).index_fill(0, torch.tensor([0]), 5)), targets
 
 
-@case("a packed sequence inside a marked module", *MARKS, batch=padded, loss=next_token, optimizer=adam)
+@case(
+    "a packed sequence inside a marked module", *MARKS, refusal="cannot be traced",
+    batch=padded, loss=next_token, optimizer=adam,
+)  # fmt: skip
 class PackedInside(Net):
     class Packed(nn.Module):
         def __init__(self):

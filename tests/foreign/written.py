@@ -114,8 +114,6 @@ def moments(student, teacher, m=0.9):
     "student",
     "teacher",
     "last",
-    inherent=True,
-    refusal="param|write|weight",
 )
 class Momentum(nn.Module):
     def __init__(self):
@@ -137,8 +135,6 @@ class Momentum(nn.Module):
     "student",
     "teacher",
     "last",
-    inherent=True,
-    refusal="param|write|weight",
 )
 class MomentumData(Momentum):
     @torch.no_grad()
@@ -189,7 +185,7 @@ class MaxNorm(nn.Module):
     batch=tokens,
     loss=next_token,
     inherent=True,
-    refusal="max_norm|write|tie|param",
+    refusal="max_norm|write|tie|param|shares",
 )
 class MaxNormTied(MaxNorm):
     def __init__(self):
