@@ -1,4 +1,4 @@
-# ruff: noqa: ARG005, E501 - what a case is given and does not read; tables of cases, a line each
+# ruff: noqa: ARG005, ARG002, E501, PLC3002, PLW0108 - what a case is given and does not read; tables of cases, a line each
 """What forward asks of its surroundings, optimizers built oddly, losses and schedules."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# ruff: noqa: E501 - what a case is given and does not read; tables of cases, a line each
+# ruff: noqa: E501, B905, RUF007, PERF401 - the habits of the models that they stand for
 """Models in the way of public repositories: detection, speech, graphs, flows, experts, memories, adapters."""
 
 from __future__ import annotations

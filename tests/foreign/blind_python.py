@@ -225,7 +225,7 @@ class Lazily(Net):
         return self.head(sum(sum(each) for each in found.values()))
 
 
-class Mode(str, enum.Enum):
+class Mode(str, enum.Enum):  # noqa: UP042 - as older code has it
     FAST = "fast"
     SLOW = "slow"
 
