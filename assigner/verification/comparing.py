@@ -148,8 +148,9 @@ def align(plain: PlainModel, other: Side, gradients: Iterable[Difference]) -> No
     """
     for each in gradients:
         source, target = plain.look(each.item), other.look(each.item)
-        both = source is not None and target is not None and source.layout is target.layout is torch.strided
-        if both and not each.counts():
+        if each.counts() or source is None or target is None:
+            continue
+        if source.layout is target.layout is torch.strided:
             target.detach().copy_(source.detach())
 
 
@@ -183,14 +184,15 @@ _NOTHING = math.inf, 1.0
 def _apart(one: torch.Tensor, two: torch.Tensor) -> tuple[float, float]:
     """The largest difference and the largest number, of floating-point numbers in one shape."""
     wide = torch.promote_types(one.dtype, torch.float32)
-    parts = [[part.to(wide) for part in each.reshape(-1).split(_PART)] for each in (one, two)]
-    largest = _reach(mine - theirs for mine, theirs in zip(*parts, strict=True))
+    parts = [each.reshape(-1).split(_PART) for each in (one, two)]  # type: ignore[no-untyped-call]
+    largest = _reach(mine.to(wide) - theirs.to(wide) for mine, theirs in zip(*parts, strict=True))
     if math.isfinite(largest):
-        return largest, max(map(_reach, parts))
+        return largest, max(_reach(part.to(wide) for part in each) for each in parts)
     one, two = one.to(wide), two.to(wide)
     if bool((one.isnan() != two.isnan()).any()):
         return _NOTHING
-    apart = torch.where(one == two, 0.0, (one - two).abs()).nan_to_num(nan=0.0)  # the same infinity is no difference
+    same = (one == two) | one.isnan()  # the same infinity is no difference
+    apart = (one - two).abs().masked_fill(same, 0.0)
     return float(apart.max()), max(float(each.abs().nan_to_num(nan=0.0, posinf=0.0).max()) for each in (one, two))
 
 

@@ -18,7 +18,7 @@ from wrong_models import WRONG, History, Noisy, Spectral, simple
 from assigner.errors import MarkingError, UsageError
 from assigner.marking import partition_graph
 from assigner.verification import check_model
-from assigner.verification.comparing import Moment, difference
+from assigner.verification.comparing import Difference, Moment, align, difference
 from assigner.verification.observing import Item
 from assigner.verification.turns import Turns
 from assigner.workload import Workload
@@ -333,8 +333,9 @@ def test_a_loss_over_the_batch_is_compared_as_such():
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 @pytest.mark.filterwarnings("ignore")
-def test_a_language_model_of_transformers_passes(kind):
-    """With labels among the inputs, tied weights and dropout."""
+def test_a_language_model_of_transformers_passes(kind, monkeypatch):
+    """With labels among the inputs, tied weights and dropout; in float32, and without a look at the noise."""
+    monkeypatch.setattr("assigner.verification.checking._Check._explained", lambda *_: pytest.fail("above the floor"))
     transformers = pytest.importorskip("transformers")
 
     def build():
@@ -393,6 +394,38 @@ def test_a_difference_is_told_with_its_scale(dtype):
     assert difference(moment, item, one, torch.tensor([1.0, math.nan, 2.0], dtype=dtype)).largest == math.inf
     assert difference(moment, item, one.long(), two.long() + 1).largest == math.inf
     assert str(item) == "the gradient of a.weight"
+
+
+@pytest.mark.parametrize("value", [1e-3, math.nan, math.inf])
+def test_a_difference_is_found_wherever_it_lies(value):
+    """Tensors are compared in parts; the last part is a short one."""
+    one = torch.randn(3, 70_001, generator=torch.Generator().manual_seed(0)).T
+    moment, item = Moment("step"), Item("gradient", "a", "a.weight")
+    for row, column in ((0, 0), (40_000, 1), (70_000, 2)):
+        two = one.clone()
+        two[row, column] += value
+        found = difference(moment, item, one, two)
+        expected = float((one - two).abs().amax()) if math.isfinite(value) else math.inf
+        assert (found.largest, found.counts()) == (expected, True)
+
+
+def test_gradients_that_differ_by_rounding_are_applied_as_equal_ones():
+    """AdamW would make two learning rates of 1e-12 beside -1e-12; what differs by more stays as it is."""
+
+    class Held:
+        def __init__(self, *values):
+            self.values = torch.tensor(values)
+
+        def look(self, _):
+            return self.values
+
+    item = Item("gradient", "a", "a.weight")
+    for tiny, same in ((-1e-12, True), (-1e-3, False)):
+        plain, other = Held(1.0, 1e-12), Held(1.0, tiny)
+        found = difference(Moment("step"), item, plain.values, other.values)
+        assert isinstance(found, Difference)
+        align(plain, other, [found])
+        assert torch.equal(plain.values, other.values) == same
 
 
 def test_a_train_of_a_modules_own_is_called_as_a_script_does():
