@@ -41,7 +41,7 @@ def _machinery() -> tuple[str, ...]:
     library = Path(sysconfig.get_path("stdlib"))
     specs = [importlib.util.find_spec(name) for name in ("torch", "assigner_cli")]  # found, not imported
     found = [place for spec in specs if spec is not None for place in spec.submodule_search_locations or ()]
-    folders = [Path(__file__).resolve().parent, *map(Path, found)]
+    folders = [Path(__file__).resolve().parent, Path(__file__).parent, *map(Path, found)]
     below = [each for each in library.iterdir() if each.name not in ("site-packages", "dist-packages")]
     return tuple(f"{folder}/" for folder in folders) + tuple(
         f"{each}/" if each.is_dir() else str(each) for each in below
@@ -50,7 +50,7 @@ def _machinery() -> tuple[str, ...]:
 
 def running_line() -> str:
     """`FILE:LINE (code)` of the user's code that is running."""
-    frames = traceback.extract_stack()
+    frames = traceback.extract_stack()[:-1]
     return _told([(frame.filename, frame.lineno or 0, frame.line or "") for frame in frames]) or "an unknown line"
 
 

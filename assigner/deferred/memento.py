@@ -42,6 +42,7 @@ class Memento:
     """
 
     def __init__(self, modules: Iterable[nn.Module], others: Iterable[Any] = ()) -> None:
+        modules = list(modules)
         self.tensors: list[torch.Tensor] = []
         self._known: dict[int, Any] = {}  # what was met, and stays alive while its id stands for it
         self._kept: list[tuple[_Keeper, Any, Any]] = []  # how, what, and what was in it
@@ -51,9 +52,21 @@ class Memento:
                 self._meet(value)
             if module._buffers:
                 self._meet(module._buffers)
+        for kind in self._kinds(modules):
+            self._keep(_CLASS, kind)
+            for value in vars(kind).values():
+                if isinstance(value, types.FunctionType):
+                    self._meet_function(value)
         for other in others:
             self._meet_function(other)
         self._versions = [each._version for each in self.tensors]
+
+    @staticmethod
+    def _kinds(modules: Iterable[nn.Module]) -> list[type]:
+        """The user's own classes of some modules."""
+        kinds = dict.fromkeys(type(module) for module in modules)
+        every = dict.fromkeys(each for kind in kinds for each in kind.__mro__)
+        return [each for each in every if each.__module__.partition(".")[0] not in _NOT_LOOKED_INTO]
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -212,6 +225,20 @@ def _put_set(held: set[Any], values: set[Any]) -> None:
 
 _EMPTY = types.CellType()
 _CELL = _Keeper(lambda cell: cell.cell_contents, lambda cell, value: setattr(cell, "cell_contents", value))
+
+
+def _plain_of_class(kind: type) -> dict[str, Any]:
+    """What a class keeps for all of its objects: not its methods."""
+    return {name: value for name, value in vars(kind).items() if type(value) in ATOMS and not name.startswith("__")}
+
+
+def _put_class(kind: type, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        if vars(kind).get(name) is not value:
+            setattr(kind, name, value)
+
+
+_CLASS = _Keeper(_plain_of_class, _put_class)
 _SPACE = _Keeper(dict, _put_space)
 _SET = _Keeper(set, _put_set)
 _SEQUENCE = _Keeper(tuple, _put_sequence)

@@ -29,7 +29,7 @@ from assigner.errors import MarkingError
 from assigner.marking.interception import is_hook
 from assigner.marking.mutation import gives_back, is_random, named_arguments, returned_arguments, written_names
 from assigner.marking.opaque import is_call
-from assigner.marking.writing import Step, after, hooked, snapshot, stored, stored_once, write
+from assigner.marking.writing import STORES, Step, after, hooked, snapshot, stored, stored_once, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -282,6 +282,9 @@ class Functional:
 
     def _add_write(self, node: fx.Node, written: Sequence[fx.Node]) -> None:
         schema = node.target._schema  # type: ignore[union-attr]
+        if schema.name == "aten::copy_" and self._is_itself(*node.args[:2]):  # `buffer += 1` ends in such a copy
+            self._take_result(node, node.args[0])
+            return
         if schema.name in _UNSUPPORTED:
             raise MarkingError(
                 f"the glue between partitions calls {schema.name} ({line_of(node)})",
@@ -306,6 +309,19 @@ class Functional:
             made = self._new(operator.getitem, (whole, n), like=bases[n])
             self._advance(family, made, node)
         self._take_results(node, whole, len(families))
+
+    def _is_itself(self, target: Any, source: Any) -> bool:
+        """True if two old nodes are one tensor: a family's base."""
+        one, other = self._root(target), self._root(source)
+        return one is not None and one is other
+
+    def _root(self, node: Any) -> fx.Node | None:
+        """The base that a node stands for; None: it is a view, or in no family."""
+        member = self._members.get(node)
+        while member is not None and member.parent is not None and member.view is None:
+            node = member.parent
+            member = self._members.get(node)
+        return node if member is not None and member.parent is None else None
 
     def _member(self, node: fx.Node, writer: fx.Node) -> _Member:
         self._read(node)
@@ -357,10 +373,13 @@ class Functional:
         Raises:
             MarkingError: somebody reads what is stored in between, which later micro-batches could not.
         """
+        ends = [node for node in self.graph.nodes if node.op == "output" or is_call(node) or node.target in STORES]
+        live = set(ends).union(*map(behind, ends))
         for state, stores in self._kept.items():
-            needed = behind(stores[-1])
+            needed = behind(stores[-1]) | {stores[-1]}
             for each in stores[:-1]:
-                if each.target is not stores[-1].target or any(user not in needed for user in each.users):
+                readers = [user for user in each.users if user in live and user not in needed]
+                if each.target is not stores[-1].target or readers:
                     raise MarkingError(
                         f"{self.kinds[state.name][1]!r} is changed several times in one forward, and read in between",
                         hint="change it once, or mark a larger module that contains all of it",
@@ -511,7 +530,8 @@ def _storages(node: fx.Node) -> tuple[int, ...]:
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, leaves)):
         raise MarkingError(
             f"the forward uses torch.func or torch.vmap between partitions ({line_of(node)})",
-            hint="mark a module that contains the line: what is inside a partition runs as it is",
+            hint="write it with operations over the whole batch: no capture follows torch.func, not even in"
+            " a partition",
         )
     found = [int(leaf.untyped_storage()._cdata) for leaf in leaves if leaf.layout is torch.strided]
     return tuple(dict.fromkeys(found))

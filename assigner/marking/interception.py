@@ -5,6 +5,8 @@
     tensor.register_hook          a node that registers the hook where the tensor is made
     nn.TransformerEncoder         looks whether a mask is causal, for speed: the mask is used as it is
     tensor.data                   a view without gradient; `.data =` writes to it
+    torch.inference_mode          torch.no_grad, which has the same gradients
+    torch.distributed             one process: the workers of a plan are not copies of the model
     autograd.grad, backward       refused
     Python's and NumPy's random, seeds, counters, flags      refused: the graph would have the first call's for ever
 
@@ -19,6 +21,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch._dynamo
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as module_hooks
@@ -27,6 +30,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.errors import MarkingError
+from assigner.marking.alone import as_alone
 from assigner.marking.opaque import OpaqueCalls, is_tensor, register_dataclasses, within_call
 from assigner.marking.pythonstate import Change, Draws, PythonState, clear_caches
 from assigner.usercode import running_line
@@ -76,7 +80,7 @@ class Interceptions:
             if within_call():
                 return original(*args, **kwargs)
             self.opaque.begin()
-            with self._watched(), self._caught():
+            with self._watched(), self._caught(), as_alone():
                 output = original(*args, **kwargs)
             register_dataclasses(output)
             return output
@@ -145,6 +149,10 @@ class Interceptions:
                   for holder in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")),
                 (torch.compiler, "is_compiling", _asked_by_user(torch.compiler.is_compiling)),
                 (torch.compiler, "is_exporting", _asked_by_user(torch.compiler.is_exporting)),
+                (torch._dynamo, "is_compiling", _asked_by_user(torch._dynamo.is_compiling)),
+                (torch._utils, "is_compiling", _asked_by_user(torch._utils.is_compiling)),
+                (torch.inference_mode, "__enter__", _enter_inference(torch.inference_mode.__enter__)),
+                (torch.inference_mode, "__exit__", _leave_inference(torch.inference_mode.__exit__)),
             ):  # fmt: skip
                 stack.enter_context(_replaced(holder, name, made))
             yield
@@ -241,6 +249,27 @@ def _ignored(original: Callable[..., Any]) -> Callable[..., Any]:
             original(tensor)
 
     return ignore
+
+
+def _enter_inference(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Inference mode between partitions: export knows torch.no_grad() alone, which has the same gradients."""
+
+    def enter(mode: Any) -> Any:
+        if within_call() or not mode.mode:
+            return original(mode)
+        mode._without_gradients = torch.no_grad()
+        mode._without_gradients.__enter__()
+        return None
+
+    return enter
+
+
+def _leave_inference(original: Callable[..., Any]) -> Callable[..., Any]:
+    def leave(mode: Any, *error: Any) -> Any:
+        without = mode.__dict__.pop("_without_gradients", None)
+        return original(mode, *error) if without is None else without.__exit__(*error)
+
+    return leave
 
 
 def _asked_by_user(original: Callable[..., Any]) -> Callable[..., Any]:

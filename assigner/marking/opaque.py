@@ -8,10 +8,13 @@ Python (counters, lists, generators) is taken back.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import enum
 import inspect
 import operator
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +40,9 @@ _PLAIN = (
     bool, int, float, complex, str, bytes, slice, range, set, frozenset, enum.Enum, type(None), type(...),
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
 )  # fmt: skip
+
+
+_Named = Sequence[tuple[str, nn.Module]]
 
 
 @dataclass(frozen=True)
@@ -155,14 +161,16 @@ def within_call() -> bool:
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes which storages are written to."""
+    """Notes which storages are written to, and which are read."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages: set[int] = set()
+        self.read: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.read.update(_storage(each) for each in (*args, *kwargs.values()) if _is_plain_tensor(each))
         names = written_names(func, args, kwargs)
         if names:
             named = named_arguments(func, args, kwargs)
@@ -186,6 +194,14 @@ class _IdleDropouts(TorchFunctionMode):
 def is_tensor(leaf: Any) -> bool:
     """True if a leaf of inputs, arguments or results is a tensor."""
     return isinstance(leaf, torch.Tensor)
+
+
+def _is_plain_tensor(value: Any) -> bool:
+    return (
+        is_tensor(value)
+        and value.layout is torch.strided
+        and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    )
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -242,12 +258,14 @@ class OpaqueCalls:
         self._owners: dict[int, set[str]] = {}
         self._tensors: dict[str, list[int]] = {}
         self._trained: dict[str, set[str]] = {}
+        self._surroundings: dict[str, Any] = {}
         self._state: dict[str, PythonState] = {}
 
     def begin(self) -> None:
         """The model's forward begins: what the modules are made of now is what they must be made of when called."""
         self._tensors = {name: _tensor_ids(self._inside[name]) for name in self.names}
         self._trained = {name: _trained(self._inside[name]) for name in self.names}
+        self._surroundings = _surroundings()
         self._state = {name: PythonState.of(self._inside[name], with_files=True) for name in self.names}
         around = _outside(self.model, self.names)
         self._owners = {}
@@ -288,6 +306,10 @@ class OpaqueCalls:
             for key, value in module.__dict__.items()
             if isinstance(value, FakeTensor)
         ]
+        around = _surroundings()
+        changed += [
+            key for key in {**self._surroundings, **around} if around.get(key) is not self._surroundings.get(key)
+        ]
         changed += [f"requires_grad of {each!r}" for each in _trained(self._inside[name]) ^ self._trained[name]]
         if changed or fakes:
             raise MarkingError(
@@ -320,6 +342,7 @@ class OpaqueCalls:
                     found = forward(*inner_args, **inner_kwargs)
                 register_dataclasses(found)
                 written.update(writes.storages)
+                self._check_own(label, inside, writes.read, [*fakes, *own.values()])
                 ways.append(_aliases(fakes, [leaf for leaf in pytree.tree_leaves(found) if is_tensor(leaf)]))
                 return found
 
@@ -347,18 +370,9 @@ class OpaqueCalls:
                 )
             _check_plain(label, results, "returns")
             _check_bare(label, made, "returns")
-            seen["aliases"] = _any_way(ways)
-            made = _with_own_sizes(made)
-            given = {_storage(fake) for fake in fakes} | {_storage(tensor) for tensor in own.values()}
-            seen["results"] = results
+            seen["aliases"], seen["results"] = _any_way(ways), results
             seen["written"] = frozenset(n for n, fake in enumerate(fakes) if _storage(fake) in written)
-            # The operator must not return what it was given, nor one tensor twice.
-            known: set[int] = set()
-            fresh = []
-            for each in made:
-                fresh.append(torch.empty_like(each) if _storage(each) in given | known else each.view_as(each))
-                known.add(_storage(each))
-            return fresh
+            return _fresh(_with_own_sizes(made), [*fakes, *own.values()])
 
         _session.forwards.append(run)
         _session.trains.append(any(each.requires_grad for _, module in inside for each in module._parameters.values()
@@ -371,6 +385,21 @@ class OpaqueCalls:
         )  # fmt: skip
         return fill(seen["results"], made)
 
+    def _check_own(self, label: str, inside: _Named, read: set[int], known: Sequence[torch.Tensor]) -> None:
+        """A partition has its own tensors and those that it is given.
+
+        Raises:
+            MarkingError: its forward reads another tensor of the model, by an object that it holds.
+        """
+        others = read - {_storage(each) for each in known}
+        strangers = [pair for pair in self.model.named_modules() if others and pair not in inside]
+        for name, tensor in _own_tensors(strangers).items():
+            if _storage(tensor) in others:
+                raise MarkingError(
+                    f"{label} reads {name.lstrip('.')!r}, which is not its own: the worker that runs it may lack it",
+                    hint="give it as an argument of the module's forward, or register the same tensor on the module",
+                )
+
     def _check_shared(self, name: str, state: PythonState) -> None:
         """What a partition's forward leaves in an object that others can reach would stay on its worker.
 
@@ -380,6 +409,11 @@ class OpaqueCalls:
         if not name:
             return
         for number, changes in state.changes().items():
+            if state.holders[number].is_beyond:
+                raise MarkingError(
+                    f"{name!r} changes {changes[0].name}, which nobody can put back when its forward runs again",
+                    hint="keep it in a buffer or in an attribute of the module",
+                )
             if self._owners.get(number, {name}) - {name}:
                 raise MarkingError(
                     f"{name!r} changes {changes[0].name}, which is shared with other parts of the model: they may run"
@@ -413,7 +447,7 @@ def _inside(model: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
     return [(f"{name}.{inner}".rstrip("."), each) for inner, each in model.get_submodule(name).named_modules()]
 
 
-def _own_tensors(inside: Sequence[tuple[str, nn.Module]]) -> dict[str, torch.Tensor]:
+def _own_tensors(inside: _Named) -> dict[str, torch.Tensor]:
     return {
         f"{name}.{key}": tensor
         for name, module in inside
@@ -423,22 +457,31 @@ def _own_tensors(inside: Sequence[tuple[str, nn.Module]]) -> dict[str, torch.Ten
     }
 
 
-def _tensor_ids(inside: Sequence[tuple[str, nn.Module]]) -> list[int]:
+def _tensor_ids(inside: _Named) -> list[int]:
     return [id(tensor) for _, module in inside for held in (module._parameters, module._buffers)
             for tensor in held.values()]  # fmt: skip
 
 
-def _trained(inside: Sequence[tuple[str, nn.Module]]) -> set[str]:
+def _surroundings() -> dict[str, Any]:
+    """What a forward can be told beside its arguments: context variables, the environment, torch's default type."""
+    found: dict[str, Any] = {
+        f"context variable {each.name}": value for each, value in contextvars.copy_context().items()
+    }
+    found.update({f"environment variable {name}": sys.intern(value) for name, value in os.environ.items()})
+    return {**found, "torch's default type": torch.get_default_dtype()}
+
+
+def _trained(inside: _Named) -> set[str]:
     return {name for name, tensor in _own_tensors(inside).items() if tensor.requires_grad}
 
 
-def _current(inside: Sequence[tuple[str, nn.Module]], name: str) -> torch.Tensor | None:
+def _current(inside: _Named, name: str) -> torch.Tensor | None:
     path, _, key = name.rpartition(".")
     module = next(module for each, module in inside if each == path)
     return module._parameters.get(key, module._buffers.get(key))
 
 
-def _put_back(inside: Sequence[tuple[str, nn.Module]], own: dict[str, torch.Tensor]) -> None:
+def _put_back(inside: _Named, own: dict[str, torch.Tensor]) -> None:
     """The module's own tensors in their places again."""
     for name, module in inside:
         for held in (module._parameters, module._buffers):
@@ -466,6 +509,16 @@ def _aliases(fakes: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> dic
         if matches:
             kind, k, exact = next((match for match in matches if match[2]), matches[0])
             found[n] = Alias(kind, k, exact)
+    return found
+
+
+def _fresh(made: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Results for the operator, which must not return what it was given, nor one tensor twice."""
+    known = {_storage(each) for each in given}
+    found = []
+    for each in made:
+        found.append(torch.empty_like(each) if _storage(each) in known else each.view_as(each))
+        known.add(_storage(each))
     return found
 
 

@@ -14,7 +14,7 @@ import sys
 import types
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -61,6 +61,7 @@ class Holder:
     where: str
     held: Any
     before: Any
+    is_beyond: ClassVar[bool] = False  # of a recompute, which sees what modules and their classes keep
 
     def changes(self) -> Iterator[Change]:
         """The entries that differ from what they were."""
@@ -286,6 +287,8 @@ def _progress(iterator: Any) -> Any:
 class _IteratorHolder(Holder):
     """An iterator, which nobody can put back: that it has moved can be told."""
 
+    is_beyond = True
+
     def changes(self) -> Iterator[Change]:
         if _progress(self.held) != self.before:
             yield Change(self.where, self.before, _progress(self.held))
@@ -309,6 +312,8 @@ class _ClassHolder(Holder):
 
 class _FileHolder(Holder):
     """What stands at the top of a file: only what was a plain value or a container there."""
+
+    is_beyond = True
 
     def __init__(self, where: str, entries: dict[str, Any], chosen: dict[str, Any]) -> None:
         super().__init__(where, entries, chosen)

@@ -282,3 +282,4 @@ def _store_at_end(state: torch.Tensor, values: torch.Tensor, partition: str = ""
 
 
 ONCE = (_store_at_first, _store_at_end)
+STORES = (stored, *ONCE)

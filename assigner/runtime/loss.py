@@ -105,7 +105,16 @@ class StepLoss:
         return (value,)
 
     def _value(self, output: Any, targets: Any) -> torch.Tensor:
-        value = self._workload.compute_loss(output, _to_device(targets, self._device))
+        try:
+            value = self._workload.compute_loss(output, _to_device(targets, self._device))
+        except (NotImplementedError, RuntimeError) as error:
+            if "meta" not in str(error):
+                raise
+            raise UsageError(
+                f"the loss reads tensors of a model that has no values ({str(error).splitlines()[0][:120]})",
+                hint="a loss sees outputs and targets alone: return what it needs from the model, or let the optimizer"
+                " decay weights (weight_decay)",
+            ) from error
         if not isinstance(value, torch.Tensor) or value.dim():
             given = (
                 f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

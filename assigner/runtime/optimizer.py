@@ -222,7 +222,9 @@ def _refuse_foreign(optimizer: torch.optim.Optimizer, name_of: Mapping[int, str]
 
 def _refuse_closures(optimizer: torch.optim.Optimizer) -> None:
     """An optimizer whose step must be given a closure runs the loss as often as it likes: no pipeline can."""
-    needed = [each for each in inspect.signature(optimizer.step).parameters.values() if each.default is each.empty]
+    step = type(optimizer).step  # a scheduler hides that of the object
+    _, *arguments = inspect.signature(step).parameters.values()
+    needed = [each for each in arguments if each.default is each.empty]
     if any(each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in needed):
         raise UsageError(
             f"{type(optimizer).__name__}.step needs a closure, which a pipeline cannot run",

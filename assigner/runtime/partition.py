@@ -8,7 +8,8 @@ the second one: a model may ask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,7 +18,9 @@ from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from assigner.deferred.memento import let_go
+from assigner.errors import UsageError
 from assigner.marking import Piece
+from assigner.marking.alone import as_alone
 from assigner.marking.casting import casting
 from assigner.marking.writing import StepStores
 from assigner.runtime.batchnorm import DeferredStatistics
@@ -155,7 +158,7 @@ class PartitionRunner:
         graph, start = self._graphs.pop(place.micro_batch, None), self._starts.pop(place.micro_batch, None)
         if graph is not None:
             if graph.held:
-                with as_they_were(graph.held):
+                with as_they_were(graph.held), self._unchanged_by_backward():
                     self._differentiate(graph.roots, output_gradients)
             else:
                 self._differentiate(graph.roots, output_gradients)
@@ -164,7 +167,25 @@ class PartitionRunner:
             assert start is not None
             with self.state.again(start):
                 outputs = self._finished(self._run(place, reads, sizes), place)
-                self._differentiate(self._roots(outputs), output_gradients)
+                with self._unchanged_by_backward():
+                    self._differentiate(self._roots(outputs), output_gradients)
+
+    @contextlib.contextmanager
+    def _unchanged_by_backward(self) -> Iterator[None]:
+        """A backward that finds the tensors as its forward left them must not change them: that would be undone.
+
+        Raises:
+            UsageError: it does.
+        """
+        assert self.state is not None
+        before = self.state.counts()
+        yield
+        if self.state.counts() != before:
+            raise UsageError(
+                f"the backward of partition {self.piece.name!r} changes a buffer or a weight (a Function's backward, or"
+                " a hook): with rematerialisation, or with several micro-batches under way, that would be lost",
+                hint="change it in forward; or assigner.partition(..., rematerialise='never') and one micro-batch",
+            )
 
     def _differentiate(
         self, roots: Sequence[GradientEdge | None], output_gradients: Sequence[torch.Tensor | None]
@@ -189,16 +210,26 @@ class PartitionRunner:
         assert self.state is not None
         if self.run is not None and getattr(self.run, "__self__", None) is not self.module:
             return (outputs := self._run(place, reads, sizes)), self.state.end(start)
+        gradients = self.state.gradients()
         with Writes() as writes:
             outputs = self._run(place, reads, sizes)
+        if self.rematerialise and self.state.gradients() != gradients:
+            raise UsageError(
+                f"the forward of partition {self.piece.name!r} adds to its own parameters' gradients (.backward()), and"
+                " would do so again when it is recomputed",
+                hint="assigner.partition(..., rematerialise='never'); or take gradients with torch.autograd.grad",
+            )
         return outputs, self.state.end(start, writes.storages)
 
     def _run(self, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         seed = partition_seed(place.seed, place.step, self.piece.name, place.micro_batch)
         seed_device(seed, self.device)
-        if self._users and self._draws is not False:
-            return self._seeded(seed, place, reads, sizes)
-        return self._cast(place, reads, sizes)
+        if not self._users:
+            return self._cast(place, reads, sizes)
+        with as_alone():
+            if self._draws is not False:
+                return self._seeded(seed, place, reads, sizes)
+            return self._cast(place, reads, sizes)
 
     def _seeded(
         self, seed: int, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
@@ -226,7 +257,7 @@ class PartitionRunner:
         """What backward starts from, made of what the module returned."""
         if self.finish is None:
             return outputs
-        with casting(self.piece.autocast, self.device.type):
+        with casting(self.piece.autocast, self.device.type), as_alone():
             return self.finish(outputs, place.micro_batch, runs_again)
 
     def _roots(self, outputs: Sequence[torch.Tensor]) -> list[GradientEdge | None]:

@@ -187,7 +187,7 @@ class PartitionState:
             for each in (self._tensors if self.written and memento is not None else ())
             if each in self.written and id(each) not in writes
         ]
-        return Start(start, others, memento, self._counts(), _versions(memento))
+        return Start(start, others, memento, self.counts(), _versions(memento))
 
     def end(self, start: Start, storages: Iterable[int] = ()) -> bool:
         """The forward is done.
@@ -200,7 +200,7 @@ class PartitionState:
             True if a recompute can start from there; False: it wrote a tensor of which that was not known.
         """
         is_whole = self._end_loose(start)
-        counts, seen = self._counts(), set(storages)
+        counts, seen = self.counts(), set(storages)
         if counts == start.counts and self.was_watched:
             return is_whole
         half = len(self._tensors)
@@ -273,7 +273,12 @@ class PartitionState:
             for each in self.written.add(tensor)
         }
 
-    def _counts(self) -> list[int]:
+    def gradients(self) -> list[tuple[int, int]]:
+        """Which gradients the parameters have, and torch's count of the changes to them."""
+        found = [each.grad for each in self._tensors if isinstance(each, nn.Parameter)]
+        return [(0, 0) if each is None else (id(each), each._version) for each in found]
+
+    def counts(self) -> list[int]:
         """What torch counts of changes, and where values lie: `.data = ` counts as no change."""
         counts = [tensor._version for tensor in self._tensors]
         counts += [tensor.data_ptr() for tensor in self._tensors]

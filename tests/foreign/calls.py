@@ -350,7 +350,7 @@ class Wrapper(nn.Module):
             return getattr(super().__getattr__("module"), name)
 
 
-@middle("vmap over rows at the root", refusal="vmap")
+@middle("vmap over rows at the root", refusal="torch.vmap")
 def _(net, h):
     return net.second(torch.vmap(lambda row: row * row.sum())(h))
 

@@ -72,7 +72,7 @@ with_targets(
 )  # fmt: skip
 with_targets(
     "targets are a tuple of strings", lambda x: tuple(CLASSES[n] for n in classes(x).tolist()),
-    lambda made, wanted: torch.stack([made[n].sum() * len(each) for n, each in enumerate(wanted)]).mean().square(),
+    lambda made, wanted: torch.stack([made[n].sum() * len(each) for n, each in enumerate(wanted)]).square().mean(),
 )  # fmt: skip
 with_targets(
     "targets are a list of tensors of unlike lengths", lambda x: [x[n, : 1 + n % 3] for n in range(len(x))],

@@ -360,3 +360,48 @@ def _():
         "last",
         loss=lambda made, wanted: F.mse_loss(made[0], wanted) + made[1].mean(),
     )
+
+
+class Byol(nn.Module):
+    """A student with a predictor, and a teacher that follows it in forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.online = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        self.target = copy.deepcopy(self.online).requires_grad_(requires_grad=False)
+        self.predictor = nn.Linear(WIDTH, 1)
+
+    @torch.no_grad()
+    def follow(self):
+        if self.training:
+            for mine, other in zip(self.target.parameters(), self.online.parameters(), strict=True):
+                mine.data.mul_(0.9).add_(other.data, alpha=0.1)
+
+
+@case("BYOL: the teacher moves before it is asked", "target", "online", "predictor")
+class MovedBefore(Byol):
+    def forward(self, x):
+        self.follow()
+        with torch.no_grad():
+            wanted = self.target(x).sum(1, keepdim=True)
+        return self.predictor(self.online(x)) - wanted
+
+
+@case("BYOL: the teacher moves after it was asked", "target", "online", "predictor")
+class MovedAfter(Byol):
+    def forward(self, x):
+        with torch.no_grad():
+            wanted = self.target(x).sum(1, keepdim=True)
+        out = self.predictor(self.online(x)) - wanted
+        self.follow()
+        return out
+
+
+@case("BYOL: the teacher moves between student and teacher", "target", "online.*", "predictor")
+class MovedBetween(Byol):
+    def forward(self, x):
+        out = self.predictor(self.online(x))
+        with torch.no_grad():
+            self.follow()
+            wanted = self.target(x).sum(1, keepdim=True)
+        return out - wanted
