@@ -165,6 +165,9 @@ class PythonState:
             for key, value in entries.items()
             if not key.startswith("__") and isinstance(value, (*_ATOMS, list, dict, set, deque))
         }
+        for key, value in entries.items():
+            if type(value).__module__ in (name, "types", "argparse") and not isinstance(value, nn.Module):
+                self._add(f"{name.rpartition('.')[2]}.{key}", value, depth=1)
         if chosen:
             holder = _FileHolder(name.rpartition(".")[2], entries, chosen)
             self.holders[id(entries)] = holder

@@ -105,16 +105,13 @@ class StepLoss:
         return (value,)
 
     def _value(self, output: Any, targets: Any) -> torch.Tensor:
-        try:
-            value = self._workload.compute_loss(output, _to_device(targets, self._device))
-        except (NotImplementedError, RuntimeError) as error:
-            if "meta" not in str(error):
-                raise
+        value = self._workload.compute_loss(output, _to_device(targets, self._device))
+        if isinstance(value, torch.Tensor) and value.is_meta:
             raise UsageError(
-                f"the loss reads tensors of a model that has no values ({str(error).splitlines()[0][:120]})",
+                "the loss reads weights of the model that its builder has made, which have no values here",
                 hint="a loss sees outputs and targets alone: return what it needs from the model, or let the optimizer"
                 " decay weights (weight_decay)",
-            ) from error
+            )
         if not isinstance(value, torch.Tensor) or value.dim():
             given = (
                 f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
@@ -143,7 +140,8 @@ class StepLoss:
             return
         memory = Memento((), [self._workload.loss]) if self._remembers is None else None
         leaves = [self._leaf(output) for output in outputs]
-        value = self._value(self._graph.rebuild_output(leaves), cut.targets) * cut.weight
+        made = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]  # a loss may write there
+        value = self._value(self._graph.rebuild_output(made), cut.targets) * cut.weight
         self._values.append(value.detach())
         self._differentiate(value)
         self._gradients[place] = [leaf.grad for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -160,6 +160,9 @@ class PartitionRunner:
             if graph.held:
                 with as_they_were(graph.held), self._unchanged_by_backward():
                     self._differentiate(graph.roots, output_gradients)
+            elif self._users and not (place.last and place.micro_batch == 0):  # forwards of others lie before this
+                with self._unchanged_by_backward():
+                    self._differentiate(graph.roots, output_gradients)
             else:
                 self._differentiate(graph.roots, output_gradients)
         elif self.finish is not None or any(gradient is not None for gradient in output_gradients):

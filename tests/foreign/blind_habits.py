@@ -58,7 +58,7 @@ class Lists(Buffered):
         return sum(super(Lists, self).forward(x * each) for each in self.strides.tolist()[:1])
 
 
-@case("blind: tolist() of a buffer that forward moves", *THREE, inherent=True)
+@case("blind: tolist() of a buffer that forward moves", *THREE)
 class ListsMoving(Buffered):
     def forward(self, x):
         h = self.stem(x) * self.strides.tolist()[0]
@@ -287,7 +287,7 @@ class ByWorld(Net):
         self.body = self.Divides(WIDTH, WIDTH)
 
 
-@case("blind: a step counter that the root reads, data-independent", *THREE, inherent=True)
+@case("blind: a step counter that the root reads, data-independent", *THREE)
 class Counted(Net):
     def __init__(self) -> None:
         super().__init__()

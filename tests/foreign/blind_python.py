@@ -394,7 +394,7 @@ class Regular(Net):
         return super().forward(x), 1e-2 * sum(each.square().sum() for each in self.parameters())
 
 
-@case("blind: the loss closes over the model: an L2 term over its parameters")
+@case("blind: the loss closes over the model: an L2 term over its parameters", usual=False)
 def _():
     built = []
 
@@ -408,7 +408,7 @@ def _():
     return workload(make, *THREE, loss=loss)
 
 
-@case("blind: the loss closes over a layer of the model and applies it")
+@case("blind: the loss closes over a layer of the model and applies it", usual=False)
 def _():
     built = []
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from foreign.refusals import REFUSALS, SHOWS_THROUGH
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from workloads import workload
@@ -61,6 +62,8 @@ class Case:
 
     def allows(self, kind: str, words: str) -> bool:
         """Whether a verdict is what should be."""
+        if kind == "different" and self.name in SHOWS_THROUGH:
+            return True
         if kind == "refused" and self.refusal:
             return re.search(self.refusal, words, re.IGNORECASE | re.DOTALL) is not None
         return kind == "equal"
@@ -100,7 +103,8 @@ def case(
 
         assert name not in CASES, name
         group = made.__module__.rpartition(".")[2]
-        CASES[name] = Case(name, group, build, refusal, inherent, random, tolerance, usual, loop)
+        words_of_refusal = refusal or REFUSALS.get(name, "")
+        CASES[name] = Case(name, group, build, words_of_refusal, inherent, random, tolerance, usual, loop)
         return made
 
     return add

@@ -10,8 +10,13 @@ import pytest
 from foreign.case import Case, all_cases
 from foreign.harness import Judge, Setting
 from foreign.hooks import Net
+from foreign.refusals import SHOWS_THROUGH
 from torch.nn.functional import mse_loss
 from workloads import workload
+
+from assigner.errors import AssignerError
+from assigner.marking import partition_graph
+from assigner.verification import check_model
 
 if TYPE_CHECKING:
     from assigner.workload import Workload
@@ -27,6 +32,14 @@ def test_one_worker_trains_as_plain_torch(each: Case):
         setting = Setting(1, micro_batches, remat)
         verdict = judge.verdict(setting).settled()
         assert each.allows(verdict.kind, verdict.words), f"{setting}: {verdict.kind}: {verdict.words}"
+
+
+@pytest.mark.parametrize("name", sorted(SHOWS_THROUGH))
+def test_what_shows_through_a_capture_is_found_by_the_check(name: str):
+    """Code that asks for the type of its tensors takes another way in a capture: no plan is made for it."""
+    made = next(each for each in all_cases() if each.name == name).make()
+    with pytest.raises(AssignerError):
+        check_model(made, partition_graph(made))
 
 
 def test_no_micro_batch_of_one_row_where_batch_norm_needs_two():

@@ -1,0 +1,79 @@
+"""What a model, its loss or its backward reach outside of their own: as in one process, or refused in words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from workloads import WIDTH, make_plan, workload
+
+from assigner import Pipeline
+from assigner.errors import MarkingError, UsageError
+from assigner.marking import partition_graph
+
+
+def test_a_loss_that_reads_the_model_of_the_builder():
+    """The builder's model has no values: the words say what a loss sees."""
+    built: list[nn.Module] = []
+
+    def builder() -> nn.Module:
+        built.append(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)))
+        return built[-1]
+
+    def loss(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return (made - wanted).square().mean() + sum(each.square().sum() for each in built[-1].parameters())
+
+    made = workload(builder, loss=loss)
+    pipeline = Pipeline(made, make_plan(made))
+    with pytest.raises(UsageError, match="the loss reads weights of the model that its builder has made"):
+        pipeline.step(made.make_batch(8, 0))
+    pipeline.close()
+
+
+class Counting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, seen):
+        ctx.seen = seen
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.seen.add_(gradient.square().sum())
+        return gradient, None
+
+
+class Watching(nn.Linear):
+    """Moves a buffer in its backward."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Counting.apply(super().forward(x), self.seen)
+
+
+@pytest.mark.parametrize(("micro_batches", "remat"), [(2, "never"), (1, "always")])
+def test_a_backward_that_moves_a_buffer(micro_batches, remat):
+    """Where forwards of other micro-batches, or a recompute, come between, it is refused."""
+    made = workload(lambda: nn.Sequential(Watching(WIDTH, WIDTH), nn.Linear(WIDTH, 1)))
+    pipeline = Pipeline(made, make_plan(made, micro_batches=micro_batches), remat=remat)
+    with pytest.raises(UsageError, match="the backward of partition '0' changes a buffer or a weight"):
+        pipeline.step(made.make_batch(8, 0))
+    pipeline.close()
+
+
+def test_a_partition_that_reads_a_tensor_of_the_model():
+    """By a list, past the module tree: the worker that runs it may lack it."""
+
+    class Peeking(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * self.others[0].weight.sum()
+
+    def builder() -> nn.Module:
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Peeking(WIDTH, 1))
+        model[1].others = [model[0]]
+        return model
+
+    with pytest.raises(MarkingError, match=r"'1' reads '0\.weight', which is not its own"):
+        partition_graph(workload(builder))
