@@ -26,9 +26,10 @@ from assigner.deferred.memento import Memento
 from assigner.errors import MarkingError
 from assigner.marking.casting import casting
 from assigner.marking.domain import Domain, find_domain, input_key, input_structure
+from assigner.marking.fakeforward import is_tensor
 from assigner.marking.functional import Functional, shape_alone
 from assigner.marking.interception import Interceptions
-from assigner.marking.opaque import OpaqueCall, OpaqueCalls, is_call, is_tensor, opaque_modules, replaced
+from assigner.marking.opaque import OpaqueCall, OpaqueCalls, is_call, opaque_modules, replaced
 from assigner.marking.pythonstate import ABSENT, Change
 from assigner.marking.regions import without_regions
 from assigner.marking.rows import RowLeaves, may_carry

@@ -31,7 +31,8 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.errors import MarkingError
 from assigner.marking.alone import as_alone
-from assigner.marking.opaque import OpaqueCalls, is_tensor, register_dataclasses, within_call
+from assigner.marking.fakeforward import is_tensor
+from assigner.marking.opaque import OpaqueCalls, register_dataclasses, within_call
 from assigner.marking.pythonstate import Change, Draws, PythonState, clear_caches
 from assigner.usercode import running_line
 

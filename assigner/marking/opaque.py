@@ -8,13 +8,9 @@ Python (counters, lists, generators) is taken back.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import enum
 import inspect
-import operator
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,15 +20,31 @@ import torch
 from torch import fx, nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
-from torch.overrides import TorchFunctionMode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from assigner.errors import MarkingError
 from assigner.marking.casting import casting_within
 from assigner.marking.decisions import Disagreement, decided
-from assigner.marking.mutation import DROPOUTS, named_arguments, written_names
+from assigner.marking.fakeforward import (
+    Alias,
+    IdleDropouts,
+    Named,
+    Writes,
+    aliases_of,
+    any_way,
+    current_tensor,
+    fresh_results,
+    is_tensor,
+    look,
+    own_tensors,
+    put_back,
+    storage_of,
+    surroundings,
+    tensor_ids,
+    trained_names,
+    with_own_sizes,
+)
 from assigner.marking.pythonstate import Draws, PythonState
 from assigner.usercode import user_line
 
@@ -42,30 +54,12 @@ _PLAIN = (
 )  # fmt: skip
 
 
-_Named = Sequence[tuple[str, nn.Module]]
-
-
 @dataclass(frozen=True)
 class Slot:
     """The place of a traced argument among constants: the `index`-th tensor, or the `index`-th size."""
 
     kind: str
     index: int
-
-
-@dataclass(frozen=True)
-class Alias:
-    """A result that lies in the memory of a tensor that was given, or of an earlier result.
-
-    Args:
-        kind: "given" or "made".
-        index: Which of them.
-        exact: It is that tensor; False: some view of it.
-    """
-
-    kind: str
-    index: int
-    exact: bool
 
 
 @dataclass(frozen=True)
@@ -160,54 +154,6 @@ def within_call() -> bool:
     return _session.depth > 0
 
 
-class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes which storages are written to, and which are read."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.storages: set[int] = set()
-        self.read: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self.read.update(_storage(each) for each in (*args, *kwargs.values()) if _is_plain_tensor(each))
-        names = written_names(func, args, kwargs)
-        if names:
-            named = named_arguments(func, args, kwargs)
-            for name in names:
-                self.storages |= {_storage(leaf) for leaf in pytree.tree_leaves(named[name]) if is_tensor(leaf)}
-        return func(*args, **kwargs)
-
-
-class _IdleDropouts(TorchFunctionMode):
-    """Has a dropout that drops nothing give back its input itself, as it does outside of fake tensors."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in DROPOUTS:
-            words = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
-            if words.get("p") == 0 or not words.get("training", True):
-                return words["input"]
-        return func(*args, **kwargs)
-
-
-def is_tensor(leaf: Any) -> bool:
-    """True if a leaf of inputs, arguments or results is a tensor."""
-    return isinstance(leaf, torch.Tensor)
-
-
-def _is_plain_tensor(value: Any) -> bool:
-    return (
-        is_tensor(value)
-        and value.layout is torch.strided
-        and not torch._C._functorch.is_functorch_wrapped_tensor(value)
-    )
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
 def _split(tree: Any) -> tuple[Any, list[torch.Tensor], list[Any]]:
     """A tree's tensors, its symbolic sizes, and the tree with slots in their places."""
     tensors: list[torch.Tensor] = []
@@ -263,9 +209,9 @@ class OpaqueCalls:
 
     def begin(self) -> None:
         """The model's forward begins: what the modules are made of now is what they must be made of when called."""
-        self._tensors = {name: _tensor_ids(self._inside[name]) for name in self.names}
-        self._trained = {name: _trained(self._inside[name]) for name in self.names}
-        self._surroundings = _surroundings()
+        self._tensors = {name: tensor_ids(self._inside[name]) for name in self.names}
+        self._trained = {name: trained_names(self._inside[name]) for name in self.names}
+        self._surroundings = surroundings()
         self._state = {name: PythonState.of(self._inside[name], with_files=True) for name in self.names}
         around = _outside(self.model, self.names)
         self._owners = {}
@@ -294,7 +240,7 @@ class OpaqueCalls:
         Raises:
             MarkingError: its tensors or its attributes are not those that it had when the model's forward began.
         """
-        if _tensor_ids(self._inside[name]) != self._tensors[name]:
+        if tensor_ids(self._inside[name]) != self._tensors[name]:
             raise MarkingError(
                 f"{name!r} is called with other weights than its own (functional_call, or weights that are set)",
                 hint="mark a larger module that contains the call, or give the weights as an argument of its forward",
@@ -306,11 +252,11 @@ class OpaqueCalls:
             for key, value in module.__dict__.items()
             if isinstance(value, FakeTensor)
         ]
-        around = _surroundings()
+        around = surroundings()
         changed += [
             key for key in {**self._surroundings, **around} if around.get(key) is not self._surroundings.get(key)
         ]
-        changed += [f"requires_grad of {each!r}" for each in _trained(self._inside[name]) ^ self._trained[name]]
+        changed += [f"requires_grad of {each!r}" for each in trained_names(self._inside[name]) ^ self._trained[name]]
         if changed or fakes:
             raise MarkingError(
                 f"attribute {(changed or fakes)[0]} is set from outside before {name!r} is called: the worker that runs"
@@ -333,32 +279,32 @@ class OpaqueCalls:
         def run(fakes: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
             inner_args, inner_kwargs = fill(arguments, fakes, numbers)
             state, draws = PythonState.of(inside, with_files=True), Draws.now()
-            own = _own_tensors(inside)
+            own = own_tensors(inside)
             written: set[int] = set()
             ways: list[dict[int, Alias]] = []
 
             def attempt() -> Any:
-                with torch.no_grad(), casting_within(self.autocast), _Writes() as writes, _IdleDropouts(), _inner():
+                with torch.no_grad(), casting_within(self.autocast), Writes() as writes, IdleDropouts(), _inner():
                     found = forward(*inner_args, **inner_kwargs)
                 register_dataclasses(found)
                 written.update(writes.storages)
                 self._check_own(label, inside, writes.read, [*fakes, *own.values()])
-                ways.append(_aliases(fakes, [leaf for leaf in pytree.tree_leaves(found) if is_tensor(leaf)]))
+                ways.append(aliases_of(fakes, [leaf for leaf in pytree.tree_leaves(found) if is_tensor(leaf)]))
                 return found
 
             def undo() -> None:
                 self._check_shared(name, state)
                 state.restore()
-                _put_back(inside, own)
+                put_back(inside, own)
                 draws.restore()
 
             mode = detect_fake_mode(fakes) or detect_fake_mode(list(own.values()))
             try:
                 with _told(label):
-                    outcome = decided(attempt, _look, None if mode is None else mode.shape_env, undo)
+                    outcome = decided(attempt, look, None if mode is None else mode.shape_env, undo)
                 seen["changed"] = frozenset(
                     each for each, tensor in own.items()
-                    if _storage(tensor) in written or _current(inside, each) is not tensor
+                    if storage_of(tensor) in written or current_tensor(inside, each) is not tensor
                 )  # fmt: skip
             finally:
                 undo()
@@ -370,9 +316,9 @@ class OpaqueCalls:
                 )
             _check_plain(label, results, "returns")
             _check_bare(label, made, "returns")
-            seen["aliases"], seen["results"] = _any_way(ways), results
-            seen["written"] = frozenset(n for n, fake in enumerate(fakes) if _storage(fake) in written)
-            return _fresh(_with_own_sizes(made), [*fakes, *own.values()])
+            seen["aliases"], seen["results"] = any_way(ways), results
+            seen["written"] = frozenset(n for n, fake in enumerate(fakes) if storage_of(fake) in written)
+            return fresh_results(with_own_sizes(made), [*fakes, *own.values()])
 
         _session.forwards.append(run)
         _session.trains.append(any(each.requires_grad for _, module in inside for each in module._parameters.values()
@@ -385,16 +331,16 @@ class OpaqueCalls:
         )  # fmt: skip
         return fill(seen["results"], made)
 
-    def _check_own(self, label: str, inside: _Named, read: set[int], known: Sequence[torch.Tensor]) -> None:
+    def _check_own(self, label: str, inside: Named, read: set[int], known: Sequence[torch.Tensor]) -> None:
         """A partition has its own tensors and those that it is given.
 
         Raises:
             MarkingError: its forward reads another tensor of the model, by an object that it holds.
         """
-        others = read - {_storage(each) for each in known}
+        others = read - {storage_of(each) for each in known}
         strangers = [pair for pair in self.model.named_modules() if others and pair not in inside]
-        for name, tensor in _own_tensors(strangers).items():
-            if _storage(tensor) in others:
+        for name, tensor in own_tensors(strangers).items():
+            if storage_of(tensor) in others:
                 raise MarkingError(
                     f"{label} reads {name.lstrip('.')!r}, which is not its own: the worker that runs it may lack it",
                     hint="give it as an argument of the module's forward, or register the same tensor on the module",
@@ -445,98 +391,6 @@ def modules_around(model: nn.Module, marked: Sequence[str]) -> list[tuple[str, n
 
 def _inside(model: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
     return [(f"{name}.{inner}".rstrip("."), each) for inner, each in model.get_submodule(name).named_modules()]
-
-
-def _own_tensors(inside: _Named) -> dict[str, torch.Tensor]:
-    return {
-        f"{name}.{key}": tensor
-        for name, module in inside
-        for held in (module._parameters, module._buffers)
-        for key, tensor in held.items()
-        if tensor is not None
-    }
-
-
-def _tensor_ids(inside: _Named) -> list[int]:
-    return [id(tensor) for _, module in inside for held in (module._parameters, module._buffers)
-            for tensor in held.values()]  # fmt: skip
-
-
-def _surroundings() -> dict[str, Any]:
-    """What a forward can be told beside its arguments: context variables, the environment, torch's default type."""
-    found: dict[str, Any] = {
-        f"context variable {each.name}": value for each, value in contextvars.copy_context().items()
-    }
-    found.update({f"environment variable {name}": sys.intern(value) for name, value in os.environ.items()})
-    return {**found, "torch's default type": torch.get_default_dtype()}
-
-
-def _trained(inside: _Named) -> set[str]:
-    return {name for name, tensor in _own_tensors(inside).items() if tensor.requires_grad}
-
-
-def _current(inside: _Named, name: str) -> torch.Tensor | None:
-    path, _, key = name.rpartition(".")
-    module = next(module for each, module in inside if each == path)
-    return module._parameters.get(key, module._buffers.get(key))
-
-
-def _put_back(inside: _Named, own: dict[str, torch.Tensor]) -> None:
-    """The module's own tensors in their places again."""
-    for name, module in inside:
-        for held in (module._parameters, module._buffers):
-            for key in held:
-                before = own.get(f"{name}.{key}")
-                if held[key] is not before:
-                    held[key] = before  # type: ignore[assignment]
-
-
-def _look(outcome: Any) -> Any:
-    """What a capture sees of a result."""
-    leaves, structure = pytree.tree_flatten(outcome)
-    return structure, [
-        (str(leaf.dtype), tuple(map(str, leaf.shape))) if is_tensor(leaf) else repr(leaf) for leaf in leaves
-    ]
-
-
-def _aliases(fakes: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> dict[int, Alias]:
-    """Which results lie in the memory of what was given, or of an earlier result."""
-    found: dict[int, Alias] = {}
-    for n, each in enumerate(made):
-        others = [("given", k, fake) for k, fake in enumerate(fakes)]
-        others += [("made", k, other) for k, other in enumerate(made[:n])]
-        matches = [(kind, k, _is_same(each, other)) for kind, k, other in others if _storage(other) == _storage(each)]
-        if matches:
-            kind, k, exact = next((match for match in matches if match[2]), matches[0])
-            found[n] = Alias(kind, k, exact)
-    return found
-
-
-def _fresh(made: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Results for the operator, which must not return what it was given, nor one tensor twice."""
-    known = {_storage(each) for each in given}
-    found = []
-    for each in made:
-        found.append(torch.empty_like(each) if _storage(each) in known else each.view_as(each))
-        known.add(_storage(each))
-    return found
-
-
-def _any_way(ways: Sequence[dict[int, Alias]]) -> dict[int, Alias]:
-    """What may share memory, where a decision on values may lead one way or another."""
-    found: dict[int, Alias] = {}
-    for each in ways:
-        for n, alias in each.items():
-            sure = all(other.get(n) == alias for other in ways)
-            found[n] = alias if sure else Alias(alias.kind, alias.index, exact=False)
-    return found
-
-
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    def geometry(tensor: torch.Tensor) -> tuple[str, ...]:
-        return (str(tensor.dtype), str(tensor.storage_offset()), *map(str, tensor.shape), *map(str, tensor.stride()))
-
-    return geometry(one) == geometry(other)
 
 
 def register_dataclasses(output: Any) -> None:
@@ -593,35 +447,6 @@ def _told(label: str) -> Iterator[None]:
             hint="write it with tensor operations (torch.where, a mask, index_add): shapes may depend on values, but"
             " not what runs; Hugging Face's experts do so with experts_implementation='grouped_mm' or 'batched_mm'",
         ) from error
-
-
-def _with_own_sizes(made: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Sizes that depend on values become symbols of the call: those that its forward made within stay there."""
-    mode = detect_fake_mode(made)
-    if mode is None or mode.shape_env is None:
-        return made
-    environment = mode.shape_env
-    known: dict[Any, Any] = {}
-
-    def own(size: Any) -> Any:
-        if not isinstance(size, torch.SymInt) or not free_unbacked_symbols(size):
-            return size
-        expression = size.node.expr
-        if expression not in known:
-            known[expression] = size if expression.is_symbol else environment.create_unbacked_symint()
-        return known[expression]
-
-    found = []
-    for tensor in made:
-        before = list(tensor.shape)  # each look at a shape makes new symbols
-        sizes = list(map(own, before))
-        same = all(map(operator.is_, sizes, before))
-        found.append(tensor if same else tensor.new_empty(sizes))
-    mine = {size.node.expr for size in known.values()}
-    environment.pending_fresh_unbacked_symbols[:] = [
-        each for each in environment.pending_fresh_unbacked_symbols if each in mine
-    ]
-    return found
 
 
 def opaque_modules(model: nn.Module, marked: Sequence[str]) -> list[str]:
