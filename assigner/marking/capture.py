@@ -69,8 +69,11 @@ class Capture:
     @property
     def holds_for_any_rows(self) -> bool:
         """No input's number of rows is fixed in it."""
-        carrying = {leaf for leaf, carries in enumerate(self.carriers) if carries}
-        return not any(leaf in carrying and dim == 0 for leaf, dim in self.domain.fixed)
+        specs = self.program.graph_signature.input_specs
+        users = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
+        values = {node.name: node.meta.get("val") for node in self.graph.nodes if node.op == "placeholder"}
+        carried = [values.get(name) for name, carries in zip(users, self.carriers, strict=True) if carries]
+        return all(isinstance(each.shape[0], torch.SymInt) for each in carried if isinstance(each, torch.Tensor))
 
 
 @contextlib.contextmanager

@@ -107,6 +107,12 @@ CASES = [
     (2, "compare solved.json equal.json --json --md", "--md"),
     (5, "compare solved.json equal.json --measured solved.json", "solved.json"),
     (2, "compare solved.json equal.json --precision many", "'many'"),
+    # check
+    (2, "check w.py", "FILE.py:FUNCTION"),
+    (2, "check nowhere.py:f", "nowhere.py"),
+    (2, "check w.py:nobody", "'nobody'"),
+    (2, "check w.py:raises", "KeyError: 'lost'"),
+    (2, "check w.py:none", "NoneType"),
     # simulate
     (5, "simulate trace.json", "trace.json"),
     (5, "simulate solved.json --profile other.json", "'p3'"),
