@@ -73,7 +73,8 @@ class Capture:
         users = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
         values = {node.name: node.meta.get("val") for node in self.graph.nodes if node.op == "placeholder"}
         carried = [values.get(name) for name, carries in zip(users, self.carriers, strict=True) if carries]
-        return all(isinstance(each.shape[0], torch.SymInt) for each in carried if isinstance(each, torch.Tensor))
+        rows = [each.shape[0] for each in carried if isinstance(each, torch.Tensor)]
+        return all(isinstance(each, torch.SymInt) and each.node.expr.free_symbols for each in rows)
 
 
 @contextlib.contextmanager
