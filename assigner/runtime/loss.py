@@ -139,12 +139,17 @@ class StepLoss:
         if not cut.weight:
             return
         memory = Memento((), [self._workload.loss]) if self._remembers is None else None
-        leaves = [self._leaf(output) for output in outputs]
-        made = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]  # a loss may write there
+        leaves = {id(output): self._leaf(output) for output in outputs}  # one that is there twice is one
+        copies = {key: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for key, leaf in leaves.items()}
+        made = [copies[id(output)] for output in outputs]  # a loss may write there
         value = self._value(self._graph.rebuild_output(made), cut.targets) * cut.weight
         self._values.append(value.detach())
         self._differentiate(value)
-        self._gradients[place] = [leaf.grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+        first = {id(output): n for n, output in reversed(list(enumerate(tensors)))}
+        self._gradients[place] = [
+            leaves[id(output)].grad if first[id(output)] == n else None for n, output in enumerate(tensors)
+        ]
         if memory is not None:
             self._remembers = memory.has_changed()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 REFUSALS = {
+    "blind: a loop over the rows of the batch": "one number of rows",
+    "blind: a loop over the rows, each by itself, in a marked module": "one number of rows|rows",
     "blind: **kwargs in the root's forward, a dict as batch": "cannot be traced",
     "blind: AdaIN in MUNIT's way: the root assigns a hidden value to a marked module": "is set from outside",
     "blind: BatchNorm put in eval by the root's forward": "is set from outside",
@@ -43,7 +45,7 @@ REFUSALS = {
     "blind: the builder gives one and the same model each time": "a loaded tensor",
     "blind: the loss closes over a layer of the model and applies it": "the loss reads weights|meta",
     "blind: the loss closes over the model: an L2 term over its parameters": "the loss reads weights",
-    "blind: the optimizer closes over the model and ignores what it is given": "not given",
+    "blind: the optimizer closes over the model and ignores what it is given": "not given|Workload.optimizer failed",
     "blind: the root assigns an input to a marked module (conditioning)": "is set from outside",
     "blind: the root sets a plain attribute of a marked module before it calls it": "is set from outside",
     "blind: torch.func.jvp of an unmarked layer, at the root": "cannot be traced",

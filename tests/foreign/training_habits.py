@@ -131,8 +131,6 @@ class DistilledEval(Distilled):
     "target",
     "predictor",
     loss=own,
-    inherent=True,
-    refusal="param|write|weight",
 )
 class Byol(nn.Module):
     def __init__(self):
