@@ -1,11 +1,12 @@
 """`assigner profile`: measure a workload on every worker, here or under torchrun."""
 
+import functools
 import json
 import os
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -19,7 +20,7 @@ from .group import INTERRUPTED
 from .options import Config, Force
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from assigner.marking import PartitionGraph
     from assigner.profile import Profile, Verification
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from assigner.workload import Workload
 
 Links = Literal["auto", "all", "sampled"]
+Result = TypeVar("Result")
 
 _WORKLOAD, _RANKS, _MEASURING = "The workload", "Ranks on this host", "Measuring"
 _BEFORE = "What was measured before"
@@ -151,11 +153,11 @@ def profile_command(
     files = Output(
         output, force=force, resume=resume, only=tuple(only or ()), others=tuple(merge or ()), notice=console.notice
     )
-    with redirect_stdout(sys.stderr):  # what the user's code prints is no result
-        if launched() is not None:
+    if launched() is not None:
+        with redirect_stdout(sys.stderr):  # what the user's code prints is no result
             _measure_as_rank(workload, options, files, threads=threads, checks=not no_check)
-            return
-        found = _check_before(workload, options, files, workers=workers, checks=not no_check)
+        return
+    found = _apart(_check_before, workload, options, files, workers=workers, checks=not no_check)
     _start_ranks(workers, threads, output, found)
     console.notice(f"profile written to {output}\nnext: assigner solve {output} -o plan.json")
 
@@ -185,6 +187,27 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise UsageError(f"--micro-batches {text!r}: expected whole numbers", hint="--micro-batches 4,8") from error
 
 
+def _apart(body: "Callable[..., Result]", *args: Any, **kwargs: Any) -> "Result":
+    """Call it in a process of its own: the memory that it takes is free again when the workers' is measured.
+
+    Raises:
+        MeasurementError: the process was killed.
+    """
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    begin = functools.partial(console.configure, console.settings())
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=begin) as process:
+            return process.submit(body, *args, **kwargs).result()
+    except BrokenProcessPool as error:
+        raise MeasurementError(
+            "the process that looks at the model was killed; where it was the memory, the model does not fit here",
+            hint="profile on a host with more memory; --no-check needs less",
+        ) from error
+
+
 def _check_before(
     entry: str, options: "ProfileOptions", files: "Output", *, workers: int, checks: bool
 ) -> "Verification | None":
@@ -198,19 +221,20 @@ def _check_before(
     if not files.only:
         refuse_existing(files.path, force=files.force)
     others = _load([*files.others, *([files.path] if files.only else [])])
-    workload = load_workload(entry)
-    graph = partition_graph(workload, options.marks or None)
-    Selection(files.only).check([piece.name for piece in graph.pieces], workers)
-    for name, profile in others:
-        check_same_workload(workload_reference(workload, graph, entry), profile.workload, names=(entry, name))
-        check_same_partitions({piece.name: piece.kind for piece in graph.pieces}, profile, names=(entry, name))
-    kinds = len({piece.kind for piece in graph.pieces})
-    console.notice(f"{entry}: {len(graph.pieces)} partitions of {kinds} kinds, {len(graph.edges)} edges")
-    return _verified(entry, workload, graph) if checks else None
+    with redirect_stdout(sys.stderr):  # what the user's code prints is no result
+        workload = load_workload(entry)
+        graph = partition_graph(workload, options.marks or None)
+        Selection(files.only).check([piece.name for piece in graph.pieces], workers)
+        for name, profile in others:
+            check_same_workload(workload_reference(workload, graph, entry), profile.workload, names=(entry, name))
+            check_same_partitions({piece.name: piece.kind for piece in graph.pieces}, profile, names=(entry, name))
+        kinds = len({piece.kind for piece in graph.pieces})
+        console.notice(f"{entry}: {len(graph.pieces)} partitions of {kinds} kinds, {len(graph.edges)} edges")
+        return _verified(entry, workload, graph) if checks else None
 
 
 def _verified(entry: str, workload: "Workload", graph: "PartitionGraph") -> "Verification":
-    """Compare the partitions with the model, before anything is measured, and say what came of it."""
+    """Compare the partitions with the model, and say what came of it."""
     from assigner.report.verification import verification_text
 
     found = compared(workload, graph)
@@ -218,6 +242,16 @@ def _verified(entry: str, workload: "Workload", graph: "PartitionGraph") -> "Ver
     for text in found.cautions:
         console.notice(f"caution: {text}")
     return found
+
+
+def _verify(entry: str, options: "ProfileOptions") -> "Verification":
+    """The same of a workload that is named."""
+    from assigner.marking import partition_graph
+    from assigner.workload import load_workload
+
+    with redirect_stdout(sys.stderr):  # what the user's code prints is no result
+        workload = load_workload(entry)
+        return _verified(entry, workload, partition_graph(workload, options.marks or None))
 
 
 def _start_ranks(workers: int, threads: int, output: Path, found: "Verification | None") -> None:
@@ -250,7 +284,6 @@ def _measure_as_rank(entry: str, options: "ProfileOptions", files: "Output", *, 
     import torch
 
     from assigner.document import decode
-    from assigner.marking import partition_graph
     from assigner.profile import Verification
     from assigner.profiler import profile_workload
     from assigner.profiler.accord import RefusedError
@@ -259,10 +292,10 @@ def _measure_as_rank(entry: str, options: "ProfileOptions", files: "Output", *, 
     from .measuring import MeasuringProgress
 
     torch.set_num_threads(threads)
-    workload = load_workload(entry)
     found = decode(Verification | None, json.loads(os.environ.get(_FOUND, "null")))
     if checks and found is None and launched_rank() == 0:
-        found = _verified(entry, workload, partition_graph(workload, options.marks or None))
+        found = _apart(_verify, entry, options)
+    workload = load_workload(entry)
     try:
         with MeasuringProgress(wanted=launched_rank() == 0) as progress:
             profile = profile_workload(

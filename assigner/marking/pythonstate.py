@@ -200,8 +200,10 @@ class PythonState:
             self.holders[id(value)] = Holder(where, value, value.copy())
         elif isinstance(value, itertools.count | types.GeneratorType):
             self.holders[id(value)] = _IteratorHolder(where, value, _progress(value))
-        elif type(value).__module__.split(".")[0] != "torch" and hasattr(value, "__dict__"):
-            self._add_entries(where, vars(value), depth=depth, skipped=frozenset())
+        elif type(value).__module__.split(".")[0] != "torch":
+            space = getattr(value, "__dict__", None)
+            if type(space) is dict:  # `dict[str, int]` at the top of a file answers with that of the class `dict`
+                self._add_entries(where, space, depth=depth, skipped=frozenset())
 
     def changes(self) -> dict[int, list[Change]]:
         """What differs now, by the id of the object that has the entries."""

@@ -17,6 +17,7 @@ from assigner.runtime.share import Share
 from assigner.runtime.state import PartitionState, WrittenTensors
 from assigner.runtime.training import Training
 from assigner.runtime.variants import Variants
+from assigner.runtime.vectormaths import settle_vector_maths
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,6 +69,7 @@ class Installation:
         trains: bool,
         scaling: GradientScaling,
     ) -> None:
+        settle_vector_maths()
         self.graph = graph
         self.share = Share(graph, plan, member.worker, member.device)
         self.trained: dict[str, nn.Parameter] = self.share.parameters if trains else self.share.frozen()

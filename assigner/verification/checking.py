@@ -14,6 +14,7 @@ import torch
 from assigner.cgroup import free_memory
 from assigner.errors import UsageError
 from assigner.profile import Verification
+from assigner.runtime.vectormaths import settle_vector_maths
 from assigner.verification.comparing import differences
 from assigner.verification.draws import kept_python, seed_modules
 from assigner.verification.initial import ReplayedModel
@@ -60,6 +61,7 @@ def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
         UsageError: the plain model itself fails, at any size that was tried; the message has its line.
     """
     began = time.perf_counter()
+    settle_vector_maths()
     workload = replace(workload, compile=None)
     in_pieces = _LEAST_SIDES * _side_bytes(graph) > free_memory()
     sizes = list(dict.fromkeys([(_ROWS, 2), (workload.batch_size, 2), (workload.batch_size, 1)]))
