@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from assigner.deferred.draws import Draws
 from assigner.deferred.errors import BuilderError
+from assigner.deferred.mutation import written_tensors
 from assigner.deferred.replay import Call, Replay, View
 from assigner.errors import UsageError
 from assigner.usercode import user_line
@@ -226,18 +227,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         with mock.patch.object(nn.init, "_no_grad_trunc_normal_", record):
             yield
-
-
-def written_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors among the arguments that a call changes, by its schema."""
-    if func is torch.ops.aten.native_batch_norm.default and args[5]:
-        return _tensors(args[3:5])  # its schema is silent about the running statistics, which training changes
-    changed = [
-        args[n] if n < len(args) else kwargs.get(word.name)
-        for n, word in enumerate(func._schema.arguments)
-        if word.alias_info is not None and word.alias_info.is_write
-    ]
-    return _tensors(changed)
 
 
 def _check_loaded(func: Any, args: tuple[Any, ...], written: list[torch.Tensor]) -> None:

@@ -27,10 +27,12 @@ from assigner.errors import MarkingError
 from assigner.marking.casting import casting
 from assigner.marking.domain import Domain, find_domain, input_key, input_structure
 from assigner.marking.fakeforward import is_tensor
-from assigner.marking.functional import Functional, shape_alone
+from assigner.marking.functional import Functional
 from assigner.marking.interception import Interceptions
-from assigner.marking.opaque import OpaqueCall, OpaqueCalls, is_call, opaque_modules, replaced
-from assigner.marking.pythonstate import ABSENT, Change
+from assigner.marking.modules import opaque_modules
+from assigner.marking.nodes import shape_alone
+from assigner.marking.opaque import OpaqueCall, OpaqueCalls, is_call, replaced
+from assigner.marking.pythonstate import ABSENT, StateChange
 from assigner.marking.regions import without_regions
 from assigner.marking.rows import RowLeaves, may_carry
 from assigner.usercode import user_line
@@ -303,7 +305,7 @@ def _check_repeated(
     )
 
 
-def _is_kept_mask(change: Change, program: ExportedProgram) -> bool:
+def _is_kept_mask(change: StateChange, program: ExportedProgram) -> bool:
     if not isinstance(change.now, FakeTensor) or not (change.before is None or change.before is ABSENT):
         return False
     storage = change.now.untyped_storage()._cdata
@@ -314,7 +316,7 @@ def _is_kept_mask(change: Change, program: ExportedProgram) -> bool:
     return bool(makers) and all(map(shape_alone, makers))
 
 
-def _is_replaced_tensor(change: Change) -> bool:
+def _is_replaced_tensor(change: StateChange) -> bool:
     return isinstance(change.before, torch.Tensor) and isinstance(change.now, torch.Tensor)
 
 

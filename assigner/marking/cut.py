@@ -21,7 +21,7 @@ from assigner.marking.domain import input_key
 from assigner.marking.glue import Ownership, is_size, value_bytes
 from assigner.marking.graph import LEAF, Output, PartitionGraph, Piece, Size, Value, ValueShape
 from assigner.marking.marks import Mark, find_marks
-from assigner.marking.opaque import modules_around
+from assigner.marking.modules import modules_around
 from assigner.marking.piece import PieceBuilder
 from assigner.marking.pythonstate import PythonState
 from assigner.marking.rows import EXAMPLE_ROWS, batch_rows

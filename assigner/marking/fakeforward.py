@@ -16,9 +16,8 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from assigner.marking.mutation import DROPOUTS, named_arguments, written_names
+from assigner.deferred.mutation import DROPOUTS, storage_of
 
 Named = Sequence[tuple[str, nn.Module]]
 
@@ -38,25 +37,6 @@ class Alias:
     exact: bool
 
 
-class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes which storages are written to, and which are read."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.storages: set[int] = set()
-        self.read: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self.read.update(storage_of(each) for each in (*args, *kwargs.values()) if is_plain_tensor(each))
-        names = written_names(func, args, kwargs)
-        if names:
-            named = named_arguments(func, args, kwargs)
-            for name in names:
-                self.storages |= {storage_of(leaf) for leaf in pytree.tree_leaves(named[name]) if is_tensor(leaf)}
-        return func(*args, **kwargs)
-
-
 class IdleDropouts(TorchFunctionMode):
     """Has a dropout that drops nothing give back its input itself, as it does outside of fake tensors."""
 
@@ -72,20 +52,6 @@ class IdleDropouts(TorchFunctionMode):
 def is_tensor(leaf: Any) -> bool:
     """True if a leaf of inputs, arguments or results is a tensor."""
     return isinstance(leaf, torch.Tensor)
-
-
-def is_plain_tensor(value: Any) -> bool:
-    """True if a value is a tensor with a storage of its own."""
-    return (
-        is_tensor(value)
-        and value.layout is torch.strided
-        and not torch._C._functorch.is_functorch_wrapped_tensor(value)
-    )
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """The number of a tensor's storage; one that is freed may be given again."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def own_tensors(inside: Named) -> dict[str, torch.Tensor]:

@@ -17,65 +17,26 @@ micro-batch.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
-from torch.utils import _pytree as pytree
 
+from assigner.deferred.mutation import gives_back, is_random, named_arguments, returned_arguments
 from assigner.errors import MarkingError
+from assigner.marking.families import STATE, Family, Member, call_arguments, written_by, written_state
 from assigner.marking.interception import is_hook
-from assigner.marking.mutation import gives_back, is_random, named_arguments, returned_arguments, written_names
+from assigner.marking.nodes import behind, brings_data, fresh_values, is_item, line_of, storages, tensors_of
 from assigner.marking.opaque import is_call
-from assigner.marking.writing import STORES, Step, after, hooked, snapshot, stored, stored_once, write
+from assigner.marking.writing import STORES, ViewStep, after, hooked, snapshot, stored, stored_once, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from assigner.marking.opaque import OpaqueCall
 
-STATE = (InputKind.PARAMETER, InputKind.BUFFER)
 _UNSUPPORTED = ("aten::set_", "aten::resize_", "aten::resize_as_", "aten::swap_", "aten::requires_grad_")
-
-
-@dataclass(eq=False)
-class _Family:
-    """Tensors in one memory.
-
-    Args:
-        current: The base's newest version in the new graph.
-        state: The placeholder, in the new graph, of the parameter or buffer that it is.
-        is_constant: It is a tensor of the model that is neither.
-        linked: Families of which this one is some view, or that are some view of it.
-        lost: What wrote to a linked family, after which nobody knows what is here.
-    """
-
-    current: fx.Node
-    state: fx.Node | None = None
-    is_constant: bool = False
-    version: int = 0
-    linked: list[_Family] = field(default_factory=list)
-    lost: fx.Node | None = None
-
-
-@dataclass(eq=False)
-class _Member:
-    """A value of the old graph that lies in a family's memory.
-
-    Args:
-        made: Its node in the new graph.
-        version: Of the family, that `made` shows.
-        parent: The old node that it is a view of; None: it is the base.
-        view: Makes it from the parent's node; None: it is the parent itself.
-    """
-
-    family: _Family
-    made: fx.Node
-    version: int
-    parent: fx.Node | None = None
-    view: Step | None = None
 
 
 class Functional:
@@ -103,55 +64,17 @@ class Functional:
         self.graph = fx.Graph()
         self.together: list[list[fx.Node]] = []
         self._values: dict[fx.Node, Any] = {}
-        self._members: dict[fx.Node, _Member] = {}
-        self._families: dict[int, _Family] = {}
+        self._members: dict[fx.Node, Member] = {}
+        self._families: dict[int, Family] = {}
         self._depends: dict[fx.Node, bool] = {}
         self._groups: dict[fx.Node, list[fx.Node]] = {}
         self._items: dict[fx.Node, Any] = {}
         self._kept: dict[fx.Node, list[fx.Node]] = {}
-        self._written_state = self._find_written_state()
+        self._written_state = written_state(graph, kinds, calls)
         for node in graph.nodes:
             self._add(node)
         self._store_last_alone()
         self.graph.lint()
-
-    # -- what is known beforehand
-
-    def _find_written_state(self) -> dict[fx.Node, bool]:
-        """The parameters and buffers that are written to, and whether that depends on the batch."""
-        bases: dict[int, fx.Node] = {}
-        depends: dict[fx.Node, bool] = {}
-        tainted: set[int] = set()
-        found: dict[fx.Node, bool] = {}
-        for node in self.old.nodes:
-            for storage in _storages(node):
-                if node.op == "placeholder" and self.kinds[node.name][0] in STATE:
-                    bases.setdefault(storage, node)
-            depends[node] = _brings_data(node, self.kinds) or any(
-                depends[each] or bool(tainted & set(_storages(each))) for each in node.all_input_nodes
-            )
-            for argument in self._written(node):
-                for storage in _storages(argument):
-                    if depends[node]:
-                        tainted.add(storage)
-                    if storage in bases:
-                        found[bases[storage]] = found.get(bases[storage], False) or depends[node]
-        return found
-
-    def _written(self, node: fx.Node) -> list[fx.Node]:
-        """The nodes of the old graph whose memory a node writes to."""
-        if node.op != "call_function":
-            return []
-        if is_call(node):
-            number, given, _ = cast("_CallArgs", node.args)
-            return [given[n] for n in sorted(self.calls[number].written)]
-        if is_hook(node):
-            return []
-        names = written_names(node.target, node.args, node.kwargs)
-        if not names:
-            return []
-        named = named_arguments(node.target, node.args, node.kwargs)
-        return [leaf for name in names for leaf in pytree.tree_leaves(named[name]) if isinstance(leaf, fx.Node)]
 
     # -- reading
 
@@ -175,7 +98,7 @@ class Functional:
             member.version = member.family.version
         return member.made
 
-    def _emit_view(self, view: Step, parent: fx.Node, like: fx.Node) -> fx.Node:
+    def _emit_view(self, view: ViewStep, parent: fx.Node, like: fx.Node) -> fx.Node:
         made = self.graph.call_function(view.target, *view.filled(parent))
         made.meta.update(like.meta)
         self._depends[made] = any(self._depends[each] for each in made.all_input_nodes)
@@ -217,14 +140,14 @@ class Functional:
         if node in self._items:
             self._take_result(node, self._items[node])
             return
-        written = self._written(node)
+        written = written_by(node, self.calls)
         if written:
             self._add_write(node, written)
             return
         made = self.graph.node_copy(node, self._read)
         if node.op == "placeholder":
             made.name = node.name  # the export's signature knows it by this one
-        self._depends[made] = _brings_data(node, self.kinds) or any(self._depends[e] for e in made.all_input_nodes)
+        self._depends[made] = brings_data(node, self.kinds) or any(self._depends[e] for e in made.all_input_nodes)
         plain, detached = made, bool(node.meta.get("without_gradient"))
         if node.op == "placeholder" and self._written_state.get(node):
             made = self._new(snapshot, (made,), like=made)  # what is read stays as it was before the change
@@ -236,35 +159,35 @@ class Functional:
 
     def _place(self, node: fx.Node, made: fx.Node, plain: fx.Node, *, detached: bool) -> None:
         """Note in whose memory a value lies."""
-        storages = _storages(node)
+        memories = storages(node)
         if gives_back(node.target, node.args, node.kwargs) and isinstance(node.args[0], fx.Node):
             parent = node.args[0]
             if parent in self._members:
-                self._members[node] = _Member(
+                self._members[node] = Member(
                     self._members[parent].family, made, self._members[parent].family.version, parent
                 )
             return
-        if not storages:
+        if not memories:
             return
-        if len(storages) > 1:  # a list of tensors in several memories: its items are members, once they are taken
+        if len(memories) > 1:  # a list of tensors in several memories: its items are members, once they are taken
             return
-        (storage,) = storages
+        (storage,) = memories
         family = self._families.get(storage)
         if family is None or node.target is torch.ops.aten.lift_fresh_copy.default:
             state = plain if node.op == "placeholder" and self.kinds[node.name][0] in STATE else None
             constant = node.op == "placeholder" and self.kinds[node.name][0] is InputKind.CONSTANT_TENSOR
-            self._families[storage] = family = _Family(made, state, is_constant=constant)
-            self._members[node] = _Member(family, made, 0)
+            self._families[storage] = family = Family(made, state, is_constant=constant)
+            self._members[node] = Member(family, made, 0)
             return
-        source = next((each for each in _tensors_of(node) if each in self._members
+        source = next((each for each in tensors_of(node) if each in self._members
                        and self._members[each].family is family), None)  # fmt: skip
         if source is None:
-            self._families[storage] = other = _Family(made, linked=[family])
+            self._families[storage] = other = Family(made, linked=[family])
             family.linked.append(other)
-            self._members[node] = _Member(other, made, 0)
+            self._members[node] = Member(other, made, 0)
             return
-        view = Step.of(node, source, self._read, detached=detached)
-        self._members[node] = _Member(family, made, family.version, source, view)
+        view = ViewStep.of(node, source, self._read, detached=detached)
+        self._members[node] = Member(family, made, family.version, source, view)
 
     def _add_hook(self, node: fx.Node) -> None:
         number, tensor = node.args
@@ -290,8 +213,8 @@ class Functional:
                 f"the glue between partitions calls {schema.name} ({line_of(node)})",
                 hint="write it out of place, or mark a larger module that contains the line",
             )
-        families: list[_Family] = []
-        views: list[tuple[int, list[Step]]] = []
+        families: list[Family] = []
+        views: list[tuple[int, list[ViewStep]]] = []
         for each in written:
             member = self._member(each, node)
             if member.family not in families:
@@ -304,7 +227,7 @@ class Functional:
         )  # fmt: skip
         whole = self._new(target, (*bases, *operands), like=None)
         whole.meta["stack_trace"] = node.stack_trace
-        whole.meta["val"] = [base.meta["val"] for base in bases] + _fresh(node)
+        whole.meta["val"] = [base.meta["val"] for base in bases] + fresh_values(node)
         for n, family in enumerate(families):
             made = self._new(operator.getitem, (whole, n), like=bases[n])
             self._advance(family, made, node)
@@ -323,7 +246,7 @@ class Functional:
             member = self._members.get(node)
         return node if member is not None and member.parent is None else None
 
-    def _member(self, node: fx.Node, writer: fx.Node) -> _Member:
+    def _member(self, node: fx.Node, writer: fx.Node) -> Member:
         self._read(node)
         if node not in self._members:
             raise MarkingError(
@@ -332,9 +255,9 @@ class Functional:
             )
         return self._members[node]
 
-    def _chain(self, node: fx.Node) -> list[Step]:
+    def _chain(self, node: fx.Node) -> list[ViewStep]:
         """The views that lead from a family's base to one of its members."""
-        steps: list[Step] = []
+        steps: list[ViewStep] = []
         member = self._members[node]
         while member.parent is not None:
             if member.view is not None:
@@ -342,7 +265,7 @@ class Functional:
             member = self._members[member.parent]
         return steps
 
-    def _advance(self, family: _Family, made: fx.Node, writer: fx.Node) -> None:
+    def _advance(self, family: Family, made: fx.Node, writer: fx.Node) -> None:
         """The family has a new version; what shares its memory in an unknown way is lost."""
         if family.is_constant:
             raise MarkingError(
@@ -434,13 +357,13 @@ class Functional:
         """An old node stands for an old node that it is, or for a new one."""
         if result in self._members or (isinstance(result, fx.Node) and result.graph is self.old):
             member = self._members[result]
-            self._members[node] = _Member(member.family, self._read(result), member.family.version, result)
+            self._members[node] = Member(member.family, self._read(result), member.family.version, result)
             self._values[node] = self._members[node].made
             return
         self._values[node] = result
-        for storage in _storages(node):
-            self._families[storage] = family = _Family(result)
-            self._members[node] = _Member(family, result, 0)
+        for storage in storages(node):
+            self._families[storage] = family = Family(result)
+            self._members[node] = Member(family, result, 0)
 
     def _join(self, *nodes: fx.Node) -> None:
         """These nodes run in one partition."""
@@ -452,10 +375,10 @@ class Functional:
             self._groups[node] = joined
 
     def _add_call(self, node: fx.Node) -> None:
-        number, given, sizes = cast("_CallArgs", node.args)
+        number, given, sizes = call_arguments(node)
         call = self.calls[number]
         tensors = [self._read(each) for each in given]
-        copies: dict[_Family, fx.Node] = {}
+        copies: dict[Family, fx.Node] = {}
         made_here: list[fx.Node] = []
         for n in sorted(call.written):
             member = self._member(given[n], node)
@@ -486,13 +409,13 @@ class Functional:
     def _item_of_call(self, node: fx.Node) -> None:
         """An item of an opaque call's result: its own memory, or that of something else."""
         call_node, index = cast("tuple[fx.Node, int]", node.args)
-        number, given, _ = cast("_CallArgs", call_node.args)
+        number, given, _ = call_arguments(call_node)
         call = self.calls[number]
         made = self.graph.node_copy(node, self._read)
         self._depends[made] = True
         made = self._detached(made) if call_node.meta.get("without_gradient") else made
         self._values[node] = made
-        (storage,) = _storages(node) or (0,)
+        (storage,) = storages(node) or (0,)
         alias = call.aliases.get(index)
         other = None
         if alias is not None:
@@ -501,76 +424,11 @@ class Functional:
         if other is not None and other in self._members:
             family = self._members[other].family
             if alias is not None and alias.exact:
-                self._members[node] = _Member(family, made, family.version, other)
+                self._members[node] = Member(family, made, family.version, other)
                 return
-            self._families[storage] = mine = _Family(made, linked=[family])
+            self._families[storage] = mine = Family(made, linked=[family])
             family.linked.append(mine)
-            self._members[node] = _Member(mine, made, 0)
+            self._members[node] = Member(mine, made, 0)
             return
-        self._families[storage] = mine = _Family(made)
-        self._members[node] = _Member(mine, made, 0)
-
-
-_CallArgs = tuple[int, list[fx.Node], list[Any]]
-
-
-def is_item(node: fx.Node) -> bool:
-    """True if a node takes one item of another's result."""
-    return node.op == "call_function" and node.target is operator.getitem
-
-
-def line_of(node: fx.Node) -> str:
-    """The line of the model that a node comes from."""
-    trace = (node.stack_trace or "").strip().splitlines()
-    return trace[-1].strip() if trace else "unknown line"
-
-
-def _storages(node: fx.Node) -> tuple[int, ...]:
-    leaves = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
-    if any(map(torch._C._functorch.is_functorch_wrapped_tensor, leaves)):
-        raise MarkingError(
-            f"the forward uses torch.func or torch.vmap between partitions ({line_of(node)})",
-            hint="write it with operations over the whole batch: no capture follows torch.func, not even in"
-            " a partition",
-        )
-    found = [int(leaf.untyped_storage()._cdata) for leaf in leaves if leaf.layout is torch.strided]
-    return tuple(dict.fromkeys(found))
-
-
-def _tensors_of(node: fx.Node) -> Iterator[fx.Node]:
-    return (each for each in node.all_input_nodes if _storages(each))
-
-
-def shape_alone(node: fx.Node) -> bool:
-    """True if an exported node's value follows from the shapes of the inputs: no parameter, value or draw is in it."""
-    return not any(
-        each.op == "placeholder" or is_call(each) or is_random(each.target)
-        for each in (node, *behind(node))
-        if not isinstance(each.meta.get("val"), torch.SymInt)
-    )
-
-
-def _brings_data(node: fx.Node, kinds: Mapping[str, tuple[InputKind, str]]) -> bool:
-    """True if a node's value comes from the batch, from a partition or from a generator."""
-    if node.op == "placeholder":
-        return kinds[node.name][0] is InputKind.USER_INPUT
-    return is_call(node) or is_random(node.target)
-
-
-def behind(node: fx.Node) -> set[fx.Node]:
-    """All nodes that a node's value depends on."""
-    found: set[fx.Node] = set()
-    waiting = list(node.all_input_nodes)
-    while waiting:
-        each = waiting.pop()
-        if each not in found:
-            found.add(each)
-            waiting += each.all_input_nodes
-    return found
-
-
-def _fresh(node: fx.Node) -> list[Any]:
-    returned = returned_arguments(node.target)
-    values: Any = node.meta.get("val")
-    listed = list(values) if len(returned) > 1 else [values]
-    return [value for value, name in zip(listed, returned, strict=False) if name is None]
+        self._families[storage] = mine = Family(made)
+        self._members[node] = Member(mine, made, 0)

@@ -27,9 +27,9 @@ from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
+from assigner.deferred.mutation import is_random
 from assigner.errors import MarkingError
-from assigner.marking.functional import behind
-from assigner.marking.mutation import is_random
+from assigner.marking.nodes import behind
 from assigner.marking.opaque import is_call
 from assigner.marking.writing import ONCE, stored
 

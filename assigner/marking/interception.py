@@ -33,7 +33,7 @@ from assigner.errors import MarkingError
 from assigner.marking.alone import as_alone
 from assigner.marking.fakeforward import is_tensor
 from assigner.marking.opaque import OpaqueCalls, register_dataclasses, within_call
-from assigner.marking.pythonstate import Change, Draws, PythonState, clear_caches
+from assigner.marking.pythonstate import GeneratorStates, PythonState, StateChange, clear_caches
 from assigner.usercode import running_line
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Interceptions:
     def __init__(self, model: nn.Module, opaque: OpaqueCalls) -> None:
         self.model, self.opaque = model, opaque
         self.hooks: list[Callable[..., Any] | None] = []
-        self.changes: list[Change] = []
+        self.changes: list[StateChange] = []
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -80,7 +80,7 @@ class Interceptions:
         def call(*args: Any, **kwargs: Any) -> Any:
             if within_call():
                 return original(*args, **kwargs)
-            self.opaque.begin()
+            self.opaque.isolation.begin()
             with self._watched(), self._caught(), as_alone():
                 output = original(*args, **kwargs)
             register_dataclasses(output)
@@ -106,7 +106,7 @@ class Interceptions:
         """
         state = PythonState.of(self.model.named_modules(), with_files=True)
         trained = {name: each.requires_grad for name, each in self.model.named_parameters()}
-        draws = Draws.now()
+        draws = GeneratorStates.now()
         yield
         self.changes = [change for changes in state.changes().values() for change in changes]
         drawn = draws.changed()

@@ -34,7 +34,7 @@ _DEEPEST = 6
 
 
 @dataclass(frozen=True)
-class Change:
+class StateChange:
     """An entry that differs from what it was.
 
     Args:
@@ -63,13 +63,13 @@ class Holder:
     before: Any
     is_beyond: ClassVar[bool] = False  # of a recompute, which sees what modules and their classes keep
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[StateChange]:
         """The entries that differ from what they were."""
         if isinstance(self.held, np.ndarray):
             if not np.array_equal(self.held, self.before):
-                yield Change(self.where, self.before, self.held)
+                yield StateChange(self.where, self.before, self.held)
         elif len(self.held) != len(self.before) or not all(map(same, self.held, self.before)):
-            yield Change(self.where, self.before, self.held)
+            yield StateChange(self.where, self.before, self.held)
 
     def restore(self) -> None:
         """Put back what was in it."""
@@ -205,7 +205,7 @@ class PythonState:
             if type(space) is dict:  # `dict[str, int]` at the top of a file answers with that of the class `dict`
                 self._add_entries(where, space, depth=depth, skipped=frozenset())
 
-    def changes(self) -> dict[int, list[Change]]:
+    def changes(self) -> dict[int, list[StateChange]]:
         """What differs now, by the id of the object that has the entries."""
         found = {number: list(holder.changes()) for number, holder in self.holders.items()}
         return {number: changes for number, changes in found.items() if changes}
@@ -223,11 +223,13 @@ class _PartHolder(Holder):
         super().__init__(where, held, {key: value for key, value in before.items() if key not in skipped})
         self._skipped = skipped
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[StateChange]:
         for key in {**self.before, **self.held}:
             before, now = self.before.get(key, ABSENT), self.held.get(key, ABSENT)
             if key not in self._skipped and not same(before, now):
-                yield Change(f"{self.where}.{key}" if isinstance(key, str) else f"{self.where}[{key!r}]", before, now)
+                yield StateChange(
+                    f"{self.where}.{key}" if isinstance(key, str) else f"{self.where}[{key!r}]", before, now
+                )
 
     def restore(self) -> None:
         for key in [key for key in self.held if key not in self.before and key not in self._skipped]:
@@ -273,9 +275,9 @@ def _content(cell: types.CellType) -> Any:
 class _CellHolder(Holder):
     """A variable of an enclosing function."""
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[StateChange]:
         if not same(self.before, now := _content(self.held)):
-            yield Change(self.where, self.before, now)
+            yield StateChange(self.where, self.before, now)
 
     def restore(self) -> None:
         if self.before is not ABSENT:
@@ -294,9 +296,9 @@ class _IteratorHolder(Holder):
 
     is_beyond = True
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[StateChange]:
         if _progress(self.held) != self.before:
-            yield Change(self.where, self.before, _progress(self.held))
+            yield StateChange(self.where, self.before, _progress(self.held))
 
     def restore(self) -> None:
         """Nothing can be done."""
@@ -305,10 +307,10 @@ class _IteratorHolder(Holder):
 class _ClassHolder(Holder):
     """What a class keeps for all of its objects."""
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[StateChange]:
         for key, value in self.before.items():
             if not same(value, now := vars(self.held).get(key, ABSENT)):
-                yield Change(f"{self.where}.{key}", value, now)
+                yield StateChange(f"{self.where}.{key}", value, now)
 
     def restore(self) -> None:
         for change in list(self.changes()):
@@ -323,10 +325,10 @@ class _FileHolder(Holder):
     def __init__(self, where: str, entries: dict[str, Any], chosen: dict[str, Any]) -> None:
         super().__init__(where, entries, chosen)
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[StateChange]:
         for key, value in self.before.items():
             if not same(value, self.held.get(key, ABSENT)):
-                yield Change(f"{self.where}.{key}", value, self.held.get(key, ABSENT))
+                yield StateChange(f"{self.where}.{key}", value, self.held.get(key, ABSENT))
 
     def restore(self) -> None:
         self.held.update({key: value for key, value in self.before.items() if self.held.get(key, ABSENT) is not value})
@@ -365,7 +367,7 @@ def _cells(kind: type) -> Iterator[tuple[str, types.CellType]]:
 
 
 @dataclass(frozen=True)
-class Draws:
+class GeneratorStates:
     """The states of the generators that a forward may draw from beside torch's own."""
 
     python: Any
@@ -373,7 +375,7 @@ class Draws:
     torch_seed: int
 
     @classmethod
-    def now(cls) -> Draws:
+    def now(cls) -> GeneratorStates:
         """As they are."""
         state: Any = np.random.get_state(legacy=True)
         kind, keys, *rest = state
@@ -381,7 +383,7 @@ class Draws:
 
     def changed(self) -> str:
         """Which of them has moved since; empty: none. Of torch's own: that it was seeded anew."""
-        now = Draws.now()
+        now = GeneratorStates.now()
         if now.python != self.python:
             return "Python's random"
         if now.numpy != self.numpy:

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from assigner.marking.mutation import is_random, returned_arguments, written_names
+from assigner.deferred.mutation import is_random, returned_arguments, written_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def _mapped(value: Any, change: Callable[[fx.Node], Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Step:
+class ViewStep:
     """One view of a tensor.
 
     Args:
@@ -60,7 +60,7 @@ class Step:
     detached: bool
 
     @classmethod
-    def of(cls, node: fx.Node, parent: fx.Node, now: Callable[[fx.Node], Any], *, detached: bool) -> Step:
+    def of(cls, node: fx.Node, parent: fx.Node, now: Callable[[fx.Node], Any], *, detached: bool) -> ViewStep:
         """The view that a node takes of `parent`; its other arguments are what `now` says."""
         args, kwargs = _mapped((node.args, node.kwargs), lambda each: Parent() if each is parent else now(each))
         return cls(node.target, args, kwargs, detached)
@@ -98,7 +98,7 @@ def _filled(tree: Any, targets: Sequence[Any], operands: Sequence[Any]) -> Any:
 def write(
     node: fx.Node,
     written: Sequence[fx.Node],
-    views: Sequence[tuple[int, Sequence[Step]]],
+    views: Sequence[tuple[int, Sequence[ViewStep]]],
     read: Callable[[fx.Node], Any],
     *,
     count: int,
@@ -162,12 +162,12 @@ def write(
     return apply, operands
 
 
-def _with_operands(step: Step, operand: Callable[[fx.Node], _Operand]) -> Step:
+def _with_operands(step: ViewStep, operand: Callable[[fx.Node], _Operand]) -> ViewStep:
     args, kwargs = _mapped((step.args, step.kwargs), operand)
-    return Step(step.target, args, kwargs, step.detached)
+    return ViewStep(step.target, args, kwargs, step.detached)
 
 
-def _view(base: torch.Tensor, steps: Sequence[Step], operands: Sequence[Any]) -> Any:
+def _view(base: torch.Tensor, steps: Sequence[ViewStep], operands: Sequence[Any]) -> Any:
     made: Any = base
     for step in steps:
         args, kwargs = step.filled(made)

@@ -18,6 +18,7 @@ from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from assigner.deferred.memento import let_go
+from assigner.deferred.mutation import Writes
 from assigner.errors import UsageError
 from assigner.marking import Piece
 from assigner.marking.alone import as_alone
@@ -27,10 +28,9 @@ from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.compiling import Forward
 from assigner.runtime.randomness import partition_seed, python_state, seed_device, seed_python
 from assigner.runtime.state import (
+    ForwardStart,
     HeldTensor,
     PartitionState,
-    Start,
-    Writes,
     WrittenTensors,
     as_they_were,
     has_user_code,
@@ -97,7 +97,7 @@ class PartitionRunner:
     state: PartitionState | None = None
     stores: StepStores = field(default_factory=StepStores)
     _graphs: dict[int, _Graph] = field(default_factory=dict)
-    _starts: dict[int, Start] = field(default_factory=dict)
+    _starts: dict[int, ForwardStart] = field(default_factory=dict)
     _draws: bool | None = None
 
     def __post_init__(self) -> None:
@@ -207,7 +207,7 @@ class PartitionRunner:
         self._starts.clear()
 
     def _watched(
-        self, start: Start, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
+        self, start: ForwardStart, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
     ) -> tuple[tuple[torch.Tensor, ...], bool]:
         """The first forward, and what it is seen to write; a compiled one would not run compiled while it is seen."""
         assert self.state is not None

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from assigner.deferred.memento import Memento
-from assigner.deferred.recorder import written_tensors
+from assigner.deferred.mutation import storage_of
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class WrittenTensors:
         self._elsewhere = elsewhere or {}
         families: dict[int, list[torch.Tensor]] = defaultdict(list)
         for tensor in {id(each): each for module in modules for each in _tensors(module)}.values():
-            families[_storage(tensor)].append(tensor)
+            families[storage_of(tensor)].append(tensor)
         self._family = {id(tensor): family for family in families.values() for tensor in family}
         self._found: dict[int, torch.Tensor] = {}
 
@@ -118,7 +117,7 @@ class WrittenTensors:
 
 
 @dataclass(slots=True)
-class Start:
+class ForwardStart:
     """What a forward started from.
 
     Args:
@@ -165,7 +164,7 @@ class PartitionState:
         self._written_slots: set[tuple[int, str]] = set()
         self._loose: dict[int, torch.Tensor] = {}
 
-    def begin(self, *, runs_again: bool) -> Start:
+    def begin(self, *, runs_again: bool) -> ForwardStart:
         """A forward in training comes next.
 
         Args:
@@ -187,9 +186,9 @@ class PartitionState:
             for each in (self._tensors if self.written and memento is not None else ())
             if each in self.written and id(each) not in writes
         ]
-        return Start(start, others, memento, self.counts(), _versions(memento))
+        return ForwardStart(start, others, memento, self.counts(), _versions(memento))
 
-    def end(self, start: Start, storages: Iterable[int] = ()) -> bool:
+    def end(self, start: ForwardStart, storages: Iterable[int] = ()) -> bool:
         """The forward is done.
 
         Args:
@@ -207,7 +206,7 @@ class PartitionState:
         changed = [
             tensor
             for n, tensor in enumerate(self._tensors)
-            if counts[n] != start.counts[n] or counts[half + n] != start.counts[half + n] or _storage(tensor) in seen
+            if counts[n] != start.counts[n] or counts[half + n] != start.counts[half + n] or storage_of(tensor) in seen
         ]
         copied = {id(held.tensor) for held in start.tensors}
         if not self.was_watched:
@@ -228,7 +227,7 @@ class PartitionState:
         slots = [slot for slot, held in zip(self._slots, self._held, strict=True) if id(held) in known]
         self._written_slots |= {(id(holder), name) for holder, name in slots}
 
-    def _end_loose(self, start: Start) -> bool:
+    def _end_loose(self, start: ForwardStart) -> bool:
         """As `end`, of tensors that are attributes of modules; they are told from others by the objects alone."""
         if start.memento is None or (versions := _versions(start.memento)) == start.loose:
             return True
@@ -246,7 +245,7 @@ class PartitionState:
         return [HeldTensor.of(each) for each in self._tensors if each in self.written]
 
     @contextlib.contextmanager
-    def again(self, start: Start) -> Iterator[None]:
+    def again(self, start: ForwardStart) -> Iterator[None]:
         """The forward runs again in the block, from what it started from; afterwards all is as it was before."""
         assert start.memento is not None
         with start.memento.restored(), as_they_were(start.tensors + start.others):
@@ -296,19 +295,6 @@ def has_user_code(module: nn.Module) -> bool:
     )
 
 
-class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes which storages are written, also through `.data`, which torch does not count."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.storages: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self.storages.update(map(_storage, written_tensors(func, args, kwargs)))
-        return func(*args, **kwargs)
-
-
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     yield from module.parameters()
     yield from module.buffers()
@@ -320,10 +306,6 @@ def _versions(memento: Memento | None) -> list[int]:
 
 def _has_storage(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata) if _has_storage(tensor) else id(tensor)
 
 
 def _on_copies(tensors: Sequence[torch.Tensor]) -> None:

@@ -23,7 +23,7 @@ from assigner.verification.partitions import Partitions, capture_ahead
 from assigner.verification.pieces import forward_differences
 from assigner.verification.plain import PlainModel
 from assigner.verification.refusal import refusal
-from assigner.verification.task import Task
+from assigner.verification.trial import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -67,7 +67,7 @@ def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
     sizes = list(dict.fromkeys([(_ROWS, 2), (workload.batch_size, 2), (workload.batch_size, 1)]))
     with _few_threads(len(graph.pieces)), kept_python():
         for rows, micro_batches in sizes:
-            check = _Check(Task(workload, graph, rows, min(rows, micro_batches)))
+            check = _Check(Trial(workload, graph, rows, min(rows, micro_batches)))
             try:
                 verdict = check.run_in_pieces() if in_pieces else check.run()
             except UsageError:
@@ -93,21 +93,21 @@ class _Check:
     """The check with batches of one size.
 
     Args:
-        task: What to train on.
+        trial: What to train on.
 
     Attributes:
         unfit: The plain model fails with batches of this size, or cannot be captured for them.
     """
 
-    def __init__(self, task: Task) -> None:
-        self._given = task
-        self._initial = ReplayedModel(task.graph.deferred)
-        self._task = replace(task, graph=replace(task.graph, deferred=self._initial))
+    def __init__(self, trial: Trial) -> None:
+        self._given = trial
+        self._initial = ReplayedModel(trial.graph.deferred)
+        self._trial = replace(trial, graph=replace(trial.graph, deferred=self._initial))
         self._plain: PlainModel | None = None
         self._captured = self._uncertain = False
         self._evaluates = True
         self._noise: Mapping[tuple[Moment, Item], float] = {}
-        self._choices = (False, True) if task.trains else (False,)
+        self._choices = (False, True) if trial.trains else (False,)
 
     @property
     def unfit(self) -> bool:
@@ -121,36 +121,37 @@ class _Check:
             UsageError: the plain model fails.
         """
         cautions = list(self._capture())
-        task = self._task
-        found = self._beside(*(functools.partial(Partitions, task, recomputes=each) for each in self._choices))
+        trial = self._trial
+        found = self._beside(*(functools.partial(Partitions, trial, recomputes=each) for each in self._choices))
         above = [[each for each in some if each.counts()] for some in found]
         if any(above):
             cautions += self._explained(above)
         if self._evaluates and not self._uncertain:
             cautions += self._of_cutting()
         return Verification(
-            result="uncertain" if self._uncertain else "equal", exact=not any(found), partitions=len(task.graph.pieces),
-            rows=task.rows, micro_batches=task.micro_batches, trained=task.trains, cautions=tuple(cautions),
+            result="uncertain" if self._uncertain else "equal", exact=not any(found),
+            partitions=len(trial.graph.pieces), rows=trial.rows, micro_batches=trial.micro_batches,
+            trained=trial.trains, cautions=tuple(cautions),
         )  # fmt: skip
 
     def run_in_pieces(self) -> Verification:
         """Compare forwards alone, with the memory of one partition at a time; raises as `run`."""
-        task = self._given
-        found = forward_differences(task)
+        trial = self._given
+        found = forward_differences(trial)
         self._captured = True
         if above := [each for each in found if each.counts(each.scale * math.sqrt(each.epsilon))]:
             raise refusal(above[0], only_recomputed=False, begins=None)
         return Verification(
-            result="equal", exact=not found, way="pieces", partitions=len(task.graph.pieces), rows=task.rows,
-            micro_batches=task.micro_batches, trained=False, cautions=(_FORWARDS_ALONE,),
+            result="equal", exact=not found, way="pieces", partitions=len(trial.graph.pieces), rows=trial.rows,
+            micro_batches=trial.micro_batches, trained=False, cautions=(_FORWARDS_ALONE,),
         )  # fmt: skip
 
     def _capture(self) -> Iterator[str]:
         """Capture what the steps need; what cannot be evaluated can be trained all the same."""
-        refused = capture_ahead(self._task)
-        if names := self._task.stored_once():
-            self._task = self._task.whole()
-            refused = capture_ahead(self._task)
+        refused = capture_ahead(self._trial)
+        if names := self._trial.stored_once():
+            self._trial = self._trial.whole()
+            refused = capture_ahead(self._trial)
             yield (
                 f"the forward writes to {_first_of(names)}, by itself and not by its rows: a run stores that once a"
                 " step, as with a whole batch, and a plain loop at every micro-batch; compared in one micro-batch"
@@ -161,12 +162,12 @@ class _Check:
 
     def _model(self) -> PlainModel:
         self._plain = None  # the memory of one before the next
-        self._plain = PlainModel(self._task)
+        self._plain = PlainModel(self._trial)
         return self._plain
 
     def _beside(self, *makers: Callable[[], Side], aligns: bool = True) -> list[list[Difference]]:
         """What differs between the plain model and other sides; it runs once for all where memory is ample."""
-        at_once = (len(makers) + 1) * _side_bytes(self._task.graph) < free_memory() / 2
+        at_once = (len(makers) + 1) * _side_bytes(self._trial.graph) < free_memory() / 2
         return [
             found
             for group in ([makers] if at_once else [(maker,) for maker in makers])
@@ -179,7 +180,7 @@ class _Check:
         return sides
 
     def _differences(self, plain: PlainModel, others: Sequence[Side], *, aligns: bool = True) -> list[list[Difference]]:
-        return differences(self._task, plain, others, evaluates=self._evaluates, aligns=aligns)
+        return differences(self._trial, plain, others, evaluates=self._evaluates, aligns=aligns)
 
     def _explained(self, above: Sequence[list[Difference]]) -> Iterator[str]:
         """Why differences that are above the floor are no reason to refuse the model, as a caution where it is one.
@@ -187,9 +188,9 @@ class _Check:
         Raises:
             MarkingError: they are one.
         """
-        task = self._task
+        trial = self._trial
         again, moved = self._beside(
-            functools.partial(PlainModel, task), functools.partial(PlainModel, task, nudged=True), aligns=False
+            functools.partial(PlainModel, trial), functools.partial(PlainModel, trial, nudged=True), aligns=False
         )
         if first := next((each for each in again if each.counts()), None):
             self._uncertain = True
@@ -202,11 +203,11 @@ class _Check:
         recomputes, left = self._first_left(above)
         if not left:
             return
-        (drawn,) = self._beside(functools.partial(PlainModel, task, generators=3))
+        (drawn,) = self._beside(functools.partial(PlainModel, trial, generators=3))
         if any(each.counts() for each in drawn):
-            plain, cut = self._model(), Partitions(task, recomputes=recomputes)
+            plain, cut = self._model(), Partitions(trial, recomputes=recomputes)
             for side in (plain, cut):
-                seed_modules(side.submodules(), task.graph.marks)
+                seed_modules(side.submodules(), trial.graph.marks)
             _, left = self._first_left(self._differences(plain, [cut]))
             if not left:
                 yield (
@@ -214,7 +215,7 @@ class _Check:
                     " plain loop; with the same numbers the two are equal"
                 )
                 return
-        begins = find_beginning(task, self._model(), Partitions(task, recomputes=recomputes), left)
+        begins = find_beginning(trial, self._model(), Partitions(trial, recomputes=recomputes), left)
         raise refusal(left[0], only_recomputed=recomputes, begins=begins)
 
     def _first_left(self, found: Sequence[list[Difference]]) -> tuple[bool, list[Difference]]:
@@ -237,8 +238,8 @@ class _Check:
                 " with every micro-batch: with several it moves as often in a step;"
                 " a plan with one micro-batch moves it once"
             )
-        if self._task.workload.loss is not None:
-            parts, whole = (float(plain.evaluated(task)) for task in (self._given, self._given.whole()))
+        if self._trial.workload.loss is not None:
+            parts, whole = (float(plain.evaluated(trial)) for trial in (self._given, self._given.whole()))
             close = math.isclose(parts, whole, rel_tol=math.sqrt(plain.epsilon), abs_tol=plain.epsilon)
             if not close and parts == float(plain.evaluated(self._given)):  # else each evaluation changes the model
                 yield (

@@ -67,16 +67,6 @@ class PythonGenerators:
     def _save(self) -> None:
         self._python, self._numpy = random.getstate(), np.random.get_state()
 
-    @staticmethod
-    @contextlib.contextmanager
-    def _kept() -> Iterator[None]:
-        python, numpy = random.getstate(), np.random.get_state()
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
-
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """These states while the block runs; those of the caller before and after."""

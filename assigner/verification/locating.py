@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from assigner.verification.comparing import Difference, Moment
     from assigner.verification.partitions import Partitions
     from assigner.verification.plain import PlainModel
-    from assigner.verification.task import Task
+    from assigner.verification.trial import Trial
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 _MOST_LINES = 4
@@ -43,11 +43,11 @@ class _Call(NamedTuple):
     outputs: list[torch.Tensor]
 
 
-def find_beginning(task: Task, plain: PlainModel, cut: Partitions, found: Sequence[Difference]) -> str | None:
+def find_beginning(trial: Trial, plain: PlainModel, cut: Partitions, found: Sequence[Difference]) -> str | None:
     """Repeat the steps up to a difference, and find the first call of a module that differs there.
 
     Args:
-        task: What to train on.
+        trial: What to train on.
         plain: The plain model, as it was built.
         cut: The captured partitions, as they were built.
         found: What differs, in the order in which it came to be.
@@ -61,7 +61,7 @@ def find_beginning(task: Task, plain: PlainModel, cut: Partitions, found: Sequen
     for step in range(moment.step):
         for side in (plain, cut):
             side.train(step)
-        align(plain, cut, list(gradient_differences(task, plain, cut, moment)))
+        align(plain, cut, list(gradient_differences(trial, plain, cut, moment)))
         for side in (plain, cut):
             side.update()
     theirs: dict[str, list[_Call]] = defaultdict(list)
@@ -76,15 +76,15 @@ def find_beginning(task: Task, plain: PlainModel, cut: Partitions, found: Sequen
         known = theirs[call.name]
         if not any(_alike(call.outputs, other.outputs) for other in known):
             inside = any(_alike(call.inputs, other.inputs) for other in known)
-            return _in_words(task, call.name, modules[call.name], inside=inside)
+            return _in_words(trial, call.name, modules[call.name], inside=inside)
     if item.quantity == "gradient":  # a backward goes from the last partition to the first
         wrong = {each.item.partition for each in found if each.moment == moment and each.item.quantity == "gradient"}
-        piece = next(piece for piece in reversed(task.graph.pieces) if piece.name in wrong)
+        piece = next(piece for piece in reversed(trial.graph.pieces) if piece.name in wrong)
         return (
             f"all forwards are right; it begins in the backward of partition {piece.name!r}{_at(*_root_lines(piece))}"
         )
     if item.quantity in ("loss", "output"):
-        return f"every module is right: it begins behind them{_at(*_root_lines(task.graph.last))}"
+        return f"every module is right: it begins behind them{_at(*_root_lines(trial.graph.last))}"
     return None
 
 
@@ -135,13 +135,15 @@ def _alike(ones: Sequence[torch.Tensor], twos: Sequence[torch.Tensor]) -> bool:
     return len(ones) == len(twos) and all(map(is_same, ones, twos))
 
 
-def _in_words(task: Task, name: str, module: nn.Module, *, inside: bool) -> str:
-    piece = next((piece for piece in task.graph.pieces if _runs(piece, name)), task.graph.last)
+def _in_words(trial: Trial, name: str, module: nn.Module, *, inside: bool) -> str:
+    piece = next((piece for piece in trial.graph.pieces if _runs(piece, name)), trial.graph.last)
     if inside:
         return (
             f"it begins in partition {piece.name!r}, in {name!r} ({type(module).__name__}{_at(_forward_line(module))})"
         )
-    sources = [task.graph.piece[each] for each in sorted({value.partition for value in piece.reads if value.partition})]
+    sources = [
+        trial.graph.piece[each] for each in sorted({value.partition for value in piece.reads if value.partition})
+    ]
     able = [each for each in (*sources, piece) if _own_code(each)] or [*sources, piece]
     partitions = " or ".join(repr(each.name) for each in able)
     return f"it begins in partition {partitions}, before {name!r} is called{_at(*_root_lines(*able))}"

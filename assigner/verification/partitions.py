@@ -20,7 +20,7 @@ from assigner.runtime.scaling import GradientScaling
 from assigner.usercode import user_line
 from assigner.verification.draws import ComparableDraws, PythonGenerators
 from assigner.verification.observing import HeardLoss, Item
-from assigner.verification.task import STEPS, Task
+from assigner.verification.trial import STEPS, Trial
 from assigner.verification.turns import Turns
 from assigner.verification.workers import CopyingMembership, Mailbox
 
@@ -47,9 +47,9 @@ class _Seat:
     installed: Installation
     optimizer: PipelineOptimizer
 
-    def train(self, task: Task, step: int) -> float:
+    def train(self, trial: Trial, step: int) -> float:
         """Forward and backward of a step; the loss where it is computed."""
-        installed, batch = self.installed, task.batch(step)
+        installed, batch = self.installed, trial.batch(step)
         with self.member.guarded("the start of a step"):
             program, cuts = installed.begin("step", batch)
             installed.gradients.drop()
@@ -65,17 +65,17 @@ class _Seat:
             self.installed.executor.update(self.optimizer.local if good else None)
             self.installed.gradients.drop()
 
-    def evaluate(self, task: Task) -> float:
+    def evaluate(self, trial: Trial) -> float:
         """The loss over the first batch in eval mode."""
         with self.member.guarded("an evaluation"):
-            return self.installed.inference.evaluate(task.batch(0), STEPS)
+            return self.installed.inference.evaluate(trial.batch(0), STEPS)
 
 
 class Partitions:
     """The captured side of the comparison.
 
     Args:
-        task: What to train on.
+        trial: What to train on.
         recomputes: Every partition rematerialises.
 
     Attributes:
@@ -85,27 +85,27 @@ class Partitions:
         MarkingError: a partition failed where the plain model did not.
     """
 
-    def __init__(self, task: Task, *, recomputes: bool) -> None:
-        self._task, self.recomputes = task, recomputes
+    def __init__(self, trial: Trial, *, recomputes: bool) -> None:
+        self._trial, self.recomputes = trial, recomputes
         self._python = PythonGenerators(2)
-        self._heard = HeardLoss(task.own_loss())
+        self._heard = HeardLoss(trial.own_loss())
         self._loss = torch.zeros((), dtype=torch.float64)
-        plan, self._turns = task.plan(recomputes=recomputes), Turns()
+        plan, self._turns = trial.plan(recomputes=recomputes), Turns()
         mailbox = Mailbox(self._turns, len(plan.stages))
         self._members = [CopyingMembership(mailbox, n, stage.worker) for n, stage in enumerate(plan.stages)]
         with self._python.in_use(), kept_generators(_CPU):
             seats = self._together([functools.partial(self._seat, member, plan) for member in self._members])
-        self._seats = dict(zip((piece.name for piece in task.graph.pieces), seats, strict=True))
+        self._seats = dict(zip((piece.name for piece in trial.graph.pieces), seats, strict=True))
 
     def _seat(self, member: CopyingMembership, plan: Plan) -> _Seat:
-        task, graph = self._task, self._task.graph
-        workload = replace(task.workload, loss=self._heard)
-        if not task.trains:
+        trial, graph = self._trial, self._trial.graph
+        workload = replace(trial.workload, loss=self._heard)
+        if not trial.trains:
             workload = without_training(workload)
         scaling = GradientScaling(torch.amp.GradScaler("cpu", enabled=False), None, member)
         installed = Installation(
             workload, plan, graph, member,
-            remat=Rematerialisation("plan", plan), batch_norm="deferred", trains=task.trains, scaling=scaling,
+            remat=Rematerialisation("plan", plan), batch_norm="deferred", trains=trial.trains, scaling=scaling,
         )  # fmt: skip
         model = graph.deferred.model.named_parameters()
         optimizer = PipelineOptimizer(workload, model, installed.trained, apply=_update_alone)
@@ -124,7 +124,7 @@ class Partitions:
     def train(self, step: int) -> None:
         """Forward and backward of a step's batch."""
         self._heard.begin(listens=False)
-        self._loss = torch.tensor(sum(self._run(step, lambda seat: seat.train(self._task, step))), dtype=torch.float64)
+        self._loss = torch.tensor(sum(self._run(step, lambda seat: seat.train(self._trial, step))), dtype=torch.float64)
 
     def update(self) -> None:
         """Apply the gradients, those of each partition by an optimizer of its own, and drop them."""
@@ -134,7 +134,7 @@ class Partitions:
     def evaluate(self) -> None:
         """The loss over the first batch in eval mode."""
         self._heard.begin(listens=True)
-        self._loss = torch.tensor(self._run(-1, lambda seat: seat.evaluate(self._task))[0], dtype=torch.float64)
+        self._loss = torch.tensor(self._run(-1, lambda seat: seat.evaluate(self._trial))[0], dtype=torch.float64)
 
     def _run(self, step: int, act: Callable[[_Seat], float]) -> list[float]:
         def of(seat: _Seat) -> float:
@@ -164,7 +164,7 @@ class Partitions:
             return self._loss.to(self._heard.dtype)
         if item.quantity == "output":
             return self._heard.leaves().get(item.name)
-        seat, canonical = self._seats[item.partition], self._task.graph.canonical
+        seat, canonical = self._seats[item.partition], self._trial.graph.canonical
         if item.quantity == "gradient":
             return seat.installed.gradients.named().get(canonical[item.name])
         state, held = seat.installed.share.state(), seat.installed.share.held_by(item.partition)
@@ -177,7 +177,7 @@ def _update_alone() -> None:
     raise AssertionError("an update of one worker alone")
 
 
-def capture_ahead(task: Task) -> str | None:
+def capture_ahead(trial: Trial) -> str | None:
     """Capture whatever the steps need, so that nothing is captured among them.
 
     Returns:
@@ -186,13 +186,13 @@ def capture_ahead(task: Task) -> str | None:
     Raises:
         MarkingError: the model cannot be cut for the micro-batches of the steps.
     """
-    for step in range(STEPS if task.trains else 0):
-        for cut in task.cut(step):
-            if not task.graph.domain.admits(input_key(cut.structure, cut.inputs)):
-                recut(task.graph, cut.structure, cut.inputs, training=True)
+    for step in range(STEPS if trial.trains else 0):
+        for cut in trial.cut(step):
+            if not trial.graph.domain.admits(input_key(cut.structure, cut.inputs)):
+                recut(trial.graph, cut.structure, cut.inputs, training=True)
     try:
-        for cut in task.cut(0):
-            recut(task.graph, cut.structure, cut.inputs, training=False)
+        for cut in trial.cut(0):
+            recut(trial.graph, cut.structure, cut.inputs, training=False)
     except MarkingError as error:
         return error.message
     return None

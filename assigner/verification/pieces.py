@@ -18,7 +18,7 @@ from assigner.marking import Value
 from assigner.marking.casting import casting
 from assigner.marking.cut import recut
 from assigner.marking.domain import input_key
-from assigner.marking.opaque import opaque_modules
+from assigner.marking.modules import opaque_modules
 from assigner.marking.writing import StepStores
 from assigner.runtime.randomness import kept_generators
 from assigner.usercode import user_code
@@ -33,32 +33,32 @@ if TYPE_CHECKING:
 
     from assigner.marking import PartitionGraph
     from assigner.runtime.microbatch import MicroBatch
-    from assigner.verification.task import Task
+    from assigner.verification.trial import Trial
 
 _CPU = torch.device("cpu")
 
 
-def forward_differences(task: Task) -> list[Difference]:
+def forward_differences(trial: Trial) -> list[Difference]:
     """What differs between the outputs of the model and those of its partitions, for the first batch's micro-batches.
 
     Args:
-        task: The batch and its cutting.
+        trial: The batch and its cutting.
 
     Raises:
         MarkingError: the forward cannot be cut for these micro-batches.
         UsageError: the plain model's forward fails; the message has its line.
     """
-    return [each for place in range(len(task.cut(0))) for each in _of(task, place)]
+    return [each for place in range(len(trial.cut(0))) for each in _of(trial, place)]
 
 
-def _of(task: Task, place: int) -> Iterator[Difference]:
+def _of(trial: Trial, place: int) -> Iterator[Difference]:
     """The differences of one micro-batch; each side gets a copy of it."""
-    graph, cut = task.graph, task.cut(0)[place]
+    graph, cut = trial.graph, trial.cut(0)[place]
     if not graph.domain.admits(input_key(cut.structure, cut.inputs)):
         graph = recut(graph, cut.structure, cut.inputs, training=True)
-    plain = _leaves(_streamed(task, cut))
+    plain = _leaves(_streamed(trial, cut))
     with PythonGenerators(2).in_use(), torch.no_grad(), kept_generators(_CPU):
-        mine = _leaves(graph.rebuild_output(_chained(graph, task.cut(0)[place].inputs)))
+        mine = _leaves(graph.rebuild_output(_chained(graph, trial.cut(0)[place].inputs)))
     for name in plain.keys() | mine.keys():
         item = Item("output", graph.last.name, f"{name} of micro-batch {place}")
         apart = difference(Moment("step"), item, plain.get(name), mine.get(name))
@@ -71,11 +71,11 @@ def _leaves(outputs: Any) -> dict[str, torch.Tensor]:
     return {pytree.keystr(path): leaf for path, leaf in found if isinstance(leaf, torch.Tensor)}
 
 
-def _streamed(task: Task, cut: MicroBatch) -> Any:
+def _streamed(trial: Trial, cut: MicroBatch) -> Any:
     """The outputs of the model itself."""
-    deferred = task.graph.deferred
+    deferred = trial.graph.deferred
     model = copy.deepcopy(deferred.model)
-    names = opaque_modules(model, task.graph.marks)
+    names = opaque_modules(model, trial.graph.marks)
     inside = tuple(f"{name}." for name in names)
     _put(model, deferred.materialise(name for name in deferred.tensors() if not name.startswith(inside)))
 
@@ -99,7 +99,7 @@ def _streamed(task: Task, cut: MicroBatch) -> Any:
     args, kwargs = pytree.tree_unflatten(cut.inputs, cut.structure)
     with (
         PythonGenerators(1).in_use(), torch.no_grad(), kept_generators(_CPU), ComparableDraws(0),
-        casting(task.workload.autocast, "cpu"), user_code("the plain model's forward"),
+        casting(trial.workload.autocast, "cpu"), user_code("the plain model's forward"),
     ):  # fmt: skip
         return model(*args, **kwargs)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.runtime.microbatch import MicroBatch
-    from assigner.verification.task import Task
+    from assigner.verification.trial import Trial
 
 _CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ class PlainModel:
     Its BatchNorm statistics move as those of a pipeline do, once a step: that difference is meant, and documented.
 
     Args:
-        task: What to train on.
+        trial: What to train on.
         generators: Seed of Python's and NumPy's generators.
         nudged: Every parameter is off by one unit in the last place: what a difference of rounding grows to.
 
@@ -45,8 +45,8 @@ class PlainModel:
         UsageError: the builder, the optimizer, the forward or the loss failed; the message has its line.
     """
 
-    def __init__(self, task: Task, *, generators: int = 1, nudged: bool = False) -> None:
-        self._task, workload = task, task.workload
+    def __init__(self, trial: Trial, *, generators: int = 1, nudged: bool = False) -> None:
+        self._trial, workload = trial, trial.workload
         self._python = PythonGenerators(generators)
         with self._python.in_use(), kept_generators(_CPU):
             torch.manual_seed(workload.seed)
@@ -54,10 +54,10 @@ class PlainModel:
                 self.model = workload.model()
                 settle_mode(self.model)
             if nudged:
-                _nudge(self.model, task.epsilon)
-            self._optimizer = workload.make_optimizer(self.model.named_parameters()) if task.trains else None
+                _nudge(self.model, trial.epsilon)
+            self._optimizer = workload.make_optimizer(self.model.named_parameters()) if trial.trains else None
         self._statistics = DeferredStatistics({"": self.model}, "deferred")
-        self._heard = HeardLoss(task.own_loss())
+        self._heard = HeardLoss(trial.own_loss())
         self._loss: torch.Tensor | None = None
         self._parameters = dict(self.model.named_parameters(remove_duplicate=False))
         self.per_micro_batch: set[str] = set()
@@ -67,7 +67,7 @@ class PlainModel:
         """Forward and backward of a step's batch, micro-batch by micro-batch."""
         self._drop()
         with self._failing(), self._python.in_use(), kept_generators(_CPU), ComparableDraws(step), self._hooks_apart():
-            self._loss = self._run(self._task.cut(step), trains=True)
+            self._loss = self._run(self._trial.cut(step), trains=True)
         self._watches = False
         self._statistics.commit()
 
@@ -108,16 +108,16 @@ class PlainModel:
 
     def evaluate(self) -> None:
         """The loss over the first batch in eval mode."""
-        self._loss = self.evaluated(self._task)
+        self._loss = self.evaluated(self._trial)
 
-    def evaluated(self, task: Task) -> torch.Tensor:
-        """The loss over the first batch of a task in eval mode, by its micro-batches."""
+    def evaluated(self, trial: Trial) -> torch.Tensor:
+        """The loss over the first batch of a trial in eval mode, by its micro-batches."""
         flags = {module: module.training for module in self.model.modules()}
         with user_code("the model's eval()"):
             self.model.eval()
         try:
             with self._failing(), torch.no_grad(), self._python.in_use(), kept_generators(_CPU), ComparableDraws(-1):
-                return self._run(task.cut(0), trains=False)
+                return self._run(trial.cut(0), trains=False)
         finally:
             for module, flag in flags.items():
                 module.training = flag
@@ -125,7 +125,7 @@ class PlainModel:
     def _run(self, cuts: Sequence[MicroBatch], *, trains: bool) -> torch.Tensor:
         """The loss over some micro-batches, and its backward if it is trained on."""
         self._heard.begin(listens=not trains)
-        over_batch = self._task.workload.loss_over == "batch" and len(cuts) > 1
+        over_batch = self._trial.workload.loss_over == "batch" and len(cuts) > 1
         made: list[Any] = []
         total = torch.zeros((), dtype=torch.float64)
         for place, cut in enumerate(cuts):
@@ -135,7 +135,7 @@ class PlainModel:
             elif cut.weight:
                 total += self._lost(outputs, cut.targets, cut.weight)
         if over_batch:
-            output = self._task.graph.output
+            output = self._trial.graph.output
             parts = [Part(output, pytree.tree_leaves(each), cut.rows) for each, cut in zip(made, cuts, strict=True)]
             joined = pytree.tree_unflatten(join(parts), pytree.tree_structure(made[0]))
             total += self._lost(joined, cuts[0].targets, 1.0)
@@ -146,7 +146,7 @@ class PlainModel:
             self._statistics.begin("", place)
         before = self._snapshot() if trains and place and self._watches else {}
         args, kwargs = pytree.tree_unflatten(cut.inputs, cut.structure)
-        with casting(self._task.workload.autocast, "cpu"), user_code("the plain model's forward"):
+        with casting(self._trial.workload.autocast, "cpu"), user_code("the plain model's forward"):
             outputs = self.model(*args, **kwargs)
         self.per_micro_batch |= {
             name for name, buffer in self.model.named_buffers() if name in before and not before[name].equal(buffer)
@@ -155,7 +155,7 @@ class PlainModel:
 
     def _lost(self, outputs: Any, targets: Any, weight: float) -> torch.Tensor:
         """A weighted loss; where gradients are on, its backward is run."""
-        with casting(self._task.workload.autocast, "cpu"), user_code("Workload.loss"):
+        with casting(self._trial.workload.autocast, "cpu"), user_code("Workload.loss"):
             value = self._heard(outputs, targets) * weight
         if value.requires_grad:
             with user_code("the plain model's backward"):
@@ -169,7 +169,7 @@ class PlainModel:
     def epsilon(self) -> float:
         """The relative step between neighbouring numbers of the loss."""
         own = torch.finfo(self._heard.dtype).eps if self._heard.dtype.is_floating_point else 0.0
-        return max(own, self._task.epsilon)
+        return max(own, self._trial.epsilon)
 
     def submodules(self) -> dict[str, torch.nn.Module]:
         """The model's modules by name."""

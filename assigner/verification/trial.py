@@ -26,7 +26,7 @@ STEPS = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class Trial:
     """The steps that both sides make.
 
     Args:
@@ -87,7 +87,7 @@ class Task:
         nodes = (node for graph in graphs for piece in graph.pieces for node in piece.graph.nodes)
         return sorted({str(node.all_input_nodes[0].target) for node in nodes if node.target in ONCE})
 
-    def whole(self) -> Task:
+    def whole(self) -> Trial:
         """The same with one micro-batch."""
         return replace(self, micro_batches=1)
 

@@ -1,4 +1,4 @@
-"""Which of its arguments an operation writes to, and which it may give back as they are."""
+"""Which of its arguments an operation writes to, which it may give back as they are, and what a block has written."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,6 +56,16 @@ def written_names(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ]
 
 
+def written_tensors(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors among the arguments that this call writes to."""
+    names = written_names(operation, args, kwargs)
+    if not names:
+        return []
+    named = named_arguments(operation, args, kwargs)
+    leaves = (leaf for name in names for leaf in pytree.tree_leaves(named[name]))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
 def gives_back(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """True if this call returns its first argument itself, though neither schema nor fake tensors say so."""
     if not isinstance(operation, torch._ops.OpOverload) or operation._schema.name not in _IDLE:
@@ -79,3 +91,37 @@ def returned_arguments(operation: Any) -> list[str | None]:
 def is_random(operation: Any) -> bool:
     """True if an operation draws from a generator."""
     return isinstance(operation, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in operation.tags
+
+
+class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes which storages are written to, also through `.data`, which torch does not count, and which are read.
+
+    Attributes:
+        storages: The numbers (`storage_of`) of those that are written to.
+        read: Of those that are given to any operation.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages: set[int] = set()
+        self.read: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.read.update(storage_of(each) for each in (*args, *kwargs.values()) if is_plain_tensor(each))
+        self.storages.update(map(storage_of, written_tensors(func, args, kwargs)))
+        return func(*args, **kwargs)
+
+
+def is_plain_tensor(value: Any) -> bool:
+    """True if a value is a tensor with a storage of its own."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    )
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The number of a tensor's storage, or of a tensor without one; once it is freed the number may be given again."""
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else id(tensor)
