@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from workloads import language, make_plan, skips, workload
 
-from assigner import Pipeline
+from assigner import Pipeline, load_weights
 from assigner.errors import FormatError, UsageError
-from assigner.runtime.checkpoint import OptimizerState, read_weights
+from assigner.runtime.moments import OptimizerState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,12 +100,12 @@ def test_the_device_of_the_state(settings, step):
 
 
 def test_the_weights_are_the_models(tmp_path: Path):
-    """read_weights gives what the plain model's load_state_dict takes."""
+    """load_weights gives what the plain model's load_state_dict takes."""
     made = workload(two_layers)
     with trained(made) as pipeline:
         pipeline.save(tmp_path / "saved")
         model = made.model()
-        model.load_state_dict(read_weights(tmp_path / "saved"))
+        model.load_state_dict(load_weights(tmp_path / "saved"))
         assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in weights(pipeline).items())
 
 
@@ -143,7 +143,7 @@ def test_complete_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A save that breaks off leaves no folder of that name, and the next one succeeds."""
     with trained(skips()) as pipeline:
         with monkeypatch.context() as patch:
-            patch.setattr("assigner.runtime.checkpoint._write_index", lambda *_: 1 / 0)
+            patch.setattr("assigner.runtime.checkpoint.write_index", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 pipeline.save(tmp_path / "new")
         assert not (tmp_path / "new").exists()
@@ -175,7 +175,7 @@ def without(section: str) -> Any:
         ("optimizer.safetensors.index.json", without("settings"), "settings is missing"),
         ("training.json", without("fingerprint"), "another model"),
         ("training.json", lambda path: path.write_text("[]"), "expected an object"),
-        ("training.json", without("batches"), "expected whole numbers"),
+        ("training.json", without("batches"), "batches: null is not allowed; expected a whole number"),
     ],
 )
 def test_a_damaged_checkpoint_changes_nothing(tmp_path: Path, file, damage, message):
@@ -221,7 +221,7 @@ def test_one_buffer_under_two_names(tmp_path: Path):
     with trained(workload(model)) as pipeline:
         pipeline.save(tmp_path / "saved")
         pipeline.load(tmp_path / "saved")
-    assert {"0.table", "1.table"} < set(read_weights(tmp_path / "saved"))
+    assert {"0.table", "1.table"} < set(load_weights(tmp_path / "saved"))
 
 
 def test_what_the_script_keeps_comes_back(tmp_path: Path):

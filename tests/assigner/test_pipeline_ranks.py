@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file
 from workloads import language, make_plan
 
-from assigner import Pipeline
-from assigner.runtime.checkpoint import read_weights
+from assigner import Pipeline, load_weights
 
 pytestmark = pytest.mark.distributed
 
@@ -97,7 +96,7 @@ def test_a_checkpoint_of_three_ranks_on_one(ranks, folder):
     made = language()
     with Pipeline(made, make_plan(made)) as pipeline:
         pipeline.load(folder / "checkpoint")
-        weights = read_weights(folder / "checkpoint")
+        weights = load_weights(folder / "checkpoint")
         assert all(torch.equal(tensor, weights[name]) for name, tensor in pipeline.state_dict().items())
         shards = [load_file(folder / "checkpoint" / f"optimizer-0000{rank}.safetensors") for rank in range(3)]
         for name, parameter in pipeline.named_parameters():
