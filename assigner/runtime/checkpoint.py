@@ -259,6 +259,7 @@ class Checkpoint:
             progress = Progress.of(facts, path)
             index = Index.read(folder, "model")
             found = index.tensors(lambda name: name in state or name in empty)
+            _aliases(index)
             for name, tensor in state.items():
                 _check_like(index.path, name, found.get(name), tensor)
             moments = None
@@ -297,6 +298,15 @@ def _check_like(path: Path, name: str, found: torch.Tensor | None, wanted: torch
                 f"{path}: {name!r} has {what} {one}, the model {other}",
                 hint="load it with the workload that wrote it; assigner.load_weights gives the weights as they are",
             )
+
+
+def _aliases(index: Index) -> dict[str, str]:
+    """Further names of parameters -> the first one, under which they are saved; checkpoints of old have none."""
+    places, found = index.section("weight_map"), index.section("shared", optional=True)
+    for name, first in found.items():
+        if name in places or not isinstance(first, str) or first not in places:
+            index.refuse(f"shared: {shown(name)}", first, "the name of a tensor that is here")
+    return found
 
 
 @contextlib.contextmanager
@@ -361,8 +371,4 @@ def load_weights(folder: Path | str) -> dict[str, torch.Tensor]:
     with _reading(folder, index_of(folder, "model").name):
         index = Index.read(folder, "model")
         found = index.tensors(lambda _: True)
-        for name, first in index.section("shared", optional=True).items():
-            if name in found or not isinstance(first, str) or first not in index.section("weight_map"):
-                index.refuse(f"shared: {shown(name)}", first, "the name of a tensor that is here")
-            found[name] = found[first]
-        return found
+        return {**found, **{name: found[first] for name, first in _aliases(index).items()}}

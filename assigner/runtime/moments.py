@@ -110,6 +110,8 @@ class OptimizerState:
             if not isinstance(value, SINGLE):
                 index.refuse(f"plain: {shown(key)}", value, "a plain value")
         found = cls(index.tensors(mine), {key: plain[key] for key in filter(mine, plain)}, settings)
+        for name in parameters:
+            index.object(f"settings: {shown(name)}", settings.get(name))
         _check_settings(index, settings, optimizer)
         if not of_old or "state" in index.content:
             found._check_kinds(index, parameters)
@@ -142,10 +144,11 @@ class OptimizerState:
         kind, group_of, kinds = type(optimizer.local), _groups(optimizer), self._kinds(parameters)
 
         @functools.cache
-        def kept(name: str, dims: int, dtype: torch.dtype) -> dict[str, Any] | None:
-            return _trial(kind, self.settings[name], dims, dtype, f"{index.path}: settings: {shown(name)}")
+        def kept(first: str, dims: int, dtype: torch.dtype) -> dict[str, Any] | None:
+            return _trial(kind, self.settings[first], dims, dtype, f"{index.path}: settings: {shown(first)}")
 
-        first_of = {each: names[0] for names in optimizer.names for each in names}
+        saved = ([name for name in names if name in self.settings] for names in optimizer.names)
+        first_of = {name: names[0] for names in saved for name in names}
         for name, parameter in parameters.items():
             if id(parameter) not in group_of or not parameter.requires_grad:
                 continue
@@ -211,8 +214,9 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 def _check_settings(index: Index, settings: Mapping[str, dict[str, Any]], optimizer: PipelineOptimizer) -> None:
     """Every group's settings are there, are the same for all its parameters, and are of the kind that it has now."""
     for group, names in zip(optimizer.param_groups, optimizer.names, strict=True):
-        for name in names:
-            found = index.object(f"settings: {shown(name)}", settings.get(name))
+        saved = [name for name in names if name in settings]  # without those that no partition reads
+        for name in saved:
+            found = settings[name]
             for key, value in found.items():
                 place = f"settings: {shown(name)}: {shown(key)}"
                 like = group.get("lr") if key in _RATES and key not in group else group.get(key)
@@ -220,9 +224,9 @@ def _check_settings(index: Index, settings: Mapping[str, dict[str, Any]], optimi
             for key, default in optimizer.defaults.items():
                 if isinstance(default, int | float | tuple) and not isinstance(default, bool) and key not in found:
                     raise FormatError(f"{index.path}: settings: {shown(name)}: {key} is missing", hint=_ANOTHER)
-            if found != settings[names[0]]:
+            if found != settings[saved[0]]:
                 raise FormatError(
-                    f"{index.path}: settings: {shown(names[0])} and {shown(name)} are in one param group, and differ",
+                    f"{index.path}: settings: {shown(saved[0])} and {shown(name)} are in one param group, and differ",
                     hint=_ANOTHER,
                 )
 
