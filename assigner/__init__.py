@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from assigner.marking import partition
     from assigner.plan import Plan, load_plan, save_plan
     from assigner.profile import Profile, load_profile, save_profile
+    from assigner.runtime.checkpoint import load_weights
     from assigner.runtime.pipeline import Pipeline
     from assigner.simulate import predict
     from assigner.solver import SolveOptions, solve, solve_baseline
@@ -43,6 +44,7 @@ _HOMES = {
     "assigner.marking": ("partition",),
     "assigner.plan": ("Plan", "load_plan", "save_plan"),
     "assigner.profile": ("Profile", "load_profile", "save_profile"),
+    "assigner.runtime.checkpoint": ("load_weights",),
     "assigner.runtime.pipeline": ("Pipeline",),
     "assigner.simulate": ("predict",),
     "assigner.solver": ("SolveOptions", "solve", "solve_baseline"),
@@ -55,7 +57,7 @@ __all__ = [  # noqa: RUF022 - as grouped above
     "AssignerError", "FormatError", "InfeasibleError", "LimitError", "MarkingError", "MeasurementError", "UsageError",
     "WorkerError", "partition", "Plan", "load_plan", "save_plan", "Profile", "load_profile", "save_profile", "Pipeline",
     "predict", "SolveOptions", "solve", "solve_baseline", "Trace", "load_trace", "Workload", "load_workload",
-    "launched_rank", "tell",
+    "load_weights", "launched_rank", "tell",
 ]  # fmt: skip
 
 

@@ -247,6 +247,13 @@ class PartitionGraph:
         return frozenset(self.deferred.model.state_dict())
 
     @cached_property
+    def unread(self) -> frozenset[str]:
+        """The names of tensors in the model's state_dict that no partition holds: no forward reads them."""
+        held = {self.canonical.get(name, name) for piece in self.pieces for name in piece.state}
+        first = {self.canonical.get(name, name) for name in self.persistent & self.known}
+        return frozenset(first - held)
+
+    @cached_property
     def ties(self) -> tuple[Tie, ...]:
         """Parameters that several partitions hold, by their first name."""
         tensors = self.deferred.tensors()

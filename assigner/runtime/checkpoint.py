@@ -2,34 +2,52 @@
 
 The weights are safetensors shards with the index that Hugging Face reads; optimizer state lies beside them, keyed
 `PARAMETER/STATE`, with the plain numbers among it and each parameter's settings (`lr`, ...) in its index. Nothing is
-pickled, so a checkpoint can run no code. A folder is written under another name and renamed when every rank has
-written: it is complete or absent. All of it is read and checked before anything is overwritten.
+pickled, so a checkpoint can run no code. A folder is written under another name and takes its own when every rank has
+written: under its name it is always complete. All of it is read and checked before anything is overwritten.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import shutil
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import nn
+from safetensors import SafetensorError
 
+from assigner.document import Range, decode, shown
 from assigner.errors import FormatError, UsageError
-from assigner.runtime.plain import SINGLE, from_json, to_json
+from assigner.runtime.moments import OptimizerState
+from assigner.runtime.plain import from_json, to_json
+from assigner.runtime.shards import DAMAGED, Index, index_of, nan_count, read_json, write_index, write_json, write_shard
+from assigner.runtime.swapping import flush, leftovers, part_of, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator
 
+    from torch import nn
+
+    from assigner.marking import PartitionGraph
     from assigner.runtime.optimizer import PipelineOptimizer
+    from assigner.runtime.share import Share
 
-_INDEX = "model.safetensors.index.json"
-_OPTIMIZER = "optimizer.safetensors.index.json"
-_FACTS = "training.json"
+_FACTS = "training.json"  # written last
+_OURS = re.compile(r"training\.json|(model|optimizer)(\.safetensors\.index\.json|-\d{5,9}\.(safetensors|json))")
+
+_COUNT = Annotated[int, Range(0, 2**63 - 1)]
+_SCALER = {
+    "scale": Annotated[float, Range(5e-324, 3.5e38)],
+    "growth_factor": Annotated[float, Range(1)],
+    "backoff_factor": Annotated[float, Range(5e-324, 1)],
+    "growth_interval": Annotated[int, Range(1)],
+    "_growth_tracker": _COUNT,
+}
 
 
 @dataclass(frozen=True)
@@ -66,301 +84,291 @@ class Progress:
         Raises:
             FormatError: something else stands there.
         """
-        counts, scaler = [facts.get(key) for key in ("steps", "batches")], facts.get("scaler", {})
-        numbers = [*counts, *(scaler.values() if isinstance(scaler, dict) else [None])]
-        if not all(isinstance(each, int | float) for each in numbers) or not all(isinstance(n, int) for n in counts):
-            raise FormatError(f"{path}: expected whole numbers and a scaler's state", hint="the checkpoint is damaged")
-        return cls(facts["steps"], facts["batches"], scaler, from_json(facts.get("state")))
+        try:
+            steps, batches = (decode(_COUNT, facts.get(key), key) for key in ("steps", "batches"))
+            scaler = decode(dict[str, Any], facts.get("scaler", {}), "scaler")
+            for key, kind in _SCALER.items() if scaler else ():
+                decode(kind, scaler.get(key), f"scaler.{key}")
+            return cls(steps, batches, {key: scaler[key] for key in _SCALER if scaler}, from_json(facts.get("state")))
+        except FormatError as error:
+            raise FormatError(f"{path}: {error.message}", hint=DAMAGED) from error
 
 
-def check_save(folder: Path, progress: Progress, rank: int, *, force: bool) -> None:
-    """Refuse what rank 0 cannot write; the other ranks have nothing to check.
+class Saving:
+    """A checkpoint on its way to the disk: stages, each of which begins when all ranks have ended the one before.
 
-    Raises:
-        UsageError: the folder exists and is not to be replaced, or is no checkpoint; or the script's state holds a
-            value that is not plain.
+    Args:
+        folder: Where to.
+        rank: This rank.
+        graph: The model's partitions.
+        share: Those of this rank.
+        optimizer: Its optimizer.
+        progress: Where training is.
+        force: A checkpoint that is there is replaced.
     """
-    if rank == 0:
-        if folder.exists() and not force:
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        *,
+        graph: PartitionGraph,
+        share: Share,
+        optimizer: PipelineOptimizer,
+        progress: Progress,
+        force: bool,
+    ) -> None:
+        self._folder, self._rank, self._force = folder.resolve(), rank, force  # of a link, what it points to
+        self._graph, self._share, self._optimizer, self._progress = graph, share, optimizer, progress
+        self._part = part_of(self._folder)
+        self._begun = False
+
+    @property
+    def stages(self) -> tuple[Callable[[], None], ...]:
+        """Each raises UsageError where it cannot be done; then `abandon` is to be called."""
+        return self._check, self._begin, self._write, self._complete
+
+    def _check(self) -> None:
+        """Refuse before anything is written: what stands there, what cannot be kept, and what is not worth it."""
+        for name, parameter in self._share.parameters.items():
+            if count := nan_count(parameter):
+                raise UsageError(
+                    f"{name!r} holds {count} NaN: it is not saved, and what stands at {self._folder} stays",
+                    hint="training has diverged: go on from an earlier checkpoint",
+                )
+        self._moments = OptimizerState.of(self._share.parameters, self._optimizer)
+        if self._rank != 0:
+            return
+        folder = self._folder
+        if folder.exists() and not self._force:
             raise UsageError(f"{folder} exists", hint="save to a new folder; save(folder, force=True) replaces it")
         if folder.exists() and not (folder / _FACTS).is_file():
             raise UsageError(f"{folder} is no checkpoint, and is not replaced", hint="save to a new folder")
-        progress.facts()
+        for path in sorted(folder.iterdir()) if folder.exists() else ():
+            if not _OURS.fullmatch(path.name):
+                raise UsageError(
+                    f"{folder} holds {path.name!r}, which is no part of a checkpoint, and is not replaced",
+                    hint="move that elsewhere, or save to a new folder",
+                )
+        try:
+            self._facts = {"fingerprint": self._graph.fingerprint, **self._progress.facts()}
+            json.dumps(self._facts, indent=1)
+        except (RecursionError, ValueError) as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(
+                f"state cannot be saved: {error}", hint="keep less in it: a few numbers, texts, lists and dicts"
+            ) from error
 
+    def _begin(self) -> None:
+        """Rank 0 makes the empty folder that all write to."""
+        if self._rank == 0:
+            self._begun = True
+            with _written(self._folder):
+                shutil.rmtree(self._part, ignore_errors=True)
+                self._part.mkdir(parents=True)
 
-def save_checkpoint(
-    folder: Path,
-    rank: int,
-    *,
-    state: Mapping[str, torch.Tensor],
-    parameters: Mapping[str, nn.Parameter],
-    optimizer: PipelineOptimizer,
-    facts: Mapping[str, Any],
-    meet: Callable[[], None],
-) -> None:
-    """Write this rank's part; rank 0 completes the folder when all have written theirs.
-
-    Args:
-        folder: Where; a checkpoint that is there is replaced.
-        rank: This rank.
-        state: This rank's tensors by the model's names.
-        parameters: Its parameters by name.
-        optimizer: Its optimizer.
-        facts: What JSON can carry is kept with it: `fingerprint` (of the model), and `Progress`.
-        meet: Waits for all ranks.
-
-    Raises:
-        UsageError: the ranks do not share its file system.
-    """
-    aside = _made_aside(folder, rank, meet)
-    moments = OptimizerState.of(parameters, optimizer)
-    _write(aside, f"model-{rank:05}", {name: tensor.detach() for name, tensor in state.items()}, {})
-    _write(aside, f"optimizer-{rank:05}", moments.tensors, {"plain": moments.plain, "settings": moments.settings})
-    meet()
-    if rank == 0:
-        _write_index(aside, _INDEX, "model-*.json")
-        _write_index(aside, _OPTIMIZER, "optimizer-*.json")
-        (aside / _FACTS).write_text(json.dumps(dict(facts), indent=1))
-        _put(aside, folder)
-    meet()
-
-
-def _put(aside: Path, folder: Path) -> None:
-    """The new checkpoint in its place; one that was there goes when the new one stands."""
-    if not folder.exists():
-        aside.rename(folder)
-        return
-    before = folder.with_name(f".{folder.name}.before")
-    shutil.rmtree(before, ignore_errors=True)
-    folder.rename(before)
-    aside.rename(folder)
-    shutil.rmtree(before)
-
-
-def _made_aside(folder: Path, rank: int, meet: Callable[[], None]) -> Path:
-    """The empty folder, beside the one to be, that rank 0 has made for all."""
-    aside = folder.with_name(f".{folder.name}.part")
-    if rank == 0:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-    meet()
-    if not aside.is_dir():
-        raise UsageError(f"{aside}: rank {rank} does not see it", hint="save to a file system that all hosts share")
-    return aside
-
-
-def load_checkpoint(
-    folder: Path,
-    fingerprint: str,
-    *,
-    state: Mapping[str, torch.Tensor],
-    parameters: Mapping[str, nn.Parameter],
-    optimizer: PipelineOptimizer | None,
-    empty: Mapping[str, Callable[[torch.Tensor], None]] | None = None,
-) -> Progress:
-    """Read into this rank's tensors, in place, whatever plan wrote the checkpoint.
-
-    Args:
-        folder: The checkpoint.
-        fingerprint: Of the model.
-        state: The tensors to fill, by the model's names.
-        parameters: Those of its parameters that are trained.
-        optimizer: Their optimizer; its state and its settings (`lr`, ...) are replaced. None: nothing is trained.
-        empty: What sets a buffer that is None yet, by its name; one that was None then too stays so.
-
-    Returns:
-        Where training was.
-
-    Raises:
-        UsageError: there is no checkpoint.
-        FormatError: it is broken, of another model, or lacks a tensor of this shape; then nothing was changed.
-    """
-    facts = _read_json(folder / _FACTS)
-    if facts.get("fingerprint") != fingerprint:
-        raise FormatError(f"{folder} was saved from another model", hint="load it with the workload that wrote it")
-    progress = Progress.of(facts, folder / _FACTS)
-    found = _read_state(folder, state)
-    moments = None if optimizer is None else OptimizerState.read(folder, parameters)
-    for name, tensor in state.items():
-        tensor.detach().copy_(found[name])
-    for name, tensor in _read(folder, _INDEX, (empty or {}).__contains__).items():
-        (empty or {})[name](tensor)
-    if optimizer is not None and moments is not None:
-        moments.put(parameters, optimizer)
-    return progress
-
-
-def _read_state(folder: Path, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A tensor for each of these, of its shape."""
-    found = _read(folder, _INDEX, state.__contains__)
-    for name, tensor in state.items():
-        if name not in found:
-            raise FormatError(f"{folder} has no {name!r}", hint="was it saved from the same model?")
-        if found[name].shape != tensor.shape:
-            raise FormatError(
-                f"{folder}: {name!r} has shape {tuple(found[name].shape)}, the model {tuple(tensor.shape)}"
+    def _write(self) -> None:
+        """Write this rank's part."""
+        if not self._part.is_dir():
+            raise UsageError(
+                f"{self._part}: rank {self._rank} does not see it", hint="save to a file system that all hosts share"
             )
-    return found
+        unread = self._graph.deferred.materialise(self._graph.unread) if self._rank == 0 else {}
+        shared = {name: first for name, first in self._graph.canonical.items() if name != first}
+        moments = self._moments
+        with _written(self._folder):
+            write_shard(self._part, f"model-{self._rank:05}", {**unread, **self._share.state()}, {"shared": shared})
+            write_shard(self._part, f"optimizer-{self._rank:05}", moments.tensors, moments.sections())
+
+    def _complete(self) -> None:
+        """Rank 0 completes the folder and gives it its name."""
+        if self._rank == 0:
+            with _written(self._folder):
+                write_index(self._part, "model")
+                write_index(self._part, "optimizer")
+                flush(self._part)
+                write_json(self._part / _FACTS, self._facts)
+                put(self._folder, _FACTS)
+
+    def abandon(self) -> None:
+        """Make room again after a stage that could not be done."""
+        if self._begun:
+            shutil.rmtree(self._part, ignore_errors=True)
 
 
-def read_weights(folder: Path | str) -> dict[str, torch.Tensor]:
-    """All weights of a checkpoint by name, in this process: for a plain model's `load_state_dict(..., strict=False)`.
-
-    Raises:
-        UsageError: there is no checkpoint.
-        FormatError: it is broken.
-    """
-    return _read(Path(folder), _INDEX, lambda _: True)
+@contextlib.contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UsageError(f"cannot write {folder}: {why}", hint="make room, or save to another place") from error
 
 
 @dataclass(frozen=True)
-class OptimizerState:
-    """An optimizer's state by the model's names.
+class Checkpoint:
+    """What one rank has read and checked.
 
     Args:
-        tensors: `PARAMETER/STATE` -> tensor.
-        plain: `PARAMETER/STATE` -> number, where the optimizer keeps no tensor.
-        settings: parameter -> the plain settings of its group (`lr`, `betas`, ...).
+        mark: The same on all ranks that have read the same checkpoint, as far as its JSON says.
+        progress: Where training was.
+        state: This rank's tensors by the model's names.
+        empty: Buffers that are None in the model.
+        moments: The state of this rank's optimizer; None: it is not wanted.
     """
 
-    tensors: dict[str, torch.Tensor]
-    plain: dict[str, Any]
-    settings: dict[str, dict[str, Any]]
+    mark: int
+    progress: Progress
+    state: Mapping[str, torch.Tensor]
+    empty: Mapping[str, torch.Tensor]
+    moments: OptimizerState | None
 
     @classmethod
-    def of(cls, parameters: Mapping[str, nn.Parameter], optimizer: PipelineOptimizer) -> OptimizerState:
-        """What an optimizer holds for these parameters.
+    def read(
+        cls,
+        folder: Path,
+        fingerprint: str,
+        *,
+        state: Mapping[str, torch.Tensor],
+        empty: Mapping[str, Any],
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: PipelineOptimizer | None,
+    ) -> Checkpoint:
+        """What this rank needs of a checkpoint, whatever plan wrote it; nothing is changed yet.
+
+        Args:
+            folder: The checkpoint.
+            fingerprint: Of the model.
+            state: The tensors to fill, by the model's names.
+            empty: Names of the buffers that are None; one that was None then too stays so.
+            parameters: Those of its parameters that are trained.
+            optimizer: Their optimizer. None: nothing is trained.
 
         Raises:
-            UsageError: a value that is neither a tensor nor plain.
+            UsageError: there is no checkpoint.
+            FormatError: it is broken, of another model, or lacks a tensor of this shape and type.
         """
-        made = cls({}, {}, {})
-        group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
-        for name, parameter in parameters.items():
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor):
-                    made.tensors[f"{name}/{key}"] = value.detach()
-                elif isinstance(value, SINGLE):
-                    made.plain[f"{name}/{key}"] = value
-                else:
-                    raise UsageError(f"the optimizer's state {key!r} of {name!r} is a {type(value).__name__}")
-            made.settings[name] = _settings(group_of.get(id(parameter), {}))
-        return made
+        with _reading(folder, _FACTS):
+            path = folder / _FACTS
+            facts = read_json(path)
+            if facts.get("fingerprint") != fingerprint:
+                raise FormatError(
+                    f"{folder} was saved from another model", hint="load it with the workload that wrote it"
+                )
+            progress = Progress.of(facts, path)
+            index = Index.read(folder, "model")
+            found = index.tensors(lambda name: name in state or name in empty)
+            _aliases(index)
+            for name, tensor in state.items():
+                _check_like(index.path, name, found.get(name), tensor)
+            moments = None
+            if optimizer is not None:
+                moments = OptimizerState.read(folder, parameters, optimizer, of_old="shared" not in index.content)
+            paths = (path, index.path, index_of(folder, "optimizer"))
+            mark = zlib.crc32(b"".join(each.read_bytes() for each in paths if each.is_file()))
+            kept = {name: found[name] for name in state}
+            return cls(mark, progress, kept, {name: found[name] for name in empty if name in found}, moments)
 
-    @classmethod
-    def read(cls, folder: Path, parameters: Mapping[str, nn.Parameter]) -> OptimizerState:
-        """The state of these parameters in a checkpoint."""
-        index = _read_json(folder / _OPTIMIZER)
-
-        def mine(key: str) -> bool:
-            return key.rpartition("/")[0] in parameters
-
-        plain, settings = _entries(index, "plain", folder), _entries(index, "settings", folder)
-        return cls(_read(folder, _OPTIMIZER, mine), {key: plain[key] for key in filter(mine, plain)}, settings)
-
-    def put(self, parameters: Mapping[str, nn.Parameter], optimizer: PipelineOptimizer) -> None:
-        """Replace an optimizer's state; a group gets the settings of its first parameter, on whatever rank that is."""
-        optimizer.state.clear()
-        for group, names in zip(optimizer.param_groups, optimizer.names, strict=True):
-            kept = next((self.settings[name] for name in names if name in self.settings), {})
-            for key, value in kept.items():
-                if isinstance(group.get(key), torch.Tensor):
-                    group[key].fill_(value)
-                else:
-                    group[key] = tuple(value) if isinstance(value, list) else value
-        self.add(parameters, optimizer)  # its place depends on the settings
-
-    def add(self, parameters: Mapping[str, nn.Parameter], optimizer: PipelineOptimizer) -> None:
-        """Give an optimizer this state of its parameters; the settings of its groups stay.
-
-        Tensors go to their parameter's device as in torch's own `Optimizer.load_state_dict`: the count of steps is read
-        by Python, and stays where it is, unless the group is fused or capturable.
-        """
-        group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
-        for key, value in {**self.tensors, **self.plain}.items():
-            name, _, state = key.rpartition("/")
-            parameter, group = parameters[name], group_of.get(id(parameters[name]), {})
-            goes = state != "step" or group.get("fused") or group.get("capturable")
-            on_device = isinstance(value, torch.Tensor) and goes
-            optimizer.state[parameter][state] = value.to(parameter.device) if on_device else value
+    def put(
+        self,
+        state: Mapping[str, torch.Tensor],
+        empty: Mapping[str, Callable[[torch.Tensor], None]],
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: PipelineOptimizer,
+    ) -> None:
+        """Fill what it was read for, in place; the optimizer's state and its settings (`lr`, ...) are replaced."""
+        for name, tensor in state.items():
+            tensor.detach().copy_(self.state[name])
+        for name, tensor in self.empty.items():
+            empty[name](tensor)
+        if self.moments is not None:
+            self.moments.put(parameters, optimizer)
 
 
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain settings of a parameter group; a learning rate that is a tensor as its number."""
-    found = {}
-    for key, value in group.items():
-        number = value.item() if isinstance(value, torch.Tensor) and not value.dim() else value
-        parts = number if isinstance(number, tuple) else (number,)
-        if all(isinstance(part, SINGLE) for part in parts):
-            found[key] = number
+def _check_like(path: Path, name: str, found: torch.Tensor | None, wanted: torch.Tensor) -> None:
+    if found is None:
+        raise FormatError(f"{path}: {name!r} is missing", hint="was it saved from the same model?")
+    for what, one, other in (
+        ("shape", tuple(found.shape), tuple(wanted.shape)),
+        ("type", str(found.dtype).removeprefix("torch."), str(wanted.dtype).removeprefix("torch.")),
+    ):
+        if one != other:
+            raise FormatError(
+                f"{path}: {name!r} has {what} {one}, the model {other}",
+                hint="load it with the workload that wrote it; assigner.load_weights gives the weights as they are",
+            )
+
+
+def _aliases(index: Index) -> dict[str, str]:
+    """Further names of parameters -> the first one, under which they are saved; checkpoints of old have none."""
+    places, found = index.section("weight_map"), index.section("shared", optional=True)
+    for name, first in found.items():
+        if name in places or not isinstance(first, str) or first not in places:
+            index.refuse(f"shared: {shown(name)}", first, "the name of a tensor that is here")
     return found
 
 
-def _write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor], more: Mapping[str, Any]) -> None:
-    """A shard, and beside it the list of what it holds, for the index."""
-    if tensors:
-        save_file(_apart(tensors), folder / f"{name}.safetensors")
-    sizes = {key: tensor.nbytes for key, tensor in tensors.items()}
-    (folder / f"{name}.json").write_text(json.dumps({"sizes": sizes, **more}))
+@contextlib.contextmanager
+def _reading(folder: Path, first: str) -> Iterator[None]:
+    """The block reads one checkpoint, and says what else lies there if it cannot.
 
-
-def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous CPU tensors with memory of their own, as safetensors wants them."""
-    made: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for key, tensor in tensors.items():
-        each = tensor.contiguous().cpu()
-        made[key] = each.clone() if each.untyped_storage().data_ptr() in seen else each
-        seen.add(each.untyped_storage().data_ptr())
-    return made
-
-
-def _write_index(folder: Path, name: str, lists: str) -> None:
-    """Merge the ranks' lists; what several hold (a shared parameter) is read from the first."""
-    where: dict[str, str] = {}
-    total = 0
-    merged: dict[str, dict[str, Any]] = {}
-    for path in sorted(folder.glob(lists)):
-        listed = json.loads(path.read_text())
-        for key, size in listed.pop("sizes").items():
-            if where.setdefault(key, f"{path.stem}.safetensors") == f"{path.stem}.safetensors":
-                total += size
-        for section, entries in listed.items():
-            merged[section] = {**entries, **merged.get(section, {})}
-        path.unlink()
-    index = {"metadata": {"total_size": total}, "weight_map": where, **merged}
-    (folder / name).write_text(json.dumps(index, indent=1))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+    Raises:
+        UsageError: there is no file `first`, so no checkpoint.
+        FormatError: the folder was replaced meanwhile.
+    """
+    left = " and ".join(
+        f"{each}{' (whole)' if (each / _FACTS).is_file() else ''}" for each in leftovers(folder.absolute())
+    )
+    hint = f"a save that was broken off left {left}: one that is whole can be renamed" if left else None
+    if not (folder / first).exists():
+        raise UsageError(f"{folder} is no checkpoint: it has no {first}", hint=hint)
+    before = _identity(folder)
     try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise UsageError(f"{path.parent} is no checkpoint: it has no {path.name}") from error
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise FormatError(f"{path}: expected an object")
-    return found
+        yield
+    except (FormatError, OSError) as error:
+        _check_same(folder, before)
+        if isinstance(error, OSError):
+            raise FormatError(f"{folder}: cannot be read: {error}", hint=hint or DAMAGED) from error
+        if hint is not None:
+            raise type(error)(error.message, hint=f"{error.hint}; {hint}" if error.hint else hint) from error
+        raise
+    _check_same(folder, before)
 
 
-def _entries(index: Mapping[str, Any], name: str, folder: Path) -> dict[str, Any]:
-    found = index.get(name)
-    if not isinstance(found, dict):
-        raise FormatError(f"{folder}: {name} is missing from an index", hint="the checkpoint is damaged")
-    return found
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
-def _read(folder: Path, index: str, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
-    places = _entries(_read_json(folder / index), "weight_map", folder)
-    found: dict[str, torch.Tensor] = {}
-    for shard in sorted(set(places.values())):
-        names = [key for key, place in places.items() if place == shard and wanted(key)]
-        if not names:
-            continue
-        try:
-            with safe_open(folder / Path(shard).name, framework="pt") as tensors:
-                found.update({name: tensors.get_tensor(name) for name in names})
-        except (OSError, SafetensorError) as error:
-            raise FormatError(f"{folder / shard}: cannot be read: {error}", hint="the checkpoint is damaged") from error
-    return found
+def _check_same(folder: Path, before: tuple[int, int] | None) -> None:
+    if _identity(folder) != before:
+        raise FormatError(f"{folder} was replaced while it was read", hint="load it again")
+
+
+def load_weights(folder: Path | str) -> dict[str, torch.Tensor]:
+    """All weights and buffers of a checkpoint, in this process: what a plain model's `load_state_dict` takes.
+
+        model.load_state_dict(assigner.load_weights("checkpoint"))
+
+    A parameter that has several names in the model stands under each of them. Nothing is unpickled, and neither the
+    plan nor the workload is needed.
+
+    Args:
+        folder: What `Pipeline.save` wrote, or the model's shards of it with their index.
+
+    Returns:
+        Tensors on the CPU by the model's own names, of the types that they were saved with.
+
+    Raises:
+        UsageError: there is no checkpoint.
+        FormatError: it is broken; the message says which file, and where in it.
+    """
+    folder = Path(folder)
+    with _reading(folder, index_of(folder, "model").name):
+        index = Index.read(folder, "model")
+        found = index.tensors(lambda _: True)
+        return {**found, **{name: found[first] for name, first in _aliases(index).items()}}

@@ -10,12 +10,12 @@ import contextlib
 import itertools
 import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from assigner.errors import UsageError
+from assigner.errors import FormatError, UsageError
 from assigner.location import Location
 from assigner.runtime.direct import direct_channels
 from assigner.runtime.failure import FailureWatch, watched_run
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from assigner.runtime.direct import DirectChannels
     from assigner.runtime.rendezvous import Backend
 
+
+T = TypeVar("T")
 
 _count = itertools.count()  # the n-th membership of every rank is of the same run
 
@@ -112,25 +114,28 @@ class Membership:
         if rank is not None and not 0 <= rank < world:
             raise UsageError(f"there is no rank {rank}: the run has {world}", hint=f"0 to {world - 1}, or None for all")
 
-    def agree(self, at: str, check: Callable[[], None]) -> None:
-        """Make a check on every rank; one that fails on any rank is raised on all of them, and the run goes on.
+    def agree(self, at: str, attempt: Callable[[], T]) -> T:
+        """Make an attempt on every rank; one that is refused on any rank is raised on all of them; the run goes on.
+
+        Returns:
+            What this rank's attempt gave; those of the others have ended too.
 
         Raises:
-            UsageError: this rank's own, or that of the first rank whose check failed.
+            UsageError, FormatError: this rank's own, or that of the first rank that refused.
         """
-        refusal = None
-        try:
-            check()
-        except UsageError as error:
-            refusal = error
+        refusal: UsageError | FormatError | None = None
         with self.guarded(at):
+            try:
+                made = attempt()
+            except (UsageError, FormatError) as error:
+                refusal = error
             refused = self.numbers(float(refusal is not None))
             first = next((rank for rank, number in enumerate(refused) if number), None)
             if first is None:
-                return
-            told = self._told(first, "" if refusal is None else json.dumps([refusal.message, refusal.hint]))
-        message, hint = json.loads(told)
-        raise refusal or UsageError(f"worker:{first}: {message}", hint=hint)
+                return made
+            mine = refusal and [isinstance(refusal, FormatError), refusal.message, refusal.hint]
+            broken, message, hint = json.loads(self._told(first, json.dumps(mine)))
+        raise refusal or (FormatError if broken else UsageError)(f"worker:{first}: {message}", hint=hint)
 
     def _told(self, rank: int, text: str) -> str:
         """One rank's text, on every rank."""

@@ -8,9 +8,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assigner.errors import UsageError
+from assigner.errors import FormatError, UsageError
 from assigner.plan import Plan, load_plan
-from assigner.runtime.checkpoint import Progress, check_save, load_checkpoint, save_checkpoint
+from assigner.runtime.checkpoint import Checkpoint, Progress, Saving
 from assigner.runtime.graph import plan_graph
 from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
@@ -348,9 +348,10 @@ class Pipeline:
     def save(self, folder: Path | str, state: Any = None, *, force: bool = False) -> None:
         """Write a checkpoint: every rank its own part, weights and optimizer state, keyed by the model's names.
 
-        The folder is complete or absent; it must lie on a file system that all ranks share. Any plan for the same
-        model can load it, on any number of ranks. The scaler's state and the counts of batches and updates are in it:
-        randomness is seeded by these, and needs nothing else. Gradients are not.
+        Under its name the folder is complete, the old one or the new one, whenever a process is killed. It must lie on
+        a file system that all ranks share. Any plan for the same model can load it, on any number of ranks. The
+        scaler's state and the counts of batches and updates are in it: randomness is seeded by these, and needs nothing
+        else. Gradients are not.
 
         Args:
             folder: Where to.
@@ -358,38 +359,51 @@ class Pipeline:
             force: Replace an existing checkpoint, once the new one is whole.
 
         Raises:
-            UsageError: the folder exists, or `state` holds a value that is not plain.
+            UsageError: the folder exists, or holds files of others; `state` holds a value that is not plain; a weight
+                is NaN; or the disk is full. What stood there stays, and training can go on.
         """
-        share = self._installed.share
         progress = Progress(self.steps, self._batches, self.scaler.state_dict(), state if self.rank == 0 else None)
-        self._member.agree(f"saving to {folder}", lambda: check_save(Path(folder), progress, self.rank, force=force))
-        with self._member.guarded(f"saving to {folder}"):
-            save_checkpoint(
-                Path(folder), self.rank, state=share.state(), parameters=share.parameters, optimizer=self.optimizer,
-                facts={"fingerprint": self.graph.fingerprint, **progress.facts()},
-                meet=self._member.meet,
-            )  # fmt: skip
+        saving = Saving(
+            Path(folder), self.rank, graph=self.graph, share=self._installed.share, optimizer=self.optimizer,
+            progress=progress, force=force,
+        )  # fmt: skip
+        try:
+            for stage in saving.stages:
+                self._member.agree(f"saving to {folder}", stage)
+        except UsageError:
+            saving.abandon()
+            raise
 
     def load(self, folder: Path | str) -> Any:
         """Read this rank's part of a checkpoint, written under this or another plan. Gradients are dropped.
+
+        All ranks read and check all of it first: what is refused on one is refused on all, and nothing has changed.
 
         Returns:
             The `state` that was saved with it; None where there was none.
 
         Raises:
             UsageError: the folder is not there.
-            FormatError: it is broken, or of another model.
+            FormatError: it is broken, of another model or another optimizer; the message says which file, and where.
         """
-        share = self._installed.share
+        state, empty, trained = self._installed.share.state(), self._installed.share.empty(), self._installed.trained
+        found = self._member.agree(
+            f"loading {folder}",
+            lambda: Checkpoint.read(
+                Path(folder), self.graph.fingerprint, state=state, empty=empty, parameters=trained,
+                optimizer=self.optimizer if self._trains else None,
+            ),
+        )  # fmt: skip
         with self._member.guarded(f"loading {folder}"):
-            progress = load_checkpoint(
-                Path(folder), self.graph.fingerprint, state=share.state(), parameters=self._installed.trained,
-                optimizer=self.optimizer if self._trains else None, empty=share.empty(),
-            )  # fmt: skip
-            self.steps, self._batches = progress.steps, progress.batches
+            marks = self._member.numbers(float(found.mark))
+        if len(set(marks)) > 1:
+            raise FormatError(f"{folder} is not the same on all ranks", hint="load it again, from a folder they share")
+        with self._member.guarded(f"loading {folder}"):
+            found.put(state, empty, trained, self.optimizer)
+            self.steps, self._batches = found.progress.steps, found.progress.batches
             self._installed.gradients.drop()
-            self._scaling.load(progress.scaler)
-        return progress.state
+            self._scaling.load(found.progress.scaler)
+        return found.progress.state
 
     def close(self) -> None:
         """Leave the run, together with the other ranks; one that has failed leaves alone. A `with` block does it."""

@@ -50,18 +50,33 @@ def from_json(found: Any) -> Any:
     Raises:
         FormatError: it did not write this.
     """
+    try:
+        return _value(found)
+    except RecursionError as error:
+        raise FormatError("a checkpoint's state is nested too deeply", hint="the checkpoint is damaged") from error
+
+
+def _value(found: Any) -> Any:
     if isinstance(found, dict):
-        return {key: from_json(each) for key, each in found.items()}
+        return {key: _value(each) for key, each in found.items()}
     if not isinstance(found, list):
         return found
     name = found[0] if found else None
     if name in ("list", "tuple"):
-        parts = [from_json(each) for each in found[1:]]
+        parts = [_value(each) for each in found[1:]]
         return parts if name == "list" else tuple(parts)
     if name in ("dict", "Counter"):
         try:
-            pairs = {from_json(key): from_json(each) for key, each in found[1:]}
+            pairs = {_value(key): _value(each) for key, each in map(_pair, found[1:])}
         except (TypeError, ValueError) as error:
             raise FormatError(f"a checkpoint's state has a broken {name}", hint="the checkpoint is damaged") from error
         return pairs if name == "dict" else Counter(pairs)
     raise FormatError("a checkpoint's state has a list without its kind", hint="the checkpoint is damaged")
+
+
+def _pair(found: Any) -> tuple[Any, Any]:
+    """A key and its value; text of two letters is none."""
+    if not isinstance(found, list):
+        raise TypeError("a pair is a list")
+    key, value = found
+    return key, value

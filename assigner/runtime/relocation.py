@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 
 from assigner.location import Location
 from assigner.runtime.attributes import packed_attributes
-from assigner.runtime.checkpoint import OptimizerState
+from assigner.runtime.moments import OptimizerState
 from assigner.runtime.plain import from_json
 
 if TYPE_CHECKING:

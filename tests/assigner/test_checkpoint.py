@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from workloads import language, make_plan, skips, workload
 
-from assigner import Pipeline
+from assigner import Pipeline, load_weights
 from assigner.errors import FormatError, UsageError
-from assigner.runtime.checkpoint import OptimizerState, read_weights
+from assigner.runtime.moments import OptimizerState
+from assigner.runtime.shards import Index
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from assigner.workload import Workload
+
+
+RUNS = Path(__file__).resolve().parent.parent / "runs"
 
 
 def trained(made: Workload, steps: int = 3) -> Pipeline:
@@ -100,12 +108,12 @@ def test_the_device_of_the_state(settings, step):
 
 
 def test_the_weights_are_the_models(tmp_path: Path):
-    """read_weights gives what the plain model's load_state_dict takes."""
+    """load_weights gives what the plain model's load_state_dict takes."""
     made = workload(two_layers)
     with trained(made) as pipeline:
         pipeline.save(tmp_path / "saved")
         model = made.model()
-        model.load_state_dict(read_weights(tmp_path / "saved"))
+        model.load_state_dict(load_weights(tmp_path / "saved"))
         assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in weights(pipeline).items())
 
 
@@ -143,7 +151,7 @@ def test_complete_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A save that breaks off leaves no folder of that name, and the next one succeeds."""
     with trained(skips()) as pipeline:
         with monkeypatch.context() as patch:
-            patch.setattr("assigner.runtime.checkpoint._write_index", lambda *_: 1 / 0)
+            patch.setattr("assigner.runtime.checkpoint.write_index", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 pipeline.save(tmp_path / "new")
         assert not (tmp_path / "new").exists()
@@ -175,7 +183,7 @@ def without(section: str) -> Any:
         ("optimizer.safetensors.index.json", without("settings"), "settings is missing"),
         ("training.json", without("fingerprint"), "another model"),
         ("training.json", lambda path: path.write_text("[]"), "expected an object"),
-        ("training.json", without("batches"), "expected whole numbers"),
+        ("training.json", without("batches"), "batches: null is not allowed; expected a whole number"),
     ],
 )
 def test_a_damaged_checkpoint_changes_nothing(tmp_path: Path, file, damage, message):
@@ -190,6 +198,167 @@ def test_a_damaged_checkpoint_changes_nothing(tmp_path: Path, file, damage, mess
             pipeline.load(tmp_path / "saved")
         assert all(torch.equal(tensor, before[name]) for name, tensor in weights(pipeline).items())
         assert str(pipeline.optimizer.state_dict()) == state
+
+
+@pytest.mark.parametrize("way", ["exchanged", "renamed"])
+def test_a_kill_during_a_save_leaves_a_whole_checkpoint(tmp_path: Path, way: str):
+    """Killed at every touch of a file and at random moments: the old or the new one, whole; no leftovers at last."""
+    done = subprocess.run(
+        [sys.executable, RUNS / "killed_saves.py", tmp_path / "at", way],
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout)
+    assert found["points"] > 20
+    assert found["old"] > 0
+    assert found["new"] > 0
+    assert (found["gone"] > 0) == (way == "renamed")
+
+
+def test_what_saves_have_left_is_named(tmp_path: Path):
+    """Where there is no checkpoint, or a broken one, `load` says what lies beside it, and what of it is whole."""
+    with trained(skips()) as pipeline:
+        pipeline.save(tmp_path / "at")
+        (tmp_path / "at").rename(tmp_path / ".at.before")
+        (tmp_path / ".at.part").mkdir()
+        with pytest.raises(UsageError, match="at is no checkpoint") as refused:
+            pipeline.load(tmp_path / "at")
+        assert f"left {tmp_path}/.at.part and {tmp_path}/.at.before (whole)" in refused.value.hint
+        with pytest.raises(UsageError, match="at is no checkpoint") as refused:
+            load_weights(tmp_path / "at")
+        assert f"{tmp_path}/.at.before (whole)" in refused.value.hint
+        pipeline.save(tmp_path / "at")
+        assert [path.name for path in tmp_path.iterdir()] == ["at"]
+        (tmp_path / ".at.part").mkdir()
+        cut_short(tmp_path / "at" / "training.json")
+        with pytest.raises(FormatError, match=r"training\.json: cannot be read") as broken:
+            pipeline.load(tmp_path / "at")
+        assert f"left {tmp_path}/.at.part:" in broken.value.hint
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One half of the old one and one of the new one would be neither."""
+    made = skips()
+    read = Index.read
+    with trained(made) as pipeline:
+        pipeline.save(tmp_path / "at")
+
+        def replaced(folder: Path, kind: str) -> Index:
+            if kind == "model":
+                pipeline.save(tmp_path / "at", force=True)
+            return read(folder, kind)
+
+        monkeypatch.setattr(Index, "read", replaced)
+        with pytest.raises(FormatError, match="at was replaced while it was read"):
+            pipeline.load(tmp_path / "at")
+
+
+def test_a_full_disk_keeps_what_stood_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The error says why, nothing half is left, and training goes on."""
+    made = skips()
+    with trained(made) as pipeline:
+        pipeline.save(tmp_path / "at")
+        for name, error in (
+            ("shards.save_file", SafetensorError("Error while serializing: No space left on device (os error 28)")),
+            ("shards.flush", OSError(28, "No space left on device")),
+            ("checkpoint.put", OSError(28, "No space left on device")),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(f"assigner.runtime.{name}", mock.Mock(side_effect=error))
+                with pytest.raises(UsageError, match=r"cannot write .*at: .*No space left on device"):
+                    pipeline.save(tmp_path / "at", force=True)
+            assert [path.name for path in tmp_path.iterdir()] == ["at"]
+        assert pipeline.step(made.make_batch(8, 9)) > 0
+        pipeline.load(tmp_path / "at")
+        assert pipeline.steps == 3
+
+
+def test_weights_that_have_diverged_replace_nothing(tmp_path: Path):
+    """A weight with NaN is not saved; a buffer may hold NaN, and does so again when it is loaded."""
+    made = workload(two_layers)
+    with trained(made) as pipeline:
+        pipeline.state_dict()["1.running_mean"][2] = float("nan")
+        pipeline.save(tmp_path / "at")
+        pipeline.load(tmp_path / "at")
+        assert pipeline.state_dict()["1.running_mean"].isnan().tolist() == [n == 2 for n in range(8)]
+        with torch.no_grad():
+            pipeline.state_dict()["0.weight"][0, 0] = float("nan")
+        with pytest.raises(UsageError, match=r"'0\.weight' holds 1 NaN"):
+            pipeline.save(tmp_path / "at", force=True)
+        pipeline.load(tmp_path / "at")
+        assert not any(each.isnan().any() for _, each in pipeline.named_parameters())
+
+
+def test_files_of_others_in_a_checkpoint_are_kept(tmp_path: Path):
+    """What somebody has put beside the weights is not removed with an old checkpoint; a link stays a link."""
+    with trained(skips()) as pipeline:
+        pipeline.save(tmp_path / "at")
+        (tmp_path / "at" / "config.json").write_text("{}")
+        with pytest.raises(UsageError, match=r"holds 'config\.json'"):
+            pipeline.save(tmp_path / "at", force=True)
+        (tmp_path / "at" / "config.json").rename(tmp_path / "config.json")
+        (tmp_path / "latest").symlink_to("at")
+        pipeline.steps = 7
+        pipeline.save(tmp_path / "latest", force=True)
+        assert (tmp_path / "latest").is_symlink()
+        assert json.loads((tmp_path / "at" / "training.json").read_text())["steps"] == 7
+
+
+class Tied(nn.Module):
+    """A weight under two names, tensors that no forward reads, a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+        self.last.weight = self.first.weight
+        self.unread, self.scale = nn.Linear(3, 3), nn.Parameter(torch.ones(2))
+        self.register_buffer("table", torch.arange(3.0))
+        self.register_buffer("passing", torch.ones(2), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.last(torch.tanh(self.first(x))))
+
+
+def test_a_plain_model_takes_all_weights_strictly(tmp_path: Path):
+    """Every name of its state_dict is there, a shared weight under both of its names, and it computes the same."""
+    made = workload(Tied, "first", "last", "head")
+    with trained(made) as pipeline:
+        pipeline.save(tmp_path / "at")
+        batch = made.make_batch(8, 5)
+        expected = pipeline.forward(batch[0])
+        pipeline.load(tmp_path / "at")
+    (tmp_path / "at" / "training.json").unlink()  # the model's shards and their index are enough
+    found = load_weights(str(tmp_path / "at"))
+    torch.manual_seed(1)
+    model = made.model()
+    assert found.keys() == model.state_dict().keys()
+    assert torch.equal(found["last.weight"], found["first.weight"])
+    model.load_state_dict(found)
+    assert model.last.weight is model.first.weight
+    torch.testing.assert_close(model(batch[0]), expected, rtol=0, atol=1e-12)
+
+
+OPTIMIZERS = {
+    "Adadelta": {}, "Adafactor": {}, "Adagrad": {}, "Adam": {"amsgrad": True}, "AdamW": {"foreach": True},
+    "Adamax": {}, "ASGD": {}, "NAdam": {}, "RAdam": {}, "RMSprop": {"momentum": 0.9, "centered": True}, "Rprop": {},
+    "SGD": {"momentum": 0.9, "nesterov": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_of_torch_is_as_it_was(tmp_path: Path, name: str):
+    """The checks know what each of them keeps: a good checkpoint is loaded, into one that has made no step."""
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return getattr(torch.optim, name)(parameters, **OPTIMIZERS[name])
+
+    made = workload(two_layers, optimizer=make)
+    with trained(made) as pipeline:
+        pipeline.save(tmp_path / "at")
+        expected = [pipeline.step(made.make_batch(8, n)) for n in (3, 4)]
+    with trained(made, steps=0) as pipeline:
+        pipeline.load(tmp_path / "at")
+        assert [pipeline.step(made.make_batch(8, n)) for n in (3, 4)] == expected
 
 
 def test_another_models_checkpoint(tmp_path: Path):
@@ -221,7 +390,7 @@ def test_one_buffer_under_two_names(tmp_path: Path):
     with trained(workload(model)) as pipeline:
         pipeline.save(tmp_path / "saved")
         pipeline.load(tmp_path / "saved")
-    assert {"0.table", "1.table"} < set(read_weights(tmp_path / "saved"))
+    assert {"0.table", "1.table"} < set(load_weights(tmp_path / "saved"))
 
 
 def test_what_the_script_keeps_comes_back(tmp_path: Path):

@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file
 from workloads import language, make_plan
 
-from assigner import Pipeline
-from assigner.runtime.checkpoint import read_weights
+from assigner import Pipeline, load_weights
 
 pytestmark = pytest.mark.distributed
 
@@ -92,12 +91,25 @@ def test_training_resumes_under_another_plan(ranks):
         assert "checkpoint exists" in found["checkpoint"]["again"]
 
 
+def test_a_checkpoint_that_one_rank_refuses_is_refused_on_all_alike(ranks):
+    """The error has one type everywhere and names the file or the weight; nothing has changed, and the run goes on."""
+    found = [each["checkpoint"]["refused"] for each in ranks]
+    for n, each in enumerate(found):
+        assert each["one is damaged"].startswith("FormatError: " + ("" if n == 1 else "worker:1: "))
+        assert "of rank 1/training.json: steps: -1 is not allowed" in each["one is damaged"]
+        assert each["they differ"].startswith("FormatError: ")
+        assert "is not the same on all ranks" in each["they differ"]
+        assert each["a weight is NaN on one"].startswith("UsageError: ")
+        assert "'tokens.weight' holds" in each["a weight is NaN on one"]
+        assert each["changed"] == "[]"
+
+
 def test_a_checkpoint_of_three_ranks_on_one(ranks, folder):
     """One rank reads weights and Adam state bit for bit, and trains on as the three did."""
     made = language()
     with Pipeline(made, make_plan(made)) as pipeline:
         pipeline.load(folder / "checkpoint")
-        weights = read_weights(folder / "checkpoint")
+        weights = load_weights(folder / "checkpoint")
         assert all(torch.equal(tensor, weights[name]) for name, tensor in pipeline.state_dict().items())
         shards = [load_file(folder / "checkpoint" / f"optimizer-0000{rank}.safetensors") for rank in range(3)]
         for name, parameter in pipeline.named_parameters():

@@ -8,6 +8,7 @@ Writes FOLDER/RANK.json: case -> what this rank found; and FOLDER/checkpoint, sa
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from assigner import Pipeline, UsageError
+from assigner import AssignerError, Pipeline, UsageError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
@@ -132,9 +133,44 @@ def checkpoints(folder: Path) -> dict[str, Any]:
             again = str(error)
         expected = [pipeline.step(made.make_batch(8, n)) for n in range(3, 6)]
     with Pipeline(made, make_plan(made, RESUMED)) as pipeline:
+        refused = refusals(pipeline, folder)
         pipeline.load(folder)
         losses = [pipeline.step(made.make_batch(8, n)) for n in range(3, 6)]
-        return {"again": again, "expected": expected, "losses": losses, "steps": pipeline.steps}
+        return {"again": again, "expected": expected, "losses": losses, "steps": pipeline.steps, "refused": refused}
+
+
+def refusals(pipeline: Pipeline, folder: Path) -> dict[str, str]:
+    """What this rank is told of checkpoints that one rank alone cannot read or write; the run goes on after each."""
+    before = {name: tensor.detach().clone() for name, tensor in pipeline.state_dict().items()}
+    mine = folder.with_name(f"of rank {dist.get_rank()}")
+    shutil.copytree(folder, mine)
+    weight = next(iter(pipeline.state_dict().values()), torch.zeros(1)).detach()
+    kept = weight.clone()
+
+    def told(work: Callable[[], Any]) -> str:
+        try:
+            work()
+        except AssignerError as error:
+            return f"{type(error).__name__}: {error.message}"
+        return "nothing"
+
+    def change(**parts: Any) -> None:
+        facts = json.loads((mine / "training.json").read_text())
+        (mine / "training.json").write_text(json.dumps({**facts, **parts}))
+
+    found = {}
+    if dist.get_rank() == 1:
+        change(steps=-1)
+    found["one is damaged"] = told(lambda: pipeline.load(mine))
+    change(steps=4 + dist.get_rank())
+    found["they differ"] = told(lambda: pipeline.load(mine))
+    if dist.get_rank() == 1:
+        weight.fill_(float("nan"))
+    found["a weight is NaN on one"] = told(lambda: pipeline.save(folder, force=True))
+    weight.copy_(kept)
+    state = pipeline.state_dict()
+    found["changed"] = str(pipeline.steps or [name for name in before if not torch.equal(before[name], state[name])])
+    return found
 
 
 def main(folder: Path) -> None:
