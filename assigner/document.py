@@ -10,19 +10,26 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import re
-import tempfile
 import types
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from assigner.errors import FormatError, UsageError
+from assigner.errors import FormatError
+from assigner.files import put, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 T = TypeVar("T")
+
+LARGEST = 1e18
+"""The largest number of a file: more than any time in seconds, memory in bytes or price is, and sums and products of
+some of them are finite."""
+_PLENTY = 10**9
+_EXACT = 2**53
+_DEEPEST = 20
+"""Objects and lists in each other, in a field that may hold anything."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +37,10 @@ class Range:
     """What a number may be, in an annotation: `Annotated[int, Range(1)]`."""
 
     low: float = 0
-    high: float = math.inf
+    high: float = LARGEST
 
     def __str__(self) -> str:
-        return f"{self.low:g} or more" if self.high == math.inf else f"{self.low:g} to {self.high:g}"
+        return f"{self.low:g} or more" if self.high >= _PLENTY else f"{self.low:g} to {self.high:g}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,20 +48,25 @@ class Line:
     """A text that people read in a row of a table, in an annotation: `Annotated[str, Line()]`.
 
     It has no control characters, no line breaks, and nothing that turns the direction of what follows: such a name
-    could move a terminal's cursor or write a row that is not there.
+    could move a terminal's cursor or write a row that is not there. And it is no longer than a path may be.
     """
 
     banned: str = "[\\u0000-\\u001f\\u007f-\\u009f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+    longest: int = 4096
 
 
 Name = Annotated[str, Line()]
-Count = Annotated[int, Range(1)]
+Count = Annotated[int, Range(1, _PLENTY)]
+Threads = Annotated[int, Range(1, 65_536)]
 Share = Annotated[float, Range(0, 1)]
 
 
 def shown(value: object) -> str:
     """A value as it stands in a message: its JSON, cut where it is long."""
-    text = json.dumps(value, default=repr)
+    try:
+        text = json.dumps(value, default=repr)
+    except RecursionError:
+        return f"a nested {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -68,8 +80,10 @@ def _number(value: Any, *, whole: bool, limits: Range, path: str) -> Any:
     if not is_number or not _is_finite(value) or (whole and value != int(value)):
         raise _bad(path, value, name)
     if not limits.low <= value <= limits.high:
-        raise _bad(path, value, f"{name}, {limits}")
-    return int(value) if whole else value
+        raise _bad(path, value, f"{name}, {f'at most {limits.high:g}' if value > limits.high else limits}")
+    if whole:
+        return int(value)
+    return float(value) if abs(value) > _EXACT else value  # a whole number that no int64 may hold
 
 
 def _is_finite(value: float) -> bool:
@@ -140,9 +154,34 @@ def decode(hint: Any, value: Any, path: str = "") -> Any:
     )
     if not isinstance(value, expected):
         raise _bad(path, value, name)
-    if isinstance(limits, Line) and isinstance(value, str) and re.search(limits.banned, value):
-        raise _bad(path, value, "text of printable characters in one line")
+    if isinstance(limits, Line):
+        _check_line(value, limits, path)
+    else:
+        _check_plain(value, path)
     return value
+
+
+def _check_line(value: str, limits: Line, path: str) -> None:
+    if re.search(limits.banned, value):
+        raise _bad(path, value, "text of printable characters in one line")
+    if len(value) > limits.longest:
+        raise _bad(path, value, f"at most {limits.longest:,} characters")
+
+
+def _check_plain(value: Any, path: str, depth: int = 0) -> None:
+    """What a field holds that may hold anything: it can be written again and printed as JSON."""
+    if isinstance(value, dict | list):
+        if depth == _DEEPEST:
+            raise FormatError(f"{path}: nested too deeply")
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, each in pairs:
+            _check_plain(name, path, depth)
+            _check_plain(each, f"{path}.{name}" if isinstance(value, dict) else f"{path}[{name}]", depth + 1)
+    elif isinstance(value, str):
+        if re.search("[\ud800-\udfff]", value):
+            raise _bad(path, value, "text in Unicode")
+    elif isinstance(value, int | float) and not (_is_finite(value) and abs(value) <= LARGEST):
+        raise _bad(path, value, f"a finite number, at most {LARGEST:g}")
 
 
 def _decode_record(kind: Any, value: Any, path: str) -> Any:
@@ -187,11 +226,9 @@ def schema(hint: Any) -> dict[str, Any]:
     elif origin is Literal:
         rule = {"enum": list(get_args(hint))}
     elif isinstance(limits, Line):
-        rule = {"type": "string", "not": {"pattern": limits.banned}}
+        rule = {"type": "string", "maxLength": limits.longest, "not": {"pattern": limits.banned}}
     elif hint is float or hint is int:
-        rule = {"type": "integer" if hint is int else "number", "minimum": limits.low}
-        if limits.high != math.inf:
-            rule["maximum"] = limits.high
+        rule = {"type": "integer" if hint is int else "number", "minimum": limits.low, "maximum": limits.high}
     else:
         rule = {"type": {str: "string", bool: "boolean"}.get(hint, "object")}
     return {"anyOf": [rule, {"type": "null"}]} if optional else rule
@@ -219,12 +256,7 @@ def read(path: Path, kind: type[T], *, name: str, major: int) -> T:
         UsageError: the file is not there or cannot be read.
         FormatError: it is not what it should be; the message starts with the file's name.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}", hint=f"is this the path of a {name} file?") from error
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    text = read_text(path, hint=f"is this the path of a {name} file?")
     try:
         document = json.loads(text, object_pairs_hook=_no_duplicates)
         _check_head(document, name=name, major=major)
@@ -255,7 +287,7 @@ def _check_head(document: Any, *, name: str, major: int) -> None:
         )
     version = document.get("format_version")
     parts = version.split(".") if isinstance(version, str) else []
-    if len(parts) != 2 or not all(part.isdigit() for part in parts):
+    if len(parts) != 2 or not all(re.fullmatch("[0-9]{1,4}", part) for part in parts):
         raise _bad("format_version", version, f'text such as "{major}.0"')
     if int(parts[0]) != major:
         raise FormatError(
@@ -264,59 +296,9 @@ def _check_head(document: Any, *, name: str, major: int) -> None:
         )
 
 
-def refuse_existing(path: Path, *, force: bool, remedy: str = "--force replaces it") -> None:
-    """Raise UsageError if `path` cannot be written: before the work, so that no result is lost.
-
-    Args:
-        path: The file that will be written.
-        force: An existing file may be replaced.
-        remedy: What the caller can do about an existing file.
-    """
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", hint="name a file")
-    if path.exists() and not path.is_file():  # a file is moved into place: it would replace a device or a pipe
-        raise UsageError(f"{path} is no regular file", hint="name a file")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path}: the folder {path.parent} does not exist", hint=f"mkdir -p {path.parent}")
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists", hint=remedy)
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{path}: the folder {path.parent} may not be written to", hint="name a file in another one")
-
-
 def write(path: Path, document: Any, *, force: bool) -> None:
     """Write a document as JSON; errors as `put`."""
     put(path, (json.dumps(encode(document), indent=1, allow_nan=False) + "\n").encode(), force=force)
-
-
-def put(path: Path, content: bytes, *, force: bool) -> None:
-    """Write a file: to a temporary name beside `path`, then moved into place.
-
-    Raises:
-        UsageError: the file exists and `force` is not given, the folder does not exist, or the disk is full.
-    """
-    refuse_existing(path, force=force)
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:200]}.", dir=path.parent)
-    except OSError as error:
-        raise _unwritten(path, error) from error
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)  # mkstemp makes it private to its owner
-        Path(temporary).replace(path)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise _unwritten(path, error) from error
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _unwritten(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"cannot write {path}: {error.strerror}", hint="make room, or name a file in another place")
 
 
 def check_unique(names: Sequence[str], path: str) -> None:

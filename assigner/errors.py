@@ -16,9 +16,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from assigner.formatting import LONGEST, printable
+
 
 class AssignerError(Exception):
     """Root of every error that this package raises on purpose.
+
+    What a message quotes may come from anywhere: control characters in it are written out, and it has an end.
 
     Args:
         message: What is wrong, with the offending value and where it was found.
@@ -28,6 +32,8 @@ class AssignerError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
+        message = printable(message, most=LONGEST)
+        hint = None if hint is None else printable(hint, most=LONGEST)
         super().__init__(message)
         self.message = message
         self.hint = hint

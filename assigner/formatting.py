@@ -15,8 +15,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 NOTHING = "-"
+LONGEST = 2000
+"""Characters of a message; what is longer is cut in its middle."""
 
 _DIGITS = re.compile(r"(\d+)")
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a text of a file could steer a terminal with; line breaks and tabs are left."""
+
+
+def printable(text: str, *, most: int | None = None) -> str:
+    """A text as it may be printed, whoever wrote it: control characters and the like are written out.
+
+    Args:
+        text: From a file, a command line or another program.
+        most: Characters; a longer text loses its middle, and says how much. None: it may have any length.
+    """
+    if most is not None and len(text) > most:
+        behind = most // 4
+        cut = len(text) - most
+        text = f"{text[: most - behind]} [... {cut:,} more characters ...] {text[-behind:]}"
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from assigner.errors import FormatError
 
-_FORM = re.compile(r"worker:(\d+)/([a-z]+(?::\d+)?)")
+MOST_RANKS = 65_536
+_FORM = re.compile(r"worker:(0|[1-9][0-9]*)/([a-z]+(?::(?:0|[1-9][0-9]*))?)")
 
 
 @dataclass(frozen=True, order=True)
@@ -15,7 +16,7 @@ class Location:
     """One device of one process of a run.
 
     Args:
-        rank: The process's rank in the run, 0 or more.
+        rank: The process's rank in the run, from 0 and below `MOST_RANKS`.
         device: The device as torch names it: `cpu`, `cuda:0`.
     """
 
@@ -27,12 +28,16 @@ class Location:
         """Read `worker:RANK/DEVICE`.
 
         Raises:
-            FormatError: the text has another form; the message starts with `where`.
+            FormatError: the text has another form, or no run has such a rank; the message starts with `where`.
         """
         match = _FORM.fullmatch(text)
         if match is None:
             raise FormatError(
                 f"{where}: {text!r} is not a location", hint="write it as worker:0/cpu or worker:1/cuda:0"
+            )
+        if len(match[1]) > len(str(MOST_RANKS)) or int(match[1]) >= MOST_RANKS:
+            raise FormatError(
+                f"{where}: {text!r} is not allowed; a run has at most {MOST_RANKS:,} ranks", hint="ranks count from 0"
             )
         return cls(int(match[1]), match[2])
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError, UsageError
+from assigner.files import read_bytes
 
 if TYPE_CHECKING:
     from assigner.plan import Plan
@@ -52,4 +53,4 @@ def is_origin(plan: Plan, path: Path) -> bool:
 
 def file_hash(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(path, hint="name the profile: --profile PROFILE")).hexdigest()

@@ -5,17 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from assigner.document import Count, Name, check_unique, read, write
+from assigner.document import Count, Name, Range, Share, Threads, check_unique, read, write
 from assigner.errors import FormatError
 from assigner.location import Location
 from assigner.profile import WorkloadReference
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 MAJOR = 1
+MOST_MICRO_BATCHES = 65_536
+"""Of a step; every one of them is simulated, and run, by itself."""
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Objective = Literal["step", "throughput", "latency", "cost"]
+MicroBatches = Annotated[int, Range(1, MOST_MICRO_BATCHES)]
+StepTime = Annotated[float, Range(1e-12)]
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,8 @@ class Stage:
     worker: Name
     partitions: tuple[Name, ...]
     rematerialise: tuple[Name, ...] = ()
-    in_flight: Count | None = None
-    threads: Count | None = None
+    in_flight: MicroBatches | None = None
+    threads: Threads | None = None
 
 
 @dataclass(frozen=True)
@@ -144,9 +151,9 @@ class Prediction:
         transfers: The messages, by link.
     """
 
-    step_s: float
+    step_s: StepTime
     samples_per_s: float
-    bubble_fraction: float
+    bubble_fraction: Share
     workers: tuple[WorkerPrediction, ...]
     transfers: tuple[TransferPrediction, ...]
 
@@ -171,7 +178,7 @@ class SolverReport:
     status: Literal["optimal", "feasible"]
     objective_s: float
     bound_s: float
-    gap: float
+    gap: Share
     seconds: float
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -212,7 +219,7 @@ class Candidate:
     """
 
     schedule: Schedule
-    micro_batches: Count
+    micro_batches: MicroBatches
     micro_batch_size: Count
     objective_s: float | None
     bound_s: float | None
@@ -271,7 +278,7 @@ class Plan:
     workload: WorkloadReference
     objective: Objective = "step"
     schedule: Schedule = "gpipe"
-    micro_batches: Count
+    micro_batches: MicroBatches
     micro_batch_size: Count
     stages: tuple[Stage, ...]
     predicted: Prediction | None = None
@@ -305,9 +312,25 @@ class Plan:
 
 
 def _check(plan: Plan) -> None:
-    if not plan.stages:
+    check_stages(plan.stages, plan.micro_batches)
+    batch, count, size = plan.workload.batch_size, plan.micro_batches, plan.micro_batch_size
+    if not (count - 1) * size < batch <= count * size:
+        raise FormatError(
+            f"micro_batches: {count} of {size} samples do not make a batch of {batch}",
+            hint=f"for {count} micro-batches, micro_batch_size is {-(-batch // count)}",
+        )
+    _check_prediction(plan.predicted)
+    for n, each in enumerate(plan.candidates):
+        _check_bound(each.objective_s, each.bound_s, f"candidates[{n}].bound_s")
+    if plan.solver is not None:
+        _check_bound(plan.solver.objective_s, plan.solver.bound_s, "solver.bound_s")
+
+
+def check_stages(stages: Sequence[Stage], micro_batches: int) -> None:
+    """Raise FormatError unless these can be the stages of a plan: every partition once, a device a rank."""
+    if not stages:
         raise FormatError("stages: empty; a plan has at least one")
-    for n, stage in enumerate(plan.stages):
+    for n, stage in enumerate(stages):
         Location.parse(stage.worker, where=f"stages[{n}].worker")
         if not stage.partitions:
             raise FormatError(f"stages[{n}].partitions: empty; leave the stage out")
@@ -315,18 +338,31 @@ def _check(plan: Plan) -> None:
         if strange:
             raise FormatError(f"stages[{n}].rematerialise: {strange[0]!r} is not a partition of this stage")
         check_unique(stage.rematerialise, f"stages[{n}].rematerialise[{{}}]")
-    check_unique(plan.partitions, "stages: partition {}")
+        if stage.in_flight is not None and stage.in_flight > micro_batches:
+            raise FormatError(
+                f"stages[{n}].in_flight: {stage.in_flight} is not allowed; a step has {micro_batches} micro-batches",
+                hint="leave it out for the schedule's default",
+            )
+    check_unique([name for stage in stages for name in stage.partitions], "stages: partition {}")
     ranks: dict[int, str] = {}
-    for worker in plan.workers:
+    for worker in (stage.worker for stage in stages):
         rank = Location.parse(worker).rank
         if ranks.setdefault(rank, worker) != worker:
             raise FormatError(f"stages: {ranks[rank]!r} and {worker!r} have the same rank; a worker has one device")
-    batch, count, size = plan.workload.batch_size, plan.micro_batches, plan.micro_batch_size
-    if not (count - 1) * size < batch <= count * size:
-        raise FormatError(
-            f"micro_batches: {count} of {size} samples do not make a batch of {batch}",
-            hint=f"for {count} micro-batches, micro_batch_size is {-(-batch // count)}",
-        )
+
+
+def _check_prediction(predicted: Prediction | None) -> None:
+    """Of each worker and each link one thing is predicted."""
+    if predicted is not None:
+        check_unique([each.worker for each in predicted.workers], "predicted.workers[{}].worker")
+        links = [f"{each.source} -> {each.target}" for each in predicted.transfers]
+        check_unique(links, "predicted.transfers[{}]")
+
+
+def _check_bound(value: float | None, bound: float | None, where: str) -> None:
+    """Raise FormatError if a value is below what is proven of all, by more than rounding."""
+    if value is not None and bound is not None and bound > value * (1 + 1e-6):
+        raise FormatError(f"{where}: {bound:g} is not allowed; no plan is better than its bound, and this is {value:g}")
 
 
 def load_plan(path: Path | str) -> Plan:

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from assigner.document import Count, Name, Share, check_unique, read, write
+from assigner.document import Count, Name, Share, Threads, check_unique, read, write
 from assigner.errors import FormatError
 from assigner.graph import topological_order
 from assigner.location import Location
@@ -57,7 +57,7 @@ class Worker:
     host: Name
     device: Name
     memory_bytes: float
-    threads: Count = 1
+    threads: Threads = 1
     reserve_bytes: float = 0
     cost_per_hour: float | None = None
     allocator_share: float = 0.0

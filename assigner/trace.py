@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from assigner.document import Count, Range, check_unique, read, write
 from assigner.errors import FormatError
-from assigner.plan import Plan, Schedule, Stage
+from assigner.plan import MicroBatches, Plan, Schedule, Stage, check_stages
 from assigner.profile import WorkloadReference
 from assigner.schedule import Payload, Route
 
@@ -122,9 +122,9 @@ class Trace:
         environment: Of the run.
 
     Raises:
-        FormatError: a worker stands twice or holds no stage, one that holds a stage is missing, an action ends before
-            it starts or names a step, stage, micro-batch or peer that is none of the trace's, or a worker has not
-            just one whole time for every step.
+        FormatError: the stages are none of a plan, a worker stands twice or holds no stage, one that holds a stage is
+            missing, an action ends before it starts or names a step, stage, micro-batch, partition or peer that is
+            none of the trace's, or a worker has not just one whole time for every step.
     """
 
     kind: Literal["trace"] = "trace"
@@ -135,7 +135,7 @@ class Trace:
     workload: WorkloadReference
     stages: tuple[Stage, ...]
     schedule: Schedule
-    micro_batches: Count
+    micro_batches: MicroBatches
     micro_batch_size: Count
     remat: Literal["plan", "always", "except_last", "never"] = "plan"
     steps: Count
@@ -171,6 +171,8 @@ class Trace:
 
 
 def _check(trace: Trace) -> None:
+    check_stages(trace.stages, trace.micro_batches)
+    partitions = {name for stage in trace.stages for name in stage.partitions}
     names = [worker.worker for worker in trace.workers]
     check_unique(names, "workers[{}].worker")
     holders = {stage.worker for stage in trace.stages}
@@ -183,6 +185,8 @@ def _check(trace: Trace) -> None:
             where = f"workers[{n}].actions[{k}]"
             _check_action(trace, action, holders - {worker.worker}, where)
             _check_place(trace, action, worker.worker, where)
+            if action.message is not None and action.message.partition not in partitions:
+                raise FormatError(f"{where}.message.partition: {action.message.partition!r} is in none of the stages")
         whole = [action.step for action in worker.actions if action.kind == "step"]
         if len(whole) != trace.steps or sorted(whole) != list(range(trace.steps)):
             raise FormatError(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from typer.core import TyperArgument
 
@@ -221,18 +221,19 @@ def install(shell: str | None) -> list[Path]:
     place = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "assigner" / f"completion.{shell}"
     start = home / ".bashrc" if shell == "bash" else Path(os.environ.get("ZDOTDIR") or home) / ".zshrc"
     line = f"source {shlex.quote(str(place))}"
-    before = start.read_text(encoding="utf-8") if start.is_file() else ""
+    before = start.read_text(encoding="utf-8", errors="replace") if start.is_file() else ""
     changed = [_written(place, SCRIPTS[shell])]
     if line not in before.splitlines():
         gap = "" if not before or before.endswith("\n") else "\n"
-        changed.append(_written(start, f"{before}{gap}{line}\n"))
+        changed.append(_written(start, f"{gap}{line}\n", mode="a"))  # never anything but a line more: it is theirs
     return changed
 
 
-def _written(path: Path, text: str) -> Path:
+def _written(path: Path, text: str, mode: Literal["w", "a"] = "w") -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as stream:
+            stream.write(text)
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror}", hint="--show-completion prints it to put elsewhere"

@@ -7,18 +7,19 @@ dashes; a list stands for a flag that may be repeated, a table for its NAME=VALU
 
 import difflib
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from assigner.errors import FormatError, UsageError
+from assigner.errors import FormatError
+from assigner.files import parse_toml, read_text
 
 TABLES = ("lab", "profile", "run", "solve")
 """Commands that take settings from a file."""
 
 _OWN = {"config", "help"}
+_OF_FOLDER = "pyproject.toml"
 _CONTEXT, _WHERE = "assigner.context", "assigner.settings"
 
 
@@ -105,9 +106,9 @@ def _nearest(word: str, names: list[str], what: str) -> str:
 
 def _table(path: Path | None, command: str) -> tuple[dict[str, Any], str]:
     """A command's settings and where they stand; none without a file."""
-    found = Path("pyproject.toml") if path is None else path
-    if path is None and not found.is_file():
-        return {}, str(found)
+    found = settings_file(path)
+    if found is None:
+        return {}, _OF_FOLDER
     document, place = _read(found), f"{found}: "
     tools = _inner(document, "tool", f"{found}: ") if path is None or "tool" in document else {}
     if path is None or "assigner" in tools:
@@ -132,13 +133,19 @@ def _inner(document: dict[str, Any], name: str, where: str) -> dict[str, Any]:
     return found
 
 
+def settings_file(given: Path | None) -> Path | None:
+    """The file that settings come from: the one that is given, or this folder's pyproject.toml where there is one."""
+    if given is None and not Path(_OF_FOLDER).is_file():
+        return None
+    return given or Path(_OF_FOLDER)
+
+
 def _read(path: Path) -> dict[str, Any]:
+    text = read_text(path, hint="give the path of a TOML file")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="give the path of a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path} is no TOML: {error}", hint="toml.io has the syntax") from error
+        return parse_toml(text)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error.message}", hint="toml.io has the syntax") from error
 
 
 def _as_flag(given: Any, param: Any, *, where: str) -> Any:

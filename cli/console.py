@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from assigner.formatting import LONGEST, printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -123,7 +125,7 @@ def show_text(text: str) -> None:
 def notice(text: str) -> None:
     """Say something beside the result, unless quiet."""
     if not settings().quiet:
-        stderr().print(text, soft_wrap=True)
+        stderr().print(printable(text, most=LONGEST), soft_wrap=True)
 
 
 def explain(report: Iterable[Part]) -> None:
@@ -142,6 +144,7 @@ def fail(message: str, hint: str | None) -> None:
     from rich.text import Text
 
     console = stderr()
-    console.print(Text.assemble(("error: ", "bold red"), " ".join(message.split())), soft_wrap=True)
-    if hint:
-        console.print(Text.assemble(("hint: ", "bold"), " ".join(hint.split())), soft_wrap=True)
+    for name, style, text in (("error: ", "bold red", message), ("hint: ", "bold", hint)):
+        if text:
+            told = printable(" ".join(text.split()), most=LONGEST)
+            console.print(Text.assemble((name, style), told), soft_wrap=True)

@@ -58,7 +58,7 @@ def export_command(
     as_json: Json = False,
 ) -> None:
     """Write a plan for accelerate, torch, Graphviz, ..."""
-    from assigner.document import put, refuse_existing
+    from assigner.files import entry_file, put, refuse_existing, refuse_input
     from assigner.origin import profile_path
     from assigner.plan import load_plan
     from assigner.profile import load_profile
@@ -68,9 +68,12 @@ def export_command(
     if everything and to != "dot":
         raise UsageError(f"--all means nothing for {to}", hint="it is for dot")
     if output is not None:
-        refuse_existing(output, force=force)
+        refuse_existing(output, force=force, reads=[plan, profile, entry_file(workload)])
     found = load_plan(plan)
-    known = load_profile(profile_path(found, plan, profile))
+    where = profile_path(found, plan, profile)
+    if output is not None:
+        refuse_input(output, [where])
+    known = load_profile(where)
     made = _exported(to, found, known, None if workload is None else _held(workload, found), every=everything)
     for note in made.notes:
         console.notice(f"note: {note}")

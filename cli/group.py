@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from assigner.cause import cause_of, hand_over
 from assigner.errors import AssignerError, FormatError, InfeasibleError, UsageError
+from assigner.formatting import printable
 
 from . import completion, console
 from .configuration import named_by_origin, origin
@@ -147,7 +148,7 @@ def _trace(error: BaseException) -> None:
     """With -v, where the error comes from: for a rank's, where on that rank."""
     if settings().verbose:
         theirs = getattr(error, "trace", "") or getattr(error.__cause__, "trace", "")
-        sys.stderr.write(theirs or "".join(traceback.format_exception(error)))
+        sys.stderr.write(printable(theirs or "".join(traceback.format_exception(error))))
 
 
 def _end_of_options(args: Sequence[str]) -> int:

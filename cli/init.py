@@ -35,8 +35,8 @@ def init_command(
     The model is built without memory to find what it takes and which partitions it could have, and cut there once, so
     that the file works as it is. Its data are made up: put yours there.
     """
-    from assigner.document import put, refuse_existing
     from assigner.errors import UsageError
+    from assigner.files import put, refuse_existing
     from assigner.starter import EXAMPLE, workload_text
 
     if output.suffix != ".py":
@@ -71,8 +71,9 @@ def _looking() -> Iterator[None]:
 def _refuse_own(output: Path, model: str | None, *files: Path) -> None:
     """Raise UsageError if the workload file would take the place of the model's."""
     from assigner.errors import UsageError
+    from assigner.files import is_same_file
 
-    if model is not None and output.resolve() in (file.resolve() for file in files):
+    if model is not None and any(is_same_file(output, file) for file in files):
         raise UsageError(
             f"{output} is the file of {model} itself, which the workload file imports",
             hint=f"-o {output.with_name('workload.py' if output.name != 'workload.py' else 'training.py')}",

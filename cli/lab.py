@@ -10,6 +10,7 @@ import typer
 from assigner.errors import FormatError, UsageError
 
 from . import console
+from .configuration import settings_file
 from .options import Config, Force, Json
 
 _RUN, _DERIVE = "A run", "A cluster like a profile's workers"
@@ -66,7 +67,7 @@ def lab_command(
     ] = None,
     force: Force = False,
     as_json: Json = False,
-    config: Config = None,  # noqa: ARG001 - its callback answers
+    config: Config = None,
 ) -> None:  # fmt: skip
     """Run a command on a cluster made on this machine."""
     if from_profile is not None:
@@ -74,7 +75,7 @@ def lab_command(
             raise UsageError(
                 "--from writes a cluster file and runs nothing", hint="give the cluster file to a second call"
             )
-        _derive(from_profile, here, output, force=force)
+        _derive(from_profile, here, output, settings_file(config), force=force)
         return
     if output is not None or here is not None:
         raise UsageError("-o and --here belong to --from", hint="assigner lab CLUSTER.toml -- COMMAND; mind the --")
@@ -122,15 +123,15 @@ def _check(path: Path | None, *, as_json: bool) -> None:
         console.show_text("ready for this cluster\n")
 
 
-def _derive(profile: Path, here: Path | None, output: Path | None, *, force: bool) -> None:
-    from assigner.document import refuse_existing
+def _derive(profile: Path, here: Path | None, output: Path | None, settings: Path | None, *, force: bool) -> None:
+    from assigner.files import put, refuse_existing
     from assigner.lab import Machine, lacks, parse_cluster
     from assigner.lab.clusterfile import cluster_text
     from assigner.lab.derive import derive
     from assigner.profile import load_profile
 
     if output is not None:
-        refuse_existing(output, force=force)
+        refuse_existing(output, force=force, reads=[profile, here, settings])
     netem = all(lack.feature != "latency" for lack in lacks())
     found = derive(
         load_profile(profile), Machine.here(), here=None if here is None else load_profile(here), netem=netem
@@ -146,7 +147,7 @@ def _derive(profile: Path, here: Path | None, output: Path | None, *, force: boo
     if output is None:
         console.show_text(text)
         return
-    output.write_text(text, encoding="utf-8")
+    put(output, text.encode(), force=force)
     console.notice(
         f"{len(found.hosts)} hosts written to {output}; 1 s of the profile is {found.scale:.3g} s on them\n"
         f"next: assigner lab {output} -- COMMAND"

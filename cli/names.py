@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from assigner.files import read_text
+
 if TYPE_CHECKING:
     from assigner.profile import Profile
 
@@ -38,8 +40,8 @@ def functions(incomplete: str) -> list[str]:
     if not colon:
         return []
     try:
-        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError):
+        tree = ast.parse(read_text(Path(file), hint=""))
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return []
     found = (node.name for node in tree.body if isinstance(node, ast.FunctionDef))
     return [f"{file}:{name}" for name in found if not name.startswith("_")]

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from assigner.document import refuse_existing
 from assigner.errors import MeasurementError, UsageError
+from assigner.files import entry_file, refuse_existing, refuse_input
 from assigner.launched import launched, launched_rank
 
 from . import console, names
 from .check import compared
+from .configuration import settings_file
 from .group import INTERRUPTED
 from .options import Config, Force
 
@@ -115,7 +116,7 @@ def profile_command(
         ),
     ] = None,
     force: Force = False,
-    config: Config = None,  # noqa: ARG001 - its callback answers
+    config: Config = None,
 ) -> None:  # fmt: skip
     """Measure partitions, memory and links.
 
@@ -123,6 +124,7 @@ def profile_command(
     """
     if only and merge:
         raise UsageError("--only and --merge: one at a time", hint="merge first, then measure again in the new file")
+    refuse_input(output, [entry_file(workload), settings_file(config), *(merge or [])])
     if only and reserve is not None:
         raise UsageError(
             "--only and --reserve: workers keep the memory and the reserve that PROFILE has for them",

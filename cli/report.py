@@ -36,13 +36,13 @@ def report_command(
     as_json: Json = False,
 ) -> None:
     """Write plans as one HTML file that works offline."""
-    from assigner.document import refuse_existing
+    from assigner.files import refuse_existing
 
     if output is None and not as_json:
         raise UsageError("no file to write the page to", hint="name one: -o report.html")
     if output is not None:
-        refuse_existing(output, force=force)
-    pages = _pages(plans, profile, measured or [])
+        refuse_existing(output, force=force, reads=[*plans, profile, *(measured or [])])
+    pages = _pages(plans, profile, measured or [], output)
     from assigner.report.page import page_data
 
     title = title or f"{pages[0].plan.workload.name}: {'plan' if len(pages) == 1 else 'plans side by side'}"
@@ -52,8 +52,9 @@ def report_command(
         console.show_json(page_data(pages, title=title))
 
 
-def _pages(plans: list[Path], profile: Path | None, measured: list[Path]) -> "list[Shown]":
-    """The plans, each priced with its profile and beside its runs."""
+def _pages(plans: list[Path], profile: Path | None, measured: list[Path], output: Path | None) -> "list[Shown]":
+    """The plans, each priced with its profile and beside its runs; the output is none of the profiles."""
+    from assigner.files import refuse_input
     from assigner.origin import file_hash, profile_path
     from assigner.plan import ProfileReference, load_plan
     from assigner.profile import load_profile
@@ -66,6 +67,8 @@ def _pages(plans: list[Path], profile: Path | None, measured: list[Path]) -> "li
     traces = [(str(path), load_trace(path)) for path in dict.fromkeys(measured)]
     runs = runs_of(named, traces)
     where = [profile_path(each.plan, path, profile) for each, path in zip(named, plans, strict=True)]
+    if output is not None:
+        refuse_input(output, where)
     profiles = {path: (load_profile(path), ProfileReference(str(path), file_hash(path))) for path in set(where)}
     return [
         shown(each.name, each.plan, profiles[path][0], mine, source=profiles[path][1])
@@ -77,7 +80,7 @@ def _write(output: Path, pages: "list[Shown]", title: str, priced_by: str, *, fo
     from datetime import UTC, datetime
 
     from assigner import formatting as fmt
-    from assigner.document import put
+    from assigner.files import put
     from assigner.report.page import page_html
 
     made_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from assigner.document import shown
 from assigner.errors import FormatError, UsageError
+from assigner.files import read_bytes
 
 from . import console
 from .options import Json
@@ -57,15 +59,15 @@ def _show_plan(file: Path, profile: Path | None, *, as_json: bool) -> None:
 def _kind(file: Path) -> str:
     """What the file says that it is; `profile` where it is not JSON, so that the loader says why."""
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror or error}", hint="name a profile or a plan file") from error
+        document = json.loads(read_bytes(file, hint="name a profile or a plan file"))
+    except UsageError:
+        raise
     except (ValueError, RecursionError):
         return "profile"
     kind = document.get("kind") if isinstance(document, dict) else None
     if kind not in ("profile", "plan"):
         raise FormatError(
-            f"{file}: kind: {json.dumps(kind)[:40]} is not allowed; expected 'profile' or 'plan'",
+            f"{file}: kind: {shown(kind)} is not allowed; expected 'profile' or 'plan'",
             hint="assigner show reads what assigner profile and assigner solve write",
         )
     return str(kind)

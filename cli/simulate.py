@@ -84,13 +84,10 @@ def _check(*, memory: bool, against: Path | None, step: str, calibrate: Path | N
 
 def _check_output(out: Path | None, reads: "Sequence[Path]", *, force: bool) -> None:
     """Before the work: it can be written, and it is none of the files that are read."""
-    from assigner.document import refuse_existing
+    from assigner.files import refuse_existing
 
-    if out is None:
-        return
-    if any(out.exists() and each.exists() and out.samefile(each) for each in reads):
-        raise UsageError(f"{out} is a file that this command reads", hint="name another one to write")
-    refuse_existing(out, force=force)
+    if out is not None:
+        refuse_existing(out, force=force, reads=reads)
 
 
 def _predict(

@@ -8,6 +8,7 @@ import typer
 from assigner.errors import UsageError
 
 from . import console, names, solving
+from .configuration import settings_file
 from .options import Config, Force, Json, ProfileFile
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def solve_command(
         Path | None,
         _option("--complete", panel=HINTS, metavar="PLAN", help="Keep what this partial plan says, place the rest."),
     ] = None,
-    config: Config = None,  # noqa: ARG001 - its callback answers
+    config: Config = None,
     solver: Annotated[Literal["highs", "cbc"], _option("--solver", panel=SEARCH, help="The ILP solver.")] = "highs",
     gap: Annotated[float, _option("--gap", panel=SEARCH, help="Stop within this share of the best possible.")] = 0.01,
     time_limit: Annotated[
@@ -173,7 +174,7 @@ def solve_command(
     """
     from dataclasses import replace
 
-    from assigner.document import refuse_existing
+    from assigner.files import refuse_existing
     from assigner.plan import load_plan, save_plan
     from assigner.profile import load_profile
     from assigner.solver import SolveOptions, completing
@@ -181,9 +182,7 @@ def solve_command(
     if output is None and not as_json:
         raise UsageError("no output is named", hint="-o plan.json writes the plan; --json prints it")
     if output is not None:
-        refuse_existing(output, force=force)
-        if output.exists() and output.samefile(profile):
-            raise UsageError(f"{output} is the profile that is read", hint="name another file for the plan")
+        refuse_existing(output, force=force, reads=[profile, complete, settings_file(config)])
     rules: dict[str, Literal["never", "always"]] = dict.fromkeys(never_remat or [], "never")
     for name in always_remat or []:
         if rules.setdefault(name, "always") != "always":
@@ -259,16 +258,16 @@ def _show(solution: "Solution", robustness: "Robustness | None", *, as_json: boo
 
 def _sign(plan: "Plan", profile: Path) -> "Plan":
     """The plan saying where it comes from."""
-    import hashlib
     from dataclasses import replace
     from datetime import UTC, datetime
 
     from assigner import __version__
+    from assigner.origin import file_hash
     from assigner.plan import ProfileReference
 
     return replace(
         plan,
         created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         tool_version=__version__,
-        profile=ProfileReference(str(profile), hashlib.sha256(profile.read_bytes()).hexdigest()),
+        profile=ProfileReference(str(profile), file_hash(profile)),
     )

@@ -7,14 +7,14 @@ written by hand and a misspelt limit would be no limit.
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 from assigner.document import Count, Range, check_unique, decode
-from assigner.errors import FormatError, UsageError
+from assigner.errors import FormatError
+from assigner.files import parse_toml, read_text
 
 MOST_HOSTS = 250
 HOST_NAME = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # without a letter it is an address
@@ -103,14 +103,7 @@ def load_cluster(path: Path | str) -> Cluster:
         FormatError: it is not a sound cluster; the message names file, place, value and what is allowed.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{path}: {error.strerror or error}", hint="examples/clusters/ has cluster files to start from"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    text = read_text(path, hint="examples/clusters/ has cluster files to start from")
     try:
         return parse_cluster(text)
     except FormatError as error:
@@ -123,10 +116,7 @@ def parse_cluster(text: str) -> Cluster:
     Raises:
         FormatError: as `load_cluster`, without the file's name.
     """
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise FormatError(f"not TOML: {error}") from error
+    document = parse_toml(text)
     _refuse_unknown(document, Cluster, "")
     hosts = document.get("host")
     for n, host in enumerate(hosts if isinstance(hosts, list) else ()):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from assigner.document import Count, decode, encode, shown
 from assigner.errors import FormatError
+from assigner.files import read_bytes
 from assigner.location import Location
 from assigner.profile import Measurement
 from assigner.profiler.accord import Point
@@ -144,7 +145,7 @@ class Journal:
         """
         if self.path is None or not self.path.exists():
             return False
-        data = self.path.read_bytes()
+        data = read_bytes(self.path, hint=_HINT)
         whole = data[: data.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines(), 1):
             try:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]
 
-from assigner.document import refuse_existing
 from assigner.errors import AssignerError, MeasurementError, UsageError
+from assigner.files import refuse_existing
 from assigner.launched import launched
 from assigner.merging import check_same_partitions, check_same_workload, merged
 from assigner.profile import Profile, load_profile, save_profile
@@ -236,7 +236,7 @@ def _read(session: RankSession, output: Output) -> _First:
     here = workload_reference(session.workload, graph, session.entry)
     Selection(output.only).check([piece.name for piece in graph.pieces], session.table.ranks)
     if not output.only:
-        refuse_existing(output.path, force=output.force)
+        refuse_existing(output.path, force=output.force, reads=output.others)
     others = tuple((str(path), load_profile(path)) for path in output.others)
     old = load_profile(output.path) if output.only else None
     for name, profile in (*others, *([(str(output.path), old)] if old else [])):

@@ -6,9 +6,10 @@ know neither.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
+
+from assigner.formatting import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -125,9 +126,6 @@ _STYLES = {"plain": "", "strong": "bold", "warning": "yellow"}
 
 _SIGN_STYLES = ("cyan", "magenta")
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a text of a file could steer a terminal with; line breaks and tabs are left."""
-
 Part = Sheet | Strip | Line
 Report = tuple[Sheet | Line, ...]
 
@@ -143,27 +141,22 @@ def draw(report: Iterable[Part], *, width: int) -> Group:
         if previous is not None and not (isinstance(part, Line) and isinstance(previous, Line)):
             parts.append(Text(""))
         if isinstance(part, Line):
-            parts.append(Text(_printed(part.text), style=_STYLES[part.tone]))
+            parts.append(Text(printable(part.text), style=_STYLES[part.tone]))
         elif isinstance(part, Strip):
-            parts += [Text(part.title, style="bold"), *_strip(part, width)]
+            parts += [Text(printable(part.title), style="bold"), *_strip(part, width)]
         else:
             fitted = part.fitted(width)
-            parts += [Text(fitted.title, style="bold")] if fitted.title else []
+            parts += [Text(printable(fitted.title), style="bold")] if fitted.title else []
             parts.append(_table(fitted))
         previous = part
     return Group(*parts)
-
-
-def _printed(text: str) -> str:
-    """A text with its control characters written out: a warning or a reason in a file may hold any."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _strip(strip: Strip, width: int) -> Iterator[Text]:
     from rich.text import Text
 
     for line in strip.lines(width):
-        text = Text(line)
+        text = Text(printable(line))
         for sign, style in zip(strip.signs, _SIGN_STYLES, strict=False):
             text.highlight_regex(rf"\b{sign}\d+", style)
         yield text
@@ -188,7 +181,7 @@ def _table(sheet: Sheet) -> Table:
             min_width=min(max(words, default=1), column.least) if column.kind == "text" else None,
         )
     for n, row in enumerate(sheet.rows):
-        table.add_row(*(Text(_printed(cell)) for cell in row), style="bold green" if n in sheet.marked else None)
+        table.add_row(*(Text(printable(cell)) for cell in row), style="bold green" if n in sheet.marked else None)
     return table
 
 
@@ -212,7 +205,7 @@ def _markdown_table(sheet: Sheet) -> str:
 
 
 def _escape(text: str) -> str:
-    text = _printed(text)
+    text = printable(text)
     for sign in "\\|*_<":
         text = text.replace(sign, f"\\{sign}")
     return text

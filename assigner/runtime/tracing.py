@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from assigner import __version__
-from assigner.document import decode, encode, refuse_existing
+from assigner.document import decode, encode
 from assigner.errors import UsageError
+from assigner.files import refuse_existing
 from assigner.plan import Plan
 from assigner.runtime.clock import ClockComparison, PeersClock
 from assigner.runtime.memory import MemoryGauge

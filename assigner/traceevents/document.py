@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import __version__
 from assigner import formatting as fmt
-from assigner.document import put
+from assigner.files import put
 from assigner.traceevents import slices
 from assigner.traceevents.arrows import arrows
 from assigner.traceevents.counters import measured_memory, predicted_memory
