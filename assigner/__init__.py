@@ -69,5 +69,7 @@ def __getattr__(name: str) -> Any:
 
 if "ASSIGNER_CAUSES" in os.environ:  # a rank of `assigner run` or `assigner profile`
     from assigner.cause import hand_over_uncaught
+    from assigner.orphaned import end_with_launcher
 
     hand_over_uncaught()
+    end_with_launcher()

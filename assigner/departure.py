@@ -11,17 +11,21 @@ ends those that do not end by themselves.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # it is there, without `__all__`
+
+from assigner.document import Name
+from assigner.errors import WorkerError
+from assigner.seal import seal, seal_first, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +37,7 @@ FAREWELL_S = 20.0
 _LEFT = "assigner/left"
 _FAILED = "assigner/host failed"
 _ENDED = "assigner/ended well"
+_DONE = "assigner/done"
 _STAY_S = 1.1  # more than two looks of the others
 _LOOK_S = 0.5
 _GRACE_S = 3.0
@@ -47,65 +52,109 @@ class HostFailure:
         how: How it ended, as the second half of a sentence.
     """
 
-    worker: str
-    how: str
+    worker: Name
+    how: Name
 
 
 def read_host_failure(store: Store) -> HostFailure | None:
-    """What a launcher has told; None: nothing.
+    """What a launcher of this run has told; None: nothing.
 
     Args:
         store: The job's, without prefixes.
     """
     if not store.check([_FAILED]):
         return None
-    return HostFailure(**json.loads(store.get(_FAILED)))
+    try:
+        return unseal(HostFailure, _FAILED, store.get(_FAILED))
+    except WorkerError:
+        return None  # a stranger's
+
+
+def tell_done(store: Store, rank: int) -> None:
+    """A rank's process has ended with exit code 0, as its launcher tells; `store` as in `read_host_failure`."""
+    _say(store, f"{_DONE} {rank}")
+
+
+def is_done(store: Store, rank: int) -> bool:
+    """Whether a rank's launcher has told that."""
+    return _is_said(store, f"{_DONE} {rank}")
+
+
+def _say(store: Store, name: str) -> None:
+    store.set(name, seal(name, value=True))
+
+
+def _is_said(store: Store, name: str) -> bool:
+    """Whether a launcher of this run has said that."""
+    try:
+        return store.check([name]) and unseal(bool, name, store.get(name))
+    except WorkerError:
+        return False  # a stranger has
+
+
+def local_store(address: str, port: int = 0) -> TCPStore:
+    """A store that only this host's processes can reach.
+
+    Args:
+        address: Of this host's own, `127.0.0.1`.
+        port: 0: one that is free.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, port), family=family) as listening:
+        return TCPStore(
+            address, listening.getsockname()[1], is_master=True, wait_for_workers=False, multi_tenant=True,
+            master_listen_fd=listening.detach(),
+        )  # fmt: skip
 
 
 class OtherHosts:
     """What one launcher tells those of the other hosts, and hears of them.
 
     Args:
-        store: The job's; None: there are no others.
+        store: The run's.
         node: This host's number.
+        alone: There are no others.
 
     Attributes:
+        store: The run's.
         failure: Of another host, on which this one's ranks were ended.
     """
 
-    def __init__(self, store: Store | None, node: int) -> None:
+    def __init__(self, store: TCPStore, node: int, *, alone: bool) -> None:
         self.failure: HostFailure | None = None
-        self._store, self._node = store, node
+        self.store, self._node, self._alone = store, node, alone
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="assigner-hosts", daemon=True)
-        if store is not None:
+        if not alone:
             self._thread.start()
 
     def tell(self, failure: HostFailure) -> None:
         """A rank of this host has failed."""
-        if self._store is None:
+        if self._alone:
             return  # a launcher that is alone ends its ranks itself
         with suppress(DistError):  # host 0 is gone: nobody is left to hear it
-            self._store.compare_set(_FAILED, "", json.dumps(asdict(failure)))
+            seal_first(self.store, _FAILED, failure)
             time.sleep(_STAY_S if self._node == 0 else 0.0)
 
     def close(self) -> None:
         """Stop listening."""
         self._over.set()
-        if self._store is not None:
+        if not self._alone:
             self._thread.join()
 
     def _listen(self) -> None:
         """End this launcher with SIGTERM, which ends its ranks, some time after another host has failed."""
-        assert self._store is not None
         failure = None
         while failure is None:
             if self._over.wait(_LOOK_S):
                 return
             try:
-                if self._store.check([_ENDED]):
+                if _is_said(self.store, _ENDED):
                     return
-                failure = read_host_failure(self._store)
+                failure = read_host_failure(self.store)
             except DistError:
                 failure = HostFailure("worker:0", "is gone: host 0, which keeps the run's store, does not answer")
         if not self._over.wait(_GRACE_S):
@@ -120,24 +169,24 @@ def leaving_together(*, nodes: int, node: int, address: str, port: int) -> Itera
     The block gets the way to the other hosts' launchers.
 
     Args:
-        nodes: Hosts of the run; with one nothing is done.
+        nodes: Hosts of the run; one's store can be reached from there alone.
         node: This host's number.
-        address: Address of host 0.
-        port: The port of the store, which is shared with the launcher's own (`multi_tenant`).
+        address: Address of host 0; of no use with one.
+        port: The port of the store, which is shared with the launcher's own (`multi_tenant`); of no use with one.
     """
     if nodes == 1:
-        yield OtherHosts(None, node)
+        yield OtherHosts(local_store("127.0.0.1"), node, alone=True)
         return
     store = TCPStore(
         address, port, is_master=node == 0, timeout=timedelta(seconds=MEETING_S), wait_for_workers=False,
         multi_tenant=True,
     )  # fmt: skip
-    others = OtherHosts(store.clone(), node)  # type: ignore[attr-defined]
+    others = OtherHosts(store.clone(), node, alone=False)  # type: ignore[attr-defined]
     try:
         yield others
         if node == 0:
             with suppress(DistError):  # nobody listens any more
-                store.set(_ENDED, "")
+                _say(store, _ENDED)
     finally:
         others.close()
     try:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import signal
 
+LEFT = "ended with exit code 0 while others waited for it"
+LEFT_HINT = "every rank joins the run and makes all of its calls; sys.exit, os._exit or its script's end came too soon"
+
 
 def how_it_ended(code: int) -> str:
     """An exit code as the second half of a sentence; negative: the number of the signal that killed the process."""

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,16 +17,19 @@ from typing import TYPE_CHECKING
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from assigner.agent import RanksAgent
 from assigner.cause import VARIABLE, first_cause, listening
 from assigner.departure import HostFailure, OtherHosts, leaving_together
-from assigner.ending import how_it_ended
+from assigner.ending import LEFT, LEFT_HINT, how_it_ended
 from assigner.errors import FormatError, UsageError, WorkerError
+from assigner.orphaned import began
+from assigner.seal import secret
 from assigner.sockets import Connections
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
 
 @dataclass(frozen=True)
@@ -63,23 +67,24 @@ def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str
     """
     for name in ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    config = _configuration(layout)
-    causes = Path(tempfile.mkdtemp(prefix="assigner-"))
-    environment = {**environment, VARIABLE: listening(causes)}
+    _remove_left_behind()
+    causes = Path(tempfile.mkdtemp(prefix=f"{_causes_begin()}{os.getpid()}-{began(os.getpid())}-"))
+    environment = {**_inside(layout), **environment, VARIABLE: listening(causes)}
     kept = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
+    done: set[int] = set()
     try:
         meeting = leaving_together(nodes=layout.nodes, node=layout.node, address=layout.address, port=layout.port)
         with closing(Connections()), meeting as others:
             try:
-                _launch_and_tell(config, command, others)
+                _launch_and_tell(command, layout, others, done)
             except SignalException as error:
                 raise _ended_by_signal(error, others) from error
     except ChildFailedError as error:
-        raise _rank_failed(error, causes) from error
+        raise _rank_failed(error, causes, done) from error
     except DistError as error:
         raise WorkerError(
-            f"the hosts cannot meet at {config.rdzv_endpoint}: {_first_line(error)}",
+            f"the hosts cannot meet at {layout.address}:{layout.port}: {_first_line(error)}",
             hint="host 0 must be up and reachable there, and the port free on it (--master-addr, --master-port)",
         ) from error
     finally:
@@ -101,12 +106,46 @@ def _leave_named(causes: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _rank_failed(error: ChildFailedError, causes: Path) -> RankFailedError:
-    """The first cause, as the ranks have handed it over; of ranks that could not, how the first one ended."""
+def _inside(layout: Layout) -> dict[str, str]:
+    """What keeps a run to itself: its secret, and on one host the loopback interface, where gloo then listens alone."""
+    if layout.nodes > 1:
+        return {}  # each host would draw another one
+    stays = sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in os.environ
+    return {**secret(), **({"GLOO_SOCKET_IFNAME": "lo"} if stays else {})}
+
+
+def _causes_begin() -> str:
+    """How the names of such folders begin, where process ids mean the same: containers may share a folder."""
+    ids = Path("/proc/self/ns/pid")
+    return f"assigner-{ids.stat().st_ino if ids.exists() else 0}-"
+
+
+def _remove_left_behind() -> None:
+    """Remove what the ranks of launchers that were killed have handed over, but for tracebacks that an error names."""
+    begin = _causes_begin()
+    for folder in Path(tempfile.gettempdir()).glob(f"{begin}*"):
+        process, since = folder.name.removeprefix(begin).split("-")[:2]
+        if process.isdigit() and since and began(int(process)) != since and not any(folder.glob("*.txt")):
+            shutil.rmtree(folder, ignore_errors=True)  # another user's stays
+
+
+def _rank_failed(error: ChildFailedError, causes: Path, done: AbstractSet[int]) -> RankFailedError:
+    """The first cause, as the ranks have handed it over; of ranks that could not, how the first one ended.
+
+    Args:
+        error: Of the agent.
+        causes: Where the ranks have handed over theirs.
+        done: The ranks that ended with exit code 0: one that the others have lost did so in the middle of the run.
+    """
     cause = first_cause(causes)
     rank, failure = error.get_first_failure()
-    if cause is not None and not cause.is_own:  # of a process that is gone, this one knows how it ended
-        gone = next((each for each in error.failures if f"worker:{each}" == cause.worker.partition("/")[0]), None)
+    if (
+        cause is not None and not cause.is_own and not cause.trace
+    ):  # of a process that is gone, this one knows how it ended
+        lost = cause.worker.partition("/")[0]
+        if any(f"worker:{each}" == lost for each in done):
+            return RankFailedError(f"{lost} {LEFT}", 0, hint=LEFT_HINT)
+        gone = next((each for each in error.failures if f"worker:{each}" == lost), None)
         rank, failure, cause = (rank, failure, cause) if gone is None else (gone, error.failures[gone], None)
     if cause is None:
         return RankFailedError(f"worker:{rank} {how_it_ended(failure.exitcode)}", failure.exitcode)
@@ -118,13 +157,15 @@ def _rank_failed(error: ChildFailedError, causes: Path) -> RankFailedError:
     return RankFailedError(str(cause), cause.exit_code, hint=hint, trace=cause.trace)
 
 
-def _launch_and_tell(config: LaunchConfig, command: Sequence[str], others: OtherHosts) -> None:
+def _launch_and_tell(command: Sequence[str], layout: Layout, others: OtherHosts, done: set[int]) -> None:
+    agent = RanksAgent(command, ranks=layout.ranks, nodes=layout.nodes, node=layout.node, store=others.store)
     try:
-        elastic_launch(config, command[0])(*command[1:])
+        agent.start()
     except ChildFailedError as error:
         others.close()  # the ranks of this host have ended
         rank, failure = error.get_first_failure()
         others.tell(HostFailure(f"worker:{rank}", how_it_ended(failure.exitcode)))
+        done.update(agent.done)
         raise
 
 
@@ -137,21 +178,6 @@ def _ended_by_signal(error: SignalException, others: OtherHosts) -> BaseExceptio
     if error.sigval == signal.SIGINT:
         return KeyboardInterrupt()
     return SystemExit(128 + error.sigval)  # as a shell says of a killed process
-
-
-def _configuration(layout: Layout) -> LaunchConfig:
-    several = layout.nodes > 1
-    return LaunchConfig(
-        min_nodes=layout.nodes,
-        max_nodes=layout.nodes,
-        nproc_per_node=layout.ranks,
-        run_id="assigner",
-        rdzv_backend="static" if several else "c10d",
-        rdzv_endpoint=f"{layout.address}:{layout.port}" if several else "localhost:0",
-        rdzv_configs={"rank": layout.node, "timeout": 300} if several else {},
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
 
 
 def _first_line(error: Exception) -> str:

@@ -13,6 +13,7 @@ import typer
 from assigner.errors import MeasurementError, UsageError
 from assigner.files import entry_file, refuse_existing, refuse_input
 from assigner.launched import launched, launched_rank
+from assigner.orphaned import end_with
 
 from . import console, names
 from .check import compared
@@ -199,7 +200,7 @@ def _apart(body: "Callable[..., Result]", *args: Any, **kwargs: Any) -> "Result"
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    begin = functools.partial(console.configure, console.settings())
+    begin = functools.partial(_begin_apart, console.settings(), os.getpid())
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=begin) as process:
             return process.submit(body, *args, **kwargs).result()
@@ -208,6 +209,12 @@ def _apart(body: "Callable[..., Result]", *args: Any, **kwargs: Any) -> "Result"
             "the process that looks at the model was killed; where it was the memory, the model does not fit here",
             hint="profile on a host with more memory; --no-check needs less",
         ) from error
+
+
+def _begin_apart(settings: "console.Settings", parent: int) -> None:
+    """What such a process does first: it ends with the one that waits for it."""
+    console.configure(settings)
+    end_with(parent)
 
 
 def _check_before(

@@ -25,6 +25,7 @@ from assigner.lab.network import (
     network_members,
     remove_network,
 )
+from assigner.orphaned import began
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,21 +46,12 @@ _TURN_S = 0.02
 
 def lab_name() -> str:
     """The name of this process's lab."""
-    return f"{PREFIX}{os.getpid()}-{_began(os.getpid())}"
-
-
-def _began(process: int) -> str:
-    """When a process began, in clock ticks since the machine's start; empty: there is none, or nobody has buried it."""
-    try:
-        state, *values = (Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if state in "ZX" else values[18]
+    return f"{PREFIX}{os.getpid()}-{began(os.getpid())}"
 
 
 def _is_left_behind(lab: str) -> bool:
-    process, _, began = lab.removeprefix(PREFIX).partition("-")
-    return process.isdigit() and bool(began) and _began(int(process)) != began
+    process, _, since = lab.removeprefix(PREFIX).partition("-")
+    return process.isdigit() and bool(since) and began(int(process)) != since
 
 
 def _table(lab: str) -> Path:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from assigner.document import decode, encode
+from assigner.seal import seal, unseal
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -31,29 +30,30 @@ class Exchange:
     def from_first(self, name: str, value: T, kind: type[T]) -> T:
         """Rank 0's `value`, on every rank."""
         if self.rank == 0:
-            self._set(f"{name}/0", encode(value))
-        return decode(kind, self._get(f"{name}/0"))  # type: ignore[no-any-return]
+            self._set(f"{name}/0", value)
+        return self._get(f"{name}/0", kind)
 
     def to_first(self, name: str, value: T, kind: type[T]) -> list[T]:
         """Every rank's `value`, in their order, on rank 0; empty elsewhere."""
-        self._set(f"{name}/{self.rank}", encode(value))
-        return [decode(kind, each) for each in self._collect(name)] if self.rank == 0 else []
+        self._set(f"{name}/{self.rank}", value)
+        return self._collect(name, kind) if self.rank == 0 else []
 
     def to_all(self, name: str, value: T, kind: type[T]) -> list[T]:
         """Every rank's `value`, in their order, on every rank."""
-        self._set(f"{name}/{self.rank}", encode(value))
+        self._set(f"{name}/{self.rank}", value)
         if self.rank == 0:
-            self._set(f"{name}/all", self._collect(name))
-        return [decode(kind, each) for each in self._get(f"{name}/all")]
+            self._set(f"{name}/all", self._collect(name, kind))
+        together: Any = tuple[kind, ...]  # type: ignore[valid-type]
+        return list(self._get(f"{name}/all", together))
 
-    def _collect(self, name: str) -> list[Any]:
+    def _collect(self, name: str, kind: type[T]) -> list[T]:
         deadline = time.monotonic() + self.timeout_s
-        return [self._get(f"{name}/{rank}", deadline - time.monotonic()) for rank in range(self.ranks)]
+        return [self._get(f"{name}/{rank}", kind, deadline - time.monotonic()) for rank in range(self.ranks)]
 
     def _set(self, name: str, value: Any) -> None:
-        self.store.set(f"assigner/{name}", json.dumps(value))
+        self.store.set(f"assigner/{name}", seal(f"assigner/{name}", value))
 
-    def _get(self, name: str, wait_s: float | None = None) -> Any:
+    def _get(self, name: str, kind: type[T], wait_s: float | None = None) -> T:
         left = timedelta(seconds=max(1.0, self.timeout_s if wait_s is None else wait_s))
         self.store.wait([f"assigner/{name}"], left)
-        return json.loads(self.store.get(f"assigner/{name}"))
+        return unseal(kind, f"assigner/{name}", self.store.get(f"assigner/{name}"))

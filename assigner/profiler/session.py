@@ -22,7 +22,7 @@ from assigner.profiler.exchange import Exchange
 from assigner.profiler.rank import Keeping, RankSession
 from assigner.profiler.standings import Heart
 from assigner.profiler.untouched import untouched
-from assigner.runtime.failure import FailureWatch
+from assigner.runtime.failure import watched_run
 from assigner.runtime.rendezvous import farewell, group_connections, group_store, join_group, leave_group
 from assigner.selection import Selection
 from assigner.usercode import user_code
@@ -139,15 +139,9 @@ def profile_workload(
     join_group(place, options.timeout_s)
     rank, goodbye = dist.get_rank(), farewell()
     jobs, name = group_store(), f"profile {next(_count)}"
-    store, *own = (  # connections of their own: calls on one wait for each other
-        PrefixStore(name, each)
-        for each in (jobs, jobs.clone(), jobs.clone())  # type: ignore[attr-defined]
-    )
-    connections = group_connections()
-    if connections is not None:
-        connections.guard()  # those to the store as well
-    watch = FailureWatch(own[0], f"worker:{rank}", connections=connections, exit_code=MeasurementError.exit_code)
-    heart = Heart(own[1], rank)
+    store = PrefixStore(name, jobs)
+    heart = Heart(PrefixStore(name, jobs.clone()), rank)  # type: ignore[attr-defined]  # calls on one wait for each other
+    watch = watched_run(name, jobs, f"worker:{rank}", group_connections(), MeasurementError.exit_code)
     table = Exchange(store, rank, dist.get_world_size(), timeout_s=options.timeout_s)
     session = None
     try:

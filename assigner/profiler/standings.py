@@ -8,16 +8,16 @@ finds out why.
 from __future__ import annotations
 
 import atexit
-import json
 import threading
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistError
 
 from assigner.location import Location
 from assigner.profiler.forecast import Standing, slowest
+from assigner.seal import seal, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -122,15 +122,20 @@ class Standings:
     def _publish(self) -> None:
         self._told = time.perf_counter()
         if self.ranks > 1:
-            self.store.set(f"assigner/standing/{self.rank}", json.dumps(asdict(self.mine)))
+            self.store.set(_standing(self.rank), seal(_standing(self.rank), self.mine))
 
     def _read(self) -> None:
-        names = [f"assigner/standing/{rank}" for rank in range(self.ranks) if rank != self.rank]
-        self._others = [Standing(**json.loads(each)) for each in self._values(names)]
+        names = [_standing(rank) for rank in range(self.ranks) if rank != self.rank]
+        found = self._values(names)
+        self._others = [unseal(Standing, name, each) for name, each in zip(names, found, strict=False)]
 
     def _values(self, names: list[str]) -> list[Any]:
         """What stands in the store; nothing before all of it does."""
         return list(self.store.multi_get(names)) if names and self.store.check(names) else []
+
+
+def _standing(rank: int) -> str:
+    return f"assigner/standing/{rank}"
 
 
 def _key(rank: int) -> str:

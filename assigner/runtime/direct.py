@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from assigner.errors import UsageError
 from assigner.location import Location
+from assigner.runtime.gathered import gather
 from assigner.runtime.ordering import Posting, sending_orders
 from assigner.schedule import Payload
 
@@ -90,8 +91,7 @@ def direct_ranks(workers: Sequence[str], device: torch.device, backend: Backend 
     cuda = [worker for worker in workers if Location.parse(worker).device.startswith("cuda")]
     if backend in ("gloo", "mpi") or len(cuda) < 2:
         return frozenset()
-    told: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, _device_name(device))
+    told = gather(str, _device_name(device))
     devices = {rank_of(worker): told[rank_of(worker)] or worker for worker in cuda}
     alone = alone_on_theirs(devices)
     if backend == "nccl" and len(alone) < len(cuda):
@@ -114,7 +114,7 @@ def _device_name(device: torch.device) -> str:
     return f"{_BOOT_ID.read_text().strip()} {places}"
 
 
-def _has_nccl(name: str | None) -> bool:
+def _has_nccl(name: str) -> bool:
     return name != ""
 
 

@@ -17,7 +17,6 @@ a host does not answer, one that stays at the same thing for 30 s is ended: it w
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import re
 import sys
@@ -25,7 +24,7 @@ import threading
 import time
 import traceback
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]  # without `__all__`
@@ -35,6 +34,7 @@ from assigner.cause import Cause, hand_over, place_in
 from assigner.departure import read_host_failure
 from assigner.errors import AssignerError, WorkerError
 from assigner.runtime.carried import error_like
+from assigner.seal import clean, seal_first, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,6 +79,11 @@ class Failure:
     def __str__(self) -> str:
         kind = f"{self.kind}: " if self.kind else ""
         return f"{self.worker} failed{' in ' if self.where else ''}{self.where}: {kind}{self.error}"
+
+    def cleaned(self) -> Failure:
+        """The same as another process may show it on a screen."""
+        texts = {each.name: clean(text) for each in fields(self) if isinstance(text := getattr(self, each.name), str)}
+        return replace(self, **texts)
 
     def hand_over(self, *, to_tell_of: str) -> bool:
         """Give it to the launcher, if that is ours; see `assigner.cause`.
@@ -143,7 +148,7 @@ class FailureWatch:
         self.store, self.launcher, self.connections = store, launcher, connections
         self.exit_code = exit_code
         self.worker = worker
-        self.printed = False
+        self.printed = self._has_noted = False
         self.busy_since: float | None = None
         self._found: Failure | None = None
         self.grace_s = _GRACE_S
@@ -153,11 +158,18 @@ class FailureWatch:
         self.thread.start()
         atexit.register(self.close)  # a thread inside the store when the interpreter ends would abort the process
 
-    def report(self, where: str, error: BaseException) -> Failure:
-        """Write this rank's failure unless there is one already; return the first."""
+    def report(self, where: str, error: BaseException, worker: str | None = None) -> Failure:
+        """Write this rank's failure unless there is one already; return the first.
+
+        Args:
+            where: What it was doing.
+            error: What went wrong.
+            worker: Whose fault it is; None: this rank's.
+        """
         kind, trace = type(error), "".join(traceback.format_exception(error))
         hint = error.hint if isinstance(error, AssignerError) else None
-        return self._write(Failure(self.worker, where, str(error), kind.__name__, kind.__module__, trace, hint))
+        worker = worker or self.worker
+        return self._write(Failure(worker, where, str(error), kind.__name__, kind.__module__, trace, hint))
 
     def lost(self, peer: str, where: str, error: BaseException) -> Failure:
         """A connection broke: give the peer's own report a moment to appear, else report that the peer is gone."""
@@ -192,7 +204,7 @@ class FailureWatch:
     def _write(self, failure: Failure) -> Failure:
         self.known.set()
         try:
-            first = Failure(**json.loads(self.store.compare_set(_KEY, "", json.dumps(asdict(failure)))))
+            first = seal_first(self.store, _KEY, failure).cleaned()
         except DistError:
             return failure  # the store is gone as well: this rank says what it knows
         first.hand_over(to_tell_of=self.worker)
@@ -201,11 +213,29 @@ class FailureWatch:
 
     def _read(self) -> Failure | None:
         if self.store.check([_KEY]):
-            return Failure(**json.loads(self.store.get(_KEY)))
+            try:
+                return unseal(Failure, _KEY, self.store.get(_KEY)).cleaned()
+            except WorkerError as error:  # a stranger's: the run goes on, and its own first failure replaces it
+                self._note_foreign(error)
         told = None if self.launcher is None else read_host_failure(self.launcher)
         return None if told is None else Failure(told.worker, "", f"its process {told.how}")
 
     def _watch(self) -> None:
+        try:
+            self._look()
+        except Exception as error:  # noqa: BLE001 - a run that nobody watches any more must not go on
+            with suppress(Exception):  # stderr may be what is broken
+                sys.stderr.write(f"[{self.worker}] error: the watch over the run failed: {clean(repr(error))}\n")
+            with suppress(Exception):
+                self.report("watching the run", error)
+            self._exit()
+
+    def _note_foreign(self, error: WorkerError) -> None:
+        if not self._has_noted:
+            self._has_noted = True
+            sys.stderr.write(f"[{self.worker}] warning: {clean(error.message)}; it is ignored\n")
+
+    def _look(self) -> None:
         while not self.closed.wait(_POLL_S):
             try:
                 found = self._read()
@@ -260,7 +290,13 @@ class FailureWatch:
         os._exit(self.exit_code)
 
 
-def watched_run(name: str, store: Store, worker: str, connections: Connections | None) -> FailureWatch:
+def watched_run(
+    name: str,
+    store: Store,
+    worker: str,
+    connections: Connections | None,
+    exit_code: int = WorkerError.exit_code,
+) -> FailureWatch:
     """Watch a run from now on, through a connection of its own.
 
     Args:
@@ -268,13 +304,14 @@ def watched_run(name: str, store: Store, worker: str, connections: Connections |
         store: Its process group's.
         worker: This rank's worker.
         connections: See `FailureWatch`.
+        exit_code: See `FailureWatch`.
     """
     own = root = store.clone()  # type: ignore[attr-defined]
     while isinstance(root, PrefixStore):
         root = root.underlying_store
     if connections is not None:
         connections.guard()
-    return FailureWatch(PrefixStore(name, own), worker, launcher=root, connections=connections)
+    return FailureWatch(PrefixStore(name, own), worker, launcher=root, connections=connections, exit_code=exit_code)
 
 
 @contextmanager

@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 
 from assigner.cgroup import free_memory
+from assigner.runtime.gathered import gather
 from assigner.runtime.sending import LostConnectionError
 
 if TYPE_CHECKING:
@@ -60,16 +61,16 @@ class Place:
     """Where a rank runs, and a file that another process can open if it runs there, too.
 
     Args:
-        host: The running system, and the network that its processes share.
+        host: Names the running system, and the network that its processes share.
         process: Its id there.
         file: A descriptor of that process.
         word: What is in the file.
     """
 
-    host: tuple[str, str]
+    host: str
     process: int
     file: int
-    word: bytes
+    word: str
 
     def can_open(self, other: Place) -> bool:
         """Whether another rank is a neighbour whose memory can be opened from here. Ids may mean other processes."""
@@ -80,9 +81,23 @@ class Place:
         except OSError:
             return False
         try:
-            return os.pread(file, 2 * len(other.word), 0) == other.word
+            return os.pread(file, 2 * len(other.word), 0) == other.word.encode()
         finally:
             os.close(file)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a rank tells of its place."""
+
+    place: Place | None
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The ranks whose memory one can open."""
+
+    ranks: tuple[int, ...]
 
 
 def _path(process: int, file: int) -> str:
@@ -95,15 +110,15 @@ def own_place(device: torch.device) -> Iterator[Place | None]:
     if device.type != "cpu" or os.environ.get(SWITCH) == "0" or sys.platform != "linux":
         yield None
         return
-    word = secrets.token_bytes(16)
+    word = secrets.token_hex(16)
     try:
-        host = _BOOT_ID.read_text().strip(), str(_NETWORK.readlink())
+        host = f"{_BOOT_ID.read_text().strip()} {_NETWORK.readlink()}"
         file = os.memfd_create("assigner-place")
     except OSError:  # no /proc, or a system call that is not allowed here
         yield None
         return
     try:
-        os.pwrite(file, word, 0)
+        os.pwrite(file, word.encode(), 0)
         yield Place(host, os.getpid(), file, word)
     finally:
         os.close(file)
@@ -118,25 +133,24 @@ def host_memory(device: torch.device) -> HostMemory | None:
     Raises:
         LostConnectionError: a rank is gone.
     """
-    ranks = dist.get_world_size()
-    if ranks < 2 or dist.get_backend() != "gloo":
+    if dist.get_world_size() < 2 or dist.get_backend() != "gloo":
         return None
-    places: list[Place | None] = [None] * ranks
-    opened: list[list[int]] = [[]] * ranks
     with own_place(device) as mine:
         try:
-            dist.all_gather_object(places, mine)
-            dist.all_gather_object(opened, openable(mine, dist.get_rank(), places))
+            places = [each.place for each in gather(_Told, _Told(mine))]
+            opened = [each.ranks for each in gather(_Opened, _Opened(openable(mine, dist.get_rank(), places)))]
         except RuntimeError as error:
             raise LostConnectionError("another worker", error) from error
-    targets = {rank for rank, sources in enumerate(opened) if dist.get_rank() in sources}
+    targets = {rank for rank, found in enumerate(opened) if dist.get_rank() in found}
     sources = {rank: place.process for rank in opened[dist.get_rank()] if (place := places[rank]) is not None}
     return HostMemory(sources, targets) if sources or targets else None
 
 
-def openable(mine: Place | None, rank: int, places: Sequence[Place | None]) -> list[int]:
+def openable(mine: Place | None, rank: int, places: Sequence[Place | None]) -> tuple[int, ...]:
     """The ranks whose memory can be opened from one that is at `mine`."""
-    return [] if mine is None else [n for n, each in enumerate(places) if each and n != rank and mine.can_open(each)]
+    if mine is None:
+        return ()
+    return tuple(n for n, each in enumerate(places) if each and n != rank and mine.can_open(each))
 
 
 class Arena:

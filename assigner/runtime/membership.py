@@ -181,6 +181,12 @@ class Membership:
             if self._watch is not None:
                 self._watch.busy_since = None
 
+    def blame(self, rank: int, error: UsageError) -> None:
+        """Tell the others of an error that a rank has made, though this one has found it."""
+        if self._watch is not None:
+            error.add_note(f"made by worker:{rank}")
+            self._watch.report(self.at, error, f"worker:{rank}")
+
     def fail(self, at: str, error: BaseException) -> None:
         """This rank failed: tell the others, and leave the run."""
         if self._left:

@@ -22,6 +22,7 @@ from assigner.runtime.randomness import kept_generators
 from assigner.runtime.relocation import relocate, removals
 from assigner.runtime.remat import Remat, Rematerialisation
 from assigner.runtime.room import check_room
+from assigner.runtime.sameness import LEAVING
 from assigner.runtime.scaling import GradientScaling
 from assigner.runtime.separability import shares_of
 from assigner.runtime.tracing import TraceSettings, traced
@@ -407,7 +408,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Leave the run, together with the other ranks; one that has failed leaves alone. A `with` block does it."""
-        self._member.close(check=lambda: self._installed.same.check("close()", ()))
+        self._member.close(check=lambda: self._installed.same.check(LEAVING, ()))
 
     def __enter__(self) -> Pipeline:
         return self

@@ -11,21 +11,27 @@ a second one would otherwise read the first one's addresses.
 
 from __future__ import annotations
 
+import errno
 import functools
 import itertools
-import json
 import os
+import re
 import time
 import zlib
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch.distributed as dist
-from torch.distributed import DistError, DistStoreError, PrefixStore, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import DistError, PrefixStore, rendezvous  # type: ignore[attr-defined]
 
+from assigner.departure import is_done, local_store
+from assigner.ending import LEFT, LEFT_HINT
 from assigner.errors import UsageError, WorkerError
 from assigner.launched import first_host, launcher_process
+from assigner.orphaned import end_with_launcher
 from assigner.runtime.failure import joining
+from assigner.seal import seal, unseal
 from assigner.sockets import Connections
 
 if TYPE_CHECKING:
@@ -40,8 +46,11 @@ if TYPE_CHECKING:
 Backend = Literal["gloo", "mpi", "nccl"]
 
 _PORTS = range(10_000, 30_000)  # below those that systems hand out for connections
+_IS_LOOPBACK = re.compile(r"127\.\d+\.\d+\.\d+|::1")
 _COMMON_PORT = 29_500  # torchrun's
 _FAREWELL_S = 5.0
+_LEAST_PAUSE_S, _MOST_PAUSE_S = 0.002, 0.25
+_MOST_NAMES = 8
 _JOIN_S = 300.0  # a rank that takes longer to come has died, or was never started
 
 _DIED = "a rank may have died before it came: its own output says why; srun -K and torchrun then end the others at once"
@@ -50,6 +59,20 @@ _groups = itertools.count()  # the n-th group of every rank is the same one
 _stores: dict[tuple[str, int, int, int], Store] = {}
 _current: list[Store] = []  # of the group that this process is in, where it was made here
 _opened: list[Connections] = []  # that group's
+_kept_here: dict[int, Store] = {}  # stores that this process hosts for its own host, by port
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """A connection of one rank, as it tells the others."""
+
+    here: str
+    here_port: int
+    there: str
+    there_port: int
+
+
+_Connections = tuple[_Connection, ...]
 
 
 def meeting_point(place: Launched, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
@@ -102,12 +125,13 @@ def job_store(place: Launched, timeout_s: float) -> Store:
         host = f"[{address}]" if ":" in address else address
         url = f"tcp://{host}:{port}?rank={place.rank}&world_size={place.ranks}"
         try:
+            _keep_to_this_host(place, address, port)
             store = next(rendezvous(url, timeout=timedelta(seconds=min(timeout_s, _JOIN_S))))[0]
             store.set_timeout(timedelta(seconds=timeout_s))
             _stores[key] = store
-        except DistError as error:
+        except (DistError, OSError) as error:
             reason = str(error).partition("\n")[0]
-            if "EADDRINUSE" in reason:
+            if "EADDRINUSE" in reason or getattr(error, "errno", None) == errno.EADDRINUSE:
                 raise UsageError(
                     f"port {port} of this host is taken: rank 0 cannot host the run's store there",
                     hint="set MASTER_PORT to a free port, the same on every rank",
@@ -118,6 +142,17 @@ def job_store(place: Launched, timeout_s: float) -> Store:
                 f" {_DIED}",
             ) from error
     return _stores[key]
+
+
+def _keep_to_this_host(place: Launched, address: str, port: int) -> None:
+    """Where this process will host the store, and all ranks are here, open it under this host's own address.
+
+    torch finds a store that is open at the port, and would open it to other hosts.
+    """
+    is_host = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    address = "127.0.0.1" if address == "localhost" else address
+    if is_host and port and _IS_LOOPBACK.fullmatch(address) and port not in _kept_here:
+        _kept_here[port] = local_store(address, port)
 
 
 def join_group(place: Launched, timeout_s: float, backend: Backend | None = None) -> None:
@@ -133,6 +168,7 @@ def join_group(place: Launched, timeout_s: float, backend: Backend | None = None
         WorkerError: see `job_store`.
     """
     check_backend(backend)
+    end_with_launcher()
     world = "mpi" if backend == "mpi" else "gloo"
     timeout = timedelta(seconds=timeout_s)
     opened = Connections(meeting_point(place)[1])
@@ -146,7 +182,7 @@ def join_group(place: Launched, timeout_s: float, backend: Backend | None = None
             opened.settle()
         else:
             with joining(store.clone(), name, f"worker:{place.rank}") as watch:  # type: ignore[attr-defined]
-                _wait_for_all(own, place, min(timeout_s, _JOIN_S), watch)
+                _wait_for_all(own, store, place, min(timeout_s, _JOIN_S), watch)
                 dist.init_process_group(world, store=own, rank=place.rank, world_size=place.ranks, timeout=timeout)
                 opened.settle(_ends_of_others(own, place, opened.ends()))
     except BaseException:
@@ -155,27 +191,53 @@ def join_group(place: Launched, timeout_s: float, backend: Backend | None = None
     _current[:], _opened[:] = [own], [opened]
 
 
-def _wait_for_all(store: Store, place: Launched, limit_s: float, watch: FailureWatch) -> None:
-    """Gloo waits as long as for a message, and does not say for how many ranks."""
-    came, all_came = "assigner/came", "assigner/all came"
-    if store.add(came, 1) == place.ranks:
-        store.set(all_came, "")
-    try:
-        store.wait([all_came], timedelta(seconds=limit_s))
-    except DistStoreError as error:
-        failure = WorkerError(
-            f"{store.add(came, 0)} of {place.ranks} ranks have come to the run within {limit_s:g} s", hint=_DIED
-        )
-        watch.report("joining the run", failure)
-        raise failure from error
+def _wait_for_all(store: Store, jobs: Store, place: Launched, limit_s: float, watch: FailureWatch) -> None:
+    """Gloo waits as long as for a message, and says neither for whom nor that one will not come any more.
+
+    Args:
+        store: The group's.
+        jobs: The run's, where launchers tell of ranks that are done.
+        place: This rank.
+        limit_s: As long it waits.
+        watch: Tells the others of its failure.
+    """
+    came = [f"assigner/came {rank}" for rank in range(place.ranks)]
+    store.set(came[place.rank], "")
+    until = time.monotonic() + limit_s
+    pause_s = _LEAST_PAUSE_S
+    while not store.check(came):
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+        late = time.monotonic() > until
+        if not late and pause_s < _MOST_PAUSE_S:
+            continue
+        missing = [rank for rank, name in enumerate(came) if not store.check([name])]
+        done = next((rank for rank in missing if is_done(jobs, rank)), None)
+        if done is not None:
+            failure, worker = WorkerError(f"it {LEFT}", hint=LEFT_HINT), f"worker:{done}"
+        elif missing and late:
+            names = ", ".join(f"worker:{rank}" for rank in missing[:_MOST_NAMES])
+            names += ", ..." if len(missing) > _MOST_NAMES else ""
+            failure = WorkerError(
+                f"{place.ranks - len(missing)} of {place.ranks} ranks have come to the run within {limit_s:g} s;"
+                f" missing: {names}",
+                hint=_DIED,
+            )
+            worker = None
+        else:
+            continue
+        watch.report("joining the run", failure, worker)
+        raise failure if worker is None else WorkerError(f"{worker} {LEFT}", hint=LEFT_HINT)
 
 
 def _ends_of_others(store: Store, place: Launched, ends: list[tuple[End, End]]) -> list[tuple[End, End]]:
     """Tell the other ranks this one's connections, and learn theirs: by now each has all of the group's."""
-    store.set(f"assigner/ends {place.rank}", json.dumps(ends))
+    mine = f"assigner/ends {place.rank}"
+    store.set(mine, seal(mine, [_Connection(*here, *there) for here, there in ends]))
     names = [f"assigner/ends {rank}" for rank in range(place.ranks) if rank != place.rank]
     told = store.multi_get(names) if names else []
-    return [((here[0], here[1]), (there[0], there[1])) for each in told for here, there in json.loads(each)]
+    found = (each for name, text in zip(names, told, strict=True) for each in unseal(_Connections, name, text))
+    return [((each.here, each.here_port), (each.there, each.there_port)) for each in found]
 
 
 def check_backend(backend: Backend | None) -> None:

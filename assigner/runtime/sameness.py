@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from assigner.errors import UsageError
 
 if TYPE_CHECKING:
     from assigner.runtime.membership import Membership
+
+LEAVING = "close()"
+"""The call with which a rank leaves."""
 
 _SAMPLE = 1024
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))
@@ -45,22 +48,37 @@ class SameCall:
             batch: Of any structure.
 
         Raises:
-            UsageError: rank 0 makes another call, or has another batch.
+            UsageError: rank 0 makes another call, or has another batch, or this rank or rank 0 leaves alone.
         """
         if self._member.transport is None:
             return
         leaves, structure = pytree.tree_flatten(batch)
         words = [described(leaf) for leaf in leaves]
         text = f"{call} {structure} {words} {checksum(leaves)}"
-        mine = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> (64 - _BITS)
+        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> (64 - _BITS)
+        mine = digest & ~1 | (call == LEAVING)  # the last bit: whether it is the end
         self._member.at = "the comparison of the ranks' batches"
-        if self._member.number_from(0, float(mine)) != mine:
+        first = int(self._member.number_from(0, float(mine)))
+        if first != mine:
+            if (first ^ mine) & 1:
+                self._refuse_to_part(call)
             told = ", ".join(words[:_MOST_WORDS]) + (", ..." if len(words) > _MOST_WORDS else "")
             raise UsageError(
                 f"worker:{self._member.rank} and worker:0 differ in what they call or in its batch;"
                 f" worker:{self._member.rank} calls {call} with {told or 'nothing'}",
                 hint="every rank makes the same calls with the same batches: seed the sampler alike, and shard no data",
             )
+
+    def _refuse_to_part(self, call: str) -> NoReturn:
+        """This rank or rank 0 leaves the run, and the other one does not: tell it of the one that leaves."""
+        me = self._member.rank
+        leaver, other, what = (me, 0, "another call") if call == LEAVING else (0, me, call)
+        error = UsageError(
+            f"its pipeline was closed, or its script came to an end, while worker:{other} went on with {what}",
+            hint="every rank makes the same calls with the same batches: as many steps, then close()",
+        )
+        self._member.blame(leaver, error)
+        raise error
 
 
 def described(leaf: Any) -> str:

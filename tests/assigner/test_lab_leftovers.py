@@ -103,8 +103,8 @@ def test_a_process_that_nobody_has_waited_for_is_gone():
     """A zombie has its number still, and runs no lab."""
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert hosts._began(process.pid) == ""
-    assert hosts._began(os.getpid()).isdigit()
+        assert hosts.began(process.pid) == ""
+    assert hosts.began(os.getpid()).isdigit()
 
 
 def test_a_table_that_cannot_be_written_is_told(folder, monkeypatch):
