@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from assigner.cgroup import core_limit, throttled_s
 from assigner.launched import launched
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 NOTICED = 0.15
 """From this share on starvation is told."""

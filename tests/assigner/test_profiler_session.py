@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from assigner.profiler.forecast import Standing
 
-OPTIONS = ProfileOptions(micro_batches=(2,))
+OPTIONS = ProfileOptions(micro_batches=(2,), force_busy=True)
 
 
 def make_workload(width: int = 8) -> Workload:
@@ -210,7 +210,7 @@ def test_every_rank_does_what_rank_0_says(run: Run, monkeypatch: pytest.MonkeyPa
 
     def agree(self: RankSession, start: Start, keeping: Keeping) -> None:
         started.append(start)
-        monkeypatch.setattr(self, "options", ProfileOptions())  # as on a host with other flags
+        monkeypatch.setattr(self, "options", ProfileOptions(force_busy=True))  # as on a host with other flags
         agreed(self, start, keeping)
         assert self.selection.words == ("1",)
         assert self._link_options().pairs == "sampled"
