@@ -62,9 +62,7 @@ def _step(found: Agreement) -> Line:
 
 def _machine(found: Agreement) -> Report:
     """How far the machine is another than when it was profiled, and what that leaves of the prediction's error."""
-    lines = [
-        Line(f"warning: {text}; not all of the difference is the model's", "warning") for text in found.disturbances
-    ]
+    lines = [Line(f"warning: {text}; not all is the model's error", "warning") for text in found.disturbances]
     if found.paced_s is None or not found.step.measured_s:
         return tuple(lines)
     change = found.paced_s / found.step.predicted_s - 1
