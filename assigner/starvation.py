@@ -13,13 +13,18 @@ takes nothing from it. So what a process got is held against its share of the ma
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from assigner.cgroup import core_limit, throttled_s
 from assigner.launched import launched
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 NOTICED = 0.15
 """From this share on starvation is told."""
@@ -30,6 +35,7 @@ DISTURBED = 0.35
 REFUSED = 0.7
 """From this share on a measurement is no measurement: others had more than two thirds of the worker's time."""
 
+_LOOK_S = 1.0  # between two looks at processes that will be gone when they are asked about
 _LEAST_S = 0.05  # of wanted time: less tells nothing
 
 
@@ -114,3 +120,54 @@ class StarvationWatch:
     def share(self) -> float:
         """The share of its processor time that others have had until now."""
         return starved_share(self.begin, processor_time(), allowed=self.allowed)
+
+
+class RanksWatch:
+    """Watches the processes that this one starts while the context is open, whatever they run.
+
+    Args:
+        ranks: How many of them compute here.
+        threads: Compute threads of each.
+    """
+
+    def __init__(self, *, ranks: int, threads: int) -> None:
+        self.allowed = allowed_share(threads, ranks)
+        self.readings: dict[int, list[ProcessorTime]] = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="assigner-starvation", daemon=True)
+
+    def share(self) -> float:
+        """The share of its processor time that others have had of the rank that lost the most of it."""
+        pairs = [(first, last) for first, *_, last in self.readings.values()]
+        return max((starved_share(*pair, allowed=self.allowed) for pair in pairs), default=0.0)
+
+    def look(self) -> None:
+        """Read what the processes have had until now: the first and the last reading of each are kept."""
+        for process in _children():
+            now = processor_time(process)
+            if now.threads:
+                first = self.readings.get(process, [ProcessorTime(now.wall_s, {}, now.throttled_s)])[0]
+                self.readings[process] = [first, now]
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_LOOK_S):
+            self.look()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._thread.join()
+
+
+def _children() -> list[int]:
+    """The processes that this one has started and that are there; none where the system does not tell."""
+    try:
+        texts = [(each / "children").read_text(encoding="ascii") for each in Path("/proc/self/task").iterdir()]
+    except OSError:
+        return []
+    return [int(word) for text in texts for word in text.split()]
