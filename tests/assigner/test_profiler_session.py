@@ -92,6 +92,7 @@ def test_a_run_goes_on_with_what_was_measured(run: Run) -> None:
     assert f'"forward_s": {point.forward_s!r}'.encode() in kept
     assert {each.partition for each in profile.measurements} == {"0", "1"}
     assert all(each.optimizer_bytes > 0 for each in profile.partitions)
+    assert all(each.reference is not None and each.reference.compute_s > 0 for each in profile.workers)
     assert load_profile(run.path) == profile
     assert not journal_path(run.path, 0).exists()
     assert run.said == []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 from assigner import starvation
-from assigner.starvation import ProcessorTime, allowed_share, processor_time, starved_share
+from assigner.starvation import ProcessorTime, RanksWatch, allowed_share, processor_time, starved_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,3 +59,23 @@ def test_the_system_tells_of_this_process_and_of_none_that_is_gone() -> None:
     """Each thread of this process has computed something, where the kernel tells; nothing is known of no process."""
     assert all(computed >= 0 and queued >= 0 for computed, queued in processor_time().threads.values())
     assert not processor_time(2**22 + 1).threads
+
+
+def test_the_rank_that_lost_the_most_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes come and go: each is judged by its first and its last reading."""
+    readings = {10: [(0.5, 0.0), (2.0, 0.5)], 11: [(0.5, 0.5), (1.0, 3.0)]}
+    monkeypatch.setattr(starvation, "processor_time", lambda n: ProcessorTime(1.0, {n: readings[n].pop(0)}))
+    watch = RanksWatch(ranks=1, threads=1)
+    watch.allowed = 1.0
+    for there in ([10], [10, 11], [11]):
+        monkeypatch.setattr(starvation, "_children", lambda there=there: there)
+        watch.look()
+    assert watch.share() == pytest.approx(0.75)
+
+
+def test_processes_that_this_one_starts_are_seen() -> None:
+    """Where the kernel lists them, a child is among them while it is there."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        found = starvation._children()
+        child.kill()
+    assert not found or child.pid in found
