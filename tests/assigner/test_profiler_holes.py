@@ -71,7 +71,7 @@ def test_the_holes_of_large_micro_batches_are_not_added_to_small_ones(monkeypatc
     monkeypatch.setattr(computing, "measure_interleaved", interleaved)
     share = ComputeShare(
         cast("computing.Workload", None), cast("computing.PartitionGraph", None), torch.device("cpu"), "worker:0/cpu",
-        1e9, Forecast(), lambda _: None,
+        1e9, Forecast(), lambda _: None, force_busy=True,
     )  # fmt: skip
     found = share._sampled([heap.stage(4), heap.stage(64)], 0, 2)
     beside = {point.micro_batch: timing.holes_bytes for point, timing in found.items()}
