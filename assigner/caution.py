@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner import formatting as fmt
+from assigner.starvation import NOTICED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from assigner.profile import Profile
+    from assigner.profile import Link, Profile
 
 _SHARED_WIRE = " share a wire: "
 
@@ -101,8 +102,8 @@ def _launch_bound(partition: str, worker: str, micro_batch: int) -> str:
 
 
 def limits(profile: Profile) -> tuple[str, ...]:
-    """Warnings of what plans made from a profile cannot do."""
-    return (*_one_size(profile), *_apart(profile), *_unmeasured(profile))
+    """Warnings of a busy machine, which no figure is free of, and of what plans made from a profile cannot do."""
+    return (*_busy(profile), *_one_size(profile), *_apart(profile), *_unmeasured(profile))
 
 
 def _spreads(profile: Profile) -> Iterator[str]:
@@ -113,6 +114,29 @@ def _spreads(profile: Profile) -> Iterator[str]:
         known[each.where] = max(each.spread, known.get(each.where, 0.0))
     lines = [(max(spreads.values()), f"{name}: spread {_listed(spreads)}") for name, spreads in found.items()]
     yield from (text for _, text in sorted(lines, reverse=True))
+
+
+def busy_text(profile: Profile) -> str | None:
+    """Where and how much other programs disturbed the measurement; None: nowhere by much."""
+    shares: dict[int, float] = defaultdict(float)
+    found = [(each.worker, each.starved) for each in profile.measurements]
+    for worker, starved in (*found, *((end, link.starved) for link in profile.links for end in _ends(link))):
+        shares[profile.worker[worker].rank] = max(shares[profile.worker[worker].rank], starved)
+    ranks = sorted(rank for rank, share in shares.items() if share >= NOTICED)
+    if not ranks:
+        return None
+    most = max(shares.values())
+    return f"measured on a busy machine: other programs had up to {100 * most:.0f} % of the time of {ranks_text(ranks)}"
+
+
+def _ends(link: Link) -> tuple[str, str]:
+    return link.source, link.target
+
+
+def _busy(profile: Profile) -> Iterator[str]:
+    text = busy_text(profile)
+    if text is not None:
+        yield f"{text}; its figures are too high, and unevenly so: measure again when it is quiet"
 
 
 def _one_size(profile: Profile) -> Iterator[str]:
@@ -126,7 +150,9 @@ def _apart(profile: Profile) -> Iterator[str]:
     groups = _linked_groups(profile)
     if len(groups) == 1 or not profile.links:  # with no links at all no plan has two workers, and `show` says so
         return
-    shown = [_ranks(group) for group in groups[:4]] + ([f"{len(groups) - 4} more groups"] if len(groups) > 4 else [])
+    shown = [ranks_text(group) for group in groups[:4]] + (
+        [f"{len(groups) - 4} more groups"] if len(groups) > 4 else []
+    )
     yield (
         f"no links between {' and '.join(shown)}: no plan can use both; to measure them, start on all ranks, in this"
         f" order: torchrun ... -m assigner_cli profile {profile.workload.entry!r} -o PROFILE --only links"
@@ -155,7 +181,7 @@ def _linked_groups(profile: Profile) -> list[list[int]]:
     ]
 
 
-def _ranks(ranks: list[int]) -> str:
+def ranks_text(ranks: list[int]) -> str:
     """`worker:0` or `worker:0-7` where they follow each other, else each."""
     if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
         return f"worker:{ranks[0]} to worker:{ranks[-1]}"

@@ -27,6 +27,16 @@ def core_limit() -> float | None:
     return min(limits, default=None)
 
 
+def throttled_s() -> float:
+    """Seconds for which this process's groups have been stopped by their quotas, on all cores together, until now."""
+    total = 0.0
+    for folder in _folders("cpu"):
+        words = _words(folder / "cpu.stat")
+        told = dict(zip(words[::2], words[1::2], strict=False))
+        total += int(told.get("throttled_usec", 0)) / 1e6 + int(told.get("throttled_time", 0)) / 1e9
+    return total
+
+
 def memory_limit() -> int | None:
     """Bytes that the tightest limit allows; None: there is none."""
     limits = [limit for folder in _folders("memory") if (limit := _limit(folder)) is not None]

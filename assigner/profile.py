@@ -11,6 +11,7 @@ from assigner.document import Count, Name, Share, Threads, check_unique, read, w
 from assigner.errors import FormatError
 from assigner.graph import topological_order
 from assigner.location import Location
+from assigner.reference import ReferenceTimes
 
 MAJOR = 1
 
@@ -50,6 +51,7 @@ class Worker:
         reserve_bytes: What plans leave alone.
         cost_per_hour: Its price, in any currency.
         allocator_share: What its allocator takes beyond the bytes of the tensors in it, as a share of them.
+        reference: How fast it did fixed pieces of work while it was measured; None: nobody looked.
     """
 
     name: Name
@@ -61,6 +63,7 @@ class Worker:
     reserve_bytes: float = 0
     cost_per_hour: float | None = None
     allocator_share: float = 0.0
+    reference: ReferenceTimes | None = None
 
     @property
     def capacity_bytes(self) -> float:
@@ -106,6 +109,8 @@ class Link:
         backend: What carries the messages: `gloo`, `nccl` or `mpi`.
         sender_busy: Share of a transfer's time in which the sender cannot compute.
         receiver_busy: The same for the receiver.
+        starved: Share of its ends' processor time that other programs had while it was measured: of the end that lost
+            more.
     """
 
     source: str
@@ -114,6 +119,7 @@ class Link:
     backend: Name = "gloo"
     sender_busy: Share = 0.0
     receiver_busy: Share = 0.0
+    starved: Share = 0.0
 
 
 @dataclass(frozen=True)
@@ -200,6 +206,7 @@ class Measurement:
         update_spread: IQR / median of the update.
         recompute_s: How much longer forward and backward take together where the partition rematerialises; None: as
             long as a forward.
+        starved: Share of its worker's processor time that other programs had while it was timed.
     """
 
     partition: str
@@ -215,6 +222,7 @@ class Measurement:
     infeasible: str | None = None
     update_spread: float = 0.0
     recompute_s: float | None = None
+    starved: Share = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from assigner.document import Count, Range, check_unique, read, write
+from assigner.document import Count, Range, Share, check_unique, read, write
 from assigner.errors import FormatError
 from assigner.plan import MicroBatches, Plan, Schedule, Stage, check_stages
 from assigner.profile import WorkloadReference
+from assigner.reference import ReferenceTimes
 from assigner.schedule import Payload, Route
 
 MAJOR = 1
@@ -96,6 +97,8 @@ class WorkerTrace:
         base_bytes: What it held before that.
         clock_error_s: How far its times may be off the clock of rank 0: half of the fastest round trip to it, and
             more where two comparisons differ.
+        starved: Share of its processor time that other programs had during the trace.
+        reference: How fast it did fixed pieces of work, the mean of before and after; None: nobody looked.
     """
 
     worker: str
@@ -103,6 +106,8 @@ class WorkerTrace:
     peak_bytes: float
     base_bytes: float
     clock_error_s: float = 0.0
+    starved: Share = 0.0
+    reference: ReferenceTimes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

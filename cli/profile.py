@@ -90,6 +90,13 @@ def profile_command(
             metavar="D,D", help="Device of each local rank: 'cpu,cuda:0'. Default: GPUs.", rich_help_panel=_RANKS
         ),
     ] = "",
+    force_busy: Annotated[
+        bool,
+        typer.Option(
+            "--force-busy",
+            help="Measure however busy the machine is: nothing twice, nothing refused.", rich_help_panel=_MEASURING,
+        ),
+    ] = False,
     no_check: Annotated[
         bool,
         typer.Option(
@@ -152,6 +159,7 @@ def profile_command(
         isolated=isolated,
         links=links,
         devices=tuple(word.strip() for word in devices.split(",") if word.strip()),
+        force_busy=force_busy,
     )
     files = Output(
         output, force=force, resume=resume, only=tuple(only or ()), others=tuple(merge or ()), notice=console.notice

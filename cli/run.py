@@ -10,6 +10,7 @@ import typer
 
 from assigner.errors import UsageError
 
+from . import console
 from .options import Config, PlanFile
 
 _SEVERAL = "Several hosts (run the same command on each)"
@@ -68,6 +69,13 @@ def run_command(
     program = [sys.executable, "-u", *command] if script.suffix == ".py" else list(command)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost store is told in one line; torch adds a page
     from assigner.launch import Layout, launch
+    from assigner.starvation import NOTICED, RanksWatch
 
     layout = Layout(ranks, nnodes, node_rank, master_addr, master_port)
-    launch(program, layout, {"OMP_NUM_THREADS": str(threads), "ASSIGNER_PLAN": str(plan.resolve())})
+    with RanksWatch(ranks=ranks, threads=threads) as watch:
+        launch(program, layout, {"OMP_NUM_THREADS": str(threads), "ASSIGNER_PLAN": str(plan.resolve())})
+    if watch.share() >= NOTICED:
+        console.notice(
+            f"warning: other processes had up to {100 * watch.share():.0f} % of the processor time of a rank here: its"
+            " steps took longer than on a quiet machine"
+        )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assigner.errors import UsageError
+from assigner.errors import MeasurementError, UsageError
 
 from . import console
 from .options import Force, Json, PlanFile
@@ -46,6 +46,10 @@ def simulate_command(
         Path | None,
         typer.Option("--calibrate", metavar="OUT", help="With --against: write a corrected profile."),
     ] = None,
+    force_busy: Annotated[
+        bool,
+        typer.Option("--force-busy", help="With --calibrate: from a trace of a machine that others kept busy, too."),
+    ] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -55,6 +59,7 @@ def simulate_command(
     from assigner.origin import profile_path
     from assigner.plan import load_plan
     from assigner.profile import load_profile
+    from assigner.trace import load_trace
 
     found = load_plan(plan)
     known = profile_path(found, plan, profile)
@@ -65,7 +70,12 @@ def simulate_command(
     if against is None:
         sides, timeline = _predict(found, cost, known, memory=memory, as_json=as_json)
     else:
-        sides, timeline = _compare(found, cost, against, step=step, out=calibrate, force=force, as_json=as_json)
+        measured = load_trace(against)
+        if calibrate is not None and not force_busy:
+            _check_quiet(measured, against)
+        sides, timeline = _compare(
+            found, cost, measured, against, step=step, out=calibrate, force=force, as_json=as_json
+        )
     if trace is not None:
         _draw(trace, sides, timeline, cost, [str(each) for each in reads], force=force)
 
@@ -80,6 +90,19 @@ def _check(*, memory: bool, against: Path | None, step: str, calibrate: Path | N
         raise UsageError(f"--step {step} is of a measured run, and there is none", hint="--against TRACE")
     if step not in ("median", "all") and not step.isdecimal():
         raise UsageError(f"--step: {step!r} is not allowed", hint="a step's number from 0, median, or all")
+
+
+def _check_quiet(trace: "Trace", path: Path) -> None:
+    """A run that others starved would make a profile worse."""
+    from assigner.starvation import REFUSED
+
+    worst = max(trace.workers, key=lambda worker: worker.starved)
+    if worst.starved >= REFUSED:
+        raise MeasurementError(
+            f"{path}: other programs had {100 * worst.starved:.0f} % of the processor time of {worst.worker} while it"
+            " was traced: a profile that is corrected by it would be wrong",
+            hint="trace the run on a quiet machine; --force-busy takes it all the same",
+        )
 
 
 def _check_output(out: Path | None, reads: "Sequence[Path]", *, force: bool) -> None:
@@ -113,16 +136,15 @@ def _predict(
 
 
 def _compare(
-    plan: "Plan", cost: "CostModel", path: Path, *, step: str, out: Path | None, force: bool, as_json: bool
-) -> "tuple[list[Spans], Timeline]":
+    plan: "Plan", cost: "CostModel", trace: "Trace", path: Path, *, step: str, out: Path | None, force: bool,
+    as_json: bool,
+) -> "tuple[list[Spans], Timeline]":  # fmt: skip
     """Predicted beside measured, and the profile that follows from it."""
     from assigner.agreement import agree
     from assigner.report.agreement import agreement_data, agreement_report
     from assigner.simulate import simulated
     from assigner.spans import predicted_spans
-    from assigner.trace import load_trace
 
-    trace = load_trace(path)
     found = agree(plan, cost.profile, trace)
     timeline, measured = simulated(found.plan, cost), _measured(trace, plan, step)
     sides = [predicted_spans(timeline, cost, steps=len(measured.steps)), measured]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from assigner.agreement.explanation import Explanation, explain, priced_s
+from assigner.agreement.machine import MachineAgreement, disturbances, machines, paced_step_s
 from assigner.agreement.observed import Observed, Samples, observe
 from assigner.agreement.rehearsal import rehearsed
 from assigner.cost import CostModel
@@ -111,6 +112,9 @@ class Agreement:
         explanation: Where the difference comes from.
         clock_error_s: How far the workers' clocks may be apart from the first one's.
         observed: All that was read from the trace.
+        machines: The workers' machines then and now; empty: nobody looked.
+        paced_s: The predicted step on the machines as they were in the run, in seconds; None: nobody looked.
+        disturbances: What other programs did to the profile and to the run, a sentence each.
     """
 
     plan: Plan
@@ -123,6 +127,9 @@ class Agreement:
     explanation: Explanation
     clock_error_s: float
     observed: Observed
+    machines: tuple[MachineAgreement, ...] = ()
+    paced_s: float | None = None
+    disturbances: tuple[str, ...] = ()
 
 
 def as_run(plan: Plan, trace: Trace) -> Plan:
@@ -157,7 +164,7 @@ def agree(plan: Plan, profile: Profile, trace: Trace) -> Agreement:
         raise FormatError(f"the trace says nothing of {min(missing)}", hint="trace the run on all its workers")
     plan, cost = as_run(plan, trace), CostModel(profile)
     timeline = simulated(plan, cost)
-    said = observe(rehearsed(timeline, cost))
+    said, changed = observe(rehearsed(timeline, cost)), machines(profile, trace)
     return Agreement(
         plan=plan,
         remat=trace.remat,
@@ -169,6 +176,9 @@ def agree(plan: Plan, profile: Profile, trace: Trace) -> Agreement:
         explanation=explain(plan, cost, said, seen),
         clock_error_s=max(each.clock_error_s for each in trace.workers),
         observed=seen,
+        machines=changed,
+        paced_s=paced_step_s(plan, cost, timeline.program.routes, changed),
+        disturbances=tuple(disturbances(profile, trace)),
     )
 
 

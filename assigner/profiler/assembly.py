@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,10 @@ from assigner.profiler.compute import state_bytes
 from assigner.profiler.host import HostFacts, allocator_share
 from assigner.profiler.links import LinkSweep, SweepPoint, with_unmeasured
 from assigner.profiler.sampling import Sample
+from assigner.reference import ReferenceTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from assigner.marking import PartitionGraph, Piece
     from assigner.workload import Workload
@@ -44,6 +45,7 @@ class RankReport:
         optimizer_bytes: Optimizer state by kind of partition.
         sweeps: The links that start at it.
         notes: What a reader of the profile should know.
+        reference: How fast its worker did fixed pieces of work, the mean of before and after.
     """
 
     facts: HostFacts
@@ -51,6 +53,7 @@ class RankReport:
     optimizer_bytes: dict[str, int]
     sweeps: tuple[LinkSweep, ...]
     notes: tuple[str, ...] = ()
+    reference: ReferenceTimes | None = None
 
 
 def assemble(
@@ -95,12 +98,20 @@ def renew(old: Profile, reports: Sequence[RankReport]) -> Profile:
         whole = with_unmeasured([*sweeps, *there], [report.facts for report in reports])
         sweeps = [sweep for sweep in whole if (sweep.source, sweep.target) not in kept_ways]
     return updated(
-        old,
+        replace(old, workers=tuple(_looked_at_again(old, reports))),
         measurements=[each for report in reports for each in report.measurements],
         links=_links(reports, sweeps),
         notes=[note for report in reports for note in report.notes],
         created_at=_now(),
     )
+
+
+def _looked_at_again(old: Profile, reports: Sequence[RankReport]) -> Iterator[Worker]:
+    """The workers, with new reference times where all points are new: the others' times are of the earlier machine."""
+    for worker, report in zip(old.workers, reports, strict=True):
+        points = {(each.partition, each.micro_batch) for each in old.measurements if each.worker == worker.name}
+        again = {(each.partition, each.micro_batch) for each in report.measurements}
+        yield replace(worker, reference=report.reference) if points and points <= again else worker
 
 
 def _now() -> str:
@@ -113,6 +124,7 @@ def _workers(reports: Sequence[RankReport], reserve: float) -> tuple[Worker, ...
         Worker(
             name, report.facts.kind, host, report.facts.device, report.facts.memory_bytes, report.facts.threads,
             int(reserve * report.facts.memory_bytes), allocator_share=allocator_share(report.facts.device),
+            reference=report.reference,
         )
         for name, host, report in zip(_names(reports), hosts, reports, strict=True)
     )  # fmt: skip
@@ -139,7 +151,7 @@ def _links(reports: Sequence[RankReport], sweeps: Sequence[LinkSweep]) -> tuple[
 def _as_sweep(profile: Profile, link: Link) -> LinkSweep:
     points = tuple(SweepPoint(int(each.bytes), Sample(each.seconds, each.spread, each.samples)) for each in link.points)
     source, target = (profile.worker[name].rank for name in (link.source, link.target))
-    return LinkSweep(source, target, points, link.sender_busy, link.receiver_busy)
+    return LinkSweep(source, target, points, link.sender_busy, link.receiver_busy, link.starved)
 
 
 def _host_names(facts: Sequence[HostFacts]) -> list[str]:
@@ -154,7 +166,8 @@ def _link(names: Sequence[str], sweep: LinkSweep) -> Link:
     points = tuple(
         LinkPoint(point.size, point.sample.median, point.sample.count, point.sample.spread) for point in sweep.points
     )
-    return Link(names[sweep.source], names[sweep.target], points, "gloo", sweep.sender_busy, sweep.receiver_busy)
+    ends = names[sweep.source], names[sweep.target]
+    return Link(*ends, points, "gloo", sweep.sender_busy, sweep.receiver_busy, sweep.starved)
 
 
 def _environment(workload: Workload, facts: Sequence[HostFacts]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
 from assigner.cost import message_s
@@ -23,6 +24,7 @@ from assigner.profiler.lane import Lane
 from assigner.profiler.pairs import ALL_UP_TO, Classes, ring, rounds_of, sampled_pairs, tournament
 from assigner.profiler.sampling import Sample, summarise
 from assigner.runtime.clock import answer_clock, compare_clock
+from assigner.starvation import DISTURBED, StarvationWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +39,7 @@ _GROWTH = 4
 _LONGEST_S = 2.0  # sizes stop growing where one message would take about as long
 _BUDGET_S = 0.4  # per size and direction, past the fewest samples
 _FEWEST, _MOST = 3, 30
+_TRIES = 2  # of a link whose ends other programs disturb
 _SHORTEST_S = 1e-6  # below what clocks can tell apart
 _MEMORY_SHARE = 8  # a message takes no more than this part of the smallest worker's memory, at each end
 _ALONE_UP_TO = 8  # workers; more pairs than they have take too long one at a time
@@ -51,12 +54,14 @@ class LinkOptions:
         typical: The message at which the busy shares are measured, in bytes: one that training sends.
         pairs: "all", "sampled", or "auto": all in a fleet of up to 16 workers.
         timeout_s: A wait for another rank that takes longer ends the run.
+        force_busy: A link is not measured again where other programs had much of an end's processor time.
     """
 
     largest: int
     typical: int
     pairs: Links = "auto"
     timeout_s: float = 600.0
+    force_busy: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,13 +74,14 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class LinkSweep:
-    """What is known of one directed link."""
+    """What is known of one directed link; `starved`: the share of an end's processor time that other programs had."""
 
     source: int
     target: int
     points: tuple[SweepPoint, ...]
     sender_busy: float
     receiver_busy: float
+    starved: float = 0.0
 
 
 def message_sizes(largest: int) -> list[int]:
@@ -181,15 +187,33 @@ def _measure_pair(lane: Lane, source: int, target: int, options: LinkOptions, *,
     """One directed link; the source gets the result, the target plays along."""
     if lane.rank == target:
         answer_clock(source)
-        _answer_sweep(lane, source)
-        answer_busy_share(lane, source)
+        again = True
+        while again:
+            watch = StarvationWatch(torch.get_num_threads())
+            _answer_sweep(lane, source)
+            answer_busy_share(lane, source)
+            lane.tell(source, watch.share())
+            again = bool(lane.ask(source))
         return []
     ahead_s = compare_clock(target).ahead_s  # its small messages are the connection's first ones
-    points = _sweep(lane, target, message_sizes(options.largest), 0.0 if one_clock else ahead_s)
+    found: list[LinkSweep] = []
+    again = True
+    while again:
+        found.append(_measure_once(lane, source, target, options, 0.0 if one_clock else ahead_s))
+        again = len(found) < _TRIES and found[-1].starved >= DISTURBED and not options.force_busy
+        lane.tell(target, float(again))
+    return [min(found, key=lambda sweep: sweep.starved)]
+
+
+def _measure_once(lane: Lane, source: int, target: int, options: LinkOptions, offset: float) -> LinkSweep:
+    """The source's side of a link's measurement."""
+    watch = StarvationWatch(torch.get_num_threads())
+    points = _sweep(lane, target, message_sizes(options.largest), offset)
     size = min(options.typical, points[-1].size)
     seconds = message_s([LinkPoint(point.size, point.sample.median) for point in points], size)
     sender_busy, receiver_busy = send_busy_share(lane, target, size, seconds)
-    return [LinkSweep(source, target, tuple(points), sender_busy, receiver_busy)]
+    starved = max(watch.share(), lane.ask(target))
+    return LinkSweep(source, target, tuple(points), sender_busy, receiver_busy, starved)
 
 
 def _sweep(lane: Lane, target: int, sizes: Sequence[int], offset: float) -> list[SweepPoint]:

@@ -24,6 +24,7 @@ from assigner.profiler.links import LinkOptions, measure_links
 from assigner.profiler.standings import Standings
 from assigner.profiler.walk import representatives
 from assigner.runtime.randomness import kept_generators
+from assigner.runtime.reference import measure_reference
 from assigner.selection import LINKS, Selection
 
 if TYPE_CHECKING:
@@ -122,11 +123,13 @@ class RankSession:
         """Compute first, then links."""
         compute = ComputeShare(
             self.workload, self.graph, self.device, self.worker, self.facts.memory_bytes / 4, self.forecast, self.tell,
-            self.sharing,
+            self.sharing, force_busy=self.options.force_busy,
         )  # fmt: skip
         planned_s = compute.plan(self.task.run)
         self.forecast.plan("links", self.table.ranks - 1 if self.task.links else 0, _ROUND_S)
         turns = self.table.ranks if self.start.isolated else 1
+        dist.barrier()
+        reference = measure_reference(self.device)
         self.forecast.plan("turns of other workers", turns - 1, planned_s)
         for turn in range(turns):
             dist.barrier()
@@ -141,12 +144,14 @@ class RankSession:
         if self.task.links:
             self._measure_links()
         dist.barrier()
+        reference = reference.together(measure_reference(self.device))
         return RankReport(
             self.facts,
             tuple(self.journal.points.values()),
             dict(self.journal.optimizer_bytes),
             tuple(self.journal.sweeps.values()),
             tuple(self.journal.notes),
+            reference,
         )
 
     def _keep(self, found: Measurement | OptimizerState | Note) -> None:
@@ -181,6 +186,7 @@ class RankSession:
             typical=largest_message(self.graph, self.sizes[len(self.sizes) // 2]),
             pairs="all" if named and self.start.links == "auto" else self.start.links,
             timeout_s=self.options.timeout_s,
+            force_busy=self.options.force_busy,
         )
 
     def _largest_message(self) -> int:

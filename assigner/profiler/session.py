@@ -53,6 +53,8 @@ class ProfileOptions:
         devices: The device of each of a host's ranks, in their order; empty: a GPU of its own where there is one, else
             the CPU.
         timeout_s: A wait for another rank that takes longer ends the run.
+        force_busy: Take what a busy machine gives, in place of measuring again, or not at all where others have most of
+            a worker's processor time.
     """
 
     micro_batches: tuple[int, ...] = ()
@@ -63,6 +65,7 @@ class ProfileOptions:
     links: Links = "auto"
     devices: tuple[str, ...] = ()
     timeout_s: float = 600.0
+    force_busy: bool = False
 
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.micro_batches):
@@ -131,7 +134,7 @@ def profile_workload(
     Raises:
         MarkingError: the model cannot be cut.
         FormatError: a file that the run starts from belongs to something else.
-        MeasurementError: a rank was lost.
+        MeasurementError: a rank was lost, or its machine is too busy to measure anything there.
     """
     place = launched()
     if place is None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _SAME = 0.01
 """A step time predicted this well needs no cause."""
+_OTHER = 0.05
+"""A machine's reference time that differs by this much is listed."""
 
 
 def agreement_report(found: Agreement, sides: Sequence[Spans] = (), *, width: int = PIPED) -> Report:
@@ -31,7 +33,8 @@ def agreement_report(found: Agreement, sides: Sequence[Spans] = (), *, width: in
     plan = found.plan
     head = Line(f"plan for {plan.workload.name} · {describe_split(plan)} · {plan.schedule}", "strong")
     return (
-        head, _step(found), *_circumstances(found), _explanation(found), Line(largest_cause(found), "strong"),
+        head, _step(found), *_machine(found), *_circumstances(found),
+        _explanation(found), Line(largest_cause(found), "strong"),
         *_timeline(found, sides, width), _stages(found), *_messages(found), _workers(found), *_memory(found),
     )  # fmt: skip
 
@@ -55,6 +58,32 @@ def _step(found: Agreement) -> Line:
     if not step.error:
         return Line(said)
     return Line(f"{said}: the prediction is {fmt.percent(abs(step.error))} too {'low' if step.error < 0 else 'high'}")
+
+
+def _machine(found: Agreement) -> Report:
+    """How far the machine is another than when it was profiled, and what that leaves of the prediction's error."""
+    lines = [Line(f"warning: {text}; not all is the model's error", "warning") for text in found.disturbances]
+    if found.paced_s is None or not found.step.measured_s:
+        return tuple(lines)
+    change = found.paced_s / found.step.predicted_s - 1
+    off = found.paced_s / found.step.measured_s - 1
+    said = f"the machine is {_slower(change)} than when it was profiled: the step is predicted to take"
+    model = f"the model of the step is {fmt.percent(abs(off))} too {'low' if off < 0 else 'high'}"
+    if abs(change) < _SAME:
+        lines.append(Line(f"the machine is as fast as when it was profiled; {model}"))
+    else:
+        lines.append(Line(f"{said} {fmt.seconds(found.paced_s)} on it; {model}"))
+    for each in found.machines:
+        ratios = {"compute": each.compute, "memory": each.memory, "messages": each.message}
+        if any(abs(ratio - 1) >= _OTHER for ratio in ratios.values()):
+            told = ", ".join(f"{what} {_slower(ratio - 1)}" for what, ratio in ratios.items())
+            lines.append(Line(f"  {each.worker}: {told}"))
+    return tuple(lines)
+
+
+def _slower(change: float) -> str:
+    """A change of a time in words."""
+    return f"{fmt.percent(abs(change))} {'slower' if change > 0 else 'faster'}"
 
 
 def _circumstances(found: Agreement) -> Report:
@@ -256,6 +285,10 @@ def agreement_data(found: Agreement, sides: Sequence[Spans] = ()) -> dict[str, A
             }
             for each in found.workers
         ],
+        "machine": {
+            "paced_step_s": found.paced_s, "workers": encode(found.machines),
+            "disturbances": list(found.disturbances),
+        },
         "timeline": timeline_data(sides),
     }  # fmt: skip
 

@@ -20,19 +20,25 @@ FEW = 6
 """Candidates on a screen that does not list everything."""
 
 
-def solution_report(solution: Solution, *, everything: bool = False) -> Report:
+def solution_report(solution: Solution, *, doubt: str | None = None, everything: bool = False) -> Report:
     """What `assigner solve` prints, but for where the plan was written; what counts most stands last.
 
     Args:
         solution: What was found.
+        doubt: What is wrong with the profile that it rests on; None: nothing.
         everything: All candidates and all partitions of a stage, however many.
     """
     plan = solution.plan
     simple = baselines(plan) if plan.objective == "step" else ()
     return (
         *asked(plan), *candidates(plan, most=None if everything else FEW), *frontier(solution), *headline(plan),
-        stages(plan, everything=everything), *what_if(plan), *_unpriced(plan), *simple, *proof(plan), *bottleneck(plan),
+        stages(plan, everything=everything), *what_if(plan), *_unpriced(plan), *simple, *proof(plan),
+        *_doubt(doubt), *bottleneck(plan),
     )  # fmt: skip
+
+
+def _doubt(text: str | None) -> Report:
+    return () if text is None else (Line(f"warning: {text}", "warning"),)
 
 
 def _unpriced(plan: Plan) -> Report:
@@ -115,10 +121,11 @@ def frontier(solution: Solution) -> Report:
     return (Sheet("cost against step time", columns, rows, marked),)
 
 
-def solution_data(solution: Solution) -> dict[str, Any]:
-    """The same for `--json`: the plan with what is derived from it, and the frontier of money and step time."""
+def solution_data(solution: Solution, *, doubt: str | None = None) -> dict[str, Any]:
+    """The same for `--json`: the plan with what is derived from it, the frontier of money and step time, and doubts."""
     data = plan_data(solution.plan)
     data["derived"]["frontier"] = [encode(each) for each in solution.frontier]
+    data["derived"]["doubt"] = doubt
     return data
 
 

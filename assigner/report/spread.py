@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.caution import WIDE_SPREAD, Wide, cautions, limits, other_warnings, wide_figures
+from assigner.caution import WIDE_SPREAD, Wide, busy_text, cautions, limits, other_warnings, wide_figures
+from assigner.report.partitions import groups as grouped
 from assigner.report.partitions import model_s
 from assigner.report.sheet import Line, Report
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 WEIGHS = 0.05
 """From this share of a worker's time on, a partition's spread matters to plans."""
+DOUBTFUL_SPREAD = 0.3
+"""A spread above this of a partition that matters is told beside every plan from the profile."""
 _NAMED = 3
 """Partitions that are named."""
 _OTHERS = 6
@@ -60,6 +63,22 @@ def weighed(groups: Sequence[Group], wide: Sequence[Wide]) -> tuple[Weighed, ...
                     worst = Weighed(group.partitions, worker, spread, share)
         found += [worst] if worst else []
     return tuple(sorted(found, key=lambda each: -each.spread))
+
+
+def doubt(profile: Profile) -> str | None:
+    """One sentence on a profile that no plan's prediction can rest on; None: it is sound.
+
+    A busy machine comes first, then partitions that plans hang on and whose times vary much.
+    """
+    busy = busy_text(profile)
+    if busy is not None:
+        return f"the profile was {busy}"
+    heavy = [each for each in weighed(grouped(profile), wide_figures(profile)) if each.spread > DOUBTFUL_SPREAD]
+    if not heavy:
+        return None
+    worst = f"{fmt.ranges(heavy[0].partitions)} by {100 * heavy[0].spread:.0f} % on {heavy[0].worker}"
+    more = f" and {len(heavy) - 1} more" if len(heavy) > 1 else ""
+    return f"what this plan hangs on varies in the profile: {worst}{more} (assigner show says more)"
 
 
 def warnings(profile: Profile, groups: Sequence[Group], *, everything: bool = False) -> Report:

@@ -22,8 +22,10 @@ from assigner.plan import Plan
 from assigner.runtime.clock import ClockComparison, PeersClock
 from assigner.runtime.memory import MemoryGauge
 from assigner.runtime.recorder import Recorder, Span
+from assigner.runtime.reference import measure_reference
 from assigner.runtime.remat import Remat
 from assigner.schedule import Kind
+from assigner.starvation import StarvationWatch
 from assigner.trace import Trace, TracedAction, TracedMessage, WorkerTrace, save_trace
 
 if TYPE_CHECKING:
@@ -64,6 +66,8 @@ class Tracing:
     Attributes:
         recorder: For the executor.
         peak_bytes: The most that this process held until `stop`.
+        starved: The share of its processor time that other programs had until then.
+        reference: How fast this worker does fixed pieces of work, at the start, and in the end the mean with that.
 
     Raises:
         LostConnectionError: another rank is gone.
@@ -72,8 +76,10 @@ class Tracing:
     def __init__(
         self, settings: TraceSettings, transport: Transport | None, *, device: torch.device, last: int
     ) -> None:
-        self.settings, self.transport = settings, transport
+        self.settings, self.transport, self.device = settings, transport, device
+        self.reference = measure_reference(device)
         self.first = self._compare_clocks()
+        self.starvation, self.starved = StarvationWatch(torch.get_num_threads()), 0.0
         self.gauge = MemoryGauge(device)
         self.gauge.reset_peak()
         self.recorder = Recorder(self.gauge, last=last)
@@ -86,6 +92,7 @@ class Tracing:
         """Nothing more is recorded."""
         self.peak_bytes = max(self.recorder.highest_bytes, self.gauge.peak() or 0)
         self.gauge.close()
+        self.starved = self.starvation.share()
 
     def collect(self) -> Trace | None:
         """The whole trace on rank 0, None on the others; every rank comes here after it has stopped.
@@ -94,7 +101,9 @@ class Tracing:
             LostConnectionError: another rank is gone.
         """
         self.recorder.settle()
-        mine = json.dumps(encode(self._worker_trace(self._compare_clocks()))).encode()
+        comparison = self._compare_clocks()
+        self.reference = self.reference.together(measure_reference(self.device))
+        mine = json.dumps(encode(self._worker_trace(comparison))).encode()
         texts = [mine] if self.transport is None else self.transport.gather(mine)
         if not texts:
             return None
@@ -126,7 +135,7 @@ class Tracing:
             _traced(number, span, clock, base) for number, step in enumerate(self.recorder.steps) for span in step.spans
         )
         peak = max(0, self.peak_bytes - base)
-        return WorkerTrace(self.settings.worker or "", actions, peak, base, clock.error_s)
+        return WorkerTrace(self.settings.worker or "", actions, peak, base, clock.error_s, self.starved, self.reference)
 
 
 @contextlib.contextmanager

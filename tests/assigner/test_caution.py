@@ -68,3 +68,18 @@ def test_an_infeasible_point_gives_no_spread():
     profile = make_profile(work=[1e-3], slowness=[1.0])
     point = Measurement("p0", "worker:0/cpu", 8, infeasible="out of memory")
     assert cautions(replace(profile, measurements=(*profile.measurements, point))) == ()
+
+
+def test_a_busy_machine_is_the_first_warning():
+    """The most that others had, and of which workers, by their points or their links; little is not worth one."""
+    profile = make_profile(work=[1e-3, 1e-3], slowness=[1.0, 2.0])
+    assert cautions(wide(profile, at=0, starved=0.14)) == ()
+    busy = wide(profile, at=0, starved=0.34, spread=0.2)
+    told = (
+        "measured on a busy machine: other programs had up to 34 % of the time of worker:0; its figures are too high,"
+        " and unevenly so: measure again when it is quiet"
+    )
+    assert cautions(busy)[0] == told
+    assert other_warnings(cautioned(busy)) == ()
+    linked = replace(profile, links=(replace(profile.links[0], starved=0.5), *profile.links[1:]))
+    assert "up to 50 % of the time of worker:0, worker:1" in cautions(linked)[0]

@@ -80,3 +80,14 @@ def test_v2_beside_v1_has_a_folder_of_its_own(tree: Path) -> None:
     assert cgroup.core_limit() == 0.5
     assert cgroup.memory_limit() == 2000
     assert cgroup.free_memory() == 1500
+
+
+def test_the_time_that_quotas_stop_a_process_adds_up(tree: Path) -> None:
+    """v2 counts it in microseconds and v1 in nanoseconds; a group without a quota has none."""
+    (tree.parent / "own").write_text("0::/a/b\n")
+    fill(tree / "a" / "b", cpu__stat="usage_usec 5\nthrottled_usec 1500000")
+    fill(tree / "a", cpu__stat="usage_usec 9")
+    assert cgroup.throttled_s() == 1.5
+    (tree.parent / "own").write_text("4:cpu,cpuacct:/c\n")
+    fill(tree / "cpu" / "c", cpu__stat="nr_periods 7\nthrottled_time 250000000")
+    assert cgroup.throttled_s() == 0.25

@@ -112,7 +112,9 @@ class Measured:
             monkeypatch.setattr(sampling, name, 0.0)
         monkeypatch.setattr(computing, "share_of_free", lambda _, **__: free / computing._SAFE)
         self.forecast, self.found = Forecast(), list[object]()
-        self.share = ComputeShare(make_workload(), graph, CPU, "worker:0/cpu", 1e9, self.forecast, lambda _: None)
+        self.share = ComputeShare(
+            make_workload(), graph, CPU, "worker:0/cpu", 1e9, self.forecast, lambda _: None, force_busy=True
+        )
 
     def __call__(self) -> dict[int, Measurement]:
         points = [Point("1", ROWS), Point("1", 64 * ROWS)]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from assigner.profiler.forecast import Standing
 
-OPTIONS = ProfileOptions(micro_batches=(2,))
+OPTIONS = ProfileOptions(micro_batches=(2,), force_busy=True)
 
 
 def make_workload(width: int = 8) -> Workload:
@@ -92,6 +92,7 @@ def test_a_run_goes_on_with_what_was_measured(run: Run) -> None:
     assert f'"forward_s": {point.forward_s!r}'.encode() in kept
     assert {each.partition for each in profile.measurements} == {"0", "1"}
     assert all(each.optimizer_bytes > 0 for each in profile.partitions)
+    assert all(each.reference is not None and each.reference.compute_s > 0 for each in profile.workers)
     assert load_profile(run.path) == profile
     assert not journal_path(run.path, 0).exists()
     assert run.said == []
@@ -210,7 +211,7 @@ def test_every_rank_does_what_rank_0_says(run: Run, monkeypatch: pytest.MonkeyPa
 
     def agree(self: RankSession, start: Start, keeping: Keeping) -> None:
         started.append(start)
-        monkeypatch.setattr(self, "options", ProfileOptions())  # as on a host with other flags
+        monkeypatch.setattr(self, "options", ProfileOptions(force_busy=True))  # as on a host with other flags
         agreed(self, start, keeping)
         assert self.selection.words == ("1",)
         assert self._link_options().pairs == "sampled"

@@ -81,7 +81,10 @@ def test_a_model_that_is_kept_is_as_before(tmp_path: Path, monkeypatch: pytest.M
         marks=("first", "last"),
     )
     profile = profile_workload(
-        workload, "kept.py:workload", ProfileOptions(micro_batches=(2,)), output=Output(tmp_path / "profile.json")
+        workload,
+        "kept.py:workload",
+        ProfileOptions(micro_batches=(2,), force_busy=True),
+        output=Output(tmp_path / "profile.json"),
     )
     assert profile is not None
     assert {each.partition for each in profile.measurements} == {"first", "last"}

@@ -165,6 +165,8 @@ def test_one_process_needs_no_group(tmp_path):
     (worker,) = trace.workers
     assert (trace.steps, trace.remat, worker.clock_error_s) == (2, "always", 0)
     assert worker.actions[0].start_s == 0
+    assert worker.reference.compute_s > 0
+    assert 0 <= worker.starved <= 1
     assert all(seconds > 0 for seconds in trace.step_s)
 
 

@@ -110,3 +110,12 @@ def test_progress_of_what_ifs_says_which():
     progress = Progress(2.0, "gpipe", 8, 0.1, 0.08, 1, 4, "pricing what-ifs, 1 of 2: one more worker: kind0")
     found = progress_text(progress, elapsed_s=3.2, time_limit=60)
     assert found == "57 s left · pricing what-ifs, 1 of 2: one more worker: kind0"
+
+
+def test_what_is_wrong_with_the_profile_stands_beside_the_claim(plan):
+    """One line behind the status and its bound, and the same for --json; of a sound profile there is none."""
+    told = "the profile was measured on a busy machine"
+    report = lines(solution_report(Solution(plan), doubt=told))
+    assert report.index(f"warning: {told}") == next(n for n, text in enumerate(report) if "takes less than" in text) + 1
+    assert solution_data(Solution(plan), doubt=told)["derived"]["doubt"] == told
+    assert solution_data(Solution(plan))["derived"]["doubt"] is None

@@ -6,7 +6,7 @@ from builders import make_profile
 
 from assigner.caution import cautioned, wide_figures
 from assigner.report.partitions import groups
-from assigner.report.spread import spread_data, warnings, weighed
+from assigner.report.spread import doubt, spread_data, warnings, weighed
 
 PROFILE = make_profile(work=[1e-5, 5e-3, 4e-3], slowness=[1, 2])
 
@@ -95,3 +95,15 @@ def test_json_has_every_figure():
         ("", PROFILE.links[0].target), ("p1", ""), ("p1", ""),
     ]  # fmt: skip
     assert data["weighed"][0]["partitions"] == ["p1"]
+
+
+def test_a_bad_profile_is_doubted_in_one_sentence():
+    """A busy machine first, then what plans hang on and varies much; a profile of steady figures is sound."""
+    sound = loud({("p1", "worker:0/cpu"): 0.2, ("p0", "worker:0/cpu"): 0.9})
+    assert doubt(sound) is None
+    varying = loud({("p1", "worker:0/cpu"): 0.4, ("p2", "worker:1/cpu"): 0.5})
+    assert doubt(varying) == (
+        "what this plan hangs on varies in the profile: p2 by 50 % on worker:1/cpu and 1 more (assigner show says more)"
+    )
+    busy = replace(varying, measurements=tuple(replace(each, starved=0.4) for each in varying.measurements))
+    assert str(doubt(busy)).startswith("the profile was measured on a busy machine: other programs had up to 40 %")

@@ -7,7 +7,7 @@ from trace_event_rules import read_trace_events
 
 from assigner.plan import save_plan
 from assigner.profile import load_profile
-from assigner.trace import save_trace
+from assigner.trace import load_trace, save_trace
 
 
 @pytest.fixture
@@ -129,3 +129,16 @@ def test_memory_over_time(assigner, folder, solved):
     assert "memory_over_time" not in json.loads(simulate(assigner, "--json").stdout)
     save_plan(replace(solved, predicted=None), folder / "hand.json")
     assert simulate(assigner, "--memory", plan="hand.json").exit_code == 0
+
+
+def test_a_starved_run_corrects_no_profile(assigner, folder, trace):
+    """Exit code 6 and nothing is written; --force-busy takes it, and without --calibrate it is a warning."""
+    made = load_trace(folder / "trace.json")
+    starved = replace(made, workers=tuple(replace(each, starved=0.8) for each in made.workers))
+    save_trace(starved, folder / "trace.json", force=True)
+    result = simulate(assigner, "--against", "trace.json", "--calibrate", "new.json")
+    assert result.exit_code == 6
+    assert "had 80 % of the processor time of worker:0/cpu" in result.stderr
+    assert not (folder / "new.json").exists()
+    assert "warning: the run was on a busy machine" in simulate(assigner, "--against", "trace.json").stdout
+    assert simulate(assigner, "--against", "trace.json", "--calibrate", "new.json", "--force-busy").exit_code == 0

@@ -1,0 +1,100 @@
+"""Has the machine changed since it was profiled? Reference times of then and of the run, and what they make of a step.
+
+    predicted ─ the machine as it was in the run ─▶ predicted for that ─ the model's own error ─▶ measured
+
+A worker's forwards, backwards and updates are taken to slow down as its reference work does, computing and copying in
+equal parts; messages inside a host as its reference message. Of messages between hosts the reference says nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from assigner.agreement.explanation import priced_s
+from assigner.caution import busy_text, ranks_text
+from assigner.schedule import Kind
+from assigner.starvation import NOTICED
+from assigner.timing import Instead, route_bytes, step_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from assigner.cost import CostModel
+    from assigner.plan import Plan
+    from assigner.profile import Profile
+    from assigner.schedule import Route
+    from assigner.trace import Trace
+
+
+@dataclass(frozen=True)
+class MachineAgreement:
+    """One worker's machine in the run, against what it was when it was profiled; 1.09: it takes 9 % longer.
+
+    Args:
+        worker: Its name.
+        compute: For a product of matrices.
+        memory: For a copy in memory.
+        message: For a message inside the host.
+    """
+
+    worker: str
+    compute: float
+    memory: float
+    message: float
+
+    @property
+    def pace(self) -> float:
+        """What its forwards, backwards and updates are taken to be longer by."""
+        return (self.compute + self.memory) / 2
+
+
+def machines(profile: Profile, trace: Trace) -> tuple[MachineAgreement, ...]:
+    """The workers of a trace whose reference times are known of both; none where one of them lacks any."""
+    found = []
+    for each in trace.workers:
+        then, now = profile.worker[each.worker].reference, each.reference
+        if then is None or now is None or min(then.compute_s, then.memory_s, then.message_s) <= 0:
+            return ()
+        found.append(
+            MachineAgreement(
+                each.worker, now.compute_s / then.compute_s, now.memory_s / then.memory_s,
+                now.message_s / then.message_s,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def paced_step_s(
+    plan: Plan, cost: CostModel, routes: Iterable[Route], changed: Sequence[MachineAgreement]
+) -> float | None:
+    """The predicted step on the machines as they were in the run, in seconds; None: nobody looked at them."""
+    if not changed:
+        return None
+    pace = {each.worker: each for each in changed}
+    keys = [(kind, n, stage.worker) for n, stage in enumerate(plan.stages) for kind in (Kind.FORWARD, Kind.BACKWARD)]
+    keys += [(Kind.UPDATE, -1, worker) for worker in plan.workers]
+    host = {name: worker.host for name, worker in cost.profile.worker.items()}
+    flights = {
+        route: cost.transfer_s(route.source, route.target, route_bytes(cost, route, plan.micro_batch_size))
+        * max(pace[route.source].message, pace[route.target].message)
+        for route in routes
+        if host[route.source] == host[route.target]
+    }
+    return step_s(
+        plan, cost,
+        instead=Instead(seconds={key: priced_s(plan, cost, key) * pace[key[2]].pace for key in keys}, flights=flights),
+    )  # fmt: skip
+
+
+def disturbances(profile: Profile, trace: Trace) -> Iterator[str]:
+    """What other programs did to the profile and to the run, a sentence each."""
+    busy = busy_text(profile)
+    if busy is not None:
+        yield f"the profile was {busy}"
+    starved = {profile.worker[each.worker].rank: each.starved for each in trace.workers if each.starved >= NOTICED}
+    if starved:
+        yield (
+            f"the run was on a busy machine: other programs had up to {100 * max(starved.values()):.0f} % of the time"
+            f" of {ranks_text(sorted(starved))}"
+        )

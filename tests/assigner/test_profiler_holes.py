@@ -1,0 +1,78 @@
+"""What a heap takes beside the tensors is measured of each micro-batch size by itself, as training has one."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+import torch
+
+from assigner.profiler import computing
+from assigner.profiler.accord import Point
+from assigner.profiler.computing import ComputeShare
+from assigner.profiler.forecast import Forecast
+from assigner.profiler.host import allocator_share
+from assigner.profiler.memory import Growth
+from assigner.profiler.sampling import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from assigner.profiler.company import Stage
+
+MB = 10**6
+
+
+class Heap:
+    """A heap that keeps holes of every micro-batch size that has run since a block of `growth` began."""
+
+    def __init__(self, holes: dict[int, int], tensors: dict[int, int]) -> None:
+        self.holes, self.tensors, self.ran = holes, tensors, set[int]()
+
+    def stage(self, size: int) -> Stage:
+        """A stage of one partition at a micro-batch size."""
+
+        def run() -> tuple[float, float]:
+            self.ran.add(size)
+            return 1.0, 2.0
+
+        bench = SimpleNamespace(run=run, watch=SimpleNamespace(launch_share=0.0))
+        return cast("Stage", SimpleNamespace(points=(Point("head", size),), bench=bench))
+
+    @contextlib.contextmanager
+    def growth(self, _device: torch.device) -> Iterator[Growth]:
+        """As `memory.growth`: pages of the tensors of the largest run, the allocator's share of them, and holes."""
+        self.ran.clear()
+        grown = Growth()
+        yield grown
+        share = 1 + allocator_share("cpu")
+        grown.bytes = round(share * (max(map(self.tensors.get, self.ran)) + sum(map(self.holes.get, self.ran))))  # type: ignore[arg-type,type-var]
+
+    def peak(self, run: Callable[[], object], _device: torch.device) -> int:
+        """As `memory.peak_bytes`."""
+        self.ran.clear()
+        run()
+        return max(self.tensors[size] for size in self.ran)
+
+
+def test_the_holes_of_large_micro_batches_are_not_added_to_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head's workspace at 4 rows was that of stages of 64 rows which took turns with it: 120 MB for 178 KiB."""
+    heap = Heap(holes={4: 3 * MB, 64: 26 * MB}, tensors={4: 18 * MB, 64: 77 * MB})
+    monkeypatch.setattr(computing, "growth", heap.growth)
+    monkeypatch.setattr(computing, "peak_bytes", heap.peak)
+
+    def interleaved(runs: list[Callable[[], tuple[float, ...]]], *_: object, **__: object) -> list[tuple[Sample, ...]]:
+        for run in runs:
+            run()
+        return [(Sample(1.0, 0.0, 7), Sample(2.0, 0.0, 7))] * len(runs)
+
+    monkeypatch.setattr(computing, "measure_interleaved", interleaved)
+    share = ComputeShare(
+        cast("computing.Workload", None), cast("computing.PartitionGraph", None), torch.device("cpu"), "worker:0/cpu",
+        1e9, Forecast(), lambda _: None, force_busy=True,
+    )  # fmt: skip
+    found = share._sampled([heap.stage(4), heap.stage(64)], 0, 2)
+    beside = {point.micro_batch: timing.holes_bytes for point, timing in found.items()}
+    assert beside == pytest.approx({4: 3 * MB, 64: 26 * MB}, abs=1)
