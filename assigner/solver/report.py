@@ -54,12 +54,13 @@ def simpler(search: Search, simple: Sequence[Simple]) -> Proposal | None:
 
     It can be: local search over several stages a worker may miss it, and a limit may come early.
     """
-    schedule, found = search.contest.options.schedule, []
+    options, found = search.contest.options, []
     for each in simple:
         if each.plan is not None and each.step_s < search.contest.best_value * (1 - PROVEN):
             kind: Schedule = "gpipe" if len(each.plan.stages) == len(each.plan.workers) else "interleaved"
-            if schedule == kind or (schedule, kind) == ("auto", "gpipe"):
-                found.append(Proposal(replace(each.plan, schedule=kind), each.step_s))
+            plan = replace(each.plan, schedule=kind)
+            if options.searches(plan):
+                found.append(Proposal(plan, each.step_s))
     return min(found, key=lambda proposal: proposal.value, default=None)
 
 
