@@ -51,3 +51,42 @@ def _cycle(rest: set[str], successors: dict[str, set[str]]) -> list[str]:
     while trail.count(trail[-1]) == 1:
         trail.append(predecessor[trail[-1]])
     return trail[trail.index(trail[-1]) :][::-1]
+
+
+def topological_orders(
+    names: Sequence[str], edges: Iterable[tuple[str, str]], *, most: int
+) -> tuple[tuple[str, ...], ...]:
+    """Every order of `names` in which all edges lead forward; empty: there are more than `most`.
+
+    Args:
+        names: In a topological order, which is the first one found.
+        edges: Pairs of names.
+        most: So many orders at most.
+    """
+    successors: dict[str, set[str]] = {name: set() for name in names}
+    for source, target in edges:
+        successors[source].add(target)
+    position = {name: n for n, name in enumerate(names)}
+    found: list[tuple[str, ...]] = []
+    begun: list[tuple[str, ...]] = [()]  # each leads to one order or more
+    while begun:
+        order = list(begun.pop())
+        left = sorted(set(names).difference(order), key=position.__getitem__)
+        waits = dict.fromkeys(names, 0)
+        for name in left:
+            for target in successors[name]:
+                waits[target] += 1
+        free = [name for name in left if not waits[name]]
+        while free:
+            begun += [(*order, other) for other in reversed(free[1:])]
+            if len(found) + len(begun) >= most:
+                return ()
+            order.append(free.pop(0))
+            freed = []
+            for target in successors[order[-1]]:
+                waits[target] -= 1
+                if not waits[target]:
+                    freed.append(target)
+            free = sorted([*free, *freed], key=position.__getitem__)
+        found.append(tuple(order))
+    return tuple(found)

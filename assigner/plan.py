@@ -165,9 +165,9 @@ class SolverReport:
     Args:
         name: `HiGHS`, `CBC`, or how else the plan was made.
         version: The solver's version.
-        status: `optimal` (to the gap asked for), `feasible` (a limit came first).
+        status: `optimal` (to the gap asked for, of the plans searched), `feasible` (a limit came first).
         objective_s: The plan's value of the objective, in its unit (seconds for `step`).
-        bound_s: No plan can be better than this.
+        bound_s: No plan of those searched can be better: with one stage a worker, or under `interleaved`.
         gap: (objective - bound) / objective.
         seconds: Wall time of the search.
         options: The settings in effect.

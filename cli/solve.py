@@ -143,7 +143,7 @@ def solve_command(
     ] = None,
     config: Config = None,
     solver: Annotated[Literal["highs", "cbc"], _option("--solver", panel=SEARCH, help="The ILP solver.")] = "highs",
-    gap: Annotated[float, _option("--gap", panel=SEARCH, help="Stop within this share of the best possible.")] = 0.01,
+    gap: Annotated[float, _option("--gap", panel=SEARCH, help="Stop when optimal to within this share.")] = 0.01,
     time_limit: Annotated[
         float, _option("--time-limit", panel=SEARCH, metavar="SECONDS", help="Stop with the best plan found.")
     ] = 60.0,

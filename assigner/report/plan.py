@@ -194,12 +194,30 @@ def quality(plan: Plan, *, most: int | None = None) -> Report:
 
 
 def status(solver: SolverReport) -> str:
-    """How good a plan is proven to be, in a few words."""
+    """How good a plan is proven to be, with the file's own word for it, and among which plans."""
+    return " ".join(filter(None, (proof(solver), scope(solver))))
+
+
+def proof(solver: SolverReport) -> str:
+    """How good a plan is proven to be: `optimal` up to the gap asked for, `feasible` where that was not reached."""
     if solver.gap >= 1:
-        return "nothing proven about the best possible"
+        return "feasible: nothing proven"
     if solver.gap < _PROVEN:
         return "optimal"
-    return f"within {fmt.percent(solver.gap)} of the best possible"
+    gap = fmt.percent(solver.gap)
+    return f"optimal to {gap}" if solver.status == "optimal" else f"feasible: within {gap} of the best plan"
+
+
+def scope(solver: SolverReport) -> str:
+    """Among which plans it is proven; empty: nothing is."""
+    return "" if solver.gap >= 1 else searched(str(solver.options.get("schedule", "auto")))
+
+
+def searched(schedule: str) -> str:
+    """Which plans a search with this choice of schedules is about, as in `the best plan with one stage a worker`."""
+    if schedule == "interleaved":
+        return "under interleaved"
+    return "with one stage a worker" + ("" if schedule == "auto" else f" under {schedule}")
 
 
 def describe_solver(solver: SolverReport) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.document import encode
+from assigner.report.plan import searched
 from assigner.report.sheet import Column, Line, Report, Sheet
 
 if TYPE_CHECKING:
@@ -60,20 +61,25 @@ def _regrets(found: Robustness) -> Sheet:
         fmt.points(found.regret_quantile(0.5)),
         fmt.points(found.worst_regret),
     )
-    return Sheet(f"{_BEST[found.objective]} against the best plan found for each draw", columns, (row,))
+    return Sheet(
+        f"{_BEST[found.objective]} against the best plan found {searched(found.schedule)} for each draw",
+        columns,
+        (row,),
+    )
 
 
 def _conclusion(found: Robustness) -> Line:
-    draws, within = fmt.plural(found.compared, "draw"), fmt.percent(found.within)
+    draws, near = fmt.plural(found.compared, "draw"), f"within {fmt.percent(found.within)} of the best plan found"
+    near = f"{near} {searched(found.schedule)}"
     if found.near_best == found.compared:
-        return Line(f"steady: within {within} of the best plan found in every one of {draws}", "strong")
+        return Line(f"steady: {near} in every one of {draws}", "strong")
     often = f"in {found.near_best} of {draws}"
     worst = (
         f"{fmt.percent(found.worst_regret)} behind it at worst"
         if math.isfinite(found.worst_regret)
         else "beyond the longest step allowed at worst"
     )
-    rest = f"within {within} of the best plan found {often}, {worst}"
+    rest = f"{near} {often}, {worst}"
     if found.share >= _STEADY:
         return Line(f"steady: {rest}", "strong")
     if found.share >= _MOSTLY:
@@ -109,6 +115,7 @@ def robustness_data(found: Robustness) -> dict[str, Any]:
     return {
         "kind": "robustness",
         "objective": found.objective,
+        "schedule": found.schedule,
         "step_s": found.step_s,
         "slow_end_s": found.slow_end_s,
         "step_quantiles_s": {str(share): found.step_quantile_s(share) for share in (0.05, 0.5, 0.95)},

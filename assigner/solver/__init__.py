@@ -53,7 +53,7 @@ def solve(
     *,
     progress: Callable[[Progress], None] | None = None,
 ) -> Solution:
-    """The best plan for the objective, proven to within `options.gap`.
+    """The best plan for the objective with one stage a worker, proven to within `options.gap`.
 
     Any worker may be left out, in any order. Rematerialisation, the number of micro-batches, the schedule and its
     warm-up depths are chosen together with the placement.

@@ -75,9 +75,49 @@ class Instance:
             for group, members in enumerate(self.groups)
             for column in group_columns(
                 self.problem, group, self.prices[group], sizes, micro_batches=self.micro_batches,
-                capacity=self.problem.profile.worker[members[0]].tensor_bytes,
+                capacity=self.problem.profile.worker[members[0]].tensor_bytes, tied_s=self.tied_s,
             )
         }  # fmt: skip
+
+    def tied_s(self, first: int, last: int, group: int) -> float:
+        """Least seconds from a stage's last backward to the end of an update that waits for a gradient it shares.
+
+        0 where no parameter of the stage is held outside of it.
+        """
+        return max(
+            (
+                seconds[group]
+                for held, others in self._ties
+                if first <= held <= last
+                for other, seconds in others
+                if not first <= other <= last
+            ),
+            default=0.0,
+        )
+
+    @cached_property
+    def _ties(self) -> tuple[tuple[int, tuple[tuple[int, tuple[float, ...]], ...]], ...]:
+        """Positions that share a parameter: one, and each other with the least seconds from the one's group on."""
+        found = []
+        for tie in self.problem.profile.ties:
+            positions = [self.problem.position[name] for name in tie.partitions]
+            for one in positions:
+                others = tuple(
+                    (other, tuple(self._tied_s(tie.bytes, group, other) for group in range(len(self.groups))))
+                    for other in positions
+                    if other != one
+                )
+                found.append((one, others))
+        return tuple(found)
+
+    def _tied_s(self, size: float, group: int, other: int) -> float:
+        """The least that a gradient takes from a group to a position elsewhere, its update included; inf: no link."""
+        ways = (
+            self.problem.cost.transfer_s(self.groups[group][0], members[-1], size) + price.update_s
+            for number, members in enumerate(self.groups)
+            if (price := self.prices[number][other]) is not None and (number != group or len(members) > 1)
+        )
+        return min(ways, default=math.inf)
 
     @cached_property
     def hops(self) -> dict[tuple[int, int, int], Hop]:

@@ -13,6 +13,7 @@ from assigner.plan import Objective
 
 if TYPE_CHECKING:
     from assigner.cost import CostModel
+    from assigner.plan import Plan
     from assigner.profile import Profile
 
 Remat = Literal["auto", "never", "always"]
@@ -45,7 +46,8 @@ class SolveOptions:
         reserve: Worker, kind or host to bytes of its memory that are left free, instead of the profile's reserve.
         prices: Worker, kind or host to money per hour, instead of the profile's; of several that match, the last.
         solver: The ILP solver.
-        gap: Stop when the plan is proven to be within this share of the best possible: 0 or more, below 1.
+        gap: Stop when the plan is proven to be within this share of the best one of those that are searched, which
+            have one stage a worker unless the schedule is interleaved: 0 or more, below 1.
         time_limit: Seconds after which the best plan so far is the answer.
         seed: Of the ILP solver; the same input and seed give the same plan unless time runs short.
         batch_size: Samples in a step; None: the profile's.
@@ -122,6 +124,11 @@ class SolveOptions:
             return (self.micro_batches,)
         batch = self.batch(cost.profile)
         return tuple(count for count in divisors(batch) if cost.is_plausible(batch // count)) or divisors(batch)
+
+    def searches(self, plan: Plan) -> bool:
+        """True if a plan is of those that are searched, which a bound is about: one stage a worker, or interleaved."""
+        kind = plan.schedule if len(plan.stages) == len(plan.workers) else "interleaved"
+        return kind == self.schedule or (self.schedule == "auto" and kind != "interleaved")
 
     def record(self) -> dict[str, Any]:
         """The settings as they are stored in a plan."""

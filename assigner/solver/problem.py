@@ -1,6 +1,6 @@
 """What is to be placed: the profile's partitions in one order, where they may be cut, and which messages are certain.
 
-Stages are intervals of `profile.order`. Positions i = 0 .. n - 1 are partitions, boundary i lies between i - 1 and i.
+Stages are intervals of an order. Positions i = 0 .. n - 1 are partitions, boundary i lies between i - 1 and i.
 """
 
 from __future__ import annotations
@@ -11,12 +11,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assigner.cost import CostModel, Output
+from assigner.graph import topological_orders
 from assigner.profile import Profile
 from assigner.solver.options import SolveOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from assigner.profile import Worker, WorkloadReference
     from assigner.solver.options import RematRule
+
+
+MOST_ORDERS = 6
+"""Of a graph with up to so many topological orders, the intervals of each are looked at."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +56,47 @@ class Problem:
         profile: The measurements, with labels and reserves as the hints say (hints.py).
         options: What the user asked, in plain names.
         cost: Prices of the profile.
+        sequence: Another topological order than the profile's; empty: the profile's.
     """
 
     profile: Profile
     options: SolveOptions
     cost: CostModel
+    sequence: tuple[str, ...] = ()
 
     @property
     def order(self) -> tuple[str, ...]:
         """Partition names by position."""
-        return self.profile.order
+        return self.sequence or self.profile.order
+
+    @cached_property
+    def _orders(self) -> tuple[tuple[str, ...], ...]:
+        edges = [(edge.source, edge.target) for edge in self.profile.edges]
+        return topological_orders(self.profile.order, edges, most=MOST_ORDERS)
+
+    @property
+    def branched(self) -> bool:
+        """True if there are convex stages that are intervals of none of the orders looked at."""
+        return not self._orders
+
+    @cached_property
+    def ordered(self) -> tuple[Problem, ...]:
+        """This problem along each order that is looked at.
+
+        Convex stages that do not wait for each other in a circle are intervals of a topological order. So of a chain,
+        also one past which values are handed on, and of a chain that a few partitions feed from beside, intervals of
+        these orders are all placements with one stage a worker.
+        """
+        return tuple(replace(self, sequence=order) for order in self._orders) or (self,)
+
+    def names(self, positions: Iterable[int]) -> tuple[str, ...]:
+        """Names of the partitions at these positions, in the profile's order, whatever this problem's is."""
+        held = [self.order[i] for i in positions]
+        return tuple(sorted(held, key=self._rank.__getitem__) if self.sequence else held)
+
+    @cached_property
+    def _rank(self) -> dict[str, int]:
+        return {name: n for n, name in enumerate(self.profile.order)}
 
     @cached_property
     def position(self) -> dict[str, int]:
@@ -179,11 +217,6 @@ class Problem:
         """
         whole = all(hop and any(gradient for _, gradient in hop) for hop in self.hops[1:])
         return self.profile.is_chain and whole
-
-    @cached_property
-    def branched(self) -> bool:
-        """True if some partition does not read from the one before: then intervals are not all the convex stages."""
-        return not all(self.hops[1:])
 
     @cached_property
     def spine(self) -> Spine:

@@ -54,12 +54,13 @@ def simpler(search: Search, simple: Sequence[Simple]) -> Proposal | None:
 
     It can be: local search over several stages a worker may miss it, and a limit may come early.
     """
-    schedule, found = search.contest.options.schedule, []
+    options, found = search.contest.options, []
     for each in simple:
         if each.plan is not None and each.step_s < search.contest.best_value * (1 - PROVEN):
             kind: Schedule = "gpipe" if len(each.plan.stages) == len(each.plan.workers) else "interleaved"
-            if schedule == kind or (schedule, kind) == ("auto", "gpipe"):
-                found.append(Proposal(replace(each.plan, schedule=kind), each.step_s))
+            plan = replace(each.plan, schedule=kind)
+            if options.searches(plan):
+                found.append(Proposal(plan, each.step_s))
     return min(found, key=lambda proposal: proposal.value, default=None)
 
 
@@ -141,7 +142,10 @@ def _report(contest: Contest, options: SolveOptions, value: float, bound: float)
 
 def _candidates(search: Search, best: Proposal, bound: float) -> tuple[Candidate, ...]:
     """All settings; where the plan is a baseline's, it stands for the setting that it would belong to."""
-    plan, found = best.plan, [_candidate(search, setting, best) for setting in search.settings]
+    alike: dict[tuple[str, int], list[Setting]] = {}
+    for setting in search.settings:  # along each order of a graph there is one
+        alike.setdefault((setting.schedule, setting.micro_batches), []).append(setting)
+    plan, found = best.plan, [_candidate(search, settings, best) for settings in alike.values()]
     if best is search.contest.best or plan.objective != "step":
         return tuple(found)
     chosen = Candidate(
@@ -151,22 +155,23 @@ def _candidates(search: Search, best: Proposal, bound: float) -> tuple[Candidate
     return (*others, chosen)
 
 
-def _candidate(search: Search, setting: Setting, best: Proposal) -> Candidate:
-    gap = search.contest.options.gap
-    if setting.best is best:
+def _candidate(search: Search, settings: Sequence[Setting], best: Proposal) -> Candidate:
+    """What came of the settings of one schedule and micro-batch count."""
+    gap, first, bound = search.contest.options.gap, settings[0], min(setting.bound for setting in settings)
+    value = min(setting.best_value for setting in settings)
+    if any(setting.best is best for setting in settings):
         status = "chosen"
-    elif math.isinf(setting.bound):
+    elif math.isinf(bound):
         status = "infeasible: nothing fits"
-    elif setting.bound >= best.value * (1 - PROVEN):
+    elif bound >= best.value * (1 - PROVEN):
         status = "proven worse"
-    elif setting.decided or setting.bound >= best.value * (1 - gap - PROVEN):
-        status = f"gains {fmt.percent(max(0.0, 1 - setting.bound / best.value))} at most"
+    elif all(setting.decided for setting in settings) or bound >= best.value * (1 - gap - PROVEN):
+        status = f"gains {fmt.percent(max(0.0, 1 - bound / best.value))} at most"
     else:
         status = "not decided"
     return Candidate(
-        setting.schedule, setting.micro_batches, setting.size,
-        None if setting.best is None else setting.best.value,
-        None if math.isinf(setting.bound) else setting.bound, status,
+        first.schedule, first.micro_batches, first.size, None if math.isinf(value) else value,
+        None if math.isinf(bound) else bound, status,
     )  # fmt: skip
 
 
@@ -193,8 +198,10 @@ def _no_plan(search: Search, profile: Profile, options: SolveOptions) -> Infeasi
     contest = search.contest
     if search.decided:
         return explain(profile, options, left_s=contest.left_s)
-    first, *more = [setting for setting in search.settings if not setting.decided]
-    open_ = f"{first.schedule} with {fmt.plural(first.micro_batches, 'micro-batch')}"
+    (schedule, count), *more = dict.fromkeys(
+        (setting.schedule, setting.micro_batches) for setting in search.settings if not setting.decided
+    )
+    open_ = f"{schedule} with {fmt.plural(count, 'micro-batch')}"
     return LimitError(
         f"no plan was found in {fmt.seconds(contest.elapsed_s)}, and it is not proven that there is none: {open_}"
         + (f" and {fmt.plural(len(more), 'candidate')} more are open" if more else " is open")

@@ -32,6 +32,9 @@ PHASES = (
 )
 """What is done, and in which order of the settings: least first."""
 
+MORE, MOST_EFFORT = 4, 4**6
+"""A setting that used up its counts goes on with so many times as many, up to so many times the first ones."""
+
 
 def _settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
     """Every setting that the options leave to choose from."""
@@ -46,8 +49,7 @@ def _settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
     schedules: tuple[Schedule, ...] = ("gpipe", "1f1b") if options.schedule == "auto" else (options.schedule,)
     if options.objective == "throughput":  # of plans as good, one with many micro-batches has the shorter step
         schedules, counts = schedules[::-1], counts[::-1]
-    kind = BranchedSetting if contest.problem.branched else LadderSetting
-    return [kind(contest, schedule, count) for schedule in schedules for count in counts]
+    return [each for schedule in schedules for count in counts for each in _ladders(contest, schedule, count)]
 
 
 def _step_settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
@@ -58,9 +60,15 @@ def _step_settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
     if wanted in ("auto", "gpipe") and not any(setting.schedule == "gpipe" for setting in free):
         found += [GPipeSetting(contest, count) for count in counts]
     if wanted in ("auto", "1f1b"):
-        kind = BranchedSetting if contest.problem.branched else LadderSetting
-        found += [kind(contest, "1f1b", count) for count in counts]
+        found += [each for count in counts for each in _ladders(contest, "1f1b", count)]
     return [*found, *free]
+
+
+def _ladders(contest: Contest, schedule: Schedule, count: int) -> Sequence[Setting]:
+    """One ladder for each order of the graph, whose intervals together are all stages there are; else one for all."""
+    if contest.problem.branched:
+        return [BranchedSetting(contest, schedule, count)]
+    return [LadderSetting(contest, schedule, count, problem) for problem in contest.problem.ordered]
 
 
 class Search:
@@ -107,10 +115,26 @@ class Search:
                     if not setting.decided and contest.left_s > 0:
                         self._tell(setting)
                         getattr(setting, phase.__name__)()
+            self._deepen()
         except KeyboardInterrupt:
             if contest.best is None:
                 raise
             contest.proofs.add("interrupted")
+
+    def _deepen(self) -> None:
+        """Where counts were used up before the gap was proven and time is left: on, each time with more of them."""
+        while self.contest.left_s > 0:
+            short = [
+                each for each in self.settings if not each.decided and each.cut_short and each.effort < MOST_EFFORT
+            ]
+            if not short:
+                return
+            for setting in sorted(short, key=lambda each: (each.bound, each.best_value)):
+                if self.contest.left_s > 0:
+                    self._tell(setting)
+                    setting.effort *= MORE
+                    setting.cut_short = False
+                    setting.prove()
 
     def _tell(self, setting: Setting) -> None:
         self._at = setting

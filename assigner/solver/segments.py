@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from assigner.solver.remat import least_remat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from assigner.cost import Output, PartitionCost
     from assigner.solver.problem import Problem
@@ -25,7 +26,7 @@ class Column:
         group: Number of the worker's group.
         forward_s: One forward.
         backward_s: One backward, with what is rematerialised.
-        update_s: The optimizer's update.
+        update_s: The optimizer's update; of a graph, at least what follows the last backward: shared gradients, too.
         rematerialise: Positions of the partitions that run forward again.
     """
 
@@ -77,7 +78,7 @@ class SegmentSizes:
 
 def group_columns(
     problem: Problem, group: int, prices: Sequence[PartitionCost | None], sizes: SegmentSizes, *,
-    micro_batches: int, capacity: float,
+    micro_batches: int, capacity: float, tied_s: Callable[[int, int, int], float],
 ) -> Iterator[Column]:  # fmt: skip
     """Every segment that fits on a worker of one group.
 
@@ -88,6 +89,7 @@ def group_columns(
         sizes: Bytes of the segments at this micro-batch size.
         micro_batches: M, all of them in flight.
         capacity: The worker's memory less its reserve, in bytes.
+        tied_s: `Instance.tied_s`.
     """
     for first in range(len(prices)):
         if not problem.may_cut[first]:
@@ -114,6 +116,8 @@ def group_columns(
                 )  # fmt: skip
                 if again is not None:
                     repeated = sum(held[i].recompute_s for i in again)
-                    yield Column(
-                        first, last, group, forward, backward + repeated, update, tuple(first + i for i in again)
-                    )
+                    after = max(update, tied_s(first, last, group))
+                    if after < math.inf:
+                        yield Column(
+                            first, last, group, forward, backward + repeated, after, tuple(first + i for i in again)
+                        )

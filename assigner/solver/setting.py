@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from assigner.plan import Plan, Schedule
     from assigner.solver.contest import Contest
+    from assigner.solver.problem import Problem
 
 
 class Setting(ABC):
@@ -31,22 +32,26 @@ class Setting(ABC):
     Args:
         contest: What it shares with the others.
         micro_batches: M.
+        problem: What is to be placed, along one order of the graph; None: the contest's.
 
     Attributes:
         schedule: The plan's schedule, `gpipe`.
         best: Its best plan so far.
         bound: No plan of this setting has a lower value; inf: it has none.
         decided: There is nothing left to find.
+        effort: How many times what it counts by itself it may spend: nodes, labels, cuts.
+        cut_short: It stopped where that count was used up, so that with more of it it would know more.
     """
 
     schedule: Schedule
 
-    def __init__(self, contest: Contest, micro_batches: int) -> None:
-        self.contest, self.problem = contest, contest.problem
+    def __init__(self, contest: Contest, micro_batches: int, problem: Problem | None = None) -> None:
+        self.contest, self.problem = contest, problem or contest.problem
         self.micro_batches = micro_batches
         self.best: Proposal | None = None
         self.bound = 0.0
-        self.decided = False
+        self.decided = self.cut_short = False
+        self.effort = 1
 
     @property
     def size(self) -> int:
@@ -107,7 +112,7 @@ class Setting(ABC):
 
     @abstractmethod
     def prove(self) -> None:
-        """Find the best plan or prove that none is better, until the time is over."""
+        """Find the best plan or prove that none is better, until the time or the effort is over."""
 
     def adopt(self) -> None:  # noqa: B027 - most settings have no use for others' plans
         """Start from the best plan of other settings, if this one can run it better; by itself a setting cannot."""

@@ -83,8 +83,9 @@ def cheap(profile: Profile, options: SolveOptions) -> bool:
     case = Case(profile, options)
     searches = len(largest_of_kinds(case.workers)) + 2
     problem = Problem(*case.resolved, case.cost)
-    size = len(profile.partitions) * (len(profile.workers) + 1) * searches * (1.0 if problem.exact else SKIPS)
-    return size <= CHEAP and not problem.branched
+    size = len(profile.partitions) * (len(profile.workers) + 1) * searches
+    times = 1.0 if problem.exact else SKIPS * len(problem.ordered)
+    return size * times <= CHEAP and not problem.branched
 
 
 def priced(

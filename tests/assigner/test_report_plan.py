@@ -36,11 +36,33 @@ def report(gap, kind="optimal"):
 
 @pytest.mark.parametrize(
     ("gap", "text"),
-    [(0.0, "optimal"), (1e-4, "optimal"), (0.018, "within 1.8 % of the best possible"), (1.0, "nothing proven")],
+    [(0.0, "optimal"), (1e-4, "optimal"), (0.018, "optimal to 1.8 %"), (1.0, "feasible: nothing proven")],
 )
 def test_status_says_what_is_proven(gap, text):
     """A gap that is none is called optimal, another is told, and no bound is no proof."""
     assert text in status(report(gap))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "scope"),
+    [
+        ("auto", "with one stage a worker"),
+        ("1f1b", "with one stage a worker under 1f1b"),
+        ("interleaved", "interleaved"),
+    ],
+)
+@pytest.mark.parametrize("gap", [0.0, 0.018])
+def test_status_says_among_which_plans_it_is_proven(schedule, scope, gap):
+    """A bound holds for the plans that were searched: whoever reads it must not take it for one of all plans."""
+    asked = {"schedule": schedule}
+    for kind in ("optimal", "feasible"):
+        assert scope in status(replace(report(gap, kind), options=asked))
+    assert status(replace(report(1.0), options=asked)) == "feasible: nothing proven"
+
+
+def test_the_status_of_the_file_and_of_the_screen_are_one_word():
+    for kind in ("optimal", "feasible"):
+        assert status(report(0.018, kind)).startswith(kind)
 
 
 def test_stop_by_a_limit_is_said():

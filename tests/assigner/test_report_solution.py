@@ -41,7 +41,7 @@ def test_the_screen_goes_from_the_choice_to_the_verdict(plan):
     assert titles(report)[:2] == ["candidates", "2 stages"]
     assert titles(report)[2].startswith("what if")
     status, bound, limit = lines(report)[-3:]
-    assert status == "status: within 1.0 % of the best possible (HiGHS 1.0, solved in 500 ms)"
+    assert status == "status: optimal to 1.0 % with one stage a worker (HiGHS 1.0, solved in 500 ms)"
     assert bound.endswith(" (dynamic program)")
     assert "limits the plan" in limit
 

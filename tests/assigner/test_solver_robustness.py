@@ -14,6 +14,7 @@ from spreading import spread_out
 from assigner.errors import FormatError, UsageError
 from assigner.simulate import predict
 from assigner.solver import SolveOptions, solve
+from assigner.solver.robust import robustness
 from assigner.solver.robust.rivals import neighbours, resolver
 from assigner.solver.robust.robustness import Robustness, assess
 from assigner.solver.robust.spreads import QUARTILE, Coverage, slow_end
@@ -120,6 +121,21 @@ def test_the_baselines_are_rivals():
     found = assess(plan, profile, rival=no_rival)
     assert found.regrets == pytest.approx([1.0])
     assert found.share == 0.0
+
+
+@pytest.mark.parametrize(("schedule", "several"), [("auto", False), ("interleaved", True)])
+def test_the_plan_is_held_against_plans_of_the_scope_of_its_proof(schedule, several, monkeypatch):
+    """A baseline that gives a worker several stages is faster here, and only interleaved could have found it."""
+    profile = spread_out(make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0], latency=1e-6, edge_bytes=1e2, batch=2))
+    plan = make_plan(profile, [(0, ["p0", "p1"]), (1, ["p2", "p3"])], micro_batches=2)
+    loop = make_plan(profile, [(0, ["p0"]), (1, ["p1"]), (0, ["p2"]), (1, ["p3"])], micro_batches=2)
+    loop = replace(loop, schedule="interleaved")
+    options = SolveOptions(schedule=schedule, micro_batches=2)
+    assert options.searches(loop) is several
+    monkeypatch.setattr(robustness, "baselines", lambda *_: iter([loop]))
+    found = assess(plan, profile, options=options, rival=no_rival)
+    assert (found.worst_regret > 0) is several
+    assert found.schedule == schedule
 
 
 def test_hints_hold_for_all_rivals():
@@ -283,7 +299,7 @@ def test_a_plan_that_does_not_fit_is_refused():
 
 def test_one_draw_has_quantiles():
     """All of them are its one step."""
-    found = Robustness("step", 1.0, 1.2, (1.1,), (math.inf,), 5, 0.02, 0, Coverage(1, 1, 0, 0), 0.1)
+    found = Robustness("step", "auto", 1.0, 1.2, (1.1,), (math.inf,), 5, 0.02, 0, Coverage(1, 1, 0, 0), 0.1)
     assert [found.step_quantile_s(share) for share in (0.0, 0.05, 0.5, 1.0)] == [1.1] * 4
     assert math.isinf(found.regret_quantile(0.5))
     assert (found.share, found.near_best, found.compared, found.priced) == (0.0, 0, 1, 1)

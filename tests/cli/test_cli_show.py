@@ -37,7 +37,14 @@ def test_profile_shows_times_per_worker(assigner):
 def test_plan_has_stages_totals_and_proof(assigner):
     """A plan's screen has its stages, the step time, how good it is, and the baselines."""
     out = assigner("show", "solved.json").stdout
-    for text in ("p0-4 (5)", "worker:1/cpu", "bubble", "samples/s", "within 1.8 % of the best possible", "equal split"):
+    for text in (
+        "p0-4 (5)",
+        "worker:1/cpu",
+        "bubble",
+        "samples/s",
+        "optimal to 1.8 % with one stage a worker",
+        "equal split",
+    ):
         assert text in out
     assert "not possible" in out
 

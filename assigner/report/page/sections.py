@@ -14,7 +14,15 @@ from assigner.report.page.markup import barred
 from assigner.report.page.search import beaten, bound_s, changed
 from assigner.report.page.shown import unlike_batches
 from assigner.report.page.splits import MOST
-from assigner.report.plan import best_baseline, objective_text, proven_gap, remat_text, speed_up, status
+from assigner.report.plan import (
+    best_baseline,
+    objective_text,
+    proof,
+    proven_gap,
+    remat_text,
+    scope,
+    speed_up,
+)
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.report.transfers import transfers
 from assigner.schedule import Kind, warm_up
@@ -50,9 +58,8 @@ def cards(pages: Sequence[Shown], page: Shown) -> tuple[Card, ...]:
     held = f"{fmt.size(fullest.peak_bytes)} of {fmt.size(fullest.capacity_bytes)}"
     found.append(Card("fullest memory", fmt.percent(fullness(fullest)), f"{held} on {fullest.worker}"))
     if plan.solver is not None and (plan.objective != "step" or plan.solver.gap >= 1 or proven_gap(plan) is not None):
-        proof, of_what, more = status(plan.solver).partition(" of the best possible")
-        notes = [of_what.strip() + more, *_searched(pages, page, plan.solver)]
-        found.append(Card("solver", proof, "; ".join(filter(None, notes))))
+        notes = [scope(plan.solver), *_searched(pages, page, plan.solver)]
+        found.append(Card("solver", proof(plan.solver), "; ".join(filter(None, notes))))
     return tuple(found)
 
 

@@ -27,10 +27,11 @@ from assigner.solver.setting import Setting
 if TYPE_CHECKING:
     from assigner.solver.backend import Outcome
     from assigner.solver.contest import Contest
+    from assigner.solver.problem import Problem
     from assigner.solver.segments import Column
 
 GRAPH_CUTS = 12
-"""Of a graph, whose ILP is a lower bound, so many pipelines are cut off and priced before the gap is left open."""
+"""Of a graph, whose ILP is a lower bound, so many pipelines are cut off and priced at first."""
 
 MERGE_GAP = 1e-3
 """With a smaller gap than this, merging workers of one kind rarely proves anything: it is left out."""
@@ -51,8 +52,8 @@ class GPipeSetting(Setting):
 
     schedule = "gpipe"
 
-    def __init__(self, contest: Contest, micro_batches: int) -> None:
-        super().__init__(contest, micro_batches)
+    def __init__(self, contest: Contest, micro_batches: int, problem: Problem | None = None) -> None:
+        super().__init__(contest, micro_batches, problem)
         self.instance = Instance(self.problem, micro_batches)
         self.columns: list[Column] | None = None
         self.floor = math.inf
@@ -186,7 +187,7 @@ class GPipeSetting(Setting):
         if not self._small:
             self._descend(self.contest.left_s)
             return
-        if self._coarse and self.contest.left_s > 0:
+        if self._coarse and self.columns is None and self.contest.left_s > 0:
             if self.problem.exact:
                 self._beam()
             self._narrow()
@@ -215,7 +216,8 @@ class GPipeSetting(Setting):
                 self.decided = outcome.finished
                 return
             cuts += 1
-            if not self.problem.exact and cuts > GRAPH_CUTS:
+            if not self.problem.exact and cuts > GRAPH_CUTS * self.effort:
+                self.cut_short = True
                 return
             self._cut(model, placement)
 

@@ -73,8 +73,8 @@ def make_plan(instance: Instance, columns: Sequence[Column]) -> Plan:
         stages.append(
             Stage(
                 worker,
-                problem.order[column.first : column.last + 1],
-                tuple(problem.order[i] for i in column.rematerialise),
+                problem.names(range(column.first, column.last + 1)),
+                problem.names(column.rematerialise),
                 threads=problem.profile.worker[worker].threads,
             )
         )

@@ -15,6 +15,9 @@ Variables x[i, k] = 1: i is on a worker of k; r[i, k] <= x[i, k]: it is remateri
               step >= sum over P of (f + b) x + (M - 1) (F + B), count[k] F >= sum over P of f x, the same for B
     memory    count[k] capacity >= sum over i of (state + M (activation + values read)) x - M activation r
 
+Under 1F1B backwards start before the last forward and as little as one micro-batch is in flight. So there are no turns,
+of a path only what lies in front of position i is added to its work, and memory is that of one micro-batch.
+
 With x whole it is the ILP; with x between 0 and 1 its relaxation. Messages, and what memory needs once (workspace, the
 largest rematerialised activation), are left out, and a value with several readers counts for each of them in part: the
 optimum is a lower bound. Source: the load bound of max-load placement (Tarnawski et al., NeurIPS 2020), with the turn.
@@ -45,10 +48,11 @@ class LoadModel:
         room: Prices and memory.
         one_stage: True: at most one stage a worker.
         unit: Seconds of one unit of the model's objective.
+        turns: All forwards come before all backwards; False: as under 1F1B.
     """
 
-    def __init__(self, room: Room, *, one_stage: bool, unit: float) -> None:
-        self._table = room.table
+    def __init__(self, room: Room, *, one_stage: bool, unit: float, turns: bool = True) -> None:
+        self._table, self._turns = room.table, turns
         self.unit = unit
         self._n, self._times = len(self._table.problem.order), self._table.micro_batches
         groups: dict[int, list[int]] = defaultdict(list)
@@ -72,7 +76,8 @@ class LoadModel:
                     load[self._x[i, k]] += self._price(i, k).update_s / self.unit
             self._above(self._step, float(len(self._members[k])), load)
         for number, sink in enumerate(i for i in range(self._n) if not self._table.behind[i]):
-            self._turn(number, sink)
+            if turns:
+                self._turn(number, sink)
             for which, path in enumerate(self._paths(sink)):
                 self._path(f"{number}_{which}", path, one_stage=one_stage)
 
@@ -129,7 +134,7 @@ class LoadModel:
                     self._row(row | {self._x[i, k]: -1.0}, pulp.LpConstraintGE, 0.0)
 
     def _memory(self) -> None:
-        table, problem = self._table, self._table.problem
+        table, problem, flight = self._table, self._table.problem, self._times if self._turns else 1
         readers: dict[int, int] = defaultdict(int)
         for _, value, _, _ in table.edges:
             readers[value] += 1
@@ -141,8 +146,8 @@ class LoadModel:
             used: Terms = {}
             for i in range(self._n):
                 if (i, k) in self._x:
-                    kept = self._times * self._price(i, k).activation_bytes
-                    used[self._x[i, k]] = (self._own_state(i) + kept + self._times * read[i]) / capacity
+                    kept = flight * self._price(i, k).activation_bytes
+                    used[self._x[i, k]] = (self._own_state(i) + kept + flight * read[i]) / capacity
                     if (i, k) in self._r:
                         used[self._r[i, k]] = -kept / capacity
             self._row(used, pulp.LpConstraintLE, float(len(members)))
@@ -209,20 +214,25 @@ class LoadModel:
             best[i] = (before[0] + weight[i], before[1] | 1 << i)
         return best
 
-    def _path(self, name: str, path: int, *, one_stage: bool) -> None:
-        """Rows of one path: forward along it, then back."""
+    def _once(self, path: int) -> Terms:
+        """One forward and one backward of one micro-batch along a path."""
         once: Terms = defaultdict(float)
         for k in range(len(self._members)):
             for variable, value in self._work(k, path, forward=True, backward=True, times=1).items():
                 once[variable] += value
+        return once
+
+    def _path(self, name: str, path: int, *, one_stage: bool) -> None:
+        """Rows of one path: forward along it, then back."""
+        once = self._once(path)
         more = self._times - 1
-        for i in bits(path) if more and not one_stage else ():
-            row = defaultdict(float, once)
+        for i in bits(path) if more and not (one_stage and self._turns) else ():
+            row = defaultdict(float, once) if self._turns else self._once(path & ((2 << i) - 1))
             for k in range(len(self._members)):
                 for variable, value in self._work(k, 1 << i, forward=True, backward=True, times=more).items():
                     row[variable] += value
             self._above(self._step, 1.0, row)
-        if one_stage and more:
+        if one_stage and more and self._turns:
             slow = [self.problem.add_variable(f"slow{way}{name}", 0) for way in ("F", "B")]
             for k in range(len(self._members)):
                 self._above({slow[0]: 1.0}, 1.0, self._work(k, path, forward=True, times=1))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from assigner.solver.chain.gpipe import GPipeSetting
 from assigner.solver.free.bounds import Bounds
 from assigner.solver.free.exhaustive import Exhaustive
 from assigner.solver.free.relaxation import LoadModel
@@ -37,7 +38,7 @@ CERTAIN = 1 << 16
 """Up to here the search ends in a second or two: 8 on 4, 10 on 3, 16 on 2."""
 
 NODES = 150_000
-"""So many nodes of the exhaustive search are looked at: some 20 seconds. Counted, not timed: the same answer."""
+"""So many nodes of the exhaustive search are looked at at first: some 20 seconds. Counted: the same answer."""
 
 VARIABLES = 6_000
 """With more binaries than this the load model is not built."""
@@ -113,7 +114,7 @@ class FreeSetting(Setting):
             if contest.left_s > 0:
                 self._take(self._wander().run(first))
         if self.small and contest.left_s > 0:
-            self._look_at_all()
+            self.look_at_all()
         model = None if self.decided or contest.left_s <= 0 else self._model()
         if model is not None:
             outcome = contest.backend.search(
@@ -139,12 +140,14 @@ class FreeSetting(Setting):
     def _wander(self) -> Wander:
         return Wander(self.room, one_stage=self.one_stage, seed=self.contest.options.seed, stop=self._over())
 
-    def _look_at_all(self) -> None:
+    def look_at_all(self) -> None:
+        """Exhaustive search, as far as the nodes and the time reach."""
         contest = self.contest
         search = Exhaustive(
-            self.room, one_stage=self.one_stage, limit=contest.target, take=self._take, nodes=NODES, stop=self._over()
-        )
-        search.run()
+            self.room, one_stage=self.one_stage, limit=contest.target, take=self._take, nodes=NODES * self.effort,
+            stop=self._over(),
+        )  # fmt: skip
+        self.cut_short = not search.run()
         self.raise_bound(min(search.floor, contest.target), "exhaustive search")
 
     def _model(self) -> LoadModel | None:
@@ -162,14 +165,30 @@ class ConvexSetting(FreeSetting):
     most_ways = CONVEX
 
 
+class OrderedSetting(GPipeSetting):
+    """GPipe along one order of a graph: the ILP of a chain, and exhaustive search for what it leaves open."""
+
+    def prove(self) -> None:
+        """As of a chain; then, of a small graph, every placement: pipelines differ by more than the ILP knows."""
+        super().prove()
+        if not self.decided and self.contest.left_s > 0 and _pipelines(self.problem) <= SMALL:
+            every = ConvexSetting(self.contest, self.micro_batches)
+            every.effort = self.effort
+            every.look_at_all()
+            self.raise_bound(every.bound)
+            self.cut_short |= every.cut_short
+            if every.best_value < self.best_value:
+                self.best = every.best
+
+
 def settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
     """The settings of this package that a search for the least step time needs.
 
     Schedule "gpipe": for a branched graph one for each count, in place of the pipeline solver's, whose bound holds for
-    intervals of one order alone; for a small graph with skips, too, since exhaustive search proves what the ILP leaves
-    open; none for a chain. Schedule "interleaved": one for each count. Schedule "auto": those of "gpipe" alone; on
-    processes of one machine, plans with several stages a worker were measured at twice what they are predicted to
-    take, for they send many more messages.
+    intervals of the orders looked at alone, and for a graph so small that exhaustive search ends at once; for another
+    graph the pipeline solver's along each order; none for a chain. Schedule "interleaved": one for each count. Schedule
+    "auto": those of "gpipe" alone; on processes of one machine, plans with several stages a worker were measured at
+    twice what they are predicted to take, for they send many more messages.
 
     Args:
         contest: What they share.
@@ -177,9 +196,11 @@ def settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
     """
     schedule, found = contest.options.schedule, list[Setting]()
     if schedule in ("auto", "gpipe") and not contest.problem.exact:
-        convex = [ConvexSetting(contest, count) for count in counts]
-        if contest.problem.branched or _pipelines(contest.problem) <= SMALL:
-            found += convex
+        for each in (ConvexSetting(contest, count) for count in counts):
+            if each.certain or contest.problem.branched:
+                found.append(each)
+            else:
+                found += [OrderedSetting(contest, each.micro_batches, problem) for problem in contest.problem.ordered]
     if schedule == "interleaved":
         found += [FreeSetting(contest, count) for count in counts]
     return found

@@ -95,8 +95,7 @@ def _by_branches(table: Table, *, backwards: bool) -> tuple[int, ...]:
 def _pipelines(table: Table, order: Sequence[int]) -> Iterator[Stages]:
     """The beam's pipelines whose stages are intervals of an order."""
     problem = table.problem
-    partitions = tuple(problem.profile.partition[problem.order[i]] for i in order)
-    ordered = Problem(replace(problem.profile, partitions=partitions), problem.options, problem.cost)
+    ordered = replace(problem, sequence=tuple(problem.order[i] for i in order))
     instance = Instance(ordered, table.micro_batches)
     for columns in Beam(instance).run(most=PIPELINES):
         yield of_plan(problem, Placement.of(instance, columns).plan())

@@ -17,6 +17,10 @@ from assigner.plan import Plan
 from assigner.simulate import overfull, predict
 from assigner.solver.contest import Contest
 from assigner.solver.free import settings
+from assigner.solver.free.relaxation import LoadModel
+from assigner.solver.free.room import Room
+from assigner.solver.free.setting import VARIABLES
+from assigner.solver.free.table import Table
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.load import InFlight, LoadOptions, solve_load
 from assigner.solver.load.from_profile import load_problem, plan_stages
@@ -47,6 +51,21 @@ class BranchedSetting(LadderSetting):
             self._take_bound(self.contest.target if answer.infeasible else answer.bound * self.micro_batches)
         if not self.decided and self.best is None and self._nothing_fits():
             super().raise_bound(math.inf, "exhaustive search")
+
+    def prove(self) -> None:
+        """Simulate the ladder's pipelines; then bound a step by the work and the paths of every placement."""
+        super().prove()
+        self.cut_short = False  # more of the intervals of one order prove nothing about other stages
+        if self.decided or self._objective != "step" or self.contest.left_s <= 0:
+            return
+        contest, table = self.contest, Table(self.problem, self.micro_batches)
+        if len(self.problem.order) * len(set(table.group)) > VARIABLES:
+            return
+        model = LoadModel(Room(table), one_stage=True, unit=contest.unit, turns=False)
+        outcome = contest.backend.search(
+            model.problem, gap=contest.options.gap, cutoff=contest.target / model.unit, time_limit=contest.share_s
+        )
+        self.raise_bound(outcome.bound * model.unit, "ILP")
 
     def _nothing_fits(self) -> bool:
         """True if it is proven that no convex stages fit, with as few micro-batches in flight as there can be.

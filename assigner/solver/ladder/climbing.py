@@ -20,7 +20,7 @@ from assigner.plan import Plan, Stage
 from assigner.solver.chain.improve import moves
 from assigner.solver.contest import PROVEN
 from assigner.solver.instance import Instance
-from assigner.solver.ladder.depths import falling, fitting, nearby
+from assigner.solver.ladder.depths import falling, falling_count, fitting, nearby
 from assigner.solver.ladder.ladder import Ladder
 from assigner.solver.ladder.rungs import Rungs
 from assigner.solver.ladder.tally import LatencyTally, SteadyTally, StepTally
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from assigner.solver.ladder.depths import Depths
     from assigner.solver.ladder.rungs import Rung
     from assigner.solver.ladder.tally import Tally
+    from assigner.solver.problem import Problem
 
 CLIMBED, SEEN = "dynamic program", "enumeration"
 """How a bound was proven: by the ladder, or by simulating every pipeline below it."""
@@ -62,6 +63,9 @@ DEPTHS = 200
 LABELS = 40_000_000
 """So many labels a ladder may make in one climb: with many rungs it keeps fewer at a position."""
 
+MOST_LABELS = 16 * LABELS
+"""The same where it goes on because time is left: memory is the limit."""
+
 FULL = 8_000
 """With more rungs than this, a ladder leaves memory out."""
 
@@ -79,15 +83,19 @@ class LadderSetting(Setting):
         contest: What it shares with the other settings.
         schedule: "gpipe" or "1f1b".
         micro_batches: M.
+        problem: As of `Setting`.
     """
 
-    def __init__(self, contest: Contest, schedule: Schedule, micro_batches: int) -> None:
-        super().__init__(contest, micro_batches)
+    def __init__(
+        self, contest: Contest, schedule: Schedule, micro_batches: int, problem: Problem | None = None
+    ) -> None:
+        super().__init__(contest, micro_batches, problem)
         self.schedule = schedule
         self.instance = Instance(self.problem, micro_batches)
         self._objective: Objective = self.problem.options.objective
         self._rungs = Rungs(self.instance, deep=schedule == "1f1b")
         self._ladder: Ladder | None = None
+        self._wider = False  # labels were lost for want of room
         self._few = False  # few enough pipelines are below the target to look at all of them
         self._start: tuple[float, Sequence[Rung]] = (math.inf, ())
         self._seen: dict[_Key, tuple[float, Depths]] = {}  # the best that was simulated
@@ -138,9 +146,9 @@ class LadderSetting(Setting):
         if self.decided or self._rungs.count() > COARSE:
             return ()
         target = self.contest.target
-        climb = self._ladder.climb(cutoff=target, width=self._room(width), most=MOST_SIMULATED)
+        climb = self._ladder.climb(cutoff=target, width=self._room(width), most=MOST_SIMULATED * self.effort)
         least = climb.pipelines[0][0] if climb.pipelines else math.inf
-        self._few = climb.complete and not self._coarse
+        self._wider, self._few = not climb.complete, climb.complete and not self._coarse
         self.raise_bound(min(least, climb.lost, target), CLIMBED)
         found = (rungs for _, rungs in climb.pipelines[:simulated])
         if self._coarse:
@@ -151,12 +159,17 @@ class LadderSetting(Setting):
     def prove(self) -> None:
         """Simulate every pipeline whose price is below the target, the lowest first, while there is room and time."""
         assert self._ladder is not None
-        if not self._few:
+        if self.effort > 1:
+            self._seen.clear()  # more of their warm-up depths may be tried now
+            self.relax()
+        if self.decided or not self._few:
+            self.cut_short = self._wider and self.effort < MOST_LABELS // LABELS
             return
         climb = self._ladder.climb(
-            cutoff=self.contest.target, width=self._room(ALL_WIDTH), dominance=False, most=MOST_SIMULATED
+            cutoff=self.contest.target, width=self._room(ALL_WIDTH), dominance=False, most=MOST_SIMULATED * self.effort
         )
         open_ = climb.lost
+        self.cut_short = not climb.complete
         for price, rungs in climb.pipelines:
             if self.contest.left_s <= 0:
                 open_ = min(open_, price)
@@ -169,11 +182,13 @@ class LadderSetting(Setting):
             deeper = any(rung.promised > rung.deepest for rung in rungs)  # warm-ups that no rung stands for
             if self._objective == "step" and (deeper or not self._all_depths(rungs)):
                 open_ = min(open_, price)
+                self.cut_short |= not deeper
         self.raise_bound(min(open_, self.contest.target), SEEN)
 
     def _room(self, width: int) -> int:
         """Labels to keep at a position."""
-        return max(50, min(width, LABELS // max(1, len(self._rungs.all))))
+        effort = min(self.effort, MOST_LABELS // LABELS)
+        return max(50, min(width * effort, LABELS * effort // max(1, len(self._rungs.all))))
 
     @property
     def _coarse(self) -> bool:
@@ -188,7 +203,10 @@ class LadderSetting(Setting):
         if plan is None or len(plan.stages) > len(plan.workers):
             return
         group = {name: k for k, members in enumerate(self.instance.groups) for name in members}
-        placed = sorted((self.problem.position[stage.partitions[0]], group[stage.worker]) for stage in plan.stages)
+        position = self.problem.position
+        placed = sorted(
+            (min(position[name] for name in stage.partitions), group[stage.worker]) for stage in plan.stages
+        )
         rungs = self._ladder_rungs(placed)
         if rungs is not None:
             self._improve(self._simulate(rungs), rungs)
@@ -271,18 +289,10 @@ class LadderSetting(Setting):
             )
 
     def _all_depths(self, rungs: Sequence[Rung]) -> bool:
-        """True if every choice of warm-up depths is simulated."""
-        return self._choices(rungs) <= DEPTHS
-
-    def _choices(self, rungs: Sequence[Rung]) -> int:
-        """How many choices of depths there are; of a chain, only those that do not grow from stage to stage."""
-        if not self.problem.exact:
-            return math.prod(rung.deepest - rung.least + 1 for rung in rungs)
-        ways = [1] * (self.micro_batches + 1)  # by the greatest depth that the next stage may have
-        for rung in reversed(rungs):
-            counted = [ways[depth] if rung.least <= depth <= rung.deepest else 0 for depth in range(len(ways))]
-            ways = list(itertools.accumulate(counted))
-        return ways[-1]
+        """True if every choice of warm-up depths is simulated; of a chain, of those that do not grow."""
+        ranges = [range(rung.least, rung.deepest + 1) for rung in rungs]
+        choices = falling_count(ranges, self.micro_batches) if self.problem.exact else math.prod(map(len, ranges))
+        return choices <= DEPTHS * self.effort
 
     def _depths(self, rungs: Sequence[Rung]) -> Iterator[tuple[int, ...]]:
         """Warm-up depths to try: the usual ones first, then all, or, of too many, those of a few policies.
@@ -345,8 +355,8 @@ class LadderSetting(Setting):
             worker = free[column.group].pop()
             stages.append(
                 Stage(
-                    worker, problem.order[column.first : column.last + 1],
-                    tuple(problem.order[i] for i in column.rematerialise),
+                    worker, problem.names(range(column.first, column.last + 1)),
+                    problem.names(column.rematerialise),
                     in_flight=None if depth == default else depth,
                     threads=problem.profile.worker[worker].threads,
                 )

@@ -25,6 +25,14 @@ def falling(ranges: Sequence[range], most: int) -> Iterator[Depths]:
             yield from ((first, *rest) for rest in falling(ranges[1:], first))
 
 
+def falling_count(ranges: Sequence[range], most: int) -> int:
+    """How many choices `falling` gives."""
+    ways = [1] * (most + 1)  # by the greatest depth that the next stage may have
+    for allowed in reversed(ranges):
+        ways = list(itertools.accumulate(ways[depth] if depth in allowed else 0 for depth in range(len(ways))))
+    return ways[-1]
+
+
 def fitting(policies: Iterable[Sequence[int]], ranges: Sequence[range]) -> Iterator[Depths]:
     """Each policy's depths, held to the ranges and never growing; those that cannot be are left out."""
     found: dict[Depths, None] = {}

@@ -6,6 +6,7 @@ which that is the least recomputing that fits. A deeper warm-up that needs more 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
@@ -96,10 +97,11 @@ class Rungs:
 
     def _all(self) -> Iterator[Rung]:
         instance, problem = self._instance, self._instance.problem
-        alike: dict[tuple[int, float], tuple[Rung, ...]] = {}
+        ties = problem.profile.ties
+        alike: dict[tuple[int, float, int], tuple[Rung, ...]] = {}
         for group, members in enumerate(instance.groups):
             capacity = problem.profile.worker[members[0]].tensor_bytes
-            key = id(instance.prices[group]), capacity  # groups that differ by their links alone share their prices
+            key = id(instance.prices[group]), capacity, group if ties else 0  # else the links play no part in a rung
             if key not in alike:
                 starts = (first for first in range(len(problem.order)) if problem.may_cut[first])
                 alike[key] = tuple(rung for first in starts for rung in self._from(first, group, capacity))
@@ -135,6 +137,10 @@ class Rungs:
                 return
             deepest = stage.deepest(again, at, most)
             column = stage.column(first, group, again)
+            tied = self._instance.tied_s(column.first, column.last, group)
+            if math.isinf(tied):
+                return
+            column = column if tied <= column.update_s else replace(column, update_s=tied)
             last = level == LEVELS - 1 or self._relaxed
             yield Rung(column, at, deepest, most if last else deepest)
             at = deepest + 1

@@ -5,9 +5,10 @@
                                    └──── regret: the plan against the best plan that was found for the draw
 
 Pricing a draw is quick, solving for it is not: of all draws that are priced, the first ones are solved again, as many
-as there is time for. None is solved to a proof. Its best plan is the best of: the chosen plan, the baselines, what the
-rival finds for this draw, and what it found for all others. So the true regret is at least what is told, and the true
-share of draws in which the plan is near the best at most.
+as there is time for. None is solved to a proof. Its best plan is the best of: the chosen plan, those baselines that the
+search could have found (one stage a worker, unless several are asked for), what the rival finds for this draw, and what
+it found for all others. So the true regret is at least what is told, and the true share of draws in which the plan is
+near the best at most.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from assigner.plan import Objective, Plan
 from assigner.simulate import overfull, predict, priced
 from assigner.solver import solve
 from assigner.solver.hints import resolve
-from assigner.solver.options import SolveOptions
+from assigner.solver.options import ScheduleChoice, SolveOptions
 from assigner.solver.problem import Problem
 from assigner.solver.robust.race import Race, step_s
 from assigner.solver.robust.rivals import baselines, resolver
@@ -48,6 +49,7 @@ class Robustness:
 
     Args:
         objective: What the regrets compare.
+        schedule: The choice of schedules: the plan is held against plans of the same scope as its proof.
         step_s: The plan's step at the medians.
         slow_end_s: Its step with every measurement at its upper quartile.
         steps_s: Its step in each draw, in the order of the draws.
@@ -61,6 +63,7 @@ class Robustness:
     """
 
     objective: Objective
+    schedule: ScheduleChoice
     step_s: float
     slow_end_s: float
     steps_s: tuple[float, ...]
@@ -197,7 +200,7 @@ def assess(
     steps = _steps_s(plan, profile, seeds, until=start + time_limit / 4)
     race = Race(options, [plan])
     try:
-        race.plans += baselines(profile, options)
+        race.plans += (each for each in baselines(profile, options) if options.searches(each))
         rival = rival or resolver(plan, options)
         for number in seeds[: len(steps)]:
             if race.draws and time.monotonic() - start >= time_limit:
@@ -211,6 +214,7 @@ def assess(
             raise
     return Robustness(
         objective=options.objective,
+        schedule=options.schedule,
         step_s=step_s(plan, CostModel(profile)),
         slow_end_s=step_s(plan, CostModel(slow_end(profile))),
         steps_s=steps,
