@@ -23,6 +23,7 @@ from assigner.departure import HostFailure, OtherHosts, leaving_together
 from assigner.ending import how_it_ended
 from assigner.errors import FormatError, UsageError, WorkerError
 from assigner.sockets import Connections
+from assigner.steptimes import StepTimes, handed_over
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,13 +48,16 @@ class Layout:
     port: int = 29500
 
 
-def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str]) -> None:
+def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str]) -> StepTimes | None:
     """Run a command once per rank of this host, and wait for all of them.
 
     Args:
         command: Program and arguments.
         layout: Where the ranks are.
         environment: Variables to set besides this process's own.
+
+    Returns:
+        How long the steps of the run took; None: it made none under a plan, or another host has rank 0.
 
     Raises:
         RankFailedError: a rank failed; the first one is named, with what it has handed over. What else it has to say
@@ -75,6 +79,7 @@ def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str
                 _launch_and_tell(config, command, others)
             except SignalException as error:
                 raise _ended_by_signal(error, others) from error
+        return handed_over(causes)
     except ChildFailedError as error:
         raise _rank_failed(error, causes) from error
     except DistError as error:
