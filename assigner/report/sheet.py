@@ -154,7 +154,8 @@ def draw(report: Iterable[Part], *, width: int) -> Group:
             parts += [Text(fitted.title, style="bold")] if fitted.title else []
             parts.append(_table(fitted))
             if fitted.left_out:
-                parts.append(Text(f"no room at {width} columns for: {', '.join(fitted.left_out)}", style="dim"))
+                left_out = f"no room at {width} columns for: {', '.join(fitted.left_out)}; | less -S shows all"
+                parts.append(Text(left_out, style="dim"))
         previous = part
     return Group(*parts)
 
