@@ -1,10 +1,11 @@
-"""What limits a plan, in one sentence: the worker or the link that is busiest, and memory where it costs time.
+"""What limits a plan, in one sentence: the worker or the link, and memory where it costs time.
 
 It says what the plan's own prediction says, so every command that shows a plan has it, with or without a profile. A
 worker is occupied while it computes and while messages keep it from computing. What is compared depends on what the
 plan was made for:
 
-    step, cost      a worker's or a link's share of the step
+    step, cost      a worker's or a link's share of the critical path, where a profile is at hand to find it; else of
+                    the step: what is busiest is often, not always, what the others wait for
     throughput      seconds for one micro-batch when the pipeline is full: updates, once a step, play no part
     latency         seconds of one forward
 """
@@ -16,6 +17,9 @@ from typing import TYPE_CHECKING
 from assigner import formatting as fmt
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from assigner.criticalpath import Where
     from assigner.plan import Plan, Prediction, TransferPrediction, WorkerPrediction
 
 _BUSY = 0.9
@@ -28,32 +32,41 @@ _SAME = 1e-6
 """Two values that differ by less, as a share, are the same one."""
 
 
-def limiting(plan: Plan, prediction: Prediction) -> str:
+def limiting(plan: Plan, prediction: Prediction, path: Mapping[Where, float] | None = None) -> str:
     """The sentence for a plan with its prediction.
 
     Args:
         plan: Who holds what.
         prediction: What the simulator says of it; the plan's own plays no part.
+        path: The share of the step that its critical path spends on each worker and link; None: not known.
     """
     if plan.objective == "throughput":
         sentence = _steady(plan, prediction)
     elif plan.objective == "latency" and all(each.forward_s is not None for each in prediction.workers):
         sentence = _forward(plan, prediction)
     else:
-        sentence = _step(plan, prediction)
+        sentence = _step(plan, prediction, path or {})
     again = sum(len(each.rematerialise) for each in plan.stages)
     if again:
         sentence += f"; to save memory {again} of {len(plan.partitions)} partitions run forward twice"
     return sentence
 
 
-def _step(plan: Plan, prediction: Prediction) -> str:
-    """By shares of the step."""
+def _step(plan: Plan, prediction: Prediction, path: Mapping[Where, float]) -> str:
+    """By shares of the critical path where it is known, and else of the step."""
     step = prediction.step_s or 1.0
     busiest, *others = sorted(prediction.workers, key=lambda each: -each.occupied_s)
     link = max(prediction.transfers, key=lambda each: each.seconds, default=None)
-    if link is not None and link.seconds > busiest.occupied_s:
-        verb = _verb(step, busiest)
+    busy_link = link is not None and link.seconds > busiest.occupied_s
+    most = (link.source, link.target) if link is not None and busy_link else (busiest.worker,)
+    where = max(path, key=lambda each: path[each], default=most)
+    verb = _verb(step, busiest)
+    if where != most and path[where] - path.get(most, 0.0) >= _LITTLE:
+        name = where[0] if len(where) == 1 else f"the link from {where[0]} to {where[1]}"
+        sentence = f"{name} limits the plan: the critical path is on it for {_share(path[where], 1.0)} of the step"
+        rival = f"; the busiest, {busiest.worker}, {verb} for {_share(busiest.occupied_s, step)} of it"
+        return sentence + (rival if where != (busiest.worker,) else "")
+    if link is not None and busy_link:
         return (
             f"{_name(link)} limits the plan: messages are on it for {_share(link.seconds, step)} of the step, and the"
             f" busiest worker, {busiest.worker}, {verb} for {_share(busiest.occupied_s, step)}"

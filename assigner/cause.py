@@ -85,7 +85,7 @@ def hand_over(cause: Cause) -> bool:
     Returns:
         Whether there is such a launcher: it says the cause, and nobody else needs to.
     """
-    folder = _launcher()
+    folder = launcher_folder()
     if folder is None:
         return False
     place = folder / f"{os.getpid()}.json"
@@ -105,7 +105,7 @@ def listening(folder: Path) -> str:
     return f"{os.getpid()} {folder}"
 
 
-def _launcher() -> Path | None:
+def launcher_folder() -> Path | None:
     """The folder of a launcher that listens, if it has started this process itself."""
     pid, _, folder = os.environ.get(VARIABLE, "").partition(" ")
     return Path(folder) if folder and pid == str(os.getppid()) and Path(folder).is_dir() else None
@@ -143,7 +143,7 @@ def hand_over_uncaught() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        interrupted = isinstance(error, KeyboardInterrupt) and _launcher() is not None  # it says so itself
+        interrupted = isinstance(error, KeyboardInterrupt) and launcher_folder() is not None  # it says so itself
         if not interrupted and not hand_over(cause_of(error)):
             before(kind, error, trace)
 

@@ -26,6 +26,7 @@ from assigner.errors import FormatError, UsageError, WorkerError
 from assigner.orphaned import began
 from assigner.seal import secret
 from assigner.sockets import Connections
+from assigner.steptimes import StepTimes, handed_over
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,13 +52,16 @@ class Layout:
     port: int = 29500
 
 
-def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str]) -> None:
+def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str]) -> StepTimes | None:
     """Run a command once per rank of this host, and wait for all of them.
 
     Args:
         command: Program and arguments.
         layout: Where the ranks are.
         environment: Variables to set besides this process's own.
+
+    Returns:
+        How long the steps of the run took; None: it made none under a plan, or another host has rank 0.
 
     Raises:
         RankFailedError: a rank failed; the first one is named, with what it has handed over. What else it has to say
@@ -80,6 +84,7 @@ def launch(command: Sequence[str], layout: Layout, environment: Mapping[str, str
                 _launch_and_tell(command, layout, others, done)
             except SignalException as error:
                 raise _ended_by_signal(error, others) from error
+        return handed_over(causes)
     except ChildFailedError as error:
         raise _rank_failed(error, causes, done) from error
     except DistError as error:

@@ -228,8 +228,8 @@ def _check_place(trace: Trace, action: TracedAction, worker: str, where: str) ->
         raise FormatError(f"{where}.stage: {action.stage} is not allowed; {holder!r} holds it, not {worker!r}")
 
 
-def check_same_plan(trace: Trace, plan: Plan) -> None:
-    """Raise FormatError unless a trace is of this plan."""
+def check_same_plan(trace: Trace | Plan, plan: Plan) -> None:
+    """Raise FormatError unless a trace, or the plan that ran, is of this plan."""
     for name in ("workload", "stages", "schedule", "micro_batches", "micro_batch_size"):
         mine, its = getattr(plan, name), getattr(trace, name)
         if mine != its:

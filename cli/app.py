@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from . import console
+from .bench import bench_command
 from .check import check_command
 from .compare import compare_command
 from .doctor import doctor_command
@@ -143,6 +144,16 @@ app.command(
     rich_help_panel=PLAN,
     epilog=_examples("assigner run plan.json -- examples/train.py --steps 50"),
 )(run_command)
+app.command(
+    "bench",
+    cls=Command,
+    context_settings=_variables("bench"),
+    rich_help_panel=PLAN,
+    epilog=_examples(
+        "assigner bench equal.json solved.json",
+        "assigner bench solved.json --steps 50 --rounds 1 --traces traces",
+    ),
+)(bench_command)
 app.command(
     "lab",
     cls=Command,

@@ -50,8 +50,8 @@ def compare_command(
         raise UsageError(f"one plan, {plans[0]}, is nothing to compare", hint="name two or more plans")
     if as_json and as_markdown:
         raise UsageError("--json and --md are both given", hint="choose one of them")
-    named = _baseline_first(_load(plans, profile), plans, baseline)
-    traces, priced_by = _measured(named, measured or []), str(profile) if profile else ""
+    named = _baseline_first(load_named(plans, profile), plans, baseline)
+    traces, priced_by = measured_runs(named, measured or []), str(profile) if profile else ""
     if as_json:
         console.show_json(comparison_data(named, traces=traces, priced_by=priced_by))
     else:
@@ -64,7 +64,7 @@ def compare_command(
         raise typer.Exit(1)
 
 
-def _load(paths: list[Path], profile: Path | None) -> "list[Named]":
+def load_named(paths: list[Path], profile: Path | None) -> "list[Named]":
     """The plans with their names, as far as they hold by their profiles, and with what their workers cost.
 
     Prices are of workers, not of plans: a plan that was solved with none has those of the first that was.
@@ -113,7 +113,8 @@ def _baseline_first(named: "list[Named]", paths: list[Path], wanted: str | None)
     return [named[fitting[0]], *(each for n, each in enumerate(named) if n != fitting[0])]
 
 
-def _measured(named: "list[Named]", files: list[Path]) -> "dict[str, Measured]":
+def measured_runs(named: "list[Named]", files: list[Path]) -> "dict[str, Measured]":
+    """What the traces say of the plans, by name; each trace says of which one it is."""
     if not files:
         return {}
     from assigner.report.measured import assigned

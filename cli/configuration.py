@@ -15,7 +15,7 @@ import typer
 from assigner.errors import FormatError
 from assigner.files import parse_toml, read_text
 
-TABLES = ("lab", "profile", "run", "solve")
+TABLES = ("bench", "lab", "profile", "run", "solve")
 """Commands that take settings from a file."""
 
 _OWN = {"config", "help"}

@@ -24,7 +24,7 @@ def lab_command(
         list[str] | None,
         typer.Argument(
             metavar="-- COMMAND ...",
-            help="What every host runs. assigner profile, assigner run, torchrun and SCRIPT.py are started as ranks of"
+            help="What every host runs. assigner profile, run and bench, torchrun and SCRIPT.py are started as ranks of"
             " one run. {host}, {node_rank}, {nnodes}, {nproc}, {master_addr} and {master_port} are filled in.",
             show_default=False,
         ),

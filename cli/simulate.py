@@ -119,6 +119,7 @@ def _predict(
     """What the profile says of the plan."""
     from assigner.occupancy import memory_over_time
     from assigner.origin import is_origin
+    from assigner.report.hosts import host_width, with_hosts
     from assigner.report.prediction import prediction_data, prediction_report
     from assigner.simulate import simulated, summary
     from assigner.spans import predicted_spans
@@ -130,8 +131,9 @@ def _predict(
     if as_json:
         console.show_json(prediction_data(plan, now, spans, held, own_profile=own))
     else:
-        width = console.stdout().width
-        console.show(prediction_report(plan, now, spans, held, own_profile=own, width=width))
+        width = console.stdout().width - host_width(cost.profile)
+        report = prediction_report(plan, now, spans, held, own_profile=own, width=width)
+        console.show(with_hosts(report, cost.profile))
     return [spans], timeline
 
 
@@ -142,6 +144,7 @@ def _compare(
     """Predicted beside measured, and the profile that follows from it."""
     from assigner.agreement import agree
     from assigner.report.agreement import agreement_data, agreement_report
+    from assigner.report.hosts import host_width, with_hosts
     from assigner.simulate import simulated
     from assigner.spans import predicted_spans
 
@@ -151,7 +154,8 @@ def _compare(
     if as_json:
         console.show_json(agreement_data(found, sides))
     else:
-        console.show(agreement_report(found, sides, width=console.stdout().width))
+        width = console.stdout().width - host_width(cost.profile)
+        console.show(with_hosts(agreement_report(found, sides, width=width), cost.profile))
     if out is not None:
         _calibrate(found, cost, path, out, force=force)
     return sides, timeline

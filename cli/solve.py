@@ -212,7 +212,7 @@ def solve_command(
     solution = replace(solution, plan=_sign(solution.plan, profile))
     if output is not None:
         save_plan(solution.plan, output, force=force)
-    _show(solution, robustness, loaded, as_json=as_json)
+    _show(solution, loaded, robustness, as_json=as_json)
     if output is not None:
         console.notice(f"wrote {output}")
 
@@ -241,21 +241,19 @@ def _solved(
     return solution, None
 
 
-def _show(solution: "Solution", robustness: "Robustness | None", profile: "Profile", *, as_json: bool) -> None:
-    """Print what was found, as tables or as one object, and what is wrong with the profile beside it."""
+def _show(solution: "Solution", profile: "Profile", robustness: "Robustness | None", *, as_json: bool) -> None:
+    """Print what was found, as tables or as one object."""
     from assigner.report.robustness import robustness_data, robustness_report
     from assigner.report.solution import solution_data, solution_report
-    from assigner.report.spread import doubt
 
     if as_json:
-        data = solution_data(solution, doubt=doubt(profile))
+        data = solution_data(solution, profile=profile)
         if robustness is not None:
             data["derived"]["robustness"] = robustness_data(robustness)
         console.show_json(data)
     elif not console.settings().quiet:
         more = () if robustness is None else robustness_report(robustness)
-        shown = solution_report(solution, doubt=doubt(profile), everything=console.settings().verbose)
-        console.show((*shown, *more))
+        console.show((*solution_report(solution, profile=profile, everything=console.settings().verbose), *more))
 
 
 def _sign(plan: "Plan", profile: Path) -> "Plan":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -299,6 +300,28 @@ def test_phone(browser, file):
     assert "backward, micro-batch 5" in phone.page.locator(".tip").inner_text()
     assert phone.said == []
     phone.context.close()
+
+
+@pytest.mark.parametrize("width", [320, 420, 600])
+def test_a_narrow_page_scrolls_only_its_tables_and_says_so(browser, tmp_path, pages, width):
+    """Whatever files are called: nothing is wider than the screen, and each table that is cut has a word below it."""
+    page = pages[1]
+    runs = tuple(replace(run, name=f"/a/folder/whose/name/is/long/{run.name}.trace.json") for run in page.runs)
+    assert runs
+    path = tmp_path / "report.html"
+    path.write_text(page_html([pages[0], replace(page, runs=runs)], title=NASTY, made_at="today"), encoding="utf-8")
+    narrow = Opened(browser, path, viewport={"width": width, "height": 844})
+    assert narrow.page.locator("#run").is_visible()
+    assert narrow.page.evaluate("document.documentElement.scrollWidth") == width
+    told = """[...document.querySelectorAll(".table")].filter((node) => node.checkVisibility()).map((node) => {
+        const box = node.querySelector(".scroll");
+        return [box.scrollWidth > box.clientWidth + 1, getComputedStyle(node, "::after").content.includes("sideways")];
+    })"""
+    found = narrow.page.evaluate(told)
+    assert all(cut == said for cut, said in found)
+    assert any(cut for cut, _ in found)
+    assert narrow.said == []
+    narrow.context.close()
 
 
 def test_without_scripts(browser, file):

@@ -86,6 +86,7 @@ def launched(command: Sequence[str]) -> list[str]:
         assigner profile W -o P    once per rank
         S.py ...                   once per rank, with the running Python
         assigner run PLAN -- S     assigner run FLAGS PLAN -- S
+        assigner bench PLAN ...    assigner bench FLAGS PLAN ...
         torchrun S                 torchrun FLAGS S
 
     A command that says itself where it is (`--nnodes`) keeps its own flags; its script's flags do not count.
@@ -117,7 +118,7 @@ def _assigner(words: list[str], *, settled: bool) -> list[str]:
     verb = next((n for n, word in enumerate(words) if not word.startswith("-")), None)
     if verb is not None and words[verb] == "profile":
         return [*_RANKS, *_ASSIGNER, *words]
-    if verb is not None and words[verb] == "run" and not settled:
+    if verb is not None and words[verb] in ("run", "bench") and not settled:
         words = [*words[: verb + 1], *_PLACE, "--ranks", "{nproc}", *_MEET, *words[verb + 1 :]]
     return [*_ASSIGNER, *words]
 

@@ -33,9 +33,9 @@ def agreement_report(found: Agreement, sides: Sequence[Spans] = (), *, width: in
     plan = found.plan
     head = Line(f"plan for {plan.workload.name} · {describe_split(plan)} · {plan.schedule}", "strong")
     return (
-        head, _step(found), *_machine(found), *_circumstances(found),
-        _explanation(found), Line(largest_cause(found), "strong"),
-        *_timeline(found, sides, width), _stages(found), *_messages(found), _workers(found), *_memory(found),
+        head, Line(step_text(found.step)), *_machine(found), *_circumstances(found), _explanation(found),
+        Line(largest_cause(found), "strong"), *_timeline(found, sides, width), _stages(found), *_messages(found),
+        _workers(found), *_memory(found),
     )  # fmt: skip
 
 
@@ -50,14 +50,14 @@ def _timeline(found: Agreement, sides: Sequence[Spans], width: int) -> Report:
     return (*timeline(sides, width=width), Line(what))
 
 
-def _step(found: Agreement) -> Line:
-    step = found.step
+def step_text(step: Compared) -> str:
+    """The step time as predicted and as measured, in one line."""
     unit = fmt.time_unit(step.measured_s)
-    spread = f"IQR {unit.text(step.iqr_s)} over {fmt.plural(found.steps, 'step')}"
+    spread = f"IQR {unit.text(step.iqr_s)} over {fmt.plural(step.samples, 'step')}"
     said = f"step: {unit.text(step.predicted_s)} predicted, {unit.text(step.measured_s)} measured ({spread})"
     if not step.error:
-        return Line(said)
-    return Line(f"{said}: the prediction is {fmt.percent(abs(step.error))} too {'low' if step.error < 0 else 'high'}")
+        return said
+    return f"{said}: the prediction is {fmt.percent(abs(step.error))} too {'low' if step.error < 0 else 'high'}"
 
 
 def _machine(found: Agreement) -> Report:

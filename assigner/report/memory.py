@@ -40,26 +40,32 @@ def contents(worker: WorkerPrediction, reserve_bytes: float | None = None) -> di
     return {**held, "free": worker.capacity_bytes - worker.peak_bytes}
 
 
-def stacked(held: Mapping[str, float], *, width: int = BAR) -> str:
-    """A bar of `width` letters, shared out by the largest remainders; what does not fit ends it in `!`.
+def stacked(held: Mapping[str, float], scale: float, *, width: int = BAR) -> str:
+    """A bar of `width` signs, shared out by the largest remainders: letters, then dots up to the scale's end.
 
     Args:
-        held: Bytes by what holds them, as `contents` gives them.
+        held: Bytes by what holds them, as `contents` gives them; the reserve is nobody's use and has no letters.
+        scale: Bytes of the whole bar; what does not fit into the worker ends it in `!`.
         width: Of the bar.
     """
-    whole = sum(size for name, size in held.items() if name != "free") + max(0.0, held["free"])
+    used = {name: max(0.0, size) for name, size in held.items() if name not in ("free", "reserve")}
+    whole = max(scale, sum(used.values()))
     if whole <= 0:
         return "." * width
-    exact = {name: width * max(0.0, size) / whole for name, size in held.items()}
+    used["free"] = whole - sum(used.values())
+    exact = {name: width * size / whole for name, size in used.items()}
     cells = {name: int(share) for name, share in exact.items()}
     for name in sorted(exact, key=lambda name: cells[name] - exact[name])[: width - sum(cells.values())]:
         cells[name] += 1
-    drawn = "".join(PARTS.get(name, ".") * cells[name] for name in held)
+    drawn = "".join(PARTS.get(name, ".") * cells[name] for name in used)
     return drawn if held["free"] >= 0 else drawn[: width - 1] + "!"
 
 
 def memory_bars(plan: Plan, profile: Profile | None = None, *, everything: bool = False) -> Report:
     """A bar and the figures of each worker; nothing where the plan has no prediction.
+
+    The bars have one scale, to the largest peak: many a model needs a hundredth of its worker's memory, and a bar of
+    the whole of that would be empty.
 
     Args:
         plan: A plan.
@@ -73,8 +79,9 @@ def memory_bars(plan: Plan, profile: Profile | None = None, *, everything: bool 
     held = {each.worker: contents(each, _reserve(profile, each.worker)) for each in shown}
     parts = [name for name in PARTS if any(each.get(name) for each in held.values())]
     unit = fmt.byte_unit(*(each.peak_bytes for each in shown))
+    scale = max(each.peak_bytes for each in shown)
     rows = tuple(
-        (worker, stacked(each), *(unit.show(each[name]) for name in parts), unit.show(each["free"]))
+        (worker, stacked(each, scale), *(unit.show(each[name]) for name in parts), unit.show(each["free"]))
         for worker, each in held.items()
     )
     columns = (
@@ -83,8 +90,8 @@ def memory_bars(plan: Plan, profile: Profile | None = None, *, everything: bool 
         *(Column(PARTS[name], rank=_RANKS.get(name, 0)) for name in parts),
         Column("free"),
     )
-    legend = ", ".join([*(f"{PARTS[name]} {name}" for name in parts), ". free"])
-    title = f"peak memory, {unit.name}: {legend}"
+    legend = ", ".join(f"{PARTS[name]} {name}" for name in parts)
+    title = f"peak memory, {unit.name}: {legend}; a whole bar is the largest peak, {unit.show(scale)}"
     if len(shown) < len(whole):
         title += f"; the {len(shown)} fullest of {len(whole)} workers, -v lists all"
     over = misfit(plan.predicted)

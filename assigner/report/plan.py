@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.bottleneck import limiting
+from assigner.cost import CostModel
+from assigner.criticalpath import path_shares
 from assigner.document import encode
 from assigner.report.candidates import candidates
 from assigner.report.clock import clock_data, clock_table
+from assigner.report.hosts import with_hosts
 from assigner.report.memory import fullness, memory_bars, memory_data
 from assigner.report.sheet import LEAST_TEXT, Column, Line, Part, Report, Sheet
 from assigner.report.whatif import what_if, what_if_data, what_if_hint
 from assigner.schedule import warm_up
+from assigner.simulate import simulated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,17 +47,19 @@ def plan_report(
 
     Args:
         plan: The plan.
-        profile: What it was solved from, where it is at hand: the dependencies of stages and the memory left alone.
+        profile: What it was solved from, where it is at hand: the dependencies of stages, the memory left alone, the
+            critical path, and the hosts.
         source: That profile's file.
         notes: Why its figures are not those of its file, as `standing` tells it.
         everything: All partitions, workers, candidates and baselines, however many.
     """
     most = None if everything else _FEW
-    return (
-        *headline(plan, notes), stages(plan, everything=everything), *bottleneck(plan),
+    parts = (
+        *headline(plan, notes), stages(plan, everything=everything), *bottleneck(plan, profile),
         *clock_table(plan, profile, everything=everything), *memory_bars(plan, profile, everything=everything),
         *what_if(plan), *candidates(plan, most=most), *quality(plan, most=most), *what_if_hint(plan, source=source),
     )  # fmt: skip
+    return with_hosts(parts, profile)
 
 
 def headline(plan: Plan, notes: Sequence[str] = ()) -> Report:
@@ -96,11 +102,17 @@ def describe_prediction(predicted: Prediction) -> str:
     )
 
 
-def bottleneck(plan: Plan) -> Report:
-    """What limits the plan, in a sentence; nothing where it has no prediction."""
+def bottleneck(plan: Plan, profile: Profile | None = None) -> Report:
+    """What limits the plan, in a sentence; nothing where it has no prediction.
+
+    Args:
+        plan: A plan.
+        profile: What it was solved from, for the critical path; None: what is busiest is said to limit the plan.
+    """
     if plan.predicted is None or not plan.predicted.workers:
         return ()
-    return (Line(limiting(plan, plan.predicted), "strong"),)
+    path = None if profile is None else path_shares(simulated(plan, CostModel(profile)))
+    return (Line(limiting(plan, plan.predicted, path), "strong"),)
 
 
 def stages(plan: Plan, *, everything: bool = False) -> Sheet:
@@ -308,7 +320,7 @@ def plan_data(plan: Plan, *, profile: Profile | None = None, notes: Sequence[str
         "speed_up": speed_up(plan) if plan.objective == "step" else None,
         "best_baseline": None if best is None else {"name": best[0], "step_s": best[1]},
         "status": None if plan.solver is None else status(plan.solver),
-        "bottleneck": next((line.text for line in bottleneck(plan) if isinstance(line, Line)), None),
+        "bottleneck": next((line.text for line in bottleneck(plan, profile) if isinstance(line, Line)), None),
         "in_flight": [warm_up(plan, n) for n in range(len(plan.stages))],
         "clock": clock_data(plan, profile),
         "memory_share": {each.worker: fullness(each) for each in plan.predicted.workers} if plan.predicted else {},

@@ -110,7 +110,7 @@ def _workers(plan: Plan, now: Prediction) -> Sheet:
         Column("worker", "name"), Column("stage", "name", rank=4), Column("in flight", rank=5),
         Column(f"compute {time.name}"), *([Column("+/- %", rank=1)] if changed else []),
         Column(f"transfer {time.name}", rank=3), Column(f"idle {time.name}"), Column(f"peak {memory.name}"),
-        *([Column("+/- %", rank=1)] if changed else []), Column(f"of {limit.name}", rank=2), Column("memory", "name"),
+        *([Column("+/- %", rank=1)] if changed else []), Column(f"of {limit.name}", rank=2), Column("memory %"),
     )  # fmt: skip
     rows = tuple(_worker(plan, each, stored if changed else None, (time, memory, limit)) for each in now.workers)
     return Sheet("workers (+/-: against the plan's own prediction)" if changed else "workers", columns, rows)
@@ -136,7 +136,7 @@ def _worker(
         each.worker, ", ".join(map(str, mine)), " + ".join(str(warm_up(plan, n)) for n in mine),
         time.show(each.compute_s), *compute, time.show(each.transfer_s), time.show(each.idle_s),
         memory.show(each.peak_bytes), *peak, limit.show(each.capacity_bytes),
-        f"{fmt.bar(share, width=8)} {100 * share:3.0f} %",
+        fmt.points(share),
     )  # fmt: skip
 
 

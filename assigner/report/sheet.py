@@ -51,6 +51,7 @@ class Sheet:
         rows: Cells as text.
         marked: Positions of the rows that stand out; what marks them is also said in a cell.
         instead: What is drawn where the sheet does not fit with the columns that it cannot do without.
+        left_out: Headers of columns for which there was no room.
     """
 
     title: str
@@ -58,6 +59,7 @@ class Sheet:
     rows: tuple[tuple[str, ...], ...]
     marked: frozenset[int] = frozenset()
     instead: Sheet | None = None
+    left_out: tuple[str, ...] = ()
 
     def fitted(self, width: int) -> Sheet:
         """The sheet on `width` terminal columns: less important columns are left out until the others fit."""
@@ -72,7 +74,8 @@ class Sheet:
 
     def _with(self, keep: Sequence[int]) -> Sheet:
         rows = tuple(tuple(row[n] for n in keep) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[n] for n in keep), rows=rows)
+        left_out = tuple(column.header for n, column in enumerate(self.columns) if n not in keep)
+        return replace(self, columns=tuple(self.columns[n] for n in keep), rows=rows, left_out=left_out)
 
     def _needed(self, column: int) -> int:
         """Terminal columns that one column wants at least."""
@@ -148,6 +151,9 @@ def draw(report: Iterable[Part], *, width: int) -> Group:
             fitted = part.fitted(width)
             parts += [Text(printable(fitted.title), style="bold")] if fitted.title else []
             parts.append(_table(fitted))
+            if fitted.left_out:
+                left_out = f"no room at {width} columns for: {', '.join(fitted.left_out)}; | less -S shows all"
+                parts.append(Text(left_out, style="dim"))
         previous = part
     return Group(*parts)
 

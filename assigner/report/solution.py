@@ -8,36 +8,43 @@ from typing import TYPE_CHECKING, Any
 from assigner import formatting as fmt
 from assigner.document import encode
 from assigner.report.candidates import CHOSEN, candidates
+from assigner.report.hosts import with_hosts
 from assigner.report.plan import baselines, bottleneck, describe_solver, headline, plan_data, stages
-from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.report.sheet import Column, Line, Part, Report, Sheet
+from assigner.report.spread import doubt
 from assigner.report.whatif import what_if
 
 if TYPE_CHECKING:
     from assigner.plan import Plan, SolverReport
+    from assigner.profile import Profile
     from assigner.solver import Progress, Solution
 
 FEW = 6
 """Candidates on a screen that does not list everything."""
 
 
-def solution_report(solution: Solution, *, doubt: str | None = None, everything: bool = False) -> Report:
+def solution_report(
+    solution: Solution, *, profile: Profile | None = None, everything: bool = False
+) -> tuple[Part, ...]:
     """What `assigner solve` prints, but for where the plan was written; what counts most stands last.
 
     Args:
         solution: What was found.
-        doubt: What is wrong with the profile that it rests on; None: nothing.
+        profile: What it was solved from: the critical path, and the hosts.
         everything: All candidates and all partitions of a stage, however many.
     """
     plan = solution.plan
     simple = baselines(plan) if plan.objective == "step" else ()
-    return (
+    parts = (
         *asked(plan), *candidates(plan, most=None if everything else FEW), *frontier(solution), *headline(plan),
         stages(plan, everything=everything), *what_if(plan), *_unpriced(plan), *simple, *proof(plan),
-        *_doubt(doubt), *bottleneck(plan),
+        *_doubt(profile), *bottleneck(plan, profile),
     )  # fmt: skip
+    return with_hosts(parts, profile)
 
 
-def _doubt(text: str | None) -> Report:
+def _doubt(profile: Profile | None) -> Report:
+    text = None if profile is None else doubt(profile)
     return () if text is None else (Line(f"warning: {text}", "warning"),)
 
 
@@ -121,11 +128,11 @@ def frontier(solution: Solution) -> Report:
     return (Sheet("cost against step time", columns, rows, marked),)
 
 
-def solution_data(solution: Solution, *, doubt: str | None = None) -> dict[str, Any]:
+def solution_data(solution: Solution, *, profile: Profile | None = None) -> dict[str, Any]:
     """The same for `--json`: the plan with what is derived from it, the frontier of money and step time, and doubts."""
-    data = plan_data(solution.plan)
+    data = plan_data(solution.plan, profile=profile)
     data["derived"]["frontier"] = [encode(each) for each in solution.frontier]
-    data["derived"]["doubt"] = doubt
+    data["derived"]["doubt"] = None if profile is None else doubt(profile)
     return data
 
 

@@ -26,6 +26,7 @@ from assigner.runtime.sameness import LEAVING
 from assigner.runtime.scaling import GradientScaling
 from assigner.runtime.separability import shares_of
 from assigner.runtime.tracing import TraceSettings, traced
+from assigner.steptimes import StepClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,6 +115,7 @@ class Pipeline:
     def _install(self, remat: Rematerialisation) -> Installation:
         """Build this rank's part of the plan and what executes it."""
         self._trace_settings = TraceSettings(self.plan, self.worker, remat.choice, self._base_bytes)
+        self._clock = StepClock(self.plan, remat.choice)
         self._updated, self._waiting = True, False
         return Installation(
             self.workload, self.plan, self.graph, self._member,
@@ -208,6 +210,7 @@ class Pipeline:
             raise UsageError("max_norm without an update", hint="call pipeline.clip_grad_norm_ before the update")
         self._require_training()
         recorder = self._installed.executor.recorder
+        self._clock.begin_step()
         if recorder is not None:
             recorder.begin_step()
         with self._member.guarded("the start of a step"), kept_generators(self._member.device):
@@ -227,8 +230,10 @@ class Pipeline:
             self.optimizer.step()
         with self._member.guarded("the end of the step"):
             loss = sum(self._member.number_from(rank, mine) for rank, mine in losses.items())
+        whole = update and self._installed.ran_as_planned(program)
+        self._clock.end_step(whole=whole)
         if recorder is not None:
-            recorder.end_step(whole=update and self._installed.ran_as_planned(program))
+            recorder.end_step(whole=whole)
         return loss
 
     def evaluate(self, batch: Batch) -> float:
@@ -408,6 +413,8 @@ class Pipeline:
 
     def close(self) -> None:
         """Leave the run, together with the other ranks; one that has failed leaves alone. A `with` block does it."""
+        if self.rank == 0:
+            self._clock.hand_over()
         self._member.close(check=lambda: self._installed.same.check(LEAVING, ()))
 
     def __enter__(self) -> Pipeline:

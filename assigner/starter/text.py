@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 _WIDTH = 80
 
 RESERVED = frozenset(
-    ("Any", "Tensor", "assigner", "batch", "config", "loss", "model", "nn", "optimizer", "os", "torch", "train",
-     "workload", *dir(builtins))
+    ("Any", "Tensor", "argparse", "assigner", "batch", "config", "contextlib", "loss", "model", "nn", "optimizer", "os",
+     "parser", "time", "torch", "train", "workload", *dir(builtins))
 )  # fmt: skip
 """Names that mean something in every workload file: what is imported there under one of them has to have another."""
 
@@ -39,7 +39,10 @@ def workload_text(draft: Draft, file: str = "workload.py") -> str:
 
 _MAIN = """\
 if __name__ == "__main__":
-    train()
+    parser = argparse.ArgumentParser(description="Train under $ASSIGNER_PLAN.")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--trace", help="write what the ranks do to this file")
+    train(**vars(parser.parse_args()))
 """
 
 
@@ -74,7 +77,8 @@ def _gaps(draft: Draft) -> list[str]:
 def _imports(draft: Draft) -> str:
     straight = ["import assigner", "import torch"]
     third = [*straight, *sorted(["from torch import Tensor, nn", *draft.code.imports], key=_import_key)]
-    blocks = ["import os\nfrom typing import Any", "\n".join(third), "\n".join(draft.code.local)]
+    own = ["import argparse", "import contextlib", "import os", "import time", "from typing import Any"]
+    blocks = ["\n".join(lines) for lines in (own, third, draft.code.local)]
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -224,13 +228,18 @@ def _string(text: str) -> str:
 
 def _train(file: str) -> str:
     return f'''\
-def train(steps: int = 20) -> None:
+def train(steps: int, trace: str | None = None) -> None:
     """The training loop, on every rank of `assigner run plan.json -- {_in_docstring(shlex.quote(file))}`."""
     plan = assigner.load_plan(os.environ["ASSIGNER_PLAN"])
     work = workload()
-    with assigner.Pipeline(work, plan) as pipeline:
+    with (
+        assigner.Pipeline(work, plan) as pipeline,
+        pipeline.trace(trace) if trace else contextlib.nullcontext(),
+    ):
         for step in range(steps):
+            start = time.perf_counter()
             value = pipeline.step(work.make_batch(work.batch_size, seed=step))
+            ms = 1e3 * (time.perf_counter() - start)
             if pipeline.rank == 0:
-                print(f"step {{step}}: loss {{value:.4f}}", flush=True)
+                print(f"step {{step}}: {{ms:.1f}} ms, loss {{value:.4f}}", flush=True)
         # pipeline.save("checkpoint"), and pipeline.load("checkpoint") under any plan'''

@@ -5,13 +5,16 @@ from dataclasses import replace
 
 import pytest
 from builders import make_plan, make_profile
+from drawn_plans import drawn
 
 from assigner import formatting
 from assigner.bottleneck import limiting
 from assigner.cost import CostModel
+from assigner.criticalpath import path_shares
 from assigner.objective import steady_s
 from assigner.plan import SolverReport
-from assigner.simulate import predict
+from assigner.report.page.critical import critical_sheet
+from assigner.simulate import predict, simulated
 from assigner.solver import SolveOptions, solve
 
 
@@ -130,3 +133,45 @@ def test_latency_is_explained_by_one_forward():
     )
     thin = replace(profile, links=make_profile(work=[1], slowness=[1, 1], bandwidth=1e7, latency=1e-6).links)
     assert said(thin, both).startswith("the link from worker:1/cpu to worker:0/cpu limits the plan: 20.0 ms of one")
+
+
+def late_link(profile, source, factor):
+    """The links from one worker take so many times as long."""
+    return replace(
+        profile,
+        links=tuple(
+            replace(link, points=tuple(replace(point, seconds=factor * point.seconds) for point in link.points))
+            if link.source == source
+            else link
+            for link in profile.links
+        ),
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_what_limits_a_plan_is_where_its_critical_path_is(seed, schedule):
+    """The sentence names the worker or link that the path is on for longest, and the path's table has it first."""
+    profile, plan = drawn(seed, schedule)
+    timeline = simulated(plan, CostModel(profile))
+    shares = path_shares(timeline)
+    assert sum(shares.values()) == pytest.approx(1)
+    text = limiting(plan, predict(plan, profile), shares)
+    most = max(shares.values())
+    named = {" -> ".join(where) for where, share in shares.items() if share > most - 0.01}
+    name = text.partition(" limits the plan")[0]
+    assert name.removeprefix("the link from ").replace(" to ", " -> ") in named
+    assert critical_sheet(timeline).rows[0][1] in named
+
+
+def test_the_busiest_worker_is_told_beside_what_limits():
+    """One micro-batch over a slow wire: the path is on the wire for longest, the second worker computes for longest."""
+    profile = make_profile(work=[2e-3] * 2, slowness=[1, 1.2], bandwidth=1e8)
+    plan = make_plan(profile, [(0, ["p0"]), (1, ["p1"])], micro_batches=1)
+    slow = late_link(profile, "worker:0/cpu", 40.0)
+    shares = path_shares(simulated(plan, CostModel(slow)))
+    assert max(shares, key=shares.get) == ("worker:0/cpu", "worker:1/cpu")
+    prediction = replace(predict(plan, slow), transfers=())
+    text = limiting(plan, prediction, shares)
+    assert text.startswith("the link from worker:0/cpu to worker:1/cpu limits the plan: the critical path is on it")
+    assert "; the busiest, worker:1/cpu, computes for " in text

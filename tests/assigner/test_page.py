@@ -18,10 +18,11 @@ from page_cases import page_plan, page_profile, read_back
 
 from assigner import formatting as fmt
 from assigner.cost import CostModel
+from assigner.criticalpath import critical_path
 from assigner.occupancy import memory_over_time
 from assigner.plan import Baseline, Plan, WhatIf
 from assigner.report.page import page_data, page_html, shown
-from assigner.report.page.critical import critical_path, critical_sheet
+from assigner.report.page.critical import critical_sheet
 from assigner.report.page.links import STEPS, matrices
 from assigner.report.page.markup import json_html, parts_html
 from assigner.report.page.starts import starts_sheet

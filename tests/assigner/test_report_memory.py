@@ -28,9 +28,9 @@ def test_the_parts_add_up_to_the_memory(plan):
 
 @pytest.mark.parametrize("width", [1, 7, 20, 33])
 def test_a_bar_is_shared_out_by_size(width):
-    """Letters are as many as their share says, to one; the bar is always as wide."""
-    held = {"parameters": 30.0, "gradients": 10.0, "activations": 27.0, "free": 33.0}
-    drawn = stacked(held, width=width)
+    """Letters are as many as their share of the scale says, to one; the bar is always as wide; a reserve is no use."""
+    held = {"parameters": 30.0, "gradients": 10.0, "activations": 27.0, "reserve": 500.0, "free": 9000.0}
+    drawn = stacked(held, 100.0, width=width)
     assert len(drawn) == width
     for letter, share in (("P", 0.3), ("G", 0.1), ("A", 0.27), (".", 0.33)):
         assert abs(drawn.count(letter) - width * share) < 1
@@ -39,8 +39,16 @@ def test_a_bar_is_shared_out_by_size(width):
 
 def test_what_does_not_fit_ends_in_a_mark():
     """Without room the bar is the need alone, and its last sign says that it is too much."""
-    assert stacked({"parameters": 3.0, "activations": 1.0, "free": -1.0}, width=8) == "PPPPPPA!"
-    assert stacked({"parameters": 0.0, "free": 0.0}, width=3) == "..."
+    assert stacked({"parameters": 3.0, "activations": 1.0, "free": -1.0}, 4.0, width=8) == "PPPPPPA!"
+    assert stacked({"parameters": 0.0, "free": 0.0}, 0.0, width=3) == "..."
+
+
+def test_the_fullest_bar_is_full_however_large_the_memory_is(plan):
+    """A model that needs a thousandth of its worker's memory has bars to look at, and the title says their scale."""
+    large = replace(PROFILE, workers=tuple(replace(each, memory_bytes=1e12) for each in PROFILE.workers))
+    (sheet,) = memory_bars(priced(plan, large))
+    assert "." not in max((row[1] for row in sheet.rows), key=lambda bar: -bar.count("."))
+    assert "a whole bar is the largest peak, " in sheet.title
 
 
 def test_bars_and_figures_stand_together(plan):
@@ -59,7 +67,7 @@ def test_the_reserve_is_known_from_the_profile(plan):
     reserved = replace(PROFILE, workers=tuple(replace(each, reserve_bytes=5e6) for each in PROFILE.workers))
     (sheet,) = memory_bars(plan, reserved)
     assert sheet.columns[-2].header == "R"
-    assert "R" in sheet.rows[0][1]
+    assert "R" not in sheet.rows[0][1]
     assert memory_data(plan, reserved)["worker:0/cpu"]["reserve"] == 5e6
 
 

@@ -204,3 +204,18 @@ def test_notes_stand_below_the_headline(plan):
     assert said[-1] == "it does not hold"
     assert not any("not priced" in text for text in said)
     assert plan_data(plan, notes=["x"])["derived"]["notes"] == ["x"]
+
+
+def test_hosts_stand_beside_workers_where_there_are_several(plan):
+    """In every table of workers; on one host, or without the profile, there is nothing to tell."""
+    apart = replace(PROFILE, workers=tuple(replace(each, host=f"box{n}") for n, each in enumerate(PROFILE.workers)))
+    named = [part for part in plan_report(plan, profile=apart) if isinstance(part, Sheet)
+             and any(column.header == "worker" for column in part.columns)]  # fmt: skip
+    assert len(named) == 2
+    for sheet in named:
+        at = [column.header for column in sheet.columns].index("host")
+        assert {(row[at - 1], row[at]) for row in sheet.rows} == {("worker:0/cpu", "box0"), ("worker:1/cpu", "box1")}
+    one = replace(PROFILE, workers=tuple(replace(each, host="box") for each in PROFILE.workers))
+    for profile in (one, None):
+        alone = [part for part in plan_report(plan, profile=profile) if isinstance(part, Sheet)]
+        assert not any(column.header == "host" for sheet in alone for column in sheet.columns)

@@ -62,7 +62,7 @@ def test_a_changed_plan_says_by_how_much_and_why(own: bool | None, words: str) -
     workers = sheet(parts, "workers")
     places = [n for n, column in enumerate(workers.columns) if column.header == "+/- %"]
     assert [[row[n] for n in places] for row in workers.rows] == [["-25.0", "-25.2"], ["+50.0", "+50.0"]]
-    assert {column.header for column in workers.fitted(80).columns} >= {"+/- %", "memory"}
+    assert {column.header for column in workers.fitted(80).columns} >= {"+/- %", "memory %"}
 
 
 def test_memory_that_changed_is_told_even_at_the_same_speed() -> None:

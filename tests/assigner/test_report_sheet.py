@@ -28,6 +28,12 @@ def test_less_important_columns_leave_first(width, headers):
     assert [column.header for column in SHEET.fitted(width).columns] == headers
 
 
+def test_columns_without_room_are_named():
+    """Below a table stands what it lacks there; nothing where it has all."""
+    assert "no room at 34 columns for: less, least" in " ".join(printed([SHEET], 34).split())
+    assert "no room" not in printed([SHEET], 200)
+
+
 def test_marked_rows_stay_marked():
     """Leaving out columns keeps the marks and the title."""
     assert SHEET.fitted(30).marked == {0}

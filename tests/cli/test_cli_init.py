@@ -1,7 +1,11 @@
+import json
+import re
 import subprocess
 import sys
 
 import pytest
+
+from assigner.trace import load_trace
 
 NET = """
 from torch import nn
@@ -122,18 +126,25 @@ def test_the_children_of_a_sequential_are_its_partitions(assigner, net):
 
 @pytest.mark.distributed
 def test_from_init_to_a_trained_step(net):
-    """init, profile, solve and run, with nothing changed in between; the loss falls."""
+    """init, profile, solve, run and bench, with nothing changed in between; the loss falls, and times are told."""
 
     def assigner(*words):
         command = [sys.executable, "-m", "assigner_cli", *words]
         done = subprocess.run(command, capture_output=True, text=True, cwd=net, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return done
 
     assigner("init")
     assigner("profile", "workload.py:workload", "-o", "small.json", "--micro-batches", "4")
     assigner("solve", "small.json", "-o", "plan.json", "--micro-batches", "4")
-    out = assigner("run", "plan.json", "--", "workload.py")
-    losses = [float(line.rpartition(" ")[2]) for line in out.splitlines() if "loss" in line]
+    run = assigner("run", "plan.json", "--", "workload.py", "--trace", "trace.json")
+    steps = [re.fullmatch(r"step \d+: ([\d.]+) ms, loss ([\d.]+)", line) for line in run.stdout.splitlines()]
+    losses = [float(step[2]) for step in steps]
     assert len(losses) == 20
     assert losses[-1] < 0.8 * losses[0]
+    assert re.search(r"^step: .+ predicted, .+ measured \(IQR .+ over 19 steps\)", run.stderr, re.MULTILINE)
+    assert load_trace(net / "trace.json").steps == 20
+    bench = assigner("bench", "plan.json", "--steps", "3", "--rounds", "2", "--json")
+    measured = json.loads(bench.stdout)["plans"][0]["measured"]
+    assert len(measured["steps_s"]) == 6
+    assert measured["error"] is not None

@@ -1,75 +1,36 @@
-"""The critical path: the chain of actions and messages without a gap that makes the step as long as it is.
-
-Walked from the step's last action to its start: what begins the moment that something else ends was waiting for it. An
-action waits for the one before it on its worker or for a message; a message for the action that makes it or for the one
-before it on its link. The simulator computes a start as the largest of those ends, so the two are the same number.
-"""
+"""The critical path as a table: what the step's length is made of."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
+from assigner.criticalpath import time_on_path
 from assigner.report.page.markup import barred
 from assigner.report.sheet import Column, Sheet
 
 if TYPE_CHECKING:
     from assigner.simulate import Timeline
 
-
 MOST = 10
 """Rows of the path's table; what takes least is added up in the last one."""
 
 
-def critical_path(timeline: Timeline) -> tuple[int, ...]:
-    """Positions of the path's events in the timeline, the first one first.
-
-    Args:
-        timeline: What was simulated; its events stand behind all that they wait for.
-    """
-    free: dict[tuple[str, float], int] = {}  # by worker and moment: what it was busy with until then
-    made: dict[tuple[str, float], int] = {}
-    idle: dict[tuple[str, str, float], int] = {}  # by link and moment: the message that was on it until then
-    there: dict[tuple[str, float], int] = {}
-    before: list[int | None] = []
-    last: int | None = None
-    for n, event in enumerate(timeline.events):
-        worker, route, start, end = event.worker, event.action.route, event.start_s, event.end_s
-        if route is None:
-            before.append(free.get((worker, start), there.get((worker, start))))
-            free[worker, end + event.busy_s] = made[worker, end] = n
-            last = n if last is None or end > timeline.events[last].end_s else last
-        else:
-            link = route.source, route.target
-            before.append(made.get((worker, start), idle.get((*link, start))))
-            idle[*link, end] = there[route.target, end] = n
-    path = []
-    while last is not None:
-        path.append(last)
-        last = before[last]
-    return tuple(reversed(path))
-
-
 def critical_sheet(timeline: Timeline) -> Sheet:
-    """What the step's length is made of: the path's actions and messages, added up by what and where they are."""
-    spent: dict[tuple[str, str], list[float]] = defaultdict(list)
-    path = [timeline.events[n] for n in critical_path(timeline)]
-    for event in path:
-        route = event.action.route
-        what = event.action.kind.value if route is None else f"{route.payload} message"
-        where = event.worker if route is None else f"{route.source} -> {route.target}"
-        spent[what, where].append(event.end_s - event.start_s)
-    for event, following in pairwise(path):
-        if event.busy_s and event.worker == following.worker and following.action.route is None:
-            spent["busy with messages", event.worker].append(event.busy_s)
+    """The path's actions and messages, added up by what and where they are; where it spends most stands first."""
+    spent = time_on_path(timeline)
+    on: dict[str, float] = defaultdict(float)
+    for (_, where), times in spent.items():
+        on[" -> ".join(where)] += sum(times)
     time = fmt.time_unit(timeline.step_s)
-    found = sorted(((sum(times), len(times), *key) for key, times in spent.items()), reverse=True)
-    if len(found) > MOST:
-        rest = found[MOST - 1 :]
+    found = sorted(((sum(times), len(times), what, " -> ".join(where)) for (what, where), times in spent.items()),
+                   reverse=True)  # fmt: skip
+    rest = found[MOST - 1 :] if len(found) > MOST else []
+    found = sorted(found[: len(found) - len(rest)], key=lambda each: (-on[each[3]], each[3], -each[0]))
+    if rest:
         whole = sum(each[0] for each in rest), sum(each[1] for each in rest)
-        found = [*found[: MOST - 1], (*whole, f"{len(rest)} others", "")]
+        found.append((*whole, f"{len(rest)} others", ""))
     rows = tuple(
         (what, where, fmt.count(count), time.show(seconds), barred(fmt.against(seconds, timeline.step_s) or 0.0))
         for seconds, count, what, where in found

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from assigner import formatting as fmt
 from assigner.report.candidates import candidates
 from assigner.report.comparison import Named, comparison_report
+from assigner.report.hosts import with_hosts
 from assigner.report.measured import assigned
 from assigner.report.page import sections
 from assigner.report.page.critical import critical_sheet
@@ -29,9 +30,10 @@ from assigner.report.sheet import Line
 from assigner.report.whatif import what_if, what_if_hint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from assigner.report.page.shown import Shown
+    from assigner.report.sheet import Part
 
 CODE = ("format.js", "theme.js", "timeline.js", "inspect.js", "memory.js", "splits.js", "page.js")
 """The page's own code, in the order in which it is put together."""
@@ -63,12 +65,12 @@ def page_html(pages: Sequence[Shown], *, title: str, made_at: str, priced_by: st
         plans=_choice(pages),
         summary=_of_each(pages, lambda page: _summary(pages, page)),
         comparison=_comparison(pages, priced_by),
-        starts=_of_each(pages, lambda page: parts_html(starts_sheet(page))),
-        memory=_of_each(pages, lambda page: parts_html((sections.memory_sheet(page),))),
+        starts=_of_each(pages, lambda page: _tables(page, starts_sheet(page))),
+        memory=_of_each(pages, lambda page: _tables(page, (sections.memory_sheet(page),))),
         links=_of_each(pages, _links),
         splits=_of_each(pages, _splits),
         what_if=_of_each(pages, _what_if),
-        stages=_of_each(pages, lambda page: parts_html((sections.stage_sheet(page),))),
+        stages=_of_each(pages, lambda page: _tables(page, (sections.stage_sheet(page),))),
         measured=_measured(pages),
         about=_of_each(pages, _about),
         made_at=escape(made_at),
@@ -99,6 +101,11 @@ def _subtitle(pages: Sequence[Shown]) -> str:
 def _of_each(pages: Sequence[Shown], make: Callable[[Shown], str]) -> str:
     """A part of the page for each plan; the page's code shows that of the plan that was chosen."""
     return "\n".join(f'<div data-plan="{n}">{_named(pages, page)}{make(page)}</div>' for n, page in enumerate(pages))
+
+
+def _tables(page: Shown, parts: Iterable[Part]) -> str:
+    """Tables of a plan's workers, with their hosts where there are several."""
+    return parts_html(with_hosts(parts, page.profile))
 
 
 def _named(pages: Sequence[Shown], page: Shown) -> str:
@@ -165,7 +172,7 @@ def _measured(pages: Sequence[Shown]) -> str:
 
 def _runs(page: Shown) -> str:
     nothing = (Line("No run of this plan was given.", "plain"),)
-    return parts_html(sections.measured_section(page) or nothing)
+    return _tables(page, sections.measured_section(page) or nothing)
 
 
 def _about(page: Shown) -> str:

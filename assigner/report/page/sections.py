@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from assigner import __version__
 from assigner import formatting as fmt
 from assigner.bottleneck import limiting
+from assigner.criticalpath import path_shares
 from assigner.report.agreement import agreement_report, other_remat
 from assigner.report.memory import PARTS, fullness, misfit
 from assigner.report.page.markup import barred
@@ -95,7 +96,8 @@ def _missed(run: Run) -> str:
 def summary(page: Shown) -> Report:
     """What limits a plan, and what does not hold of its file any more."""
     over = misfit(page.predicted)
-    lines = [Line(f"{limiting(page.plan, page.predicted)}.", "strong"), *changed(page), *([over] if over else [])]
+    limit = limiting(page.plan, page.predicted, path_shares(page.timeline))
+    lines = [Line(f"{limit}.", "strong"), *changed(page), *([over] if over else [])]
     if page.profile.warnings:
         count = fmt.plural(len(page.profile.warnings), "warning")
         lines.append(Line(f"The profile has {count}, listed at the end of this page."))

@@ -7,14 +7,16 @@
     critical  the critical path as positions in `events` and in `messages`
 
 Workers and routes are positions in their lists; times are seconds from the step's start, starts to a nanosecond.
-After a job, sending and receiving keep its worker busy for a while: it does not compute then, and is not idle.
+`hosts` has the workers' hosts, empty names where all are on one. After a job, sending and receiving keep its worker
+busy for a while: it does not compute then, and is not idle.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from assigner.report.page.critical import critical_path
+from assigner.criticalpath import critical_path
+from assigner.report.hosts import host_names
 from assigner.schedule import Kind
 from assigner.timing import route_bytes, stage_s, update_s
 
@@ -33,6 +35,7 @@ def timeline_data(page: Shown) -> dict[str, Any]:
     """The step of a plan as it was simulated."""
     program, plan, cost = page.timeline.program, page.plan, page.cost
     place = {worker: n for n, worker in enumerate(plan.workers)}
+    hosts = host_names(page.profile)
     number = {route: n for n, route in enumerate(program.routes)}
     hung = {
         (worker, action): around
@@ -56,6 +59,7 @@ def timeline_data(page: Shown) -> dict[str, Any]:
     return {
         "step_s": page.timeline.step_s,
         "workers": list(plan.workers),
+        "hosts": [hosts.get(worker, "") for worker in plan.workers],
         "jobs": [
             [*key[:3], *_seconds(page, *key[:3]), *map(list, key[3:]), seconds]
             for key, seconds in zip(jobs, busy, strict=True)

@@ -58,6 +58,11 @@ for (const choice of document.querySelectorAll("input[name=plan]")) choice.addEv
 runPick.addEventListener("change", page.lay);
 document.getElementById("critical").addEventListener("change", (event) => { view.critical = event.target.checked; drawTimeline(page.plan(), window.innerWidth < 640); });
 capacity.addEventListener("change", page.draw);
+// A table that is wider than its box says so: the bar that scrolls it is not drawn everywhere.
+const boxes = new ResizeObserver((changed) => {
+  for (const { target } of changed) target.classList.toggle("cut", target.scrollWidth > target.clientWidth + 1);
+});
+for (const box of document.querySelectorAll(".scroll")) boxes.observe(box);
 let width = window.innerWidth;
 window.addEventListener("resize", () => {
   if (window.innerWidth === width) return;

@@ -75,19 +75,22 @@ function message(line, side, route, m, start, end) {
 
 const isMessage = (span) => span.bytes !== undefined;
 
+// A worker, with its host where there are several.
+const named = (line, worker) => line.workers[worker] + (line.hosts[worker] ? ` on ${line.hosts[worker]}` : "");
+
 // What a span is, in pairs of words: for the tooltip, for whoever steps through with the keys, and for the table.
 function described(plan, span, other) {
-  const line = plan.timeline, name = line.workers[span.worker], pairs = [];
+  const line = plan.timeline, name = named(line, span.worker), pairs = [];
   const batch = span.m >= 0 ? `, micro-batch ${span.m}` : "";
   if (span.what === "busy") {
     pairs.push(["worker", name], ["busy", span.side === "measured" ? "neither computes nor waits for a message" : "with messages that it sent or received"]);
   } else if (span.what === "idle") {
     if (span.route !== null) {
       const [payload, partition, , from] = line.routes[span.route];
-      pairs.push(["waits for", `${payload} of ${partition} from ${line.workers[from]}${batch}`]);
+      pairs.push(["waits for", `${payload} of ${partition} from ${named(line, from)}${batch}`]);
     } else if (span.m < 0) pairs.push(["waits for", span.side === "measured" ? "the end of the step, or begins the next one" : "the end of the step"]);
   } else if (isMessage(span)) {
-    pairs.push(["from", name], ["to", line.workers[span.to]], ["of partition", span.partition], ["size", bytes(span.bytes)]);
+    pairs.push(["from", name], ["to", named(line, span.to)], ["of partition", span.partition], ["size", bytes(span.bytes)]);
   } else {
     pairs.push(["worker", name]);
     if (span.stage >= 0) pairs.push(["stage", `${span.stage}: ${plan.stages[span.stage].partitions}`]);
@@ -215,7 +218,8 @@ function timeAxis(narrow) {
 
 function laneAxis(plan, paired, narrow) {
   const label = (n) => {
-    const lane = view.lanes[n], name = plan.timeline.workers[lane.worker].replace(narrow ? "worker:" : "", "");
+    const lane = view.lanes[n], line = plan.timeline;
+    const name = narrow ? line.workers[lane.worker].replace("worker:", "") : named(line, lane.worker);
     return lane.side === "measured" ? "{side|measured}" : paired && !narrow ? `{name|${name}} {side|predicted}` : `{name|${name}}`;
   };
   const rich = { name: { color: colour("text"), fontSize: 12 }, side: { color: colour("faint"), fontSize: 11 } };

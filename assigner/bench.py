@@ -1,0 +1,67 @@
+"""A plan's workload trained for some steps, with a trace: what `assigner bench` starts on every rank.
+
+python -m assigner.bench PLAN TRACE --steps 20 --warm-up 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assigner.cause import tell
+from assigner.errors import AssignerError
+from assigner.plan import load_plan
+from assigner.runtime.pipeline import Pipeline
+from assigner.workload import load_workload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def train(plan: Path, trace: Path, *, steps: int, warm_up: int) -> None:
+    """Train the plan's own workload as this rank, and write what the steps took.
+
+    Args:
+        plan: The plan's file.
+        trace: The file to write; rank 0 does.
+        steps: Of the trace.
+        warm_up: Steps before them, which set up connections and memory.
+
+    Raises:
+        AssignerError: the workload cannot be loaded, does not fit the plan, or another rank failed.
+    """
+    found = load_plan(plan)
+    workload = load_workload(found.workload.entry)
+
+    def step(number: int) -> None:
+        pipeline.step(workload.make_batch(found.workload.batch_size, seed=workload.seed + 1 + number))
+
+    with Pipeline(workload, found) as pipeline:
+        for number in range(warm_up):
+            step(number)
+        with pipeline.trace(trace, last=steps):
+            for number in range(warm_up, warm_up + steps):
+                step(number)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train; give the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m assigner.bench", description="Train a plan for some steps.")
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--warm-up", type=int, required=True)
+    given = parser.parse_args(arguments)
+    try:
+        with redirect_stdout(sys.stderr):  # what the user's code prints is no result
+            train(given.plan, given.trace, steps=given.steps, warm_up=given.warm_up)
+    except AssignerError as error:
+        return tell(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
