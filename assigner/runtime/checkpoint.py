@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import zlib
@@ -118,7 +119,8 @@ class Saving:
         progress: Progress,
         force: bool,
     ) -> None:
-        self._folder, self._rank, self._force = folder.resolve(), rank, force  # of a link, what it points to
+        self._named, self._folder = folder, Path(os.path.realpath(folder))  # of a link, what it points to
+        self._rank, self._force = rank, force
         self._graph, self._share, self._optimizer, self._progress = graph, share, optimizer, progress
         self._part = part_of(self._folder)
         self._begun = False
@@ -133,13 +135,16 @@ class Saving:
         for name, parameter in self._share.parameters.items():
             if count := nan_count(parameter):
                 raise UsageError(
-                    f"{name!r} holds {count} NaN: it is not saved, and what stands at {self._folder} stays",
+                    f"{name!r} holds {count} NaN: it is not saved, and what stands at {self._named} stays",
                     hint="training has diverged: go on from an earlier checkpoint",
                 )
         self._moments = OptimizerState.of(self._share.parameters, self._optimizer)
-        if self._rank != 0:
-            return
-        folder = self._folder
+        if self._rank == 0:
+            with _written(self._named):
+                self._check_place(self._named)
+            self._facts = self._made_facts()
+
+    def _check_place(self, folder: Path) -> None:
         if folder.exists() and not self._force:
             raise UsageError(f"{folder} exists", hint="save to a new folder; save(folder, force=True) replaces it")
         if folder.exists() and not (folder / _FACTS).is_file():
@@ -150,9 +155,12 @@ class Saving:
                     f"{folder} holds {path.name!r}, which is no part of a checkpoint, and is not replaced",
                     hint="move that elsewhere, or save to a new folder",
                 )
+
+    def _made_facts(self) -> dict[str, Any]:
         try:
-            self._facts = {"fingerprint": self._graph.fingerprint, **self._progress.facts()}
-            json.dumps(self._facts, indent=1)
+            facts = {"fingerprint": self._graph.fingerprint, **self._progress.facts()}
+            json.dumps(facts, indent=1)
+            return facts
         except (RecursionError, ValueError) as error:
             if isinstance(error, UsageError):
                 raise
@@ -164,7 +172,7 @@ class Saving:
         """Rank 0 makes the empty folder that all write to."""
         if self._rank == 0:
             self._begun = True
-            with _written(self._folder):
+            with _written(self._named):
                 shutil.rmtree(self._part, ignore_errors=True)
                 self._part.mkdir(parents=True)
 
@@ -177,14 +185,14 @@ class Saving:
         unread = self._graph.deferred.materialise(self._graph.unread) if self._rank == 0 else {}
         shared = {name: first for name, first in self._graph.canonical.items() if name != first}
         moments = self._moments
-        with _written(self._folder):
+        with _written(self._named):
             write_shard(self._part, f"model-{self._rank:05}", {**unread, **self._share.state()}, {"shared": shared})
             write_shard(self._part, f"optimizer-{self._rank:05}", moments.tensors, moments.sections())
 
     def _complete(self) -> None:
         """Rank 0 completes the folder and gives it its name."""
         if self._rank == 0:
-            with _written(self._folder):
+            with _written(self._named):
                 write_index(self._part, "model")
                 write_index(self._part, "optimizer")
                 flush(self._part)
@@ -317,11 +325,15 @@ def _reading(folder: Path, first: str) -> Iterator[None]:
         UsageError: there is no file `first`, so no checkpoint.
         FormatError: the folder was replaced meanwhile.
     """
-    left = " and ".join(
-        f"{each}{' (whole)' if (each / _FACTS).is_file() else ''}" for each in leftovers(folder.absolute())
-    )
-    hint = f"a save that was broken off left {left}: one that is whole can be renamed" if left else None
-    if not (folder / first).exists():
+    try:
+        found, left = (folder / first).exists(), leftovers(Path(os.path.realpath(folder)))
+        told = " and ".join(f"{each}{' (whole)' if (each / _FACTS).is_file() else ''}" for each in left)
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be read: {error.strerror}", hint="is this the path of a checkpoint?"
+        ) from error
+    hint = f"a save that was broken off left {told}: one that is whole can be renamed" if left else None
+    if not found:
         raise UsageError(f"{folder} is no checkpoint: it has no {first}", hint=hint)
     before = _identity(folder)
     try:

@@ -221,8 +221,9 @@ def _check_settings(index: Index, settings: Mapping[str, dict[str, Any]], optimi
                 place = f"settings: {shown(name)}: {shown(key)}"
                 like = group.get("lr") if key in _RATES and key not in group else group.get(key)
                 _check_setting(functools.partial(index.refuse, place, value), value, like)
-            for key, default in optimizer.defaults.items():
-                if isinstance(default, int | float | tuple) and not isinstance(default, bool) and key not in found:
+            own = _settings(group)
+            for key in optimizer.defaults.keys() & own.keys() - found.keys():
+                if isinstance(own[key], int | float | tuple) and not isinstance(own[key], bool):
                     raise FormatError(f"{index.path}: settings: {shown(name)}: {key} is missing", hint=_ANOTHER)
             if found != settings[saved[0]]:
                 raise FormatError(

@@ -68,7 +68,11 @@ def put(folder: Path, seal: str) -> None:
     elif not _exchange(part, folder):
         _remove(before, seal)
         folder.rename(before)
-        part.rename(folder)
+        try:
+            part.rename(folder)
+        except OSError:
+            before.rename(folder)
+            raise
     flush(folder.parent)
     _remove(part, seal)
     _remove(before, seal)

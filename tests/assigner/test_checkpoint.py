@@ -273,6 +273,27 @@ def test_a_full_disk_keeps_what_stood_there(tmp_path: Path, monkeypatch: pytest.
         assert pipeline.steps == 3
 
 
+def test_a_place_that_cannot_be_is_told(tmp_path: Path):
+    """A name that is too long, one below a file, a link in a circle: an error with the path, and training goes on."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "circle").symlink_to("circle")
+    with trained(skips()) as pipeline:
+        for place in ("x" * 300, "file/at", "circle"):
+            with pytest.raises(UsageError, match=place):
+                pipeline.save(tmp_path / place)
+            with pytest.raises(UsageError, match=place):
+                pipeline.load(tmp_path / place)
+            with pytest.raises(UsageError, match=place):
+                load_weights(tmp_path / place)
+        deep: list[Any] = []
+        for _ in range(100_000):
+            deep = [deep]
+        for state in (deep, 10**5000):
+            with pytest.raises(UsageError, match="state cannot be saved"):
+                pipeline.save(tmp_path / "at", state=state)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["circle", "file"]
+
+
 def test_weights_that_have_diverged_replace_nothing(tmp_path: Path):
     """A weight with NaN is not saved; a buffer may hold NaN, and does so again when it is loaded."""
     made = workload(two_layers)
