@@ -155,7 +155,7 @@ def decode(hint: Any, value: Any, path: str = "") -> Any:
     )
     if not isinstance(value, expected):
         raise _bad(path, value, name)
-    if isinstance(limits, Line):
+    if isinstance(limits, Line) and isinstance(value, str):
         _check_line(value, limits, path)
     else:
         _check_plain(value, path)
