@@ -26,7 +26,8 @@ T = TypeVar("T")
 LARGEST = 1e18
 """The largest number of a file: more than any time in seconds, memory in bytes or price is, and sums and products of
 some of them are finite."""
-_PLENTY = 10**9
+MOST_ROWS = 10**9
+"""Samples of a batch; and nothing else that is counted comes to more."""
 _EXACT = 2**53
 _DEEPEST = 20
 """Objects and lists in each other, in a field that may hold anything."""
@@ -40,7 +41,7 @@ class Range:
     high: float = LARGEST
 
     def __str__(self) -> str:
-        return f"{self.low:g} or more" if self.high >= _PLENTY else f"{self.low:g} to {self.high:g}"
+        return f"{self.low:g} or more" if self.high >= MOST_ROWS else f"{self.low:g} to {self.high:g}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Line:
 
 
 Name = Annotated[str, Line()]
-Count = Annotated[int, Range(1, _PLENTY)]
+Count = Annotated[int, Range(1, MOST_ROWS)]
 Threads = Annotated[int, Range(1, 65_536)]
 Share = Annotated[float, Range(0, 1)]
 
@@ -154,7 +155,7 @@ def decode(hint: Any, value: Any, path: str = "") -> Any:
     )
     if not isinstance(value, expected):
         raise _bad(path, value, name)
-    if isinstance(limits, Line):
+    if isinstance(limits, Line) and isinstance(value, str):
         _check_line(value, limits, path)
     else:
         _check_plain(value, path)

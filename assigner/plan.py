@@ -199,7 +199,7 @@ class Baseline:
     """
 
     name: Name
-    step_s: float | None
+    step_s: StepTime | None
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class WhatIf:
 
     change: Literal["micro_batches", "worker", "link"]
     what: Name
-    step_s: float | None
+    step_s: StepTime | None
     bound_s: float | None
 
 

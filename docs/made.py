@@ -165,7 +165,7 @@ def _record(hint: Any) -> tuple[type | None, bool]:
 
 
 def _type(hint: Any) -> str:
-    from assigner.document import schema
+    from assigner.document import MOST_ROWS, schema
 
     rule = schema(hint)
     optional = "anyOf" in rule
@@ -178,6 +178,7 @@ def _type(hint: Any) -> str:
         words = {"string": "text", "boolean": "true or false", "integer": "whole number"}
         text = words.get(rule["type"], rule["type"])
         low, high = rule.get("minimum"), rule.get("maximum")
+        high = None if high is not None and high >= MOST_ROWS else high  # the page's head says these limits
         if low is not None and (rule["type"] == "integer" or high is not None):
             text += f", {low:g} or more" if high is None else f", {low:g} to {high:g}"
     return text + (", or null" if optional else "")

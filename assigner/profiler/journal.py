@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from assigner.document import Count, decode, encode, shown
+from assigner.document import Count, Range, decode, encode, shown
 from assigner.errors import FormatError
 from assigner.files import read_bytes
 from assigner.location import Location
@@ -56,7 +56,7 @@ class Head:
     batch_size: Count
     optimizer: str
     micro_batches: tuple[int, ...]
-    largest_message: Count
+    largest_message: Annotated[int, Range(1)]
     isolated: bool
     only: tuple[str, ...]
     updates: str

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from assigner.document import MOST_ROWS, shown
 from assigner.errors import UsageError
-from assigner.plan import Objective
+from assigner.location import MOST_RANKS
+from assigner.plan import MOST_MICRO_BATCHES, Objective
 
 if TYPE_CHECKING:
     from assigner.cost import CostModel
@@ -86,10 +88,14 @@ class SolveOptions:
             value = getattr(self, name)
             if value not in allowed:
                 raise UsageError(f"{name}: {value!r} is not allowed; expected {' or '.join(allowed)}")
-        for name in ("micro_batches", "batch_size", "max_workers"):
+        for name, most in (
+            ("micro_batches", MOST_MICRO_BATCHES),
+            ("batch_size", MOST_ROWS),
+            ("max_workers", MOST_RANKS),
+        ):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise UsageError(f"{name}: {value!r} is not allowed; expected a whole number, 1 or more")
+            if value is not None and (not isinstance(value, int) or not 1 <= value <= most):
+                raise UsageError(f"{name}: {shown(value)} is not allowed; expected a whole number, 1 to {most}")
         if self.max_step_s is not None and not 0 < self.max_step_s < math.inf:
             raise UsageError(f"max_step_s: {self.max_step_s!r} is not allowed; expected seconds, more than 0")
         if self.max_step_s is not None and self.objective != "cost":
@@ -123,7 +129,8 @@ class SolveOptions:
         if self.micro_batches is not None:
             return (self.micro_batches,)
         batch = self.batch(cost.profile)
-        return tuple(count for count in divisors(batch) if cost.is_plausible(batch // count)) or divisors(batch)
+        offered = tuple(count for count in divisors(batch) if count <= MOST_MICRO_BATCHES)
+        return tuple(count for count in offered if cost.is_plausible(batch // count)) or offered
 
     def searches(self, plan: Plan) -> bool:
         """True if a plan is of those that are searched, which a bound is about: one stage a worker, or interleaved."""

@@ -12,8 +12,9 @@ from assigner.document import encode
 from assigner.errors import FormatError
 from assigner.graph import topological_order
 from assigner.location import Location
-from assigner.plan import Stage, load_plan, save_plan
+from assigner.plan import Baseline, Candidate, SolverReport, Stage, WhatIf, load_plan, save_plan
 from assigner.profile import Edge, LinkPoint, Tie, load_profile, save_profile
+from assigner.simulate import priced
 
 PROFILE = make_profile(work=[1e-3] * 4, slowness=[1.0, 2.0])
 
@@ -84,6 +85,106 @@ def test_a_plan_that_contradicts_itself_is_refused(change: dict, message: str) -
     plan = make_plan(PROFILE, [(0, ["p0", "p1"]), (1, ["p2", "p3"])])
     with pytest.raises(FormatError, match=message):
         replace(plan, **change)
+
+
+BROKEN_PLANS = [
+    ("stages.0.in_flight", 5, "in_flight: 5 is not allowed; a step has 4 micro-batches"),
+    ("stages.0.in_flight", 10**9, "in_flight: 1000000000"),
+    ("stages.0.threads", 1e30, r"threads: 1e\+30"),
+    ("stages.0.threads", 10**9, "threads: 1000000000"),
+    ("stages.0.worker", "worker:99999999/cpu", "at most 65,536 ranks"),
+    ("stages.0.worker", "worker:65536/cpu", "at most 65,536 ranks"),
+    ("stages.0.worker", f"worker:{'9' * 4000}/cpu", "at most 65,536 ranks"),
+    ("stages.0.worker", "worker:\u0663/cpu", "is not a location"),
+    ("stages.0.worker", "worker:00/cpu", "is not a location"),
+    ("stages.0.worker", "worker:0/cuda:\u0661", "is not a location"),
+    ("stages.0.worker", "worker:0/cuda:01", "is not a location"),
+    ("stages.0.partitions.0", "p" * 5000, "at most 4,096 characters"),
+    ("format_version", "1.\u0661", "format_version"),
+    ("format_version", "\u00b2.0", "format_version"),
+    ("predicted.bubble_fraction", 1.01, "bubble_fraction: 1.01"),
+    ("predicted.step_s", 0, "step_s: 0"),
+    ("predicted.step_s", 1e-320, "step_s"),
+    ("predicted.workers.1.worker", "worker:0/cpu", r"predicted.workers\[1\].worker: 'worker:0/cpu' is there already"),
+    ("predicted.transfers.1.source", "worker:0/cpu", r"predicted.transfers\[1\]"),
+    ("solver.bound_s", 2.0, "solver.bound_s: 2 is not allowed"),
+    ("solver.gap", 1.5, "gap: 1.5"),
+    ("solver.options.deep", [[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]], "nested too deeply"),
+    ("solver.options.prices", {"kind0": float("nan")}, "solver.options.prices.kind0: NaN"),
+    ("solver.options.pins", {"p0": "\ud800"}, r"options.pins.p0.*text in Unicode"),
+    ("candidates.0.bound_s", 3.0, r"candidates\[0\].bound_s: 3"),
+    ("baselines.0.step_s", 0, "step_s: 0"),
+    ("what_if.0.step_s", 0, "step_s: 0"),
+    ("micro_batches", 65_537, "micro_batches: 65537 is not allowed; expected a whole number, at most 65536"),
+    ("created_at", "\udfff", "created_at"),
+]
+
+
+def changed(document: dict, place: str, value: object) -> dict:
+    """The document with one value at a dotted place."""
+    *way, last = [int(word) if word.isdecimal() else word for word in place.split(".")]
+    at = document = json.loads(json.dumps(document))
+    for word in way:
+        at = at[word]
+    at[last] = value
+    return document
+
+
+@pytest.mark.parametrize(("place", "value", "message"), BROKEN_PLANS, ids=[place for place, _, _ in BROKEN_PLANS])
+def test_a_plan_that_cannot_be_is_refused(tmp_path, place: str, value: object, message: str) -> None:
+    """Numbers that no run and no proof can have, names that no rank has, two predictions for one worker."""
+    plan = make_plan(PROFILE, [(0, ["p0", "p1"]), (1, ["p2", "p3"])])
+    report = SolverReport("HiGHS", "1", "optimal", 1.0, 1.0, 0.0, 1.0)
+    plan = replace(
+        priced(plan, PROFILE), solver=report, candidates=(Candidate("gpipe", 4, 2, 1.0, 1.0, "chosen"),),
+        baselines=(Baseline("equal split", 1.0),), what_if=(WhatIf("worker", "one more", 1.0, 1.0),),
+    )  # fmt: skip
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(encode(plan)))
+    assert load_plan(path) == plan
+    transfers = encode(plan)["predicted"]["transfers"]
+    assert len(transfers) == 2
+    document = changed(encode(plan), place, value)
+    if place.startswith("predicted.transfers"):
+        document["predicted"]["transfers"][1] = transfers[0]
+    path.write_text(json.dumps(document))
+    with pytest.raises(FormatError, match=message) as error:
+        load_plan(path)
+    assert len(error.value.message) < 3000
+    assert error.value.message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("workers.0.threads", 1e30, "threads"),
+        ("workers.0.name", "worker:99999999/cpu", "at most 65,536 ranks"),
+        ("workers.0.memory_bytes", 1e308, r"memory_bytes: 1e\+308 is not allowed; .*at most 1e\+18"),
+        ("measurements.0.activation_bytes", 2**63, "activation_bytes: 9223372036854775808"),
+        ("measurements.0.forward_s", 1e300, "forward_s"),
+        ("measurements.0.micro_batch", 10**10, "micro_batch: 10000000000"),
+        ("measurements.0.infeasible", "\ud800", "infeasible"),
+        ("workload.batch_size", 10**10, "batch_size"),
+        ("environment.torch", float("inf"), "environment.torch: Infinity"),
+        ("environment.odd", "\ud800", "environment.odd"),
+        ("warnings", ["\ud800"], r"warnings\[0\]"),
+    ],
+)
+def test_a_profile_that_cannot_be_is_refused(tmp_path, place: str, value: object, message: str) -> None:
+    """Numbers whose sums and products overflow, text that is none."""
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(changed(encode(PROFILE), place, value)))
+    with pytest.raises(FormatError, match=message):
+        load_profile(path)
+
+
+def test_whole_numbers_of_bytes_that_no_array_holds_exactly_become_floats(tmp_path) -> None:
+    """A field that may have a fraction holds a float then: sums of such are no integers beyond 64 bits."""
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(changed(encode(PROFILE), "measurements.0.activation_bytes", 10**18)))
+    read = load_profile(path).measurements[0].activation_bytes
+    assert isinstance(read, float)
+    assert read == 10**18
 
 
 def test_a_plan_knows_its_ranks_and_placement() -> None:

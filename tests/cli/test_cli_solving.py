@@ -82,7 +82,7 @@ def test_pyproject_counts_without_a_config(assigner, folder):
     [
         ("[solve]\ngapp = 1\n", 5, "did you mean gap"),
         ("gap = 1\n", 5, "[solve]"),
-        ("[solve\n", 5, "no TOML"),
+        ("[solve\n", 5, "not TOML"),
         ("[solve]\ngap = 7\n", 2, "gap"),
         ('[solve]\nmicro_batches = "many"\n', 2, "solve.micro_batches: 'many'"),
         ("[solve]\ngap = 2020-01-01\n", 5, "not allowed"),
