@@ -139,9 +139,7 @@ def _rank_failed(error: ChildFailedError, causes: Path, done: AbstractSet[int]) 
     """
     cause = first_cause(causes)
     rank, failure = error.get_first_failure()
-    if (
-        cause is not None and not cause.is_own and not cause.trace
-    ):  # of a process that is gone, this one knows how it ended
+    if cause is not None and not cause.is_own and not cause.trace:  # its process is gone: this one knows how it ended
         lost = cause.worker.partition("/")[0]
         if any(f"worker:{each}" == lost for each in done):
             return RankFailedError(f"{lost} {LEFT}", 0, hint=LEFT_HINT)
