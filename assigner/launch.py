@@ -24,7 +24,7 @@ from assigner.departure import HostFailure, OtherHosts, leaving_together
 from assigner.ending import LEFT, LEFT_HINT, how_it_ended
 from assigner.errors import FormatError, UsageError, WorkerError
 from assigner.orphaned import began
-from assigner.seal import secret
+from assigner.seal import clean, secret
 from assigner.sockets import Connections
 
 if TYPE_CHECKING:
@@ -147,12 +147,12 @@ def _rank_failed(error: ChildFailedError, causes: Path, done: AbstractSet[int]) 
         rank, failure, cause = (rank, failure, cause) if gone is None else (gone, error.failures[gone], None)
     if cause is None:
         return RankFailedError(f"worker:{rank} {how_it_ended(failure.exitcode)}", failure.exitcode)
-    hint = cause.hint
+    hint = None if cause.hint is None else clean(cause.hint)
     if hint is None and cause.trace:
         kept = causes / f"{re.sub(r'[^a-z0-9]+', '-', cause.worker)}.txt"
         kept.write_text(cause.trace, encoding="utf-8")
         hint = f"{kept} has the traceback; -v shows it"
-    return RankFailedError(str(cause), cause.exit_code, hint=hint, trace=cause.trace)
+    return RankFailedError(str(cause), cause.exit_code, hint=hint, trace=clean(cause.trace))
 
 
 def _launch_and_tell(command: Sequence[str], layout: Layout, others: OtherHosts, done: set[int]) -> None:
