@@ -197,7 +197,11 @@ class RankFailedError(WorkerError):
 
     def __init__(self, message: str, rank_exit_code: int, *, hint: str | None = None, trace: str = "") -> None:
         killed = rank_exit_code < 0
-        above = "something outside ended it: out of memory? (dmesg says so)" if killed else "its own error is above"
+        above = (
+            "something outside ended it: out of memory? (dmesg says so)"
+            if killed
+            else "what it said is above; a process that ends by os._exit says nothing"
+        )
         super().__init__(message, hint=hint or (None if trace else above))
         self.trace = trace
         if rank_exit_code in (UsageError.exit_code, FormatError.exit_code):
