@@ -67,7 +67,7 @@ def is_alive(process: int) -> bool:
 
 def wait_until(condition: object, what: str) -> None:
     """End a hang, no more."""
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < until, what
         time.sleep(0.1)
@@ -110,6 +110,6 @@ def test_a_run_leaves_nothing_in_the_temporary_folder(root: Path, tmp_path: Path
     kill = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
     environment = {**os.environ, "TMPDIR": str(temporary)}
     for script, left in ((kill, 1), ("pass", 0)):
-        done = subprocess.run([sys.executable, "-c", code, script], env=environment, cwd=root, check=False, timeout=120)
+        done = subprocess.run([sys.executable, "-c", code, script], env=environment, cwd=root, check=False, timeout=600)
         assert (done.returncode == 0) is (script == "pass")
         assert len(list(temporary.iterdir())) == left
