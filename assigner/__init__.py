@@ -72,4 +72,4 @@ if "ASSIGNER_CAUSES" in os.environ:  # a rank of `assigner run` or `assigner pro
     from assigner.orphaned import end_with_launcher
 
     hand_over_uncaught()
-    end_with_launcher()
+    end_with_launcher(joins=False)

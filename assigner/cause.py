@@ -23,8 +23,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assigner.errors import AssignerError
+from assigner.document import decode
+from assigner.errors import AssignerError, FormatError
 from assigner.launched import launched_rank
+from assigner.seal import clean
 from assigner.usercode import user_place
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class Cause:
 
     def __str__(self) -> str:
         place = f" ({self.place})" if self.place else ""
-        return f"{self.worker}: {' '.join(self.message.split())}{place}"
+        return clean(f"{self.worker}: {' '.join(self.message.split())}{place}")
 
 
 def place_in(trace: str) -> str:
@@ -115,8 +117,8 @@ def first_cause(folder: Path) -> Cause | None:
     """The cause of a run: the first that a rank has of itself, else the first that one has heard of or noticed."""
     found = []
     for path in folder.glob("*.json"):
-        with suppress(OSError, ValueError, TypeError):  # of a rank that was killed as it wrote
-            found.append(Cause(**json.loads(path.read_text(encoding="utf-8"))))
+        with suppress(OSError, ValueError, FormatError):  # of a rank that was killed as it wrote
+            found.append(decode(Cause, json.loads(path.read_text(encoding="utf-8"))))
     return min(found, key=lambda cause: (not cause.is_own, cause.at), default=None)
 
 

@@ -123,7 +123,7 @@ class OtherHosts:
         failure: Of another host, on which this one's ranks were ended.
     """
 
-    def __init__(self, store: TCPStore, node: int, *, alone: bool) -> None:
+    def __init__(self, store: TCPStore, node: int, *, alone: bool = False) -> None:
         self.failure: HostFailure | None = None
         self.store, self._node, self._alone = store, node, alone
         self._over = threading.Event()
@@ -181,7 +181,7 @@ def leaving_together(*, nodes: int, node: int, address: str, port: int) -> Itera
         address, port, is_master=node == 0, timeout=timedelta(seconds=MEETING_S), wait_for_workers=False,
         multi_tenant=True,
     )  # fmt: skip
-    others = OtherHosts(store.clone(), node, alone=False)  # type: ignore[attr-defined]
+    others = OtherHosts(store.clone(), node)  # type: ignore[attr-defined]
     try:
         yield others
         if node == 0:

@@ -24,7 +24,7 @@ from assigner.departure import HostFailure, OtherHosts, leaving_together
 from assigner.ending import LEFT, LEFT_HINT, how_it_ended
 from assigner.errors import FormatError, UsageError, WorkerError
 from assigner.orphaned import began
-from assigner.seal import secret
+from assigner.seal import clean, secret
 from assigner.sockets import Connections
 from assigner.steptimes import StepTimes, handed_over
 
@@ -144,9 +144,7 @@ def _rank_failed(error: ChildFailedError, causes: Path, done: AbstractSet[int]) 
     """
     cause = first_cause(causes)
     rank, failure = error.get_first_failure()
-    if (
-        cause is not None and not cause.is_own and not cause.trace
-    ):  # of a process that is gone, this one knows how it ended
+    if cause is not None and not cause.is_own and not cause.trace:  # its process is gone: this one knows how it ended
         lost = cause.worker.partition("/")[0]
         if any(f"worker:{each}" == lost for each in done):
             return RankFailedError(f"{lost} {LEFT}", 0, hint=LEFT_HINT)
@@ -154,12 +152,12 @@ def _rank_failed(error: ChildFailedError, causes: Path, done: AbstractSet[int]) 
         rank, failure, cause = (rank, failure, cause) if gone is None else (gone, error.failures[gone], None)
     if cause is None:
         return RankFailedError(f"worker:{rank} {how_it_ended(failure.exitcode)}", failure.exitcode)
-    hint = cause.hint
+    hint = None if cause.hint is None else clean(cause.hint)
     if hint is None and cause.trace:
         kept = causes / f"{re.sub(r'[^a-z0-9]+', '-', cause.worker)}.txt"
         kept.write_text(cause.trace, encoding="utf-8")
         hint = f"{kept} has the traceback; -v shows it"
-    return RankFailedError(str(cause), cause.exit_code, hint=hint, trace=cause.trace)
+    return RankFailedError(str(cause), cause.exit_code, hint=hint, trace=clean(cause.trace))
 
 
 def _launch_and_tell(command: Sequence[str], layout: Layout, others: OtherHosts, done: set[int]) -> None:
@@ -204,7 +202,11 @@ class RankFailedError(WorkerError):
 
     def __init__(self, message: str, rank_exit_code: int, *, hint: str | None = None, trace: str = "") -> None:
         killed = rank_exit_code < 0
-        above = "something outside ended it: out of memory? (dmesg says so)" if killed else "its own error is above"
+        above = (
+            "something outside ended it: out of memory? (dmesg says so)"
+            if killed
+            else "what it said is above; a process that ends by os._exit says nothing"
+        )
         super().__init__(message, hint=hint or (None if trace else above))
         self.trace = trace
         if rank_exit_code in (UsageError.exit_code, FormatError.exit_code):

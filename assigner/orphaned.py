@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from assigner.cause import VARIABLE
 from assigner.errors import WorkerError
-from assigner.launched import launched, launcher_process
+from assigner.launched import launched, launched_rank, launcher_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,10 +68,15 @@ def launcher_of(environment: Mapping[str, str] = os.environ) -> int | None:
     return found if found > 1 else None
 
 
-def end_with_launcher() -> None:
-    """End this process, a rank, within seconds of its launcher's end."""
+def end_with_launcher(*, joins: bool) -> None:
+    """End this process, a rank, within seconds of its launcher's end.
+
+    Args:
+        joins: It takes part in the run. Else that is known of the launcher's own children alone: what a rank starts in
+            turn may be meant to outlive the run.
+    """
     launcher = launcher_of()
-    if launcher is not None:
+    if launcher is not None and (joins or launcher == os.getppid()):
         end_with(launcher)
 
 
@@ -100,7 +105,7 @@ def _watch(process: int, is_there: Callable[[], bool], exit_code: int) -> None:
     pid, _, folder = os.environ.get(VARIABLE, "").partition(" ")
     if folder and pid == str(process):
         shutil.rmtree(folder, ignore_errors=True)  # what the ranks hand over, which nobody reads any more
-    rank = os.environ.get("RANK")
+    rank = launched_rank()
     name = f"process {os.getpid()}" if rank is None else f"worker:{rank}"
     with suppress(Exception):  # the reader of our output may be gone as well
         sys.stderr.write(f"[{name}] error: process {process}, which has started it, is gone: ended\n")

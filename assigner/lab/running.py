@@ -18,6 +18,7 @@ from assigner.lab.hosts import existing
 from assigner.lab.interruption import Interruption
 from assigner.lab.missing import require
 from assigner.lab.relay import Relay
+from assigner.seal import secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,15 +69,14 @@ def run_on_hosts(
         WorkerError: a host, or the machine, ran out of memory, a host failed, or one still ran when time was up.
         Interrupted: a signal ended it, and the handler that the signal had before came back.
     """
-    whole = launched(command)
+    whole, base = launched(command), {**os.environ, **secret()}
     require(cluster)
     out, err = _Writer(stdout or sys.stdout), _Writer(stderr or sys.stderr)
     with Interruption() as interruption, existing(cluster, interruption, warn=err) as hosts, Relay() as relay:
         running: list[subprocess.Popen[bytes]] = []
         try:
             for n, place in enumerate(places(cluster, port=port)):
-                environment = place.environment(os.environ)
-                running.append(_start(place.fill(whole), environment, hosts.entrance(n), place.host))
+                running.append(_start(place.fill(whole), place.environment(base), hosts.entrance(n), place.host))
                 for pipe, writer in ((running[n].stdout, out), (running[n].stderr, err)):
                     assert pipe is not None, "both are pipes"
                     relay.add(pipe, f"[{place.host}] ", writer)

@@ -168,7 +168,7 @@ def join_group(place: Launched, timeout_s: float, backend: Backend | None = None
         WorkerError: see `job_store`.
     """
     check_backend(backend)
-    end_with_launcher()
+    end_with_launcher(joins=True)
     world = "mpi" if backend == "mpi" else "gloo"
     timeout = timedelta(seconds=timeout_s)
     opened = Connections(meeting_point(place)[1])

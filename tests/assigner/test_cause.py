@@ -102,3 +102,11 @@ def test_what_a_rank_starts_speaks_for_itself(launcher):
     )  # fmt: skip
     assert done.stderr.splitlines()[-1] == "ValueError: mine"
     assert first_cause(launcher) is None
+
+
+def test_what_a_rank_says_cannot_change_a_terminal(launcher):
+    """The launcher prints it; what has no form of a cause is none."""
+    (launcher / "1.json").write_text('{"worker": 1, "message": []}')
+    assert first_cause(launcher) is None
+    hand_over(Cause("worker:2", "\x1b]0;mine\x07 no\ndata"))
+    assert str(first_cause(launcher)) == "worker:2: \ufffd]0;mine\ufffd no data"

@@ -11,10 +11,12 @@ import time
 from contextlib import suppress
 
 import pytest
+from listening import listening
 from torch.distributed import DistError, HashStore
 
 from assigner import departure
-from assigner.departure import HostFailure, OtherHosts, leaving_together, read_host_failure
+from assigner.departure import HostFailure, OtherHosts, is_done, leaving_together, read_host_failure, tell_done
+from assigner.seal import SECRET, seal_first
 
 
 @pytest.fixture
@@ -51,13 +53,35 @@ def test_nobody_waits_after_a_failure(port):
         raise ValueError("lost")
 
 
-def test_one_host_needs_no_store(monkeypatch):
-    """Nothing is opened where nobody else could read it, and the block runs."""
-    ran = []
-    monkeypatch.setattr(departure, "TCPStore", lambda *_, **__: pytest.fail("a store is opened"))
-    with leaving_together(nodes=1, node=0, address="nowhere", port=0):
-        ran.append(True)
-    assert ran
+def test_one_hosts_store_listens_to_that_host_alone():
+    """It is under the loopback address, at a port that is free."""
+    with leaving_together(nodes=1, node=0, address="nowhere", port=0) as others:
+        assert listening(others.store.port) == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize("found", ["", "true", "not JSON {", "[]", "\x1b]0;mine\x07", b"\xff\xfe", "[" * 100_000])
+def test_what_a_stranger_writes_is_no_launchers_word(monkeypatch, found):
+    """Of whatever shape: nobody has failed or ended; and the run's own word replaces it."""
+    monkeypatch.setenv(SECRET, "of the run")
+    store = HashStore()
+    for name in (departure._FAILED, departure._ENDED, f"{departure._DONE} 0"):
+        store.set(name, found)
+    assert read_host_failure(store) is None
+    assert not departure._is_said(store, departure._ENDED)
+    assert not is_done(store, 0)
+    tell_done(store, 0)
+    assert is_done(store, 0)
+    failure = HostFailure("worker:1", "was killed by SIGKILL")
+    assert seal_first(store, departure._FAILED, failure) == failure == read_host_failure(store)
+
+
+def test_a_word_of_another_run_is_a_strangers(monkeypatch):
+    """Its secret differs."""
+    store = HashStore()
+    monkeypatch.setenv(SECRET, "of another run")
+    seal_first(store, departure._FAILED, HostFailure("worker:1", "is mine"))
+    monkeypatch.setenv(SECRET, "of the run")
+    assert read_host_failure(store) is None
 
 
 def test_a_host_that_comes_last_does_not_mind_that_host_0_is_gone(monkeypatch):
@@ -128,7 +152,7 @@ def test_a_launcher_lets_its_ranks_end_by_themselves(killed):
     store = HashStore()
     others = OtherHosts(store, 1)
     others.close()
-    store.set(departure._ENDED, "")
+    departure._say(store, departure._ENDED)
     done = OtherHosts(store, 1)
     wait_for(done)
     assert killed == []

@@ -18,8 +18,9 @@ from torch.distributed import DistError, HashStore
 from assigner.errors import WorkerError
 from assigner.launched import launched
 from assigner.runtime import failure
-from assigner.runtime.failure import FailureWatch, joining
+from assigner.runtime.failure import Failure, FailureWatch, joining
 from assigner.runtime.rendezvous import join_group, leave_group
+from assigner.seal import SECRET, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -156,3 +157,60 @@ def test_a_rank_that_does_not_come(agent: bool) -> None:
     )  # fmt: skip
     assert done.returncode == 1
     assert re.search(r"1/2 clients joined|1 of 2 ranks have come to the run within 3 s", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    "found", ["", "{}", "no JSON", '{"worker": "worker:9", "where": "", "error": "\x1b[2J"}', b"\xff"]
+)
+def test_a_strangers_failure_is_none(
+    exits: list[int],
+    watching: Callable[..., FailureWatch],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+    found: str | bytes,
+) -> None:
+    """It is noted once, ends nothing, and the run's own failure takes its place."""
+    monkeypatch.setenv(SECRET, "of the run")
+    store = HashStore()
+    store.set(failure._KEY, found)
+    watch = watching(store)
+    while "is ignored" not in (said := capfd.readouterr().err):
+        time.sleep(0.01)
+    assert watch.thread.is_alive()
+    assert "foreign" in said
+    assert "\x1b" not in said
+    first = watch.report("a step", ValueError("x"))
+    assert (first.worker, first.error) == ("worker:1", "x")
+    assert watching(store).report("a step", ValueError("y")) == first
+    watch.thread.join(30)
+    assert "is ignored" not in capfd.readouterr().err
+
+
+def test_a_failures_text_cannot_change_a_terminal(
+    exits: list[int], watching: Callable[..., FailureWatch], capfd: pytest.CaptureFixture
+) -> None:
+    """What a rank's error says may hold anything."""
+    store = HashStore()
+    watching(store).report("a step\x9b", ValueError("\x1b]0;mine\x07"))
+    watch = watching(store)
+    watch.thread.join(30)
+    said = capfd.readouterr().err
+    assert "]0;mine" in said
+    assert not set("\x1b\x07\x9b") & set(said)
+
+
+def test_a_watch_that_fails_ends_the_process(
+    exits: list[int], watching: Callable[..., FailureWatch], capfd: pytest.CaptureFixture
+) -> None:
+    """Nobody would end a rank that waits for ever; the others learn of it."""
+
+    class Strange(HashStore):
+        def check(self, _: list[str]) -> bool:
+            raise LookupError("what is this?")
+
+    store = Strange()
+    watch = watching(store)
+    watch.thread.join(30)
+    assert exits == [7]
+    assert "the watch over the run failed: LookupError('what is this?')" in capfd.readouterr().err
+    assert unseal(Failure, failure._KEY, store.get(failure._KEY)).where == "watching the run"

@@ -1,14 +1,14 @@
 """Ranks that wait for each other, in one process and one store."""
 
-import json
 import threading
 
 import pytest
 import torch.distributed as dist
 
 from assigner.profiler import standings
-from assigner.profiler.forecast import Forecast
+from assigner.profiler.forecast import Forecast, Standing
 from assigner.profiler.standings import Heart, Standings
+from assigner.seal import unseal
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def test_the_slowest_is_shown_until_all_do_the_same():
     shown = []
     store, first, second = two(shown)
     second.tell("compute of embed", make_forecast(60.0))
-    assert json.loads(store.get("assigner/standing/1"))["left_s"] == 300.0
+    assert unseal(Standing, "assigner/standing/1", store.get("assigner/standing/1")).left_s == 300.0
     first.tell("compute of embed", make_forecast(0.1))
     assert shown[-1].worker == "worker:1/cpu"
     first.together = True

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from listening import listening
 from single_rank import be_only_rank
 from workloads import make_plan, skips
 
@@ -79,6 +80,17 @@ def test_a_taken_port(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MASTER_PORT", str(port))
         with pytest.raises(UsageError, match=f"port {port} of this host is taken"):
             join_group(Launched("MPI", "PMI_RANK", 0, 1, local_ranks=1), 5.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sockets are looked at in /proc")
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
+def test_a_store_for_one_host_listens_to_it_alone(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Rank 0 keeps it where no launcher does."""
+    be_only_rank(monkeypatch)
+    monkeypatch.setenv("MASTER_ADDR", address)
+    join_group(Launched("MPI", "PMI_RANK", 0, 1, local_ranks=1), 20.0)
+    assert listening(int(os.environ["MASTER_PORT"])) == ["127.0.0.1"]
+    leave_group()
 
 
 def test_backends_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

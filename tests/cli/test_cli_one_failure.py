@@ -77,3 +77,37 @@ def test_interrupting_a_run_is_130(folder):
         assert process.wait(timeout=60) == 130
     assert said.splitlines()[-1] == "error: interrupted"
     assert "KeyboardInterrupt" not in said
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("way", "code", "message"),
+    [
+        ("before", 7, "ended with exit code 0 while others waited for it"),
+        ("abruptly", 7, "ended with exit code 0 while others waited for it"),
+        ("normally", 2, "its pipeline was closed, or its script came to an end, while worker:"),
+        ("early", 2, "its pipeline was closed, or its script came to an end, while worker:"),
+    ],
+)
+def test_a_rank_that_leaves_is_named(folder, root, rank, way, code, message):
+    """Whichever it is, and however it leaves without an error: before it joins, in the middle, or a step too soon."""
+    script = [str(root / "tests" / "runs" / "leaving.py"), str(folder), str(rank), way]
+    command = [sys.executable, "-m", "assigner_cli", "run", "solved.json", "--", *script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    error, hint = done.stderr.splitlines()
+    assert done.returncode == code
+    assert re.fullmatch(rf"error: worker:{rank}:?( it)? {message}.*", error)
+    assert hint.startswith("hint: every rank ")
+
+
+def test_a_run_on_one_host_listens_to_that_host_alone(folder, root):
+    """The store and what the ranks open to each other: nothing of it can be reached from another host."""
+    listen = (
+        "from assigner.launched import launched\nfrom assigner.runtime.rendezvous import join_group\n"
+        f"sys.path.append({str(root / 'tests')!r})\nfrom listening import listening\n"
+        "join_group(launched(), 60.0)\nfound = listening() + listening(int(os.environ['MASTER_PORT']))\n"
+        "print(sorted(set(found)), flush=True)\nos.environ['ASSIGNER_SECRET']\n"
+    )
+    done = run(folder, listen)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["['127.0.0.1']"] * 2
