@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from assigner.agreement.comparison import Agreement
     from assigner.plan import Plan
     from assigner.profile import Measurement, Profile, Worker
+    from assigner.reference import ReferenceTimes
     from assigner.timing import Compute
 
 
@@ -97,11 +98,12 @@ def calibrated(profile: Profile, agreement: Agreement, *, trace: str) -> Profile
     links = corrected_links(profile, agreement, seen)
     corrections = _corrections(replace(profile, links=links), agreement)
     kinds = {kind: _middle([corrections[w] for w in workers]) for kind, workers in _kinds(profile, corrections).items()}
+    references = {each.worker: each.traced for each in agreement.machines}
     earlier = profile.environment.get("calibrated")
     done = [*(earlier if isinstance(earlier, list) else ()), _record(agreement, trace, corrections, seen)]
     new = replace(
         profile,
-        workers=tuple(_worker(profile, each, corrections, kinds) for each in profile.workers),
+        workers=tuple(_worker(profile, each, corrections, kinds, references) for each in profile.workers),
         links=links,
         measurements=tuple(_measurements(profile, corrections, kinds)),
         environment={**profile.environment, "calibrated": done},
@@ -198,12 +200,14 @@ def _middle(corrections: Sequence[Correction]) -> Correction:
 
 
 def _worker(
-    profile: Profile, worker: Worker, corrections: Mapping[str, Correction], kinds: Mapping[Kind, Correction]
-) -> Worker:
-    """A worker with the allocator's share that it or its kind was seen to have."""
+    profile: Profile, worker: Worker, corrections: Mapping[str, Correction], kinds: Mapping[Kind, Correction],
+    references: Mapping[str, ReferenceTimes],
+) -> Worker:  # fmt: skip
+    """A worker with the allocator's share that it or its kind was seen to have, and the machine of its new figures."""
     found = corrections.get(worker.name) or kinds.get(_kind(profile, worker.name))
     share = 0.0 if found is None else found.allocator_share
-    return replace(worker, allocator_share=max(worker.allocator_share, share))
+    reference = references.get(worker.name) if found else worker.reference
+    return replace(worker, allocator_share=max(worker.allocator_share, share), reference=reference)
 
 
 def _measurements(

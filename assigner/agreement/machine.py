@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from assigner.agreement.explanation import priced_s
 from assigner.caution import busy_text, ranks_text
+from assigner.reference import ReferenceTimes
 from assigner.schedule import Kind
 from assigner.starvation import NOTICED
 from assigner.timing import Instead, route_bytes, step_s
@@ -29,24 +30,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MachineAgreement:
-    """One worker's machine in the run, against what it was when it was profiled; 1.09: it takes 9 % longer.
+    """One worker's machine in the run, against what it was when it was profiled.
 
     Args:
         worker: Its name.
-        compute: For a product of matrices.
-        memory: For a copy in memory.
-        message: For a message inside the host.
+        profiled: Its reference times then.
+        traced: And in the run.
     """
 
     worker: str
-    compute: float
-    memory: float
-    message: float
+    profiled: ReferenceTimes
+    traced: ReferenceTimes
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """How many times as long as then computing, copying and messages take; 1.09: 9 % longer."""
+        then, now = self.profiled, self.traced
+        return {
+            "compute": now.compute_s / then.compute_s, "memory": now.memory_s / then.memory_s,
+            "messages": now.message_s / then.message_s,
+        }  # fmt: skip
 
     @property
     def pace(self) -> float:
-        """What its forwards, backwards and updates are taken to be longer by."""
-        return (self.compute + self.memory) / 2
+        """How many times as long its forwards, backwards and updates are taken to last."""
+        return (self.ratios["compute"] + self.ratios["memory"]) / 2
 
 
 def machines(profile: Profile, trace: Trace) -> tuple[MachineAgreement, ...]:
@@ -56,12 +64,7 @@ def machines(profile: Profile, trace: Trace) -> tuple[MachineAgreement, ...]:
         then, now = profile.worker[each.worker].reference, each.reference
         if then is None or now is None or min(then.compute_s, then.memory_s, then.message_s) <= 0:
             return ()
-        found.append(
-            MachineAgreement(
-                each.worker, now.compute_s / then.compute_s, now.memory_s / then.memory_s,
-                now.message_s / then.message_s,
-            )
-        )  # fmt: skip
+        found.append(MachineAgreement(each.worker, then, now))
     return tuple(found)
 
 
@@ -77,7 +80,7 @@ def paced_step_s(
     host = {name: worker.host for name, worker in cost.profile.worker.items()}
     flights = {
         route: cost.transfer_s(route.source, route.target, route_bytes(cost, route, plan.micro_batch_size))
-        * max(pace[route.source].message, pace[route.target].message)
+        * max(pace[end].ratios["messages"] for end in (route.source, route.target))
         for route in routes
         if host[route.source] == host[route.target]
     }

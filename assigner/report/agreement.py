@@ -74,9 +74,8 @@ def _machine(found: Agreement) -> Report:
     else:
         lines.append(Line(f"{said} {fmt.seconds(found.paced_s)} on it; {model}"))
     for each in found.machines:
-        ratios = {"compute": each.compute, "memory": each.memory, "messages": each.message}
-        if any(abs(ratio - 1) >= _OTHER for ratio in ratios.values()):
-            told = ", ".join(f"{what} {_slower(ratio - 1)}" for what, ratio in ratios.items())
+        if any(abs(ratio - 1) >= _OTHER for ratio in each.ratios.values()):
+            told = ", ".join(f"{what} {_slower(ratio - 1)}" for what, ratio in each.ratios.items())
             lines.append(Line(f"  {each.worker}: {told}"))
     return tuple(lines)
 

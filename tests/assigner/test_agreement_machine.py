@@ -10,7 +10,7 @@ import torch
 from builders import make_plan, make_profile
 from made_runs import run_in, slower_worker
 
-from assigner.agreement import Agreement, agree
+from assigner.agreement import Agreement, agree, calibrated
 from assigner.reference import ReferenceTimes
 from assigner.report.agreement import agreement_data, agreement_report
 from assigner.report.sheet import Line
@@ -90,6 +90,16 @@ def test_other_programs_in_the_run_and_in_the_profile_are_told() -> None:
         "the run was on a busy machine: other programs had up to 40 % of the time of worker:0, worker:1",
     )
     assert run(PROFILE, starved=0.05).disturbances == ()
+
+
+def test_a_corrected_profile_is_of_the_runs_machine() -> None:
+    """Its times are those of the run: compared again the machine is unchanged, and none is known that was not told."""
+    corrected = calibrated(PROFILE, run(slowed(1.2), compute=1.2, memory=1.2), trace="trace.json")
+    again = run(slowed(1.2), compute=1.2, memory=1.2, profile=corrected)
+    assert again.paced_s == pytest.approx(again.step.predicted_s)
+    assert again.step.error == pytest.approx(0, abs=1e-2)
+    untold = calibrated(PROFILE, agree(PLAN, PROFILE, run_in(slowed(1.2), PLAN)), trace="trace.json")
+    assert [each.reference for each in untold.workers] == [None, None]
 
 
 def test_the_reference_is_measured_of_this_machine() -> None:
