@@ -90,7 +90,7 @@ def _shallower(problem: Problem, plan: Plan) -> Iterator[Plan]:
 
 
 def _near(problem: Problem, light: Proposal, equal: Mapping[str, str], most: float) -> Proposal:
-    """The plan with its workers of each kind in the profile's order, if it is fast enough and nearer to `equal` then."""
+    """The plan with its workers of a kind in the profile's order, if it is fast enough and nearer to `equal` so."""
     plan, options = light.plan, problem.options
     if options.order:
         return light
