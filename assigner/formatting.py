@@ -6,6 +6,7 @@ the column, and its `show` writes each value without it.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from dataclasses import dataclass
@@ -197,3 +198,18 @@ def bar(share: float, *, width: int = 10, rest: str = "░") -> str:
     halves = round(2 * width * max(0.0, share))
     filled = "█" * (halves // 2) + "▌" * (halves % 2)
     return filled + rest * (width - len(filled))
+
+
+def meant(word: str, names: Sequence[str], what: str) -> str:
+    """The hint of an unknown name: the known one that it is most like, or the first few that there are.
+
+    Args:
+        word: What was written.
+        names: What is known.
+        what: What the names are, as `partitions`.
+    """
+    known = list(dict.fromkeys(names))
+    close = difflib.get_close_matches(word, known, n=1)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"{what}: {', '.join(known[:6])}" + (", ..." if len(known) > 6 else "")

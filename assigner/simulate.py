@@ -11,6 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from assigner import formatting as fmt
 from assigner.cost import CostModel
 from assigner.errors import FormatError
 from assigner.plan import Prediction, TransferPrediction, WorkerPrediction
@@ -242,12 +243,14 @@ def check_fit(plan: Plan, profile: Profile) -> None:
             f" the profile of {profile.workload.name!r} ({profile.workload.fingerprint[:15] or 'no fingerprint'})",
             hint="solve again from this profile",
         )
-    strange = [name for name in plan.workers if name not in profile.worker]
-    strange += [name for name in plan.partitions if name not in profile.partition]
-    if strange:
-        raise FormatError(
-            f"the plan names {strange[0]!r}, which the profile has not", hint="solve again from this profile"
-        )
+    for what, names, known in (
+        ("workers", plan.workers, profile.worker), ("partitions", plan.partitions, profile.partition),
+    ):  # fmt: skip
+        strange = next((name for name in names if name not in known), None)
+        if strange is not None:
+            raise FormatError(
+                f"the plan names {strange!r}, which the profile has not", hint=fmt.meant(strange, [*known], what)
+            )
     missing = set(profile.partition) - set(plan.partitions)
     if missing:
         raise FormatError(f"the plan places {len(missing)} partitions nowhere, {min(missing)!r} among them")

@@ -90,6 +90,13 @@ def solve_command(
             rich_help_panel=HINTS,
         ),
     ] = None,
+    forbid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PART=WORKER", autocompletion=names.pins, help="Keep a partition off a worker, kind or host.",
+            rich_help_panel=HINTS,
+        ),
+    ] = None,
     together: Annotated[
         list[str] | None,
         typer.Option(
@@ -130,10 +137,17 @@ def solve_command(
             help="Stages follow these workers, or `ranks`.",
         ),
     ] = None,
+    memory: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WORKER=SIZE", autocompletion=names.amounts, help="Hold no more than this there, as 2GiB.",
+            rich_help_panel=HINTS,
+        ),
+    ] = None,
     reserve: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="WORKER=SIZE", autocompletion=names.amounts, help="Memory to leave free, as 2GiB.",
+            metavar="WORKER=SIZE", autocompletion=names.amounts, help="Leave this free, not the profile's reserve.",
             rich_help_panel=HINTS,
         ),
     ] = None,
@@ -161,7 +175,8 @@ def solve_command(
             metavar="NAME",
             callback=_check_baseline,
             autocompletion=_complete_baseline,
-            help="Write this simple placement as the plan instead.",
+            help="Write this simple placement as the plan instead: single, equal, proportional, balance, pipedream,"
+            " greedy or weighted.",
             rich_help_panel=SEARCH,
         ),
     ] = None,
@@ -193,10 +208,8 @@ def solve_command(
         pins=solving.pairs(pin or [], flag="--pin", example="embed=worker:0"),
         together=solving.groups(together or []), apart=solving.groups(apart or []),
         only=tuple(only or []), order=solving.names(order or ""), rematerialise=rules,
-        reserve={
-            name: solving.size(text, flag="--reserve")
-            for name, text in solving.pairs(reserve or [], flag="--reserve", example="worker:0=2GiB").items()
-        },
+        forbid=solving.pair_list(forbid or [], flag="--forbid", example="embed=worker:0"),
+        memory=solving.sizes(memory or [], flag="--memory"), reserve=solving.sizes(reserve or [], flag="--reserve"),
         prices={
             name: solving.money(text, flag="--price")
             for name, text in solving.pairs(price or [], flag="--price", example="worker:0=2.5").items()
@@ -206,6 +219,8 @@ def solve_command(
     if what_if and (robust or baseline is not None or objective != "step"):
         raise UsageError("--what-if goes with a search for the step time", hint="leave out one of the two")
     loaded = load_profile(profile)
+    for line in solving.unlinked(loaded, options.only):
+        console.notice(line)
     if complete is not None:
         options = completing(options, load_plan(complete), loaded)
     solution, robustness = _solved(loaded, options, baseline=baseline, robust=robust, what_if=what_if)

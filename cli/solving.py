@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from assigner.profile import Profile
 
 _UNITS = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
@@ -33,6 +35,25 @@ def pairs(texts: Iterable[str], *, flag: str, example: str) -> dict[str, str]:
         if found.setdefault(name, value) != value:
             raise UsageError(f"{flag}: {name!r} has {found[name]!r} and {value!r}")
     return found
+
+
+def pair_list(texts: Iterable[str], *, flag: str, example: str) -> tuple[tuple[str, str], ...]:
+    """NAME=VALUE texts in their order; a name may have several values."""
+    return tuple(pair for text in texts for pair in pairs([text], flag=flag, example=example).items())
+
+
+def sizes(texts: Iterable[str], *, flag: str) -> dict[str, float]:
+    """WORKER=SIZE texts as a mapping to bytes."""
+    return {name: size(text, flag=flag) for name, text in pairs(texts, flag=flag, example="worker:0=2GiB").items()}
+
+
+def unlinked(profile: Profile, only: Sequence[str]) -> Iterator[str]:
+    """A line on each worker that may be used and can talk to no other one."""
+    used = [w.name for w in profile.workers if not only or any(profile.matches(spec, w) for spec in only)]
+    pairs_ = {(link.source, link.target) for link in profile.links}
+    for name in used if len(used) > 1 else ():
+        if not any((name, other) in pairs_ and (other, name) in pairs_ for other in used):
+            yield f"{name} has no links to and from another worker: it can hold the whole model, or nothing"
 
 
 def groups(texts: Iterable[str]) -> tuple[tuple[str, ...], ...]:

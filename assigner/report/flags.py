@@ -13,7 +13,7 @@ _PLAIN = {
     "batch_size": "--batch-size", "remat": "--remat", "max_workers": "--max-workers", "max_step_s": "--max-step",
     "solver": "--solver", "gap": "--gap", "time_limit": "--time-limit", "seed": "--seed",
 }  # fmt: skip
-_AMOUNTS = {"pins": "--pin", "reserve": "--reserve", "prices": "--price"}
+_AMOUNTS = {"pins": "--pin", "memory": "--memory", "reserve": "--reserve", "prices": "--price"}
 _GROUPS = {"together": "--together", "apart": "--apart"}
 
 
@@ -38,6 +38,8 @@ def _flags(changed: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield from ((_AMOUNTS[name], f"{key}={each}") for key, each in value.items())
         elif name in _GROUPS and isinstance(value, list):
             yield from ((_GROUPS[name], ",".join(map(str, group))) for group in value if isinstance(group, list))
+        elif name == "forbid" and isinstance(value, list):
+            yield from (("--forbid", "=".join(map(str, pair))) for pair in value if isinstance(pair, list))
         elif name == "only" and isinstance(value, list):
             yield from (("--only", str(each)) for each in value)
         elif name == "order" and isinstance(value, list):

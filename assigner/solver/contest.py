@@ -45,6 +45,7 @@ class Contest:
         backend: The ILP solver.
         settings: All settings of the search.
         cutoff: A plan of this value or more is of no use.
+        allowed: A plan of this value is to be proven within the gap, though it is not the best.
     """
 
     def __init__(self, problem: Problem, watch: Callable[[], None]) -> None:
@@ -54,6 +55,8 @@ class Contest:
         self.proofs: set[str] = set()
         self.settings: list[Setting] = []
         self.cutoff = math.inf
+        self.allowed = 0.0
+        self._limit_s = self.options.time_limit
         self._start = time.monotonic()
 
     @property
@@ -64,7 +67,7 @@ class Contest:
     @property
     def left_s(self) -> float:
         """Seconds until the time limit."""
-        return self.options.time_limit - self.elapsed_s
+        return self._limit_s - self.elapsed_s
 
     @property
     def share_s(self) -> float:
@@ -74,7 +77,7 @@ class Contest:
     @property
     def until(self) -> float:
         """The time of `time.monotonic` at which the time is over."""
-        return self._start + self.options.time_limit
+        return self._start + self._limit_s
 
     @property
     def best_value(self) -> float:
@@ -84,7 +87,11 @@ class Contest:
     @property
     def target(self) -> float:
         """A plan is only worth finding below this value."""
-        return min(self.cutoff, self.best_value * (1 - max(self.options.gap, PROVEN / 10)))
+        return min(self.cutoff, max(self.best_value, self.allowed) * (1 - max(self.options.gap, PROVEN / 10)))
+
+    def stop_within(self, seconds: float) -> None:
+        """Bring the time limit forward: no more than so many seconds from now."""
+        self._limit_s = min(self._limit_s, self.elapsed_s + seconds)
 
     @property
     def unit(self) -> float:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from assigner import formatting as fmt
 from assigner.errors import UsageError
 from assigner.solver.options import divisors
 
@@ -50,13 +51,14 @@ def resolve(profile: Profile, options: SolveOptions) -> tuple[Profile, SolveOpti
     label = {name: " + ".join(group) for group in merged for name in group}
     profile = replace(
         profile,
-        workers=tuple(_reserved(profile, options.reserve)),
+        workers=tuple(_capped(replace(profile, workers=tuple(_reserved(profile, options.reserve))), options.memory)),
         partitions=tuple(
             replace(each, colocate=label.get(each.name), apart=None, rematerialise=None) for each in profile.partitions
         ),
     )
     return profile, replace(
-        options, pins=pins, rematerialise=rules, apart=apart, together=(), reserve={}, prices={},
+        options, pins=pins, forbid=_forbidden(profile, options, pins), rematerialise=rules, apart=apart, together=(),
+        reserve={}, memory={}, prices={},
         only=tuple(_only(profile, options.only)), order=tuple(_workers(profile, options.order)),
     )  # fmt: skip
 
@@ -71,7 +73,10 @@ def completing(options: SolveOptions, plan: Plan, profile: Profile) -> SolveOpti
     for stage in plan.stages:
         worker = profile.worker.get(stage.worker)
         if worker is None:
-            raise UsageError(f"the plan to complete names {stage.worker}, which the profile has not")
+            raise UsageError(
+                f"the plan to complete names {stage.worker}, which the profile has not",
+                hint=fmt.meant(stage.worker, [*profile.worker], "workers"),
+            )
         for name in stage.partitions:
             if name in pins and not profile.matches(pins[name], worker):
                 raise UsageError(f"pin: {name}={pins[name]}, and the plan to complete has it on {stage.worker}")
@@ -113,19 +118,35 @@ def _names(profile: Profile, hint: str, pattern: str) -> list[str]:
     if not found:
         raise UsageError(
             f"{hint}: {pattern!r} is not a partition of this profile",
-            hint=f"partitions: {', '.join(profile.order[:6])}" + (", ..." if len(profile.order) > 6 else ""),
+            hint=fmt.meant(pattern, profile.order, "partitions"),
         )
     return found
+
+
+def _forbidden(profile: Profile, options: SolveOptions, pins: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    found: dict[tuple[str, str], None] = {}
+    for pattern, spec in options.forbid:
+        _check_worker(profile, f"forbid: {pattern}={spec}", spec)
+        found |= dict.fromkeys((name, spec) for name in _names(profile, "forbid", pattern))
+    for name, spec in found:
+        pin = pins.get(name)
+        if pin is not None and all(profile.matches(spec, w) for w in profile.workers if profile.matches(pin, w)):
+            raise UsageError(f"forbid: {name!r} is pinned to {pin!r}, and {spec!r} is forbidden", hint="drop one")
+    return tuple(found)
+
+
+def _check_worker(profile: Profile, hint: str, spec: str) -> None:
+    if not any(profile.matches(spec, worker) for worker in profile.workers):
+        every = [name for w in profile.workers for name in (w.name.partition("/")[0], w.kind, w.host)]
+        raise UsageError(
+            f"{hint}: {spec!r} names no worker, kind or host of this profile", hint=fmt.meant(spec, every, "workers")
+        )
 
 
 def _pins(profile: Profile, options: SolveOptions) -> dict[str, str]:
     pins: dict[str, str] = {}
     for pattern, pin in options.pins.items():
-        if not any(profile.matches(pin, worker) for worker in profile.workers):
-            raise UsageError(
-                f"pin: {pattern}={pin}: {pin!r} names no worker, kind or host of this profile",
-                hint=f"workers: {', '.join(worker.name for worker in profile.workers[:6])}",
-            )
+        _check_worker(profile, f"pin: {pattern}={pin}", pin)
         for name in _names(profile, "pin", pattern):
             if pins.setdefault(name, pin) != pin:
                 raise UsageError(f"pin: {name!r} is pinned to {pins[name]!r} and to {pin!r}")
@@ -173,17 +194,25 @@ def _merge(groups: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 def _reserved(profile: Profile, reserve: Mapping[str, float]) -> Iterable[Worker]:
     for spec in reserve:
-        if not any(profile.matches(spec, worker) for worker in profile.workers):
-            raise UsageError(f"reserve: {spec!r} names no worker, kind or host of this profile")
+        _check_worker(profile, "reserve", spec)
     for worker in profile.workers:
         found = [reserved for spec, reserved in reserve.items() if profile.matches(spec, worker)]
         yield replace(worker, reserve_bytes=max(found)) if found else worker
 
 
+def _capped(profile: Profile, memory: Mapping[str, float]) -> Iterable[Worker]:
+    """Workers with no more memory than they may use; what is left free stays free beside it."""
+    for spec in memory:
+        _check_worker(profile, "memory", spec)
+    for worker in profile.workers:
+        found = [size for spec, size in memory.items() if profile.matches(spec, worker)]
+        most = min(found, default=worker.memory_bytes) + (worker.reserve_bytes if found else 0)
+        yield replace(worker, memory_bytes=min(worker.memory_bytes, most))
+
+
 def _priced(profile: Profile, prices: Mapping[str, float]) -> Iterable[Worker]:
     for spec in prices:
-        if not any(profile.matches(spec, worker) for worker in profile.workers):
-            raise UsageError(f"price: {spec!r} names no worker, kind or host of this profile")
+        _check_worker(profile, "price", spec)
     for worker in profile.workers:
         found = [price for spec, price in prices.items() if profile.matches(spec, worker)]
         yield replace(worker, cost_per_hour=found[-1]) if found else worker
@@ -191,8 +220,7 @@ def _priced(profile: Profile, prices: Mapping[str, float]) -> Iterable[Worker]:
 
 def _only(profile: Profile, specs: tuple[str, ...]) -> Iterable[str]:
     for spec in specs:
-        if not any(profile.matches(spec, worker) for worker in profile.workers):
-            raise UsageError(f"only: {spec!r} names no worker, kind or host of this profile")
+        _check_worker(profile, "only", spec)
     return (w.name for w in profile.workers if any(profile.matches(spec, w) for spec in specs))
 
 

@@ -40,11 +40,13 @@ class SolveOptions:
         max_step_s: With objective "cost": no plan whose step takes longer, in seconds.
         max_workers: No plan with more workers.
         pins: Partition to the worker, `worker:N`, kind or host that it must be on, beyond the profile's own pins.
+        forbid: (partition, worker): it is not on that worker, `worker:N`, kind or host.
         together: Groups of partitions; those of one share a worker.
         apart: Groups of partitions; no two of one share a worker.
         only: The workers, kinds or hosts that may be used; empty: all.
         order: The workers that may be used, in the order in which the stages must follow; empty: any.
         rematerialise: Partitions that must never, or always, run their forward twice.
+        memory: Worker, kind or host to bytes; a plan holds no more than that on one, whatever memory it has.
         reserve: Worker, kind or host to bytes of its memory that are left free, instead of the profile's reserve.
         prices: Worker, kind or host to money per hour, instead of the profile's; of several that match, the last.
         solver: The ILP solver.
@@ -67,11 +69,13 @@ class SolveOptions:
     max_step_s: float | None = None
     max_workers: int | None = None
     pins: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    forbid: tuple[tuple[str, str], ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
     apart: tuple[tuple[str, ...], ...] = ()
     only: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
     rematerialise: Mapping[str, RematRule] = field(default_factory=lambda: _NOTHING)
+    memory: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     reserve: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     prices: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     solver: SolverName = "highs"
@@ -103,7 +107,7 @@ class SolveOptions:
         for rule in self.rematerialise.values():
             if rule not in get_args(RematRule):
                 raise UsageError(f"rematerialise: {rule!r} is not allowed; expected never or always")
-        for name, unit in (("reserve", "bytes"), ("prices", "money per hour")):
+        for name, unit in (("memory", "bytes"), ("reserve", "bytes"), ("prices", "money per hour")):
             if not all(0 <= value < math.inf for value in getattr(self, name).values()):
                 raise UsageError(f"{name}: expected {unit}, 0 or more")
         self._check_search()
@@ -142,7 +146,8 @@ class SolveOptions:
         return {
             "objective": self.objective, "schedule": self.schedule, "micro_batches": self.micro_batches or "auto",
             "remat": self.remat, "max_step_s": self.max_step_s, "max_workers": self.max_workers,
-            "pins": dict(self.pins), "together": [list(names) for names in self.together],
+            "pins": dict(self.pins), "forbid": [list(pair) for pair in self.forbid], "memory": dict(self.memory),
+            "together": [list(names) for names in self.together],
             "apart": [list(names) for names in self.apart], "only": list(self.only),
             "order": list(self.order),
             "rematerialise": dict(self.rematerialise), "reserve": dict(self.reserve),

@@ -124,8 +124,13 @@ class Problem:
         )
 
     def allowed(self, name: str, worker: Worker) -> bool:
-        """True if no pin forbids the partition on the worker."""
-        return all(self.profile.matches(pin, worker) for pin in self.pins(name))
+        """True if no hint forbids the partition on the worker."""
+        free = not any(self.profile.matches(spec, worker) for spec in self.forbidden(name))
+        return free and all(self.profile.matches(pin, worker) for pin in self.pins(name))
+
+    def forbidden(self, name: str) -> tuple[str, ...]:
+        """The workers, kinds or hosts that a partition must not be on."""
+        return tuple(spec for partition, spec in self.options.forbid if partition == name)
 
     @cached_property
     def twins(self) -> dict[str, str]:

@@ -16,6 +16,7 @@ from assigner.solver.baselines import find_baselines
 from assigner.solver.budget import Budget
 from assigner.solver.contest import PROVEN, Proposal
 from assigner.solver.hints import resolve
+from assigner.solver.preference import preferred
 from assigner.solver.search import Search
 from assigner.solver.why import explain
 
@@ -44,9 +45,20 @@ def answer(profile: Profile, options: SolveOptions, progress: Callable[[Progress
         better = simpler(search, simple)
         if better is not None:
             best = better
+        if best is not None:
+            best = _adopted(search, preferred(search, best, simple))
     if best is None:
         raise _no_plan(search, profile, options)
-    return _solution(search, best, bound, options, simple)
+    return _solution(search, best, search.bound if best is search.contest.best else bound, options, simple)
+
+
+def _adopted(search: Search, chosen: Proposal) -> Proposal:
+    """A plan that the search takes as its own, if it belongs to one of its settings."""
+    for setting in search.settings:
+        if (setting.schedule, setting.micro_batches) == (chosen.plan.schedule, chosen.plan.micro_batches):
+            search.contest.best = setting.best = chosen
+            break
+    return chosen
 
 
 def simpler(search: Search, simple: Sequence[Simple]) -> Proposal | None:
@@ -165,6 +177,8 @@ def _candidate(search: Search, settings: Sequence[Setting], best: Proposal) -> C
         status = "infeasible: nothing fits"
     elif bound >= best.value * (1 - PROVEN):
         status = "proven worse"
+    elif value < best.value * (1 - PROVEN):
+        status = "needs more memory"
     elif all(setting.decided for setting in settings) or bound >= best.value * (1 - gap - PROVEN):
         status = f"gains {fmt.percent(max(0.0, 1 - bound / best.value))} at most"
     else:

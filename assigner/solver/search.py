@@ -8,7 +8,7 @@ from assigner.cost import CostModel
 from assigner.errors import UsageError
 from assigner.solver.answer import Progress
 from assigner.solver.chain.gpipe import GPipeSetting
-from assigner.solver.contest import Contest
+from assigner.solver.contest import PROVEN, Contest
 from assigner.solver.free import settings as free_settings
 from assigner.solver.ladder.branched import BranchedSetting
 from assigner.solver.ladder.climbing import LadderSetting
@@ -88,7 +88,7 @@ class Search:
         self.contest = Contest(self.problem, lambda: self._tell(self._at))
         self.settings = _settings(self.contest, options.counts(self.problem.cost))
         self.contest.settings = self.settings
-        self._at = self.settings[0]
+        self._at, self._done = self.settings[0], 0
 
     @property
     def bound(self) -> float:
@@ -121,6 +121,27 @@ class Search:
                 raise
             contest.proofs.add("interrupted")
 
+    def allows(self, value: float) -> bool:
+        """Whether a plan of this value, which is not the best, is proven to be within the gap.
+
+        The bound is raised for it, in at most as much time again as the search has taken, or a second.
+        """
+        contest = self.contest
+        contest.allowed = value
+        contest.stop_within(max(1.0, contest.elapsed_s))
+        try:
+            for phase, key in PHASES[3:5]:
+                for setting in sorted(self.settings, key=key):
+                    setting.decided = setting.bound >= contest.target * (1 - PROVEN)
+                    if not setting.decided and contest.left_s > 0:
+                        getattr(setting, phase.__name__)()
+            return all(setting.bound >= contest.target * (1 - PROVEN) for setting in self.settings)
+        except KeyboardInterrupt:
+            contest.proofs.add("interrupted")
+            return False
+        finally:
+            contest.allowed = 0.0
+
     def _deepen(self) -> None:
         """Where counts were used up before the gap was proven and time is left: on, each time with more of them."""
         while self.contest.left_s > 0:
@@ -140,10 +161,11 @@ class Search:
         self._at = setting
         if self._progress:
             contest = self.contest
+            self._done = max(self._done, sum(each.decided for each in self.settings))
             self._progress(
                 Progress(
                     contest.elapsed_s, setting.schedule, setting.micro_batches,
                     None if contest.best is None else contest.best_value, self.bound,
-                    sum(each.decided for each in self.settings), len(self.settings),
+                    self._done, len(self.settings),
                 )
             )  # fmt: skip

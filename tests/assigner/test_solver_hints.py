@@ -8,7 +8,7 @@ import pytest
 from brute_force import best_plan, random_instance
 from builders import make_plan, make_profile
 
-from assigner.errors import InfeasibleError, UsageError
+from assigner.errors import FormatError, InfeasibleError, UsageError
 from assigner.simulate import predict
 from assigner.solver import SolveOptions, completing, solve
 from assigner.solver.hints import resolve
@@ -159,3 +159,74 @@ def test_a_partial_plan_must_agree():
         completing(SolveOptions(pins={"p1": "worker:0"}), part, PROFILE)
     with pytest.raises(UsageError, match="worker:9"):
         completing(SolveOptions(), make_plan(PROFILE, [(9, ["p1"])]), PROFILE)
+
+
+def test_a_forbidden_worker_holds_no_such_partition():
+    """By name, rank, kind or host, of a pattern, several times; baselines keep to it, too."""
+    profile = make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0, 2.0])
+    forbid = (("p[01]", "worker:0"), ("p0", "kind1"), ("p3", "host2"))
+    options = SolveOptions(forbid=forbid, micro_batches=4)
+    plan = solve(profile, options).plan
+    assert plan.placement["p0"] == "worker:2/cpu"
+    assert plan.placement["p1"] != "worker:0/cpu"
+    assert plan.placement["p3"] != "worker:2/cpu"
+    single = next(each for each in plan.baselines if each.name == "best single worker")
+    assert single.step_s is None
+    assert plan.solver.options["forbid"] == [list(pair) for pair in forbid]
+
+
+def test_a_plan_holds_no_more_than_the_memory_allowed():
+    """A cap counts beside what is left free, and never gives a worker more than it has."""
+    profile = make_profile(work=[1e-3] * 6, slowness=[1.0, 4.0], capacity=1e9)
+    free = solve(profile, SolveOptions(micro_batches=8)).plan
+    most = next(each.peak_bytes for each in free.predicted.workers if each.worker == "worker:0/cpu")
+    plan = solve(profile, SolveOptions(micro_batches=8, memory={"worker:0": 0.6 * most}, reserve={"kind0": 1e8})).plan
+    held = {each.worker: each for each in plan.predicted.workers}
+    assert held["worker:0/cpu"].peak_bytes <= 0.6 * most == pytest.approx(held["worker:0/cpu"].capacity_bytes)
+    resolved, _ = resolve(profile, SolveOptions(memory={"worker:1": 1e12}))
+    assert resolved.worker["worker:1/cpu"].memory_bytes == 1e9
+
+
+@pytest.mark.parametrize(
+    ("options", "meant"),
+    [
+        ({"pins": {"p00": "worker:0"}}, "p0"),
+        ({"pins": {"p0": "wroker:0"}}, "worker:0"),
+        ({"forbid": (("p0", "host7"),)}, "host"),
+        ({"memory": {"worker1": 1e9}}, "worker:1"),
+        ({"reserve": {"knid1": 1e9}}, "kind1"),
+    ],
+)
+def test_a_name_that_is_nearly_one_of_the_profile_is_asked_about(options, meant):
+    with pytest.raises(UsageError) as caught:
+        resolve(PROFILE, SolveOptions(**options))
+    assert caught.value.hint.startswith("did you mean ")
+    assert meant in caught.value.hint
+
+
+def test_a_pin_to_a_forbidden_worker_is_refused():
+    with pytest.raises(UsageError, match="pinned to 'worker:1'"):
+        resolve(PROFILE, SolveOptions(pins={"p0": "worker:1"}, forbid=(("p*", "host1"),)))
+
+
+def test_a_ways_out_drops_what_can_be_pasted():
+    """Names with a star stand in quotes, so that the shell leaves them alone; caps and forbidden workers are told."""
+    options = SolveOptions(forbid=(("p*", "worker:0"), ("p*", "worker:1"), ("p*", "worker:2")))
+    with pytest.raises(InfeasibleError) as caught:
+        solve(PROFILE, options)
+    assert "forbidden on worker:0, worker:1, worker:2" in caught.value.message
+    assert "drop --forbid 'p*=worker:" in caught.value.hint
+    with pytest.raises(InfeasibleError) as caught:
+        solve(PROFILE, SolveOptions(memory={f"worker:{n}": 1e6 for n in range(3)}))
+    assert any("--memory worker:" in way.how for way in caught.value.ways_out)
+
+
+def test_a_plan_edited_by_hand_with_a_wrong_name_is_asked_about():
+    plan = make_plan(PROFILE, [(0, ["p0", "p1"]), (1, ["p2", "p33"])])
+    with pytest.raises(FormatError) as caught:
+        predict(plan, PROFILE)
+    assert caught.value.hint == "did you mean p3?"
+    far = make_plan(PROFILE, [(7, ["p0", "p1", "p2", "p3"])])
+    with pytest.raises(FormatError, match="worker:7/cpu") as caught:
+        predict(far, PROFILE)
+    assert "did you mean worker:" in caught.value.hint

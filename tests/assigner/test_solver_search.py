@@ -201,7 +201,7 @@ def test_a_baseline_that_is_faster_is_the_plan():
     profile = random_chain(1, partitions=12, workers=4)
     plan = solve(profile, SolveOptions(time_limit=1e-9)).plan
     contiguous = [each.step_s for each in plan.baselines if each.step_s and each.name not in LOOSE]
-    assert plan.predicted.step_s == pytest.approx(min(contiguous))
+    assert plan.predicted.step_s <= min(contiguous) * (1 + 1e-9)  # or shorter: with fewer micro-batches in flight
     assert plan.solver.bound_s <= plan.predicted.step_s
     assert plan.solver.status == "feasible"
 

@@ -211,7 +211,7 @@ def test_small_problems_have_them_by_default():
     assert not what_ifs_are_cheap(make_profile(work=[1e-3] * 16, slowness=[1, 2, 3], edges=skips))
     assert what_ifs_are_cheap(make_profile(work=[1e-3] * 12, slowness=[1, 2, 3]))
     assert not what_ifs_are_cheap(make_profile(work=[1e-3] * 48, slowness=[1, 2, 3, 4]))
-    assert not what_ifs_are_cheap(make_profile(work=[1e-3] * 4, slowness=[1, 2], edges=[(0, 2), (1, 2), (2, 3)]))
+    assert not what_ifs_are_cheap(make_profile(work=[1e-3] * 5, slowness=[1, 2], edges=[(n, 4) for n in range(4)]))
 
 
 def test_an_interrupted_search_is_followed_by_no_others():

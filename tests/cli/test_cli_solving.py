@@ -152,3 +152,24 @@ def test_only_the_workers_in_use_need_a_price(assigner, folder):
     plan, _ = solved(assigner, folder, "--objective", "cost", "--only", "worker:0", "--price", "worker:0=1")
     assert plan.workers == ("worker:0/cpu",)
     assert plan.solver.options["objective"] == "cost"
+
+
+def test_help_names_every_baseline(assigner):
+    from assigner.solver.baselines import TITLES
+
+    text = " ".join(assigner("solve", "--help").stdout.replace("\u2502", " ").split())
+    listed = text.split("placement as the plan instead: ")[1].split(".")[0]
+    assert listed.replace(" or ", ", ").split(", ") == [*TITLES]
+
+
+def test_a_worker_without_links_is_told(assigner, folder):
+    from dataclasses import replace
+
+    from assigner.profile import load_profile, save_profile
+
+    profile = load_profile(folder / "profile.json")
+    lost = profile.workers[-1].name
+    links = tuple(link for link in profile.links if lost not in (link.source, link.target))
+    save_profile(replace(profile, links=links), folder / "lost.json")
+    result = assigner("solve", "lost.json", "-o", "new.json")
+    assert f"{lost} has no links to and from another worker" in result.stderr

@@ -193,7 +193,7 @@ class _Placing:
 
         problem = self.problem
         free = np.ones(len(self.workers), dtype=bool)
-        if problem.pins(name):
+        if problem.pins(name) or problem.forbidden(name):
             free &= [problem.allowed(name, device) for device in self.devices]
         label = problem.profile.partition[name].colocate
         for other, stage in self.stage_of.items() if label is not None else ():

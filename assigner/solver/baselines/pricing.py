@@ -35,7 +35,7 @@ class Pricing:
         self.counts = problem.options.counts(problem.cost)
         self.prices = cache(self._prices)
         self.seconds = cache(self._seconds)
-        self._pinned = {name for name in problem.order if problem.pins(name)}
+        self._pinned = {name for name in problem.order if problem.pins(name) or problem.forbidden(name)}
         self._usable = set(self.workers)
 
     @cached_property

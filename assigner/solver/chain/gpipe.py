@@ -57,6 +57,7 @@ class GPipeSetting(Setting):
         self.instance = Instance(self.problem, micro_batches)
         self.columns: list[Column] | None = None
         self.floor = math.inf
+        self._narrowed = -math.inf  # the target at which the columns were chosen
         self._placement: Placement | None = None
         self._hierarchy = Hierarchy(self.instance, take=self._take, target=lambda: contest.target, watch=self._tell)
 
@@ -119,7 +120,7 @@ class GPipeSetting(Setting):
                 if self.decided or self.contest.left_s <= 0:
                     return
         kept, floor, outcome = self._relaxed(self.instance, self.contest.target)
-        self.columns, self.floor = kept, floor
+        self.columns, self.floor, self._narrowed = kept, floor, self.contest.target
         if outcome.finished:
             self.raise_bound(min(outcome.bound, floor), "relaxation")
 
@@ -187,7 +188,7 @@ class GPipeSetting(Setting):
         if not self._small:
             self._descend(self.contest.left_s)
             return
-        if self._coarse and self.columns is None and self.contest.left_s > 0:
+        if self._coarse and self._narrowed < self.contest.target and self.contest.left_s > 0:
             if self.problem.exact:
                 self._beam()
             self._narrow()

@@ -63,7 +63,7 @@ DEPTHS = 200
 LABELS = 40_000_000
 """So many labels a ladder may make in one climb: with many rungs it keeps fewer at a position."""
 
-MOST_LABELS = 16 * LABELS
+MOST_LABELS = 4 * LABELS
 """The same where it goes on because time is left: memory is the limit."""
 
 FULL = 8_000

@@ -220,6 +220,8 @@ class Ladder:
                 if stages < self._most:
                     behind = labels.take(labels.stages == stages)
                     for left in range(len(self._instance.groups)):
+                        if time.monotonic() > self._until:
+                            return Climb((), lost=0.0)
                         self._extend(
                             behind, position=position, left=left, stage=int(stages) + 1, buckets=buckets, cutoff=cutoff
                         )

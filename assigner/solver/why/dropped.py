@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
+from assigner.solver.why.amounts import figure
 from assigner.solver.why.case import Case, Change, together
 from assigner.solver.why.choices import chosen
 from assigner.solver.why.family import Family, least_set
@@ -29,7 +31,7 @@ MOST_NAMED = 6
 
 
 class Hints(Family):
-    """Pins, together, apart, order, only, and partitions that must or must not run twice."""
+    """What each flag of the hints asks for, and what the marks in the model do."""
 
     title = "dropping a hint"
 
@@ -111,25 +113,41 @@ def title(hint: Change) -> str:
 def _flags(case: Case) -> Iterator[Change]:
     options = case.options
     for pattern, pin in options.pins.items():
-        yield _dropped(f"{pattern} not pinned to {pin}", f"--pin {pattern}={pin}", partial(_unpinned, pattern))
+        flag = f"--pin {quote(f'{pattern}={pin}')}"
+        yield _dropped(f"{pattern} not pinned to {pin}", flag, partial(_unpinned, pattern))
+    for pair in options.forbid:
+        flag = f"--forbid {quote('='.join(pair))}"
+        yield _dropped(f"{pair[0]} allowed on {pair[1]}", flag, partial(_allowed, pair))
+    for spec, size in options.memory.items():
+        flag = f"--memory {quote(f'{spec}={figure(size)}')}"
+        yield _dropped(f"all the memory of {spec}", flag, partial(_uncapped, spec))
     for group in options.together:
         names = ",".join(group)
-        yield _dropped(f"{names} on any workers", f"--together {names}", partial(_ungrouped, "together", group))
+        yield _dropped(f"{names} on any workers", f"--together {quote(names)}", partial(_ungrouped, "together", group))
     for group in options.apart:
         names = ",".join(group)
-        yield _dropped(f"{names} on one worker or more", f"--apart {names}", partial(_ungrouped, "apart", group))
+        yield _dropped(f"{names} on one worker or more", f"--apart {quote(names)}", partial(_ungrouped, "apart", group))
     if options.order:
-        order = ",".join(options.order)
-        yield _dropped("workers in any order", f"--order {order}", partial(Case.with_options, order=()))
+        flag = f"--order {quote(','.join(options.order))}"
+        yield _dropped("workers in any order", flag, partial(Case.with_options, order=()))
     if options.only:
-        only = ",".join(options.only)
-        yield _dropped("any workers used", f"--only {only}", partial(Case.with_options, only=()))
+        flag = " ".join(f"--only {quote(each)}" for each in options.only)
+        yield _dropped("any workers used", flag, partial(Case.with_options, only=()))
     for pattern, rule in options.rematerialise.items():
-        yield _dropped(f"{pattern} rematerialised as it suits", f"--{rule}-remat {pattern}", partial(_unruled, pattern))
+        flag = f"--{rule}-remat {quote(pattern)}"
+        yield _dropped(f"{pattern} rematerialised as it suits", flag, partial(_unruled, pattern))
 
 
 def _dropped(what: str, flag: str, apply: Callable[[Case], Case]) -> Change:
     return Change(what, f"drop {flag}", apply)
+
+
+def _allowed(pair: tuple[str, str], case: Case) -> Case:
+    return case.with_options(forbid=tuple(each for each in case.options.forbid if each != pair))
+
+
+def _uncapped(spec: str, case: Case) -> Case:
+    return case.with_options(memory={name: size for name, size in case.options.memory.items() if name != spec})
 
 
 def _unpinned(pattern: str, case: Case) -> Case:

@@ -79,9 +79,12 @@ class Sums:
     def _nowhere(self, names: Sequence[str]) -> str:
         problem = self._problem
         pins = ", ".join(dict.fromkeys(pin for name in names for pin in problem.pins(name)))
+        forbidden = ", ".join(dict.fromkeys(spec for name in names for spec in problem.forbidden(name)))
+        said = ((f"pinned to {pins}", pins), (f"forbidden on {forbidden}", forbidden))
+        where = " and ".join(text for text, there in said if there)
         if any(all(problem.allowed(name, worker) for name in names) for worker in problem.profile.workers):
-            return f"{_title(names)} is pinned to {pins}, which is not among the workers that may be used"
-        return f"{_title(names)} is pinned to {pins}, and no worker matches that"
+            return f"{_title(names)} is {where}, which leaves none of the workers that may be used"
+        return f"{_title(names)} is {where}, which leaves no worker"
 
     def _priced(self, names: Sequence[str], worker: Worker, count: int) -> bool:
         size = self._problem.workload.batch_size // count

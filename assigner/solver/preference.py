@@ -1,0 +1,138 @@
+"""Among plans that the gap asked for does not tell apart: less memory first, then what is least unlike an equal split.
+
+    the best plan of each setting ── with fewer micro-batches in flight ── with like workers in the profile's order
+
+A plan that is slower than the best one found is taken only once it is proven to be within the gap, too: then the bound
+is raised as far as that takes, in at most as much time again as the search took.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from assigner.errors import FormatError
+from assigner.schedule import warm_up
+from assigner.simulate import worker_memory
+from assigner.solver.baselines import TITLES
+from assigner.solver.contest import Proposal
+from assigner.timing import step_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from assigner.plan import Plan
+    from assigner.solver.baselines import Simple
+    from assigner.solver.problem import Problem
+    from assigner.solver.search import Search
+
+LIGHTER = 0.9
+"""A slower plan is worth it if it needs no more than this share of the memory."""
+
+AS_GOOD = 1e-9
+"""A step that is longer by up to this share is as short."""
+
+
+def preferred(search: Search, best: Proposal, simple: Sequence[Simple]) -> Proposal:
+    """The plan to answer with, in place of the fastest one found.
+
+    Args:
+        search: Where the plan was found, for the step time; it is asked for more of a proof.
+        best: The fastest plan.
+        simple: The baselines; the equal split among them is what people compare with.
+    """
+    problem = search.problem
+    most = best.value * (1 + max(problem.options.gap, AS_GOOD))
+    equal = next(
+        (each.plan.placement for each in simple if each.title == TITLES["equal"] and each.plan is not None), {}
+    )
+    lighter = _lightest(problem, [best, *_bests(search, most)], most)
+    for plan in dict.fromkeys(
+        each for light in (lighter, best) for each in (_near(problem, light, equal, most), light)
+    ):
+        if plan.value <= best.value * (1 + AS_GOOD) or search.allows(plan.value):
+            return plan
+    return best
+
+
+def _bests(search: Search, most: float) -> Iterator[Proposal]:
+    """The best plan of every setting, as far as it is fast enough."""
+    for setting in search.settings:
+        if setting.best is not None and setting.best_value <= most:
+            yield setting.best
+
+
+def _lightest(problem: Problem, found: Sequence[Proposal], most: float) -> Proposal:
+    """Of plans, the first of which is the best, and their shallower variants the one that needs least memory."""
+    best, least = found[0], LIGHTER * _bytes(problem, found[0].plan)
+    for plan in dict.fromkeys(plan for each in found for plan in (each.plan, *_shallower(problem, each.plan))):
+        held = _bytes(problem, plan)
+        if held < least:
+            value = _value(problem, plan)
+            if value <= most:
+                best, least = Proposal(plan, value), held
+    return best
+
+
+def _shallower(problem: Problem, plan: Plan) -> Iterator[Plan]:
+    """The plan under 1F1B with fewer micro-batches in flight."""
+    if problem.options.schedule not in ("auto", "1f1b") or len(plan.stages) > len(plan.workers):
+        return
+    depths = [warm_up(plan, n) for n in range(len(plan.stages))]
+    usual = [min(plan.micro_batches, len(depths) - n) for n in range(len(depths))]
+    for most in range(1, max(depths)):
+        capped = [min(depth, max(most, least)) for depth, least in zip(depths, usual, strict=True)]
+        stages = (
+            replace(stage, in_flight=None if depth == least else depth)
+            for stage, depth, least in zip(plan.stages, capped, usual, strict=True)
+        )
+        yield replace(plan, schedule="1f1b", stages=tuple(stages))
+
+
+def _near(problem: Problem, light: Proposal, equal: Mapping[str, str], most: float) -> Proposal:
+    """The plan with its workers of a kind in the profile's order, if it is fast enough and nearer to `equal` so."""
+    plan, options = light.plan, problem.options
+    if options.order:
+        return light
+    free = {worker.name: (worker.kind, worker.threads) for worker in problem.workers}
+    stages = []
+    for stage in plan.stages:
+        name = next(name for name, kind in free.items() if kind == _kind(problem, stage.worker))
+        del free[name]
+        stages.append(replace(stage, worker=name, threads=problem.profile.worker[name].threads))
+    moved = replace(plan, stages=tuple(stages))
+    if len(plan.stages) > len(plan.workers) or _unlike(moved, equal) >= _unlike(plan, equal):
+        return light
+    allowed = all(
+        problem.allowed(name, problem.profile.worker[stage.worker]) for stage in stages for name in stage.partitions
+    )
+    value = _value(problem, moved) if allowed else float("inf")
+    return Proposal(moved, value) if value <= most else light
+
+
+def _kind(problem: Problem, name: str) -> tuple[str, int]:
+    worker = problem.profile.worker[name]
+    return worker.kind, worker.threads
+
+
+def _unlike(plan: Plan, equal: Mapping[str, str]) -> int:
+    """How many partitions are on another worker than there."""
+    return sum(equal.get(name) != worker for name, worker in plan.placement.items())
+
+
+def _bytes(problem: Problem, plan: Plan) -> float:
+    """What all workers hold at their peaks."""
+    return sum(worker_memory(problem.cost, plan, worker).total for worker in plan.workers)
+
+
+def _value(problem: Problem, plan: Plan) -> float:
+    """The step in seconds; inf: it does not run."""
+    if any(
+        worker_memory(problem.cost, plan, name).total > problem.profile.worker[name].capacity_bytes
+        for name in plan.workers
+    ):
+        return float("inf")
+    try:
+        return step_s(plan, problem.cost)
+    except FormatError:  # a link is missing, or it cannot be priced there
+        return float("inf")
