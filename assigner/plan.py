@@ -11,6 +11,7 @@ from assigner.document import Count, Name, check_unique, read, write
 from assigner.errors import FormatError
 from assigner.location import Location
 from assigner.profile import WorkloadReference
+from assigner.screen import OnScreen
 
 MAJOR = 1
 
@@ -238,7 +239,7 @@ class WhatIf:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(OnScreen):
     """A whole plan; construction checks that it is consistent in itself.
 
     Args:

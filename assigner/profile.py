@@ -11,6 +11,7 @@ from assigner.document import Count, Name, Share, check_unique, read, write
 from assigner.errors import FormatError
 from assigner.graph import topological_order
 from assigner.location import Location
+from assigner.screen import OnScreen
 
 MAJOR = 1
 
@@ -247,7 +248,7 @@ class Verification:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class Profile(OnScreen):
     """A whole profile; construction checks that every reference in it resolves.
 
     Args:
