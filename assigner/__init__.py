@@ -67,6 +67,10 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_HOME[name]), name)
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 if "ASSIGNER_CAUSES" in os.environ:  # a rank of `assigner run` or `assigner profile`
     from assigner.cause import hand_over_uncaught
     from assigner.orphaned import end_with_launcher

@@ -11,6 +11,7 @@ from assigner.document import Count, Name, Range, Share, Threads, check_unique, 
 from assigner.errors import FormatError
 from assigner.location import Location
 from assigner.profile import WorkloadReference
+from assigner.screen import OnScreen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -246,7 +247,7 @@ class WhatIf:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(OnScreen):
     """A whole plan; construction checks that it is consistent in itself.
 
     Args:

@@ -12,6 +12,7 @@ from assigner.errors import FormatError
 from assigner.graph import topological_order
 from assigner.location import Location
 from assigner.reference import ReferenceTimes
+from assigner.screen import OnScreen
 
 MAJOR = 1
 
@@ -255,7 +256,7 @@ class Verification:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class Profile(OnScreen):
     """A whole profile; construction checks that every reference in it resolves.
 
     Args:

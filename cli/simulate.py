@@ -121,6 +121,7 @@ def _predict(
     from assigner.origin import is_origin
     from assigner.report.hosts import host_width, with_hosts
     from assigner.report.prediction import prediction_data, prediction_report
+    from assigner.report.timeline import drawn_width
     from assigner.simulate import simulated, summary
     from assigner.spans import predicted_spans
 
@@ -131,7 +132,7 @@ def _predict(
     if as_json:
         console.show_json(prediction_data(plan, now, spans, held, own_profile=own))
     else:
-        width = console.stdout().width - host_width(cost.profile)
+        width = drawn_width(console.stdout().width) - host_width(cost.profile)
         report = prediction_report(plan, now, spans, held, own_profile=own, width=width)
         console.show(with_hosts(report, cost.profile))
     return [spans], timeline
@@ -145,6 +146,7 @@ def _compare(
     from assigner.agreement import agree
     from assigner.report.agreement import agreement_data, agreement_report
     from assigner.report.hosts import host_width, with_hosts
+    from assigner.report.timeline import drawn_width
     from assigner.simulate import simulated
     from assigner.spans import predicted_spans
 
@@ -154,7 +156,7 @@ def _compare(
     if as_json:
         console.show_json(agreement_data(found, sides))
     else:
-        width = console.stdout().width - host_width(cost.profile)
+        width = drawn_width(console.stdout().width) - host_width(cost.profile)
         console.show(with_hosts(agreement_report(found, sides, width=width), cost.profile))
     if out is not None:
         _calibrate(found, cost, path, out, force=force)

@@ -120,6 +120,12 @@ def fullness(worker: WorkerPrediction) -> float:
     return 0.0 if worker.peak_bytes == 0 else math.inf
 
 
+def fullness_text(worker: WorkerPrediction) -> str:
+    """The same in percent; what does not fit is marked."""
+    share = fullness(worker)
+    return fmt.points(share) + (" !" if share > 1 else "")
+
+
 def _fullest(workers: Sequence[WorkerPrediction]) -> Sequence[WorkerPrediction]:
     fullest = sorted(workers, key=fullness, reverse=True)[:WORKER_LIMIT]
     return [each for each in workers if each in fullest]

@@ -12,7 +12,7 @@ from assigner.document import encode
 from assigner.report.candidates import candidates
 from assigner.report.clock import clock_data, clock_table
 from assigner.report.hosts import with_hosts
-from assigner.report.memory import fullness, memory_bars, memory_data
+from assigner.report.memory import fullness, fullness_text, memory_bars, memory_data
 from assigner.report.sheet import LEAST_TEXT, Column, Line, Part, Report, Sheet
 from assigner.report.whatif import what_if, what_if_data, what_if_hint
 from assigner.schedule import warm_up
@@ -186,9 +186,7 @@ def _memory(worker: WorkerPrediction | None, memory: fmt.Unit) -> tuple[str, str
     """Its share of the capacity, where more than all of it is marked; its peak; its capacity."""
     if worker is None:
         return ("", "", "")
-    share = fullness(worker)
-    full = fmt.points(share) + (" !" if share > 1 else "")
-    return full, memory.show(worker.peak_bytes), memory.show(worker.capacity_bytes)
+    return fullness_text(worker), memory.show(worker.peak_bytes), memory.show(worker.capacity_bytes)
 
 
 def remat_text(partitions: Sequence[str], rematerialise: Iterable[str]) -> str:

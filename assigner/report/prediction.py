@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.document import encode
-from assigner.report.memory import fullness, misfit
+from assigner.report.memory import fullness_text, misfit
 from assigner.report.plan import describe_prediction, describe_split
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.report.timeline import PIPED, timeline, timeline_data
@@ -131,12 +131,11 @@ def _worker(
         old = stored.get(each.worker)
         compute = (_change(each.compute_s, old.compute_s if old else None),)
         peak = (_change(each.peak_bytes, old.peak_bytes if old else None),)
-    share = fullness(each)
     return (
         each.worker, ", ".join(map(str, mine)), " + ".join(str(warm_up(plan, n)) for n in mine),
         time.show(each.compute_s), *compute, time.show(each.transfer_s), time.show(each.idle_s),
         memory.show(each.peak_bytes), *peak, limit.show(each.capacity_bytes),
-        fmt.points(share),
+        fullness_text(each),
     )  # fmt: skip
 
 

@@ -152,8 +152,9 @@ def draw(report: Iterable[Part], *, width: int) -> Group:
             parts += [Text(printable(fitted.title), style="bold")] if fitted.title else []
             parts.append(_table(fitted))
             if fitted.left_out:
-                left_out = f"no room at {width} columns for: {', '.join(fitted.left_out)}; | less -S shows all"
-                parts.append(Text(left_out, style="dim"))
+                names = ", ".join(fitted.left_out)
+                text = f"no room at {width} columns for: {names}; a wider screen or a pipe shows them"
+                parts.append(Text(text, style="dim"))
         previous = part
     return Group(*parts)
 

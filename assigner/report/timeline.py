@@ -36,7 +36,7 @@ def timeline(sides: Sequence[Spans], *, width: int) -> Report:
         sides: What is drawn; of each its first step.
         width: Of the terminal; above `MOST` it counts as a pipe.
     """
-    width = PIPED if width > 10 * MOST else min(width, MOST)
+    width = drawn_width(width)
     end = max(side.steps[0].end_s for side in sides)
     names = sides[0].plan.workers
     beside = max(map(len, names)) + (2 + len("predicted") if len(sides) > 1 else 0) + 2 + len("busy %") + 2
@@ -58,6 +58,11 @@ def timeline(sides: Sequence[Spans], *, width: int) -> Report:
     )  # fmt: skip
     legend = ", ".join(f"{sign} {meaning}" for sign, meaning in _MEANINGS.items() if sign in used)
     return Sheet(title, columns, tuple(rows)), Line(f"{legend}; a number begins a micro-batch; blank: waits")
+
+
+def drawn_width(width: int) -> int:
+    """Columns that a timeline takes on a terminal that is `width` wide; a pipe counts as one of `PIPED`."""
+    return PIPED if width > 10 * MOST else min(width, MOST)
 
 
 def _computes(side: Spans, worker: str) -> list[Span]:

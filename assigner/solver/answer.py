@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from assigner.plan import Plan
+from assigner.screen import OnScreen
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True)
-class Solution:
+class Solution(OnScreen):
     """A plan, with what else was looked at.
 
     Args:
