@@ -32,8 +32,6 @@ from assigner.runtime.swapping import flush, leftovers, part_of, put
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch import nn
-
     from assigner.marking import PartitionGraph
     from assigner.runtime.optimizer import PipelineOptimizer
     from assigner.runtime.share import Share
@@ -237,10 +235,7 @@ class Checkpoint:
         cls,
         folder: Path,
         fingerprint: str,
-        *,
-        state: Mapping[str, torch.Tensor],
-        empty: Mapping[str, Any],
-        parameters: Mapping[str, nn.Parameter],
+        share: Share,
         optimizer: PipelineOptimizer | None,
     ) -> Checkpoint:
         """What this rank needs of a checkpoint, whatever plan wrote it; nothing is changed yet.
@@ -248,15 +243,14 @@ class Checkpoint:
         Args:
             folder: The checkpoint.
             fingerprint: Of the model.
-            state: The tensors to fill, by the model's names.
-            empty: Names of the buffers that are None; one that was None then too stays so.
-            parameters: Those of its parameters that are trained.
-            optimizer: Their optimizer. None: nothing is trained.
+            share: What is to be filled; a buffer that is None, and was so when it was saved, stays so.
+            optimizer: Of the share's parameters. None: nothing is trained.
 
         Raises:
             UsageError: there is no checkpoint.
             FormatError: it is broken, of another model, or lacks a tensor of this shape and type.
         """
+        state, empty = share.state(), share.empty()
         with _reading(folder, _FACTS):
             path = folder / _FACTS
             facts = read_json(path)
@@ -272,26 +266,21 @@ class Checkpoint:
                 _check_like(index.path, name, found.get(name), tensor)
             moments = None
             if optimizer is not None:
-                moments = OptimizerState.read(folder, parameters, optimizer, of_old="shared" not in index.content)
+                moments = OptimizerState.read(folder, share.parameters, optimizer, of_old="shared" not in index.content)
             paths = (path, index.path, index_of(folder, "optimizer"))
             mark = zlib.crc32(b"".join(each.read_bytes() for each in paths if each.is_file()))
             kept = {name: found[name] for name in state}
             return cls(mark, progress, kept, {name: found[name] for name in empty if name in found}, moments)
 
-    def put(
-        self,
-        state: Mapping[str, torch.Tensor],
-        empty: Mapping[str, Callable[[torch.Tensor], None]],
-        parameters: Mapping[str, nn.Parameter],
-        optimizer: PipelineOptimizer,
-    ) -> None:
+    def put(self, share: Share, optimizer: PipelineOptimizer | None) -> None:
         """Fill what it was read for, in place; the optimizer's state and its settings (`lr`, ...) are replaced."""
-        for name, tensor in state.items():
+        empty = share.empty()
+        for name, tensor in share.state().items():
             tensor.detach().copy_(self.state[name])
         for name, tensor in self.empty.items():
             empty[name](tensor)
-        if self.moments is not None:
-            self.moments.put(parameters, optimizer)
+        if self.moments is not None and optimizer is not None:
+            self.moments.put(share.parameters, optimizer)
 
 
 def _check_like(path: Path, name: str, found: torch.Tensor | None, wanted: torch.Tensor) -> None:

@@ -392,20 +392,16 @@ class Pipeline:
             UsageError: the folder is not there.
             FormatError: it is broken, of another model or another optimizer; the message says which file, and where.
         """
-        state, empty, trained = self._installed.share.state(), self._installed.share.empty(), self._installed.trained
+        share, trains = self._installed.share, self.optimizer if self._trains else None
         found = self._member.agree(
-            f"loading {folder}",
-            lambda: Checkpoint.read(
-                Path(folder), self.graph.fingerprint, state=state, empty=empty, parameters=trained,
-                optimizer=self.optimizer if self._trains else None,
-            ),
-        )  # fmt: skip
+            f"loading {folder}", lambda: Checkpoint.read(Path(folder), self.graph.fingerprint, share, trains)
+        )
         with self._member.guarded(f"loading {folder}"):
             marks = self._member.numbers(float(found.mark))
         if len(set(marks)) > 1:
             raise FormatError(f"{folder} is not the same on all ranks", hint="load it again, from a folder they share")
         with self._member.guarded(f"loading {folder}"):
-            found.put(state, empty, trained, self.optimizer)
+            found.put(share, trains)
             self.steps, self._batches = found.progress.steps, found.progress.batches
             self._installed.gradients.drop()
             self._scaling.load(found.progress.scaler)
