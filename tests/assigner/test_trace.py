@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from builders import make_plan, make_profile
 
+from assigner.document import encode
 from assigner.errors import FormatError, UsageError
 from assigner.schedule import Payload, Route
 from assigner.trace import Trace, TracedAction, TracedMessage, WorkerTrace, check_same_plan, load_trace, save_trace
@@ -85,6 +86,7 @@ def test_both_ends_name_one_route() -> None:
         (replace(FORWARD, message=OUT), r"actions\[1\].message: a send or a receive has one"),
         (replace(SEND, message=None), r"actions\[1\].message: a send or a receive has one"),
         (replace(SEND, message=replace(OUT, peer=FIRST)), r"message.peer: 'worker:0/cpu' is no other worker"),
+        (replace(SEND, message=replace(OUT, partition="p9")), r"message.partition: 'p9' is in none of the stages"),
         (step(0, 0.0, 1.0), r"workers\[0\].actions: 3 actions of kind \"step\", of 2 steps"),
         (replace(FORWARD, stage=1), r"actions\[1\].stage: 1 is not allowed; 'worker:1/cpu' holds it"),
         (replace(SEND, stage=1), r"actions\[1\].stage: 1 is not allowed; 'worker:1/cpu' holds it"),
@@ -125,6 +127,30 @@ def test_workers_are_those_of_the_stages(workers: tuple[WorkerTrace, ...], messa
     """Each worker of a stage is there once, with all its steps, and no other."""
     with pytest.raises(FormatError, match=message):
         make_trace(workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stages": ()}, "stages: empty"),
+        ({"stages": (*PLAN.stages, PLAN.stages[0])}, "'p0' is there already"),
+        ({"stages": (replace(PLAN.stages[0], in_flight=9), PLAN.stages[1])}, r"stages\[0\].in_flight: 9"),
+    ],
+)
+def test_the_stages_of_a_trace_are_those_of_a_plan(change: dict, message: str) -> None:
+    """What no plan may have, no trace has."""
+    with pytest.raises(FormatError, match=message):
+        make_trace(**change)
+
+
+def test_text_that_is_none_is_refused_with_its_place(tmp_path) -> None:
+    """Half of a surrogate pair cannot be written to a page or a terminal."""
+    path = tmp_path / "trace.json"
+    document = encode(GOOD)
+    document["workers"][0]["actions"][2]["message"]["partition"] = "\ud800"
+    path.write_text(json.dumps(document))
+    with pytest.raises(FormatError, match=r'message.partition: "\\ud800" is not allowed; expected text in Unicode'):
+        load_trace(path)
 
 
 def test_a_number_that_cannot_be_is_refused_with_its_place(tmp_path) -> None:
