@@ -173,9 +173,19 @@ def leaving_together(*, nodes: int, node: int, address: str, port: int) -> Itera
         node: This host's number.
         address: Address of host 0; of no use with one.
         port: The port of the store, which is shared with the launcher's own (`multi_tenant`); of no use with one.
+
+    Raises:
+        WorkerError: this host has no loopback address to open it at.
     """
     if nodes == 1:
-        yield OtherHosts(local_store("127.0.0.1"), node, alone=True)
+        try:
+            store = local_store("127.0.0.1")
+        except OSError as error:
+            raise WorkerError(
+                f"the run's store cannot be opened at 127.0.0.1: {error.strerror or error}",
+                hint="ranks of one host meet at its loopback address, which must be up (ip link set lo up)",
+            ) from error
+        yield OtherHosts(store, node, alone=True)
         return
     store = TCPStore(
         address, port, is_master=node == 0, timeout=timedelta(seconds=MEETING_S), wait_for_workers=False,

@@ -16,6 +16,7 @@ from torch.distributed import DistError, HashStore
 
 from assigner import departure
 from assigner.departure import HostFailure, OtherHosts, is_done, leaving_together, read_host_failure, tell_done
+from assigner.errors import WorkerError
 from assigner.seal import SECRET, seal_first
 
 
@@ -158,3 +159,17 @@ def test_a_launcher_lets_its_ranks_end_by_themselves(killed):
     assert killed == []
     assert done.failure is None
     done.close()
+
+
+def test_a_host_without_a_loopback_address_is_told(monkeypatch):
+    """One line with the system's reason and what to do."""
+
+    def refuse(*_, **__):
+        raise OSError(99, "Cannot assign requested address")
+
+    monkeypatch.setattr(departure.socket, "create_server", refuse)
+    with (
+        pytest.raises(WorkerError, match=r"127\.0\.0\.1: Cannot assign requested address"),
+        leaving_together(nodes=1, node=0, address="", port=0),
+    ):
+        pass
