@@ -95,7 +95,7 @@ class LadderSetting(Setting):
         self._objective: Objective = self.problem.options.objective
         self._rungs = Rungs(self.instance, deep=schedule == "1f1b")
         self._ladder: Ladder | None = None
-        self._wider = False  # labels were lost for want of room
+        self._wider = False  # labels or pipelines were lost for want of room that more effort gives
         self._few = False  # few enough pipelines are below the target to look at all of them
         self._start: tuple[float, Sequence[Rung]] = (math.inf, ())
         self._seen: dict[_Key, tuple[float, Depths]] = {}  # the best that was simulated
@@ -148,7 +148,9 @@ class LadderSetting(Setting):
         target = self.contest.target
         climb = self._ladder.climb(cutoff=target, width=self._room(width), most=MOST_SIMULATED * self.effort)
         least = climb.pipelines[0][0] if climb.pipelines else math.inf
-        self._wider, self._few = not climb.complete, climb.complete and not self._coarse
+        self._few = climb.complete and not self._coarse
+        room = self.effort < MOST_LABELS // LABELS or len(climb.pipelines) >= MOST_SIMULATED * self.effort
+        self._wider = room and not climb.complete
         self.raise_bound(min(least, climb.lost, target), CLIMBED)
         found = (rungs for _, rungs in climb.pipelines[:simulated])
         if self._coarse:
@@ -163,7 +165,7 @@ class LadderSetting(Setting):
             self._seen.clear()  # more of their warm-up depths may be tried now
             self.relax()
         if self.decided or not self._few:
-            self.cut_short = self._wider and self.effort < MOST_LABELS // LABELS
+            self.cut_short = self._wider
             return
         climb = self._ladder.climb(
             cutoff=self.contest.target, width=self._room(ALL_WIDTH), dominance=False, most=MOST_SIMULATED * self.effort
