@@ -30,6 +30,7 @@ demo: $(READY)
 	rm -f demo/single-trace.json demo/plan-trace.json
 	$(BIN)/assigner run demo/single.json -- examples/train.py --steps $(DEMO_STEPS) --trace demo/single-trace.json
 	$(BIN)/assigner run demo/plan.json -- examples/train.py --steps $(DEMO_STEPS) --trace demo/plan-trace.json
+	@echo "Where the two last losses differ, it is by rounding: other micro-batches, other sums (docs/training.md)."
 	$(BIN)/assigner report demo/single.json demo/plan.json -o demo/report.html --force \
 		--measured demo/single-trace.json --measured demo/plan-trace.json
 	$(BIN)/assigner compare demo/single.json demo/plan.json \
