@@ -6,6 +6,7 @@ from builders import make_plan, make_profile
 from assigner.plan import Candidate, SolverReport, WhatIf
 from assigner.report.sheet import Line, Sheet
 from assigner.report.solution import progress_text, solution_data, solution_report
+from assigner.report.spread import doubt
 from assigner.simulate import priced
 from assigner.solver import FrontierPoint, Progress, Solution, SolveOptions
 
@@ -114,8 +115,10 @@ def test_progress_of_what_ifs_says_which():
 
 def test_what_is_wrong_with_the_profile_stands_beside_the_claim(plan):
     """One line behind the status and its bound, and the same for --json; of a sound profile there is none."""
-    told = "the profile was measured on a busy machine"
-    report = lines(solution_report(Solution(plan), doubt=told))
+    measured = tuple(replace(each, starved=0.4) for each in PROFILE.measurements)
+    busy = replace(PROFILE, measurements=measured)
+    told = doubt(busy)
+    report = lines(solution_report(Solution(plan), profile=busy))
     assert report.index(f"warning: {told}") == next(n for n, text in enumerate(report) if "takes less than" in text) + 1
-    assert solution_data(Solution(plan), doubt=told)["derived"]["doubt"] == told
-    assert solution_data(Solution(plan))["derived"]["doubt"] is None
+    assert solution_data(Solution(plan), profile=busy)["derived"]["doubt"] == told
+    assert solution_data(Solution(plan), profile=PROFILE)["derived"]["doubt"] is None

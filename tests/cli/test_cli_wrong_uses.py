@@ -108,6 +108,9 @@ CASES = [
     (5, "compare solved.json equal.json --measured solved.json", "solved.json"),
     (2, "compare solved.json equal.json --precision many", "'many'"),
     # check
+    (2, "bench", "PLAN"),
+    (2, "bench nowhere.json", "nowhere.json"),
+    (5, "bench profile.json", "profile.json"),
     (2, "check w.py", "FILE.py:FUNCTION"),
     (2, "check nowhere.py:f", "nowhere.py"),
     (2, "check w.py:nobody", "'nobody'"),
