@@ -10,6 +10,7 @@ from assigner.errors import UsageError
 from . import console
 from .options import Json
 from .provenance import Known, behind
+from .values import whole_number
 
 if TYPE_CHECKING:
     from assigner.report.comparison import Named
@@ -105,8 +106,9 @@ def _baseline_first(named: "list[Named]", paths: list[Path], wanted: str | None)
     if wanted is None:
         return named
     fitting = [n for n, (each, path) in enumerate(zip(named, paths, strict=True)) if wanted in (each.name, str(path))]
-    if not fitting and wanted.isdecimal() and 1 <= int(wanted) <= len(named):
-        fitting = [int(wanted) - 1]
+    number = whole_number(wanted)
+    if not fitting and number is not None and 1 <= number <= len(named):
+        fitting = [number - 1]
     if not fitting:
         names = ", ".join(f"{n} {each.name}" for n, each in enumerate(named, start=1))
         raise UsageError(f"--baseline: {wanted!r} is none of these plans", hint=f"they are {names}")

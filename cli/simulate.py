@@ -9,6 +9,7 @@ from assigner.errors import MeasurementError, UsageError
 
 from . import console
 from .options import Force, Json, PlanFile
+from .values import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +89,7 @@ def _check(*, memory: bool, against: Path | None, step: str, calibrate: Path | N
         raise UsageError("--calibrate needs a trace to learn from", hint="--against TRACE")
     if against is None and step != "median":
         raise UsageError(f"--step {step} is of a measured run, and there is none", hint="--against TRACE")
-    if step not in ("median", "all") and not step.isdecimal():
+    if step not in ("median", "all") and whole_number(step) is None:
         raise UsageError(f"--step: {step!r} is not allowed", hint="a step's number from 0, median, or all")
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
 
+from .values import whole_number
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -20,7 +22,7 @@ def micro_batches(text: str) -> int | None:
     """`auto` (None) or a whole number."""
     if text == "auto":
         return None
-    if not text.isdecimal() or not int(text):
+    if not whole_number(text):
         raise UsageError(f"--micro-batches: {text!r} is not allowed; expected auto or a whole number, 1 or more")
     return int(text)
 

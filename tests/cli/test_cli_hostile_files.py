@@ -139,6 +139,21 @@ def test_what_the_line_says_is_quoted_in_plain_words(assigner):
         assert not STEERING.search(result.stderr)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "solve profile.json --json --micro-batches {}",
+        "compare equal.json solved.json --baseline {}",
+        "simulate equal.json --against equal.json --step {}",
+    ],
+)
+def test_a_flag_of_thousands_of_digits_is_a_wrong_use(assigner, line):
+    """Python reads no such number; nobody meant one."""
+    result = assigner(*line.format("9" * 5000).split())
+    assert result.exit_code == 2, result.stderr
+    assert len(result.stderr) < 5000
+
+
 def test_the_most_micro_batches_are_refused_at_once(assigner, folder):
     """A thousand million of them would be simulated one by one: in a plan, in a trace, and asked for."""
     most = 10**9
