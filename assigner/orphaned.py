@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assigner.cause import VARIABLE
-from assigner.errors import WorkerError
+from assigner.errors import UsageError, WorkerError
 from assigner.launched import launched, launched_rank, launcher_process
 
 if TYPE_CHECKING:
@@ -60,7 +60,10 @@ def launcher_of(environment: Mapping[str, str] = os.environ) -> int | None:
     own, _, _ = environment.get(VARIABLE, "").partition(" ")
     if own.isdigit():
         return int(own)
-    place = launched(environment)
+    try:
+        place = launched(environment)
+    except UsageError:  # whoever needs the rank tells of it
+        return None
     if place is None:
         return None
     variable = "TORCHELASTIC_RUN_ID" if place.launcher == "torchrun" else place.variable  # pods set RANK for it, too

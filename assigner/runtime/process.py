@@ -10,6 +10,7 @@ import torch.distributed as dist
 from assigner.errors import UsageError
 from assigner.launched import launched
 from assigner.location import Location
+from assigner.orphaned import end_with_launcher
 from assigner.runtime.direct import check_workers, use_many_queues
 from assigner.runtime.rendezvous import check_backend, join_group, leave_group
 
@@ -34,6 +35,7 @@ def join_run(plan: Plan, timeout_s: float, backend: Backend | None = None) -> bo
     """
     check_backend(backend)
     check_workers(plan, backend)
+    end_with_launcher(joins=True)  # also where the user's code has made the process group
     made = False
     if not dist.is_initialized():
         place = launched()

@@ -41,6 +41,7 @@ def test_ranks_that_were_started_by_hand_have_none() -> None:
     """A shell may end before what it has started."""
     assert launcher_of({"RANK": "0", "WORLD_SIZE": "2"}) is None
     assert launcher_of({}) is None
+    assert launcher_of({"RANK": "many", "TORCHELASTIC_RUN_ID": "x"}) is None
 
 
 def test_what_a_rank_starts_may_outlive_the_run(monkeypatch: pytest.MonkeyPatch, watched: set[int]) -> None:
