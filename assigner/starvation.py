@@ -60,15 +60,22 @@ def processor_time(process: int | None = None) -> ProcessorTime:
     Args:
         process: Its number; None: this one.
     """
-    threads: dict[int, tuple[float, float]] = {}
     folder = Path("/proc", "self" if process is None else str(process), "task")
     try:
-        for each in folder.iterdir():
-            computed, queued, *_ = (each / "schedstat").read_text(encoding="ascii").split()
-            threads[int(each.name)] = int(computed) / 1e9, int(queued) / 1e9
-    except OSError:  # not Linux, a kernel without these figures, or a thread that has just ended
-        pass
+        found = {int(each.name): _thread_time(each) for each in folder.iterdir()}
+    except OSError:  # not Linux, or a process that is gone
+        found = {}
+    threads = {number: spent for number, spent in found.items() if spent is not None}
     return ProcessorTime(time.perf_counter(), threads, throttled_s())
+
+
+def _thread_time(folder: Path) -> tuple[float, float] | None:
+    """What a thread has computed and how long it was queued; None: it has just ended, or the kernel does not tell."""
+    try:
+        computed, queued, *_ = (folder / "schedstat").read_text(encoding="ascii").split()
+    except OSError:
+        return None
+    return int(computed) / 1e9, int(queued) / 1e9
 
 
 def allowed_share(threads: int, ranks: int | None = None) -> float:
