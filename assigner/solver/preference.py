@@ -92,7 +92,7 @@ def _shallower(problem: Problem, plan: Plan) -> Iterator[Plan]:
 def _near(problem: Problem, light: Proposal, equal: Mapping[str, str], most: float) -> Proposal:
     """The plan with its workers of a kind in the profile's order, if it is fast enough and nearer to `equal` so."""
     plan, options = light.plan, problem.options
-    if options.order:
+    if options.order or len(plan.stages) > len(plan.workers):
         return light
     free = {worker.name: (worker.kind, worker.threads) for worker in problem.workers}
     stages = []
@@ -101,7 +101,7 @@ def _near(problem: Problem, light: Proposal, equal: Mapping[str, str], most: flo
         del free[name]
         stages.append(replace(stage, worker=name, threads=problem.profile.worker[name].threads))
     moved = replace(plan, stages=tuple(stages))
-    if len(plan.stages) > len(plan.workers) or _unlike(moved, equal) >= _unlike(plan, equal):
+    if _unlike(moved, equal) >= _unlike(plan, equal):
         return light
     allowed = all(
         problem.allowed(name, problem.profile.worker[stage.worker]) for stage in stages for name in stage.partitions
