@@ -66,9 +66,7 @@ def steady_s(plan: Plan, cost: CostModel) -> float:
 
 def latency_s(plan: Plan, cost: CostModel) -> float:
     """Seconds from the start of one micro-batch's forward to its end, nothing else under way."""
-    alone = replace(
-        plan, micro_batches=1, workload=replace(plan.workload, batch_size=plan.micro_batch_size), schedule="gpipe",
-    )  # fmt: skip
+    alone = replace(plan.cut(1, plan.micro_batch_size, batch_size=plan.micro_batch_size), schedule="gpipe")
     program = build_program(alone, cost.profile.edges, cost.profile.ties)
     there = {
         worker: tuple(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -311,6 +311,23 @@ class Plan(OnScreen):
     def world_size(self) -> int:
         """The smallest number of ranks that the plan can run on."""
         return 1 + max(Location.parse(worker).rank for worker in self.workers)
+
+    def cut(self, micro_batches: int, micro_batch_size: int, *, batch_size: int) -> Plan:
+        """The plan with other micro-batches; no stage keeps more of them than there are.
+
+        Args:
+            micro_batches: In a step.
+            micro_batch_size: In samples.
+            batch_size: In samples.
+        """
+        depths = [None if stage.in_flight is None else min(stage.in_flight, micro_batches) for stage in self.stages]
+        return replace(
+            self,
+            workload=replace(self.workload, batch_size=batch_size),
+            micro_batches=micro_batches,
+            micro_batch_size=micro_batch_size,
+            stages=tuple(replace(stage, in_flight=depth) for stage, depth in zip(self.stages, depths, strict=True)),
+        )
 
 
 def _check(plan: Plan) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.runtime.headers import header_routes
@@ -42,12 +41,7 @@ class Programs:
             self._built.move_to_end(rows)
         else:
             count = micro_batch_count(rows, self.plan.micro_batches, self.plan.micro_batch_size)
-            plan = replace(
-                self.plan,
-                workload=replace(self.plan.workload, batch_size=rows),
-                micro_batch_size=-(-rows // count),
-                micro_batches=count,
-            )
+            plan = self.plan.cut(count, -(-rows // count), batch_size=rows)
             self._built[rows] = self._known(build_program(plan, self.graph.edges, self.graph.ties))
             if len(self._built) > _MOST_BUILT:
                 self._built.popitem(last=False)
@@ -56,12 +50,7 @@ class Programs:
     def counted(self, count: int, *, training: bool) -> Program:
         """The program for so many micro-batches of whatever size; without `training` their forwards alone."""
         if (count, training) not in self._counted:
-            plan = replace(
-                self.plan,
-                workload=replace(self.plan.workload, batch_size=count),
-                micro_batch_size=1,
-                micro_batches=count,
-            )
+            plan = self.plan.cut(count, 1, batch_size=count)
             edges, ties = self.graph.edges, self.graph.ties
             program = build_program(plan, edges, ties) if training else build_forward_program(plan, edges)
             self._counted[count, training] = self._known(program)

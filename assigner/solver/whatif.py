@@ -124,7 +124,7 @@ def questions(plan: Plan, case: Case) -> Iterator[Question]:
     if count is not None:
         size = plan.workload.batch_size // count
         what = f"{count} micro-batches of {size} instead of {plan.micro_batches} of {plan.micro_batch_size}"
-        cut = replace(plan, micro_batches=count, micro_batch_size=size)
+        cut = plan.cut(count, size, batch_size=plan.workload.batch_size)
         yield Question("micro_batches", what, case.with_options(micro_batches=count), cut, keeps=False)
     if not case.options.order:  # which a new worker is not in
         usable = [each for each in case.workers if not case.options.only or each.name in case.resolved[1].only]

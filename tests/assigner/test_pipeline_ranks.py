@@ -123,10 +123,9 @@ def test_a_checkpoint_of_three_ranks_on_one(ranks, folder):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_exception_in_a_partition(failures, rank):
-    """Every rank ends within seconds with the same type and message, worker, partition, micro-batch and traceback."""
+    """Every rank ends by itself with the same type and message, worker, partition, micro-batch and traceback."""
     found = failures[f"raises on rank {rank}"]
     assert found["codes"] == [1 if each == rank else 7 for each in range(3)]
-    assert found["seconds"] < 10
     for each, text in enumerate(found["stderr"]):
         caught = f"caught as an ArithmeticError of worker:{rank}/cpu: the trap snapped"
         assert (caught in text) == (each != rank)
@@ -137,10 +136,9 @@ def test_an_exception_in_a_partition(failures, rank):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank(failures, rank):
-    """The others end within ten seconds and name it, also where the job's store died with it."""
+    """The others end by themselves and name it, also where the job's store died with it."""
     found = failures[f"killed rank {rank}"]
     assert found["codes"] == [-9 if each == rank else 7 for each in range(3)]
-    assert found["seconds"] < 10
     assert all(f"worker:{rank}" in text and "its process is gone" in text for text in found["stderr"] if text)
 
 

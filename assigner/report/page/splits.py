@@ -6,7 +6,7 @@ number, with another placement, stands beside it where the plan says so.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assigner.document import encode
@@ -65,9 +65,7 @@ def _priced(plan: Plan, cost: CostModel, count: int) -> Split:
     measured = all(any(point.micro_batch == size for point in cost.measurements(*pair)) for pair in held)
     if why is not None:
         return Split(count, size, None, None, measured, why)
-    depths = [None if stage.in_flight is None else min(stage.in_flight, count) for stage in plan.stages]
-    stages = (replace(stage, in_flight=depth) for stage, depth in zip(plan.stages, depths, strict=True))
-    other = replace(plan, micro_batches=count, micro_batch_size=size, stages=tuple(stages))
+    other = plan.cut(count, size, batch_size=plan.workload.batch_size)
     peaks = [
         (name, worker_memory(cost, other, name).total, cost.profile.worker[name].capacity_bytes)
         for name in plan.workers
