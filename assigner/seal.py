@@ -38,8 +38,8 @@ def secret() -> dict[str, str]:
 
 
 def seal(name: str, value: Any) -> str:
-    """A value as it stands in the store under a name: its mark, and its JSON."""
-    text = json.dumps(encode(value))
+    """A value as it stands in the store under a name: its mark, and its JSON; a lone surrogate is a question mark."""
+    text = json.dumps(encode(value), ensure_ascii=False).encode(errors="replace").decode()
     return f"{_mark(name, text)} {text}"
 
 

@@ -86,7 +86,7 @@ def _stages(
         ranks = rng.sample(range(workers), len(parts))
         depths: list[int | None] = [None] * len(parts)
         if rng.random() < 0.7:
-            depths = sorted((rng.randint(1, micro_batches + 1) for _ in parts), reverse=True)
+            depths = sorted((rng.randint(1, micro_batches) for _ in parts), reverse=True)
     else:
         ranks = [rng.randrange(workers) for _ in parts]
         depths = [None] * len(parts)

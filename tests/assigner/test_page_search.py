@@ -36,7 +36,7 @@ def test_what_a_search_found_goes_with_its_measurements(plan, profile):
     plan, slow = searched(plan, profile), slower_worker(profile, 0, forward=2.0, backward=2.0)
     mine = ProfileReference("mine.json", "aa")
     edited = replace(plan, stages=(replace(plan.stages[0], rematerialise=("p1", "p2")), *plan.stages[1:]))
-    told = ("equal split", "a wider link", "chosen", "bound of this plan", "possible")
+    told = ("equal split", "a wider link", "chosen", "bound of this plan", "with one stage a worker")
 
     def seen(page: Shown) -> str:
         return page_html([page], title="t", made_at="today").partition("<script")[0]

@@ -34,6 +34,11 @@ def report(gap, kind="optimal"):
     return SolverReport("HiGHS", "1.0", kind, 1.0, 1 - gap, gap, 0.5)
 
 
+def of_step(found, step_s):
+    """The same report of a plan whose objective is this step."""
+    return replace(found, objective_s=step_s, bound_s=(1 - found.gap) * step_s)
+
+
 @pytest.mark.parametrize(
     ("gap", "text"),
     [(0.0, "optimal"), (1e-4, "optimal"), (0.018, "optimal to 1.8 %"), (1.0, "feasible: nothing proven")],
@@ -145,7 +150,7 @@ def test_few_baselines_on_a_screen(plan):
 
 def test_the_screen_has_every_part(plan):
     """Stages, bottleneck, clock, memory, and how to get the what-ifs; the same in --json."""
-    plan = replace(plan, solver=replace(report(0.0), objective_s=plan.predicted.step_s))
+    plan = replace(plan, solver=of_step(report(0.0), plan.predicted.step_s))
     parts = plan_report(plan, profile=PROFILE, source=Path("p.json"))
     titles = [part.title for part in parts if not isinstance(part, Line)]
     assert [title.split()[0].rstrip(":") for title in titles] == ["3", "clock", "peak"]
@@ -187,7 +192,7 @@ def test_a_plan_of_another_objective_is_not_held_against_baselines(plan):
 def test_a_gap_is_of_the_step_that_is_shown(plan):
     """None where nothing is proven, of another objective, or of another step than the predicted one."""
     step = plan.predicted.step_s
-    solved = replace(plan, solver=replace(report(0.02), objective_s=step))
+    solved = replace(plan, solver=of_step(report(0.02), step))
     assert proven_gap(solved) == 0.02
     assert proven_gap(plan) is None
     assert proven_gap(replace(solved, solver=replace(solved.solver, gap=1.0))) is None

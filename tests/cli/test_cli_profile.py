@@ -32,13 +32,16 @@ def test_two_profiles_become_one(assigner, folder):
 
 @pytest.mark.usefixtures("other")
 def test_an_existing_file_is_kept(assigner, folder):
-    """As everywhere, --force replaces it."""
+    """As everywhere, --force replaces it, unless it is one of those that are read."""
+    flags = ("profile", "--merge", "profile.json", "--merge", "other.json", "-o")
     before = (folder / "profile.json").read_text()
-    flags = ("profile", "--merge", "profile.json", "--merge", "other.json", "-o", "profile.json")
-    assert assigner(*flags).exit_code == 2
+    (folder / "all.json").write_text("of old")
+    assert assigner(*flags, "profile.json", "--force").exit_code == 2
     assert (folder / "profile.json").read_text() == before
-    assert assigner(*flags, "--force").exit_code == 0
-    assert len(load_profile(folder / "profile.json").workers) == 3
+    assert assigner(*flags, "all.json").exit_code == 2
+    assert (folder / "all.json").read_text() == "of old"
+    assert assigner(*flags, "all.json", "--force").exit_code == 0
+    assert len(load_profile(folder / "all.json").workers) == 3
 
 
 def test_a_profile_of_another_workload_is_refused(assigner, folder, other):
