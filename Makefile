@@ -8,7 +8,7 @@ TOOLS := .venv/.tools
 DEMO_WORKLOAD ?= examples/gpt.py:workload(width=192)
 DEMO_STEPS ?= 40
 
-.PHONY: demo test lint types docs clean
+.PHONY: demo test test-long test-all lint types docs clean
 
 # What the program needs, and in TOOLS what its tests, checks and documentation need.
 $(READY): pyproject.toml constraints.txt
@@ -36,8 +36,15 @@ demo: $(READY)
 	$(BIN)/assigner compare demo/single.json demo/plan.json \
 		--measured demo/single-trace.json --measured demo/plan-trace.json
 
+# What is long by nature (the lab, architectures of transformers, the browser, every block of the documentation) is
+# marked `long` and runs in test-long.
 test: $(TOOLS)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not long'
+
+test-long: $(TOOLS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m long
+
+test-all: test test-long
 
 lint: $(TOOLS)
 	$(BIN)/ruff check .

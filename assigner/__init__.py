@@ -1,70 +1,32 @@
 """assigner: profile, place and train a PyTorch model across workers that are not alike.
 
-The names below are loaded when they are first used, so that reading plans needs no torch.
+The names of `__init__.pyi` are loaded when they are first used, so that reading plans needs no torch. That file is
+their one list, for type checkers and for this module, as with lazy_loader (scientific-python.org/specs/spec-0001).
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+import re
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from assigner.cause import tell
-    from assigner.errors import (
-        AssignerError,
-        FormatError,
-        InfeasibleError,
-        LimitError,
-        MarkingError,
-        MeasurementError,
-        UsageError,
-        WorkerError,
-    )
-    from assigner.launched import launched_rank
-    from assigner.marking import partition
-    from assigner.plan import Plan, load_plan, save_plan
-    from assigner.profile import Profile, load_profile, save_profile
-    from assigner.runtime.checkpoint import load_weights
-    from assigner.runtime.pipeline import Pipeline
-    from assigner.simulate import predict
-    from assigner.solver import SolveOptions, solve, solve_baseline
-    from assigner.trace import Trace, load_trace
-    from assigner.workload import Workload, load_workload
-
-__version__ = "0.1.0"
+from assigner.version import __version__ as __version__
 
 _HOMES = {
-    "assigner.cause": ("tell",),
-    "assigner.errors": (
-        "AssignerError", "FormatError", "InfeasibleError", "LimitError", "MarkingError", "MeasurementError",
-        "UsageError", "WorkerError",
-    ),
-    "assigner.launched": ("launched_rank",),
-    "assigner.marking": ("partition",),
-    "assigner.plan": ("Plan", "load_plan", "save_plan"),
-    "assigner.profile": ("Profile", "load_profile", "save_profile"),
-    "assigner.runtime.checkpoint": ("load_weights",),
-    "assigner.runtime.pipeline": ("Pipeline",),
-    "assigner.simulate": ("predict",),
-    "assigner.solver": ("SolveOptions", "solve", "solve_baseline"),
-    "assigner.trace": ("Trace", "load_trace"),
-    "assigner.workload": ("Workload", "load_workload"),
-}  # fmt: skip
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = [  # noqa: RUF022 - as grouped above
-    "AssignerError", "FormatError", "InfeasibleError", "LimitError", "MarkingError", "MeasurementError", "UsageError",
-    "WorkerError", "partition", "Plan", "load_plan", "save_plan", "Profile", "load_profile", "save_profile", "Pipeline",
-    "predict", "SolveOptions", "solve", "solve_baseline", "Trace", "load_trace", "Workload", "load_workload",
-    "load_weights", "launched_rank", "tell",
-]  # fmt: skip
+    name: home
+    for home, name in re.findall(
+        r"^from (\S+) import (\w+)", Path(__file__).with_suffix(".pyi").read_text("utf-8"), re.M
+    )
+}
+__all__ = [*_HOMES]  # noqa: PLE0604 - names, as __init__.pyi has them
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _HOMES:
         raise AttributeError(f"module 'assigner' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
@@ -72,8 +34,8 @@ def __dir__() -> list[str]:
 
 
 if "ASSIGNER_CAUSES" in os.environ:  # a rank of `assigner run` or `assigner profile`
-    from assigner.cause import hand_over_uncaught
-    from assigner.orphaned import end_with_launcher
+    from assigner.launch.failurereport import hand_over_uncaught
+    from assigner.launch.launcherwatch import end_with_launcher
 
     hand_over_uncaught()
     end_with_launcher(joins=False)

@@ -11,11 +11,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assigner.cause import tell
 from assigner.errors import AssignerError
-from assigner.plan import load_plan
+from assigner.formats.plan import load_plan
+from assigner.launch.failurereport import tell
+from assigner.model.workload import load_workload
 from assigner.runtime.pipeline import Pipeline
-from assigner.workload import load_workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

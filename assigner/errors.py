@@ -27,6 +27,9 @@ class AssignerError(Exception):
     Args:
         message: What is wrong, with the offending value and where it was found.
         hint: What to do next; printed on a line of its own.
+
+    Attributes:
+        trace: The traceback of an error in the user's code, or on another rank, that is behind this one.
     """
 
     exit_code = 1
@@ -37,6 +40,7 @@ class AssignerError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.trace = ""
         if hint is not None:
             self.add_note(f"hint: {hint}")  # what Python prints of it where nobody catches it
 

@@ -122,6 +122,11 @@ def percent(share: float | None, *, sign: bool = False) -> str:
     return f"{points(share, sign=sign)} %"
 
 
+def spread(share: float) -> str:
+    """How far figures vary around their median: `35 %`, and above it `2.5 times the median`: no share of anything."""
+    return f"{100 * share:.0f} %" if share <= 1 else f"{share:.1f} times the median"
+
+
 def points(share: float | None, *, sign: bool = False, digits: int | None = None) -> str:
     """A share of one in percent, without the sign for percent: for a column that says so; one decimal unless said."""
     if share is None:
@@ -213,3 +218,18 @@ def meant(word: str, names: Sequence[str], what: str) -> str:
     if close:
         return f"did you mean {close[0]}?"
     return f"{what}: {', '.join(known[:6])}" + (", ..." if len(known) > 6 else "")
+
+
+class Unquoted:
+    """A text that stands without quotes in the `repr` of what holds it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The first of some names, quoted, and how many there are besides."""
+    return f"{names[0]!r} and {len(names) - 1} more" if len(names) > 1 else repr(names[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import traceback
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,12 @@ from assigner.errors import AssignerError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from types import FrameType
 
+_HEAD = "Traceback (most recent call last):\n"
+_FRAME = re.compile(r'^ {2}File "(.+)", line (\d+), in .+\n(?: {4}.*\n| {2}\[Previous line.*\n)*', re.MULTILINE)
+_LINKS = re.compile(r"(\n(?:The above exception was the direct|During handling of the above).*\n\n)")
+_MOST_FRAMES = 20
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
@@ -27,9 +33,28 @@ def user_place(places: Sequence[tuple[str, int]]) -> tuple[str, int] | None:
         Where nothing of the user's own is among them, the innermost place in another package than torch and this one;
         None: there is neither.
     """
-    others = [place for place in places if not place[0].startswith("<") and not place[0].startswith(_machinery())]
+    others = [place for place in places if not _is_machinery(place[0])]
     own = [place for place in others if not _INSTALLED.search(place[0])]
     return next(reversed(own or others), None)
+
+
+def calling_place() -> tuple[str, int] | None:
+    """The place in the user's code, as `user_place` finds it, that is running: in microseconds, no source is read."""
+    other: tuple[str, int] | None = None
+    at: FrameType | None = sys._getframe(1)
+    while at is not None:
+        file = at.f_code.co_filename
+        if not _is_machinery(file):
+            if not _INSTALLED.search(file):
+                return file, at.f_lineno
+            other = other or (file, at.f_lineno)
+        at = at.f_back
+    return other
+
+
+@cache
+def _is_machinery(file: str) -> bool:
+    return file.startswith(("<", *_machinery()))
 
 
 @cache
@@ -46,6 +71,35 @@ def _machinery() -> tuple[str, ...]:
     return tuple(f"{folder}/" for folder in folders) + tuple(
         f"{each}/" if each.is_dir() else str(each) for each in below
     )
+
+
+def user_trace(trace: str) -> str:
+    """A traceback with the user's frames alone, where it was raised in code of the user's.
+
+    Args:
+        trace: As `traceback.format_exception` gives it, with the causes.
+
+    Returns:
+        The errors in it that come from the user's code; empty: none does, as where this program refuses something.
+    """
+    parts = _LINKS.split(trace)
+    found = [(users, link) for part, link in zip(parts[::2], [*parts[1::2], ""], strict=True)
+             if (users := _user_frames(part))]  # fmt: skip
+    return "".join(f"{users}{link if n < len(found) - 1 else ''}" for n, (users, link) in enumerate(found))
+
+
+def _user_frames(trace: str) -> str:
+    frames = list(_FRAME.finditer(trace))
+    ours = tuple(f"{folder}/" for folder in (Path(__file__).resolve().parent, Path(__file__).parent))
+    since = max((n + 1 for n, frame in enumerate(frames) if frame[1].startswith(ours)), default=0)
+    places = [(frame[1], int(frame[2])) for frame in frames]
+    said = trace[frames[-1].end() :] if frames else ""
+    if said.startswith("assigner.") or user_place(places[since:]) is None:
+        return ""
+    own = [frame[0] for frame, place in zip(frames, places, strict=True) if user_place([place]) is not None]
+    if len(own) > _MOST_FRAMES:
+        own[_MOST_FRAMES // 2 : -_MOST_FRAMES // 2] = [f"  ... {len(own) - _MOST_FRAMES} more\n"]
+    return f"{_HEAD}{''.join(own)}{said}"
 
 
 def running_line() -> str:
@@ -91,4 +145,6 @@ def user_code(what: str, *, hint: str = "-v shows the whole traceback") -> Itera
         said = str(error).strip().splitlines()
         message = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
         where = f" at {line}" if (line := _line(error)) else ""
-        raise UsageError(f"{what} failed{where}: {message}", hint=hint) from error
+        failure = UsageError(f"{what} failed{where}: {message}", hint=hint)
+        failure.trace = "".join(traceback.format_exception(error))
+        raise failure from error

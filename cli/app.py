@@ -10,6 +10,7 @@ from .check import check_command
 from .compare import compare_command
 from .doctor import doctor_command
 from .export import export_command
+from .given import flagged
 from .group import Commands
 from .help import Command
 from .init import init_command
@@ -45,7 +46,7 @@ def _variables(command: str) -> dict[str, str]:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from assigner import __version__
+        from assigner.version import __version__
 
         console.show_text(f"assigner {__version__}\n")
         raise typer.Exit
@@ -127,7 +128,7 @@ app.command(
         "assigner profile model.py:workload -o profile.json --workers 2 --only 'blocks.*' --only links",
         "assigner profile --merge here.json --merge there.json -o all.json",
     ),
-)(profile_command)
+)(flagged(profile_command))
 app.command(
     "solve",
     cls=Command,
@@ -136,7 +137,7 @@ app.command(
         "assigner solve profile.json -o plan.json",
         "assigner solve profile.json -o plan.json --micro-batches 8 --pin embed=worker:0",
     ),
-)(solve_command)
+)(flagged(solve_command, variables="ASSIGNER_"))
 app.command(
     "run",
     cls=Command,

@@ -17,7 +17,7 @@ from .hosts import MasterAddr, MasterPort, Nnodes, NodeRank, Ranks, Threads, lay
 from .options import Config, Json
 
 if TYPE_CHECKING:
-    from assigner.launch import Layout
+    from assigner.launch.ranks import Layout
     from assigner.report.comparison import Named
 
 
@@ -81,7 +81,7 @@ def _make(folder: Path, files: list[Path]) -> None:
 
 
 def _train(plan: Path, where: "Layout", trace: Path, *, steps: int, warm_up: int, threads: int) -> None:
-    from assigner.launch import launch
+    from assigner.launch.ranks import launch
 
     arguments = [str(plan), str(trace), "--steps", str(steps), "--warm-up", str(warm_up)]
     launch([sys.executable, "-u", "-m", "assigner.bench", *arguments], where, {"OMP_NUM_THREADS": str(threads)})

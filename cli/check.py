@@ -12,9 +12,9 @@ from . import console, names
 from .options import Json
 
 if TYPE_CHECKING:
-    from assigner.marking import PartitionGraph
-    from assigner.profile import Verification
-    from assigner.workload import Workload
+    from assigner.formats.profile import Verification
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import Workload
 
 
 def check_command(
@@ -41,9 +41,9 @@ def check_command(
     """
     import torch
 
-    from assigner.marking import partition_graph
+    from assigner.model.marking import partition_graph
+    from assigner.model.workload import load_workload
     from assigner.report.verification import verification_data, verification_report
-    from assigner.workload import load_workload
 
     if threads is not None:
         torch.set_num_threads(threads)

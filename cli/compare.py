@@ -14,7 +14,7 @@ from .values import whole_number
 
 if TYPE_CHECKING:
     from assigner.report.comparison import Named
-    from assigner.report.measured import Measured
+    from assigner.validation.steps import PlanRuns
 
 
 def compare_command(
@@ -70,7 +70,7 @@ def load_named(paths: list[Path], profile: Path | None) -> "list[Named]":
 
     Prices are of workers, not of plans: a plan that was solved with none has those of the first that was.
     """
-    from assigner.plan import load_plan
+    from assigner.formats.plan import load_plan
     from assigner.report.comparison import Named, check_comparable, stored_prices
 
     loaded = [Named(name, load_plan(path)) for name, path in zip(plan_names(paths), paths, strict=True)]
@@ -115,12 +115,12 @@ def _baseline_first(named: "list[Named]", paths: list[Path], wanted: str | None)
     return [named[fitting[0]], *(each for n, each in enumerate(named) if n != fitting[0])]
 
 
-def measured_runs(named: "list[Named]", files: list[Path]) -> "dict[str, Measured]":
+def measured_runs(named: "list[Named]", files: list[Path]) -> "dict[str, PlanRuns]":
     """What the traces say of the plans, by name; each trace says of which one it is."""
     if not files:
         return {}
-    from assigner.report.measured import assigned
-    from assigner.trace import load_trace
+    from assigner.formats.trace import load_trace
+    from assigner.validation.steps import runs_by_plan
 
     pairs = [(each.name, each.plan) for each in named]
-    return assigned(pairs, [(str(file), load_trace(file)) for file in dict.fromkeys(files)])
+    return runs_by_plan(pairs, [(str(file), load_trace(file)) for file in dict.fromkeys(files)])

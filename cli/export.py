@@ -15,9 +15,9 @@ from .options import Force, Json, PlanFile
 
 if TYPE_CHECKING:
     from assigner.export import Exported
-    from assigner.export.held import Held
-    from assigner.plan import Plan
-    from assigner.profile import Profile
+    from assigner.formats.partitioncontent import ModelContent
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
 
 Format = Literal["device-map", "pipelining-schedule", "pipelining-modules", "torchgpipe", "dot"]
 _EXACT = ("device-map", "pipelining-modules")
@@ -59,9 +59,9 @@ def export_command(
 ) -> None:
     """Write a plan for accelerate, torch, Graphviz, ..."""
     from assigner.files import entry_file, put, refuse_existing, refuse_input
-    from assigner.origin import profile_path
-    from assigner.plan import load_plan
-    from assigner.profile import load_profile
+    from assigner.formats.origin import profile_path
+    from assigner.formats.plan import load_plan
+    from assigner.formats.profile import load_profile
 
     if workload is not None and to not in _EXACT:
         raise UsageError(f"--workload means nothing for {to}", hint=f"it is for {' and '.join(_EXACT)}")
@@ -86,7 +86,7 @@ def export_command(
         console.show_text(made.text)
 
 
-def _exported(to: Format, plan: "Plan", profile: "Profile", held: "Held | None", *, every: bool) -> "Exported":
+def _exported(to: Format, plan: "Plan", profile: "Profile", held: "ModelContent | None", *, every: bool) -> "Exported":
     from assigner import export
 
     match to:
@@ -102,11 +102,11 @@ def _exported(to: Format, plan: "Plan", profile: "Profile", held: "Held | None",
             return export.partition_drawing(plan, profile, every=every)
 
 
-def _held(entry: str, plan: "Plan") -> "Held":
+def _held(entry: str, plan: "Plan") -> "ModelContent":
     """What each partition holds, from the model itself; the only export that imports torch."""
-    from assigner.marking.holding import held_names
+    from assigner.model.marking.content import model_content
+    from assigner.model.workload import load_workload
     from assigner.runtime.graph import plan_graph
-    from assigner.workload import load_workload
 
     with redirect_stdout(sys.stderr):  # what the user's code prints is no result
-        return held_names(plan_graph(load_workload(entry), plan))
+        return model_content(plan_graph(load_workload(entry), plan))

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
-from assigner.cause import cause_of, hand_over
 from assigner.errors import AssignerError, FormatError, InfeasibleError, UsageError
 from assigner.formatting import printable
+from assigner.launch.failurereport import hand_over, report_of
+from assigner.usercode import user_trace
 
 from . import completion, console
 from .configuration import named_by_origin, origin
@@ -96,7 +97,7 @@ class Commands(TyperGroup):
         except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError):
             raise
         except AssignerError as error:
-            if hand_over(cause_of(error)):
+            if hand_over(report_of(error)):
                 raise typer.Exit(error.exit_code) from error
             _trace(error)
             fail(named_by_origin(ctx, error.message), error.hint or _next_step(ctx, error))
@@ -111,7 +112,7 @@ class Commands(TyperGroup):
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _UNWRITABLE:
                 raise typer.Exit(_fail_writing(error)) from error
-            if hand_over(cause_of(error)):
+            if hand_over(report_of(error)):
                 raise typer.Exit(1) from error
             hint = "report it with what is above" if settings().verbose else "-v shows where; please report it"
             _trace(error)
@@ -145,10 +146,12 @@ def _drop_stdout() -> None:
 
 
 def _trace(error: BaseException) -> None:
-    """With -v, where the error comes from: for a rank's, where on that rank."""
+    """Where the error comes from, for a rank's on that rank: the frames of the user's code; with -v all of it."""
+    theirs = getattr(error, "trace", "") or getattr(error.__cause__, "trace", "")
     if settings().verbose:
-        theirs = getattr(error, "trace", "") or getattr(error.__cause__, "trace", "")
         sys.stderr.write(printable(theirs or "".join(traceback.format_exception(error))))
+    else:
+        sys.stderr.write(printable(user_trace(theirs)))
 
 
 def _end_of_options(args: Sequence[str]) -> int:

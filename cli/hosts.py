@@ -7,8 +7,8 @@ import typer
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
-    from assigner.launch import Layout
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
+    from assigner.launch.ranks import Layout
 
 _SEVERAL = "Several hosts (run the same command on each)"
 
@@ -45,6 +45,6 @@ def layout(
         raise UsageError(
             f"--ranks {ranks}: the plan needs {plan.world_size} ranks", hint="leave it out, or give --nnodes"
         )
-    from assigner.launch import Layout
+    from assigner.launch.ranks import Layout
 
     return Layout(ranks, nnodes, node_rank, master_addr, master_port)

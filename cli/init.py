@@ -37,7 +37,7 @@ def init_command(
     """
     from assigner.errors import UsageError
     from assigner.files import put, refuse_existing
-    from assigner.starter import EXAMPLE, workload_text
+    from assigner.init import EXAMPLE, workload_text
 
     if output.suffix != ".py":
         raise UsageError(f"{output} is no Python file", hint=f"-o {output.stem or 'workload'}.py")
@@ -47,17 +47,19 @@ def init_command(
         draft = EXAMPLE
     else:
         with _looking():
-            from assigner.marking.survey import survey
+            from assigner.init.modeldraft import draft_of_model
 
-            draft = survey(model, output.parent)
+            draft = draft_of_model(model, output.parent)
         _refuse_own(output, model, *draft.code.files)
     put(output, workload_text(draft, str(output)).encode(), force=force)
     console.notice(f"wrote {output}")
-    for gap in draft.gaps:
+    for note in draft.notes:
+        console.notice(f"note: {note}")
+    gaps = draft.gaps or (() if model is None else _check(output))
+    for gap in gaps:
         console.notice(f"to do: {gap}")
-    if not draft.gaps and model is not None:
-        _check(output)
-    console.notice(f"next: assigner profile {shlex.quote(f'{output}:workload')} -o profile.json --workers 2")
+    then = f"assigner profile {shlex.quote(f'{output}:workload')} -o profile.json --workers 2"
+    console.notice(f"next: do that in {output}; after it, {then}" if gaps else f"next: {then}")
 
 
 @contextmanager
@@ -80,18 +82,18 @@ def _refuse_own(output: Path, model: str | None, *files: Path) -> None:
         )
 
 
-def _check(path: Path) -> None:
-    """Cut the model as the file says, without memory, and say what came of it."""
+def _check(path: Path) -> tuple[str, ...]:
+    """Cut the model as the file says, without memory, and say what came of it; what is left to do, if anything is."""
     from assigner import formatting as fmt
     from assigner.errors import UsageError
-    from assigner.marking import partition_graph
-    from assigner.workload import load_workload
+    from assigner.model.marking import partition_graph
+    from assigner.model.workload import load_workload
 
     try:
         with _looking():
             graph = partition_graph(load_workload(f"{path}:workload"))
     except UsageError as error:
-        console.notice(f"to do: the model cannot be cut at these marks: {error.message}; {error.hint or ''}")
-        return
+        return (f"the model cannot be cut at these marks: {error.message}; {error.hint or ''}",)
     names = [piece.name for piece in graph.pieces]
     console.notice(f"it has {fmt.plural(len(names), 'partition')}: {fmt.ranges(names)}")
+    return ()

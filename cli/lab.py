@@ -125,10 +125,10 @@ def _check(path: Path | None, *, as_json: bool) -> None:
 
 def _derive(profile: Path, here: Path | None, output: Path | None, settings: Path | None, *, force: bool) -> None:
     from assigner.files import put, refuse_existing
+    from assigner.formats.profile import load_profile
     from assigner.lab import Machine, lacks, parse_cluster
     from assigner.lab.clusterfile import cluster_text
     from assigner.lab.derive import derive
-    from assigner.profile import load_profile
 
     if output is not None:
         refuse_existing(output, force=force, reads=[profile, here, settings])

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.cgroup import core_limit, free_memory, memory_limit
+from assigner.machine.cgroup import core_limit, free_memory, memory_limit
 from assigner.report.machine import Finding
 
 from .packages import ASK_SOLVERS, extras, installed, programs

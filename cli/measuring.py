@@ -10,7 +10,7 @@ from . import console
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from assigner.profiler.forecast import Standing
+    from assigner.profiler.forecast import RankProgress
 
 _DRAW_S = 0.25
 _BAR, _FIGURES = 20, len(" 100% 1 h 20 min left ")
@@ -38,7 +38,7 @@ class MeasuringProgress:
         self._task = self._bar.add_task("", total=1.0, left="")
         self._drawn = 0.0
 
-    def update(self, standing: Standing) -> None:
+    def update(self, standing: RankProgress) -> None:
         """Take note of where the run stands."""
         if self._shown and time.monotonic() - self._drawn > _DRAW_S:
             self._drawn = time.monotonic()

@@ -9,7 +9,7 @@ import typer
 from assigner.files import read_text
 
 if TYPE_CHECKING:
-    from assigner.profile import Profile
+    from assigner.formats.profile import Profile
 
 
 def partitions(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -53,7 +53,7 @@ def _profile(ctx: typer.Context) -> "Profile":
     Raises:
         AssignerError: there is none, or it cannot be read.
     """
-    from assigner.profile import load_profile
+    from assigner.formats.profile import load_profile
 
     return load_profile(Path(ctx.params.get("profile") or ""))
 

@@ -6,33 +6,33 @@ import os
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from assigner.errors import MeasurementError, UsageError
 from assigner.files import entry_file, refuse_existing, refuse_input
-from assigner.launched import launched, launched_rank
-from assigner.orphaned import end_with
+from assigner.launch.launcherwatch import end_with
+from assigner.machine.launchedrank import launched, launched_rank
+from assigner.profiler.options import MEASURING, RANKS, ProfileOptions
 
 from . import console, names
 from .check import compared
 from .configuration import settings_file
+from .given import Given
 from .group import INTERRUPTED
 from .options import Config, Force
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from assigner.marking import PartitionGraph
-    from assigner.profile import Profile, Verification
-    from assigner.profiler import Output, ProfileOptions
-    from assigner.workload import Workload
+    from assigner.formats.profile import Profile, Verification
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import Workload
+    from assigner.profiler.session import ProfileDestination
 
-Links = Literal["auto", "all", "sampled"]
 Result = TypeVar("Result")
 
-_WORKLOAD, _RANKS, _MEASURING = "The workload", "Ranks on this host", "Measuring"
 _BEFORE = "What was measured before"
 _FOUND = "ASSIGNER_VERIFICATION"
 """Tells the ranks that this process starts what the check has found; `null`: there was none."""
@@ -50,57 +50,15 @@ def profile_command(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="PROFILE", help="The profile file to write.", show_default=False)
     ],
-    mark: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Name pattern of partitions: 'blocks.*'. Repeatable; replaces the workload's own patterns;"
-            " marks in code stay.",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = None,
     workers: Annotated[
-        int, typer.Option(min=1, help="Local ranks to start; under torchrun its own count.", rich_help_panel=_RANKS)
+        int, typer.Option(min=1, help="Local ranks to start; under torchrun its own count.", rich_help_panel=RANKS)
     ] = 1,
-    threads: Annotated[int, typer.Option(min=1, help="Compute threads of a rank.", rich_help_panel=_RANKS)] = 1,
-    micro_batches: Annotated[
-        str,
-        typer.Option(metavar="N,N", help="Micro-batch sizes to measure, in samples.", rich_help_panel=_MEASURING),
-    ] = "",
-    max_message: Annotated[
-        int | None,
-        typer.Option(min=1024, metavar="BYTES", help="Largest message of the link sweeps.", rich_help_panel=_MEASURING),
-    ] = None,
-    reserve: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of memory that plans leave alone, 0.08 unless given; with --only the file's own stays.",
-            rich_help_panel=_MEASURING,
-        ),
-    ] = None,
-    isolated: Annotated[
-        bool, typer.Option("--isolated", help="One worker at a time, not all at once.", rich_help_panel=_MEASURING)
-    ] = False,
-    links: Annotated[
-        Links,
-        typer.Option(help="Links to measure; auto: all of up to 16 workers.", rich_help_panel=_MEASURING),
-    ] = "auto",
-    devices: Annotated[
-        str,
-        typer.Option(
-            metavar="D,D", help="Device of each local rank: 'cpu,cuda:0'. Default: GPUs.", rich_help_panel=_RANKS
-        ),
-    ] = "",
-    force_busy: Annotated[
-        bool,
-        typer.Option(
-            "--force-busy",
-            help="Measure however busy the machine is: nothing twice, nothing refused.", rich_help_panel=_MEASURING,
-        ),
-    ] = False,
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads of a rank.", rich_help_panel=RANKS)] = 1,
+    options: Given[ProfileOptions],
     no_check: Annotated[
         bool,
         typer.Option(
-            "--no-check", help="Do not compare the partitions with the model as it is.", rich_help_panel=_MEASURING
+            "--no-check", help="Do not compare the partitions with the model as it is.", rich_help_panel=MEASURING
         ),
     ] = False,
     resume: Annotated[
@@ -133,7 +91,8 @@ def profile_command(
     if only and merge:
         raise UsageError("--only and --merge: one at a time", hint="merge first, then measure again in the new file")
     refuse_input(output, [entry_file(workload), settings_file(config), *(merge or [])])
-    if only and reserve is not None:
+    asked = options()
+    if only and asked.reserve is not None:
         raise UsageError(
             "--only and --reserve: workers keep the memory and the reserve that PROFILE has for them",
             hint="measure without --only to set another reserve",
@@ -148,54 +107,36 @@ def profile_command(
         return
     # torch reads it when it is imported: its memory profiler warns of every block that is older than a measurement
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from assigner.profiler import Output, ProfileOptions
-    from assigner.profiler.session import RESERVE
+    from assigner.profiler.session import ProfileDestination
 
-    options = ProfileOptions(
-        micro_batches=_sizes(micro_batches),
-        marks=tuple(mark or ()),
-        max_message=max_message,
-        reserve=RESERVE if reserve is None else reserve,
-        isolated=isolated,
-        links=links,
-        devices=tuple(word.strip() for word in devices.split(",") if word.strip()),
-        force_busy=force_busy,
-    )
-    files = Output(
+    files = ProfileDestination(
         output, force=force, resume=resume, only=tuple(only or ()), others=tuple(merge or ()), notice=console.notice
     )
     if launched() is not None:
         with redirect_stdout(sys.stderr):  # what the user's code prints is no result
-            _measure_as_rank(workload, options, files, threads=threads, checks=not no_check)
+            _measure_as_rank(workload, asked, files, threads=threads, checks=not no_check)
         return
-    found = _apart(_check_before, workload, options, files, workers=workers, checks=not no_check)
+    found = _apart(_check_before, workload, asked, files, workers=workers, checks=not no_check)
     _start_ranks(workers, threads, output, found)
     console.notice(f"profile written to {output}\nnext: assigner solve {output} -o plan.json")
 
 
 def _load(paths: "Iterable[Path]") -> "tuple[tuple[str, Profile], ...]":
-    from assigner.profile import load_profile
+    from assigner.formats.profile import load_profile
 
     return tuple((str(path), load_profile(path)) for path in paths)
 
 
 def _merge_files(paths: "Iterable[Path]", output: Path, *, force: bool) -> None:
     """Put finished profiles together."""
-    from assigner.merging import merged
-    from assigner.profile import save_profile
+    from assigner.formats.merging import merged
+    from assigner.formats.profile import save_profile
 
     refuse_existing(output, force=force)
     profile = merged(_load(paths))
     save_profile(profile, output, force=force)
     _warn(profile, output)
     console.notice(f"profile written to {output}: {len(profile.workers)} workers")
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in text.split(",") if word.strip())
-    except ValueError as error:
-        raise UsageError(f"--micro-batches {text!r}: expected whole numbers", hint="--micro-batches 4,8") from error
 
 
 def _apart(body: "Callable[..., Result]", *args: Any, **kwargs: Any) -> "Result":
@@ -226,20 +167,23 @@ def _begin_apart(settings: "console.Settings", parent: int) -> None:
 
 
 def _check_before(
-    entry: str, options: "ProfileOptions", files: "Output", *, workers: int, checks: bool
+    entry: str, options: ProfileOptions, files: "ProfileDestination", *, workers: int, checks: bool
 ) -> "Verification | None":
     """Look at the workload and the files once before any rank starts: what is wrong is said once, and soon."""
-    from assigner.marking import partition_graph
-    from assigner.merging import check_same_partitions, check_same_workload
+    from assigner.formats.merging import check_same_partitions, check_same_workload
+    from assigner.formats.selection import Selection
+    from assigner.model.marking import partition_graph
+    from assigner.model.workload import load_workload
     from assigner.profiler.assembly import workload_reference
-    from assigner.selection import Selection
-    from assigner.workload import load_workload
+    from assigner.profiler.session import check_sizes
 
     if not files.only:
         refuse_existing(files.path, force=files.force)
     others = _load([*files.others, *([files.path] if files.only else [])])
     with redirect_stdout(sys.stderr):  # what the user's code prints is no result
         workload = load_workload(entry)
+        check_sizes(workload, options.micro_batches)
+        console.notice(f"{entry}: looking for its partitions")
         graph = partition_graph(workload, options.marks or None)
         Selection(files.only).check([piece.name for piece in graph.pieces], workers)
         for name, profile in others:
@@ -261,10 +205,10 @@ def _verified(entry: str, workload: "Workload", graph: "PartitionGraph") -> "Ver
     return found
 
 
-def _verify(entry: str, options: "ProfileOptions") -> "Verification":
+def _verify(entry: str, options: ProfileOptions) -> "Verification":
     """The same of a workload that is named."""
-    from assigner.marking import partition_graph
-    from assigner.workload import load_workload
+    from assigner.model.marking import partition_graph
+    from assigner.model.workload import load_workload
 
     with redirect_stdout(sys.stderr):  # what the user's code prints is no result
         workload = load_workload(entry)
@@ -272,8 +216,8 @@ def _verify(entry: str, options: "ProfileOptions") -> "Verification":
 
 
 def _start_ranks(workers: int, threads: int, output: Path, found: "Verification | None") -> None:
-    from assigner.document import encode
-    from assigner.launch import Layout, RankFailedError, launch
+    from assigner.formats.document import encode
+    from assigner.launch.ranks import Layout, RankFailedError, launch
 
     command = [sys.executable, "-m", "assigner_cli", *sys.argv[1:]]
     try:
@@ -296,15 +240,17 @@ def _kept(output: Path, workers: int) -> str | None:
     return "what was measured is kept: --resume goes on from there" if kept else None
 
 
-def _measure_as_rank(entry: str, options: "ProfileOptions", files: "Output", *, threads: int, checks: bool) -> None:
+def _measure_as_rank(
+    entry: str, options: ProfileOptions, files: "ProfileDestination", *, threads: int, checks: bool
+) -> None:
     """One rank of a run that is going on; rank 0 writes the file, and checks where the launcher has not."""
     import torch
 
-    from assigner.document import decode
-    from assigner.profile import Verification
-    from assigner.profiler import profile_workload
-    from assigner.profiler.accord import RefusedError
-    from assigner.workload import load_workload
+    from assigner.formats.document import decode
+    from assigner.formats.profile import Verification
+    from assigner.model.workload import load_workload
+    from assigner.profiler.session import profile_workload
+    from assigner.profiler.tasks import RefusedError
 
     from .measuring import MeasuringProgress
 

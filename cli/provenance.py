@@ -9,9 +9,9 @@ from assigner.errors import FormatError, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from assigner.plan import Plan
-    from assigner.profile import Profile
-    from assigner.report.standing import Standing
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
+    from assigner.validation.checkedplan import CheckedPlan
 
 Known = dict["Path", "Profile"]
 """Profiles that were loaded already, by their files."""
@@ -21,12 +21,12 @@ class Behind(NamedTuple):
     """What stands behind a plan.
 
     Args:
-        standing: The plan as far as it holds, and why it is not as its file says.
+        checked: The plan as far as it holds, and why it is not as its file says.
         profile: What it was checked with; None: it is not there, has changed since, or does not fit.
         file: That one's.
     """
 
-    standing: Standing
+    checked: CheckedPlan
     profile: Profile | None = None
     file: Path | None = None
 
@@ -44,32 +44,32 @@ def behind(plan: Plan, path: Path, given: Path | None = None, *, known: Known | 
         UsageError: the named profile cannot be read.
         FormatError: the named profile is not sound, or is of another workload than the plan.
     """
-    from assigner.origin import is_origin, profile_path
-    from assigner.report.standing import standing
-    from assigner.simulate import check_fit
+    from assigner.formats.origin import is_origin, profile_path
+    from assigner.schedule.simulate import check_fit
+    from assigner.validation.checkedplan import checked_plan
 
     if given is not None:
         found = _loaded(given, known)
         check_fit(plan, found)
         own = is_origin(plan, given) if plan.profile else None
-        return Behind(standing(plan, found, own=own), found, given)
+        return Behind(checked_plan(plan, found, own=own), found, given)
     try:
         file = profile_path(plan, path)
         found = _loaded(file, known)
     except UsageError:  # it names none, or it is not there: many a plan is read without its profile
-        return Behind(standing(plan))
+        return Behind(checked_plan(plan))
     except FormatError as error:
-        return Behind(standing(plan, doubt=f"not checked with its profile: {error.message}"))
+        return Behind(checked_plan(plan, doubt=f"not checked with its profile: {error.message}"))
     try:
         check_fit(plan, found)
     except FormatError as error:
         doubt = f"does not fit {file}, which it was solved from: {error.message}"
-        return Behind(standing(plan, doubt=doubt, misfit=True))
-    return Behind(standing(plan, found), found, file)
+        return Behind(checked_plan(plan, doubt=doubt, misfit=True))
+    return Behind(checked_plan(plan, found), found, file)
 
 
 def _loaded(path: Path, known: Known | None) -> Profile:
-    from assigner.profile import load_profile
+    from assigner.formats.profile import load_profile
 
     if known is None:
         return load_profile(path)

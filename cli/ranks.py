@@ -11,13 +11,13 @@ import sys
 
 from assigner.errors import AssignerError
 
-from .console import fail
+from .console import fail, notice
 
 
 def main() -> None:
     """Start the ranks, wait for them, and end with the exit code of what happened."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost store is told in one line; torch adds a page
-    from assigner.launch import Layout, launch
+    from assigner.launch.ranks import Layout, launch
 
     parser = argparse.ArgumentParser(prog="python -m assigner_cli.ranks")
     for name in ("--nnodes", "--node-rank", "--nproc-per-node", "--master-port"):
@@ -27,7 +27,8 @@ def main() -> None:
     given = parser.parse_args()
     layout = Layout(given.nproc_per_node, given.nnodes, given.node_rank, given.master_addr, given.master_port)
     try:
-        launch(given.command, layout, {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        launch(given.command, layout, threads, notice=notice)
     except AssignerError as error:
         fail(error.message, error.hint)
         sys.exit(error.exit_code)

@@ -55,12 +55,12 @@ def report_command(
 def _pages(plans: list[Path], profile: Path | None, measured: list[Path], output: Path | None) -> "list[Shown]":
     """The plans, each priced with its profile and beside its runs; the output is none of the profiles."""
     from assigner.files import refuse_input
-    from assigner.origin import file_hash, profile_path
-    from assigner.plan import ProfileReference, load_plan
-    from assigner.profile import load_profile
+    from assigner.formats.origin import file_hash, profile_path
+    from assigner.formats.plan import ProfileReference, load_plan
+    from assigner.formats.profile import load_profile
+    from assigner.formats.trace import load_trace
     from assigner.report.comparison import Named, check_comparable
     from assigner.report.page import runs_of, shown
-    from assigner.trace import load_trace
 
     named = [Named(name, load_plan(path)) for name, path in zip(plan_names(plans), plans, strict=True)]
     check_comparable(named)

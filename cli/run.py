@@ -36,7 +36,7 @@ def run_command(
     At its end it says how long a step took, beside the prediction. Settings may come from the environment
     (ASSIGNER_RUN_THREADS=4) and from a TOML file; a flag counts for more.
     """
-    from assigner.plan import load_plan
+    from assigner.formats.plan import load_plan
 
     loaded = load_plan(plan)
     where = layout(
@@ -51,15 +51,16 @@ def run_command(
         )
     program = [sys.executable, "-u", *command] if script.suffix == ".py" else list(command)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost store is told in one line; torch adds a page
-    from assigner.launch import launch
-    from assigner.starvation import NOTICED, RanksWatch
+    from assigner.launch.ranks import launch
+    from assigner.machine.starvation import NOTICED, RanksWatch
 
     with RanksWatch(ranks=where.ranks, threads=threads) as watch:
-        found = launch(program, where, {"OMP_NUM_THREADS": str(threads), "ASSIGNER_PLAN": str(plan.resolve())})
+        variables = {"OMP_NUM_THREADS": str(threads), "ASSIGNER_PLAN": str(plan.resolve())}
+        found = launch(program, where, variables, notice=console.notice)
     if found is not None:
         from assigner.report.steptimes import step_times_text
 
-        console.notice(step_times_text(found, behind(loaded, plan).standing.plan))
+        console.notice(step_times_text(found, behind(loaded, plan).checked.plan))
     if watch.share() >= NOTICED:
         console.notice(
             f"warning: other processes had up to {100 * watch.share():.0f} % of the processor time of a rank here: its"

@@ -18,8 +18,8 @@ def schema_command(
 
 def json_schema(kind: Kind) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of one kind of file, with the head that every file has."""
-    from assigner import plan, profile, trace
-    from assigner.document import schema
+    from assigner.formats import plan, profile, trace
+    from assigner.formats.document import schema
 
     document, major = {
         "profile": (profile.Profile, profile.MAJOR),

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from assigner.document import shown
 from assigner.errors import FormatError, UsageError
 from assigner.files import read_bytes
+from assigner.formats.document import shown
 
 from . import console
 from .options import Json
@@ -34,7 +34,7 @@ def show_command(
         return
     if profile is not None:
         raise UsageError(f"--profile: {file} is a profile itself", hint=f"assigner show {file}")
-    from assigner.profile import load_profile
+    from assigner.formats.profile import load_profile
     from assigner.report.profile import profile_data, profile_report
 
     found = load_profile(file)
@@ -45,7 +45,7 @@ def show_command(
 
 
 def _show_plan(file: Path, profile: Path | None, *, as_json: bool) -> None:
-    from assigner.plan import load_plan
+    from assigner.formats.plan import load_plan
     from assigner.report.plan import plan_data, plan_report
 
     (plan, notes), found, source = behind(load_plan(file), file, profile)

@@ -14,11 +14,11 @@ from .values import whole_number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.cost import CostModel
-    from assigner.plan import Plan
-    from assigner.simulate import Timeline
-    from assigner.spans import Spans
-    from assigner.trace import Trace
+    from assigner.formats.plan import Plan
+    from assigner.formats.trace import Trace
+    from assigner.schedule.cost import CostModel
+    from assigner.schedule.simulate import Timeline
+    from assigner.validation.spans import Spans
 
 _VIEWERS = "https://ui.perfetto.dev or chrome://tracing"
 
@@ -56,11 +56,11 @@ def simulate_command(
 ) -> None:
     """Draw and price a plan's step, alone or against its run."""
     _check(memory=memory, against=against, step=step, calibrate=calibrate)
-    from assigner.cost import CostModel
-    from assigner.origin import profile_path
-    from assigner.plan import load_plan
-    from assigner.profile import load_profile
-    from assigner.trace import load_trace
+    from assigner.formats.origin import profile_path
+    from assigner.formats.plan import load_plan
+    from assigner.formats.profile import load_profile
+    from assigner.formats.trace import load_trace
+    from assigner.schedule.cost import CostModel
 
     found = load_plan(plan)
     known = profile_path(found, plan, profile)
@@ -95,7 +95,7 @@ def _check(*, memory: bool, against: Path | None, step: str, calibrate: Path | N
 
 def _check_quiet(trace: "Trace", path: Path) -> None:
     """A run that others starved would make a profile worse."""
-    from assigner.starvation import REFUSED
+    from assigner.machine.starvation import REFUSED
 
     worst = max(trace.workers, key=lambda worker: worker.starved)
     if worst.starved >= REFUSED:
@@ -118,13 +118,13 @@ def _predict(
     plan: "Plan", cost: "CostModel", profile: Path, *, memory: bool, as_json: bool
 ) -> "tuple[list[Spans], Timeline]":
     """What the profile says of the plan."""
-    from assigner.occupancy import memory_over_time
-    from assigner.origin import is_origin
+    from assigner.formats.origin import is_origin
     from assigner.report.hosts import host_width, with_hosts
     from assigner.report.prediction import prediction_data, prediction_report
     from assigner.report.timeline import drawn_width
-    from assigner.simulate import simulated, summary
-    from assigner.spans import predicted_spans
+    from assigner.schedule.occupancy import memory_over_time
+    from assigner.schedule.simulate import simulated, summary
+    from assigner.validation.spans import predicted_spans
 
     timeline = simulated(plan, cost)
     now, spans = summary(timeline, cost), predicted_spans(timeline, cost)
@@ -144,12 +144,12 @@ def _compare(
     as_json: bool,
 ) -> "tuple[list[Spans], Timeline]":  # fmt: skip
     """Predicted beside measured, and the profile that follows from it."""
-    from assigner.agreement import agree
     from assigner.report.agreement import agreement_data, agreement_report
     from assigner.report.hosts import host_width, with_hosts
     from assigner.report.timeline import drawn_width
-    from assigner.simulate import simulated
-    from assigner.spans import predicted_spans
+    from assigner.schedule.simulate import simulated
+    from assigner.validation import agree
+    from assigner.validation.spans import predicted_spans
 
     found = agree(plan, cost.profile, trace)
     timeline, measured = simulated(found.plan, cost), _measured(trace, plan, step)
@@ -165,7 +165,7 @@ def _compare(
 
 
 def _measured(trace: "Trace", plan: "Plan", step: str) -> "Spans":
-    from assigner.spans import measured_spans, median_step
+    from assigner.validation.spans import measured_spans, median_step
 
     if step == "all":
         return measured_spans(trace, plan)
@@ -175,10 +175,10 @@ def _measured(trace: "Trace", plan: "Plan", step: str) -> "Spans":
 def _calibrate(found: Any, cost: "CostModel", trace: Path, out: Path, *, force: bool) -> None:
     """Write the profile that the trace corrects."""
     from assigner import formatting as fmt
-    from assigner.agreement import calibrated
-    from assigner.cost import CostModel
-    from assigner.profile import save_profile
-    from assigner.simulate import step_s
+    from assigner.formats.profile import save_profile
+    from assigner.schedule.cost import CostModel
+    from assigner.schedule.simulate import step_s
+    from assigner.validation import calibrated
 
     corrected = calibrated(cost.profile, found, trace=trace.name)
     save_profile(corrected, out, force=force)
@@ -197,8 +197,8 @@ def _draw(
 ) -> None:
     """Write the timeline for a trace viewer."""
     from assigner import formatting as fmt
-    from assigner.occupancy import memory_over_time
-    from assigner.traceevents import save_trace_events, trace_events
+    from assigner.export.traceevents import save_trace_events, trace_events
+    from assigner.schedule.occupancy import memory_over_time
 
     plan = timeline.program.plan
     about = dict(zip(("plan", "profile", "trace"), files, strict=False)) | {

@@ -1,23 +1,25 @@
 """`assigner solve`: from a profile to a plan."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from assigner.errors import UsageError
+from assigner.solver.options import GOAL, HINTS, SEARCH, SolveOptions
 
-from . import console, names, solving
+from . import console
 from .configuration import settings_file
+from .given import Given
 from .options import Config, Force, Json, ProfileFile
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.profile import Profile
-    from assigner.solver import Solution, SolveOptions
-    from assigner.solver.robust.robustness import Robustness
+    from collections.abc import Iterator, Sequence
 
-GOAL, PLAN, HINTS, SEARCH = "What is made small", "What the plan may be", "Hints", "The search"
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
+    from assigner.solver import Solution
+    from assigner.solver.robust.robustness import Robustness
 
 
 def _option(*flags: str, panel: str, **more: Any) -> Any:
@@ -48,120 +50,22 @@ def solve_command(
         Path | None,
         typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here (required without --json)."),
     ] = None,
-    force: Force = False,
-    objective: Annotated[
-        Literal["step", "throughput", "latency", "cost"], _option("--objective", panel=GOAL, help="What to make small.")
-    ] = "step",
-    max_step: Annotated[
-        float | None,
-        _option("--max-step", panel=GOAL, metavar="SECONDS", help="With cost: no step that takes longer."),
-    ] = None,
-    price: Annotated[
-        list[str] | None,
+    export_model: Annotated[
+        Path | None,
         typer.Option(
-            metavar="WORKER=MONEY", autocompletion=names.amounts, help="Per hour, of a worker, kind or host.",
-            rich_help_panel=GOAL,
+            "--export-model", metavar="MODEL", help="Write the integer program here, too: a file.lp or a file.mps."
         ),
     ] = None,
+    force: Force = False,
+    options: Given[SolveOptions],
     robust: Annotated[
         bool, _option("--robust", panel=GOAL, help="Solve for the slow end of the measurements, and say how sure.")
     ] = False,
-    schedule: Annotated[
-        Literal["auto", "gpipe", "1f1b", "interleaved"], _option("--schedule", panel=PLAN, help="Order of the actions.")
-    ] = "auto",
-    micro_batches: Annotated[
-        str, _option("--micro-batches", panel=PLAN, metavar="auto|N", help="Micro-batches in a step.")
-    ] = "auto",
-    batch_size: Annotated[
-        int | None, _option("--batch-size", panel=PLAN, metavar="N", help="Samples in a step; else the profile's.")
-    ] = None,
-    remat: Annotated[
-        Literal["auto", "never", "always"], _option("--remat", panel=PLAN, help="Rematerialise partitions.")
-    ] = "auto",
-    max_workers: Annotated[
-        int | None, _option("--max-workers", panel=PLAN, metavar="N", help="Use no more workers than this.")
-    ] = None,
-    pin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PART=WORKER",
-            autocompletion=names.pins,
-            help="Keep a partition on a worker, kind or host.",
-            rich_help_panel=HINTS,
-        ),
-    ] = None,
-    forbid: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PART=WORKER", autocompletion=names.pins, help="Keep a partition off a worker, kind or host.",
-            rich_help_panel=HINTS,
-        ),
-    ] = None,
-    together: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PART,PART", autocompletion=names.partitions, help="Keep partitions on one worker.",
-            rich_help_panel=HINTS,
-        ),
-    ] = None,
-    apart: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PART,PART", autocompletion=names.partitions, help="Keep partitions on different workers.",
-            rich_help_panel=HINTS,
-        ),
-    ] = None,
-    never_remat: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PART", autocompletion=names.partitions, help="Never run its forward twice.", rich_help_panel=HINTS
-        ),
-    ] = None,
-    always_remat: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PART", autocompletion=names.partitions, help="Always rematerialise it.", rich_help_panel=HINTS
-        ),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="WORKER", autocompletion=names.workers, help="Use only these workers, kinds or hosts.",
-            rich_help_panel=HINTS,
-        ),
-    ] = None,
-    order: Annotated[
-        str | None,
-        _option(
-            "--order", panel=HINTS, metavar="WORKER,...", autocompletion=names.workers,
-            help="Stages follow these workers, or `ranks`.",
-        ),
-    ] = None,
-    memory: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="WORKER=SIZE", autocompletion=names.amounts, help="Hold no more than this there, as 2GiB.",
-            rich_help_panel=HINTS,
-        ),
-    ] = None,
-    reserve: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="WORKER=SIZE", autocompletion=names.amounts, help="Leave this free, not the profile's reserve.",
-            rich_help_panel=HINTS,
-        ),
-    ] = None,
     complete: Annotated[
         Path | None,
         _option("--complete", panel=HINTS, metavar="PLAN", help="Keep what this partial plan says, place the rest."),
     ] = None,
     config: Config = None,
-    solver: Annotated[Literal["highs", "cbc"], _option("--solver", panel=SEARCH, help="The ILP solver.")] = "highs",
-    gap: Annotated[float, _option("--gap", panel=SEARCH, help="Stop when optimal to within this share.")] = 0.01,
-    time_limit: Annotated[
-        float, _option("--time-limit", panel=SEARCH, metavar="SECONDS", help="Stop with the best plan found.")
-    ] = 60.0,
-    seed: Annotated[int, _option("--seed", panel=SEARCH, help="Of the solver.")] = 0,
     what_if: Annotated[
         bool | None,
         _option(
@@ -189,51 +93,78 @@ def solve_command(
     """
     from dataclasses import replace
 
-    from assigner.files import refuse_existing
-    from assigner.plan import load_plan, save_plan
-    from assigner.profile import load_profile
-    from assigner.solver import SolveOptions, completing
+    from assigner.formats.plan import load_plan, save_plan
+    from assigner.formats.profile import load_profile
+    from assigner.solver import check_exportable, completing
 
     if output is None and not as_json:
         raise UsageError("no output is named", hint="-o plan.json writes the plan; --json prints it")
-    if output is not None:
-        refuse_existing(output, force=force, reads=[profile, complete, settings_file(config)])
-    rules: dict[str, Literal["never", "always"]] = dict.fromkeys(never_remat or [], "never")
-    for name in always_remat or []:
-        if rules.setdefault(name, "always") != "always":
-            raise UsageError(f"--always-remat: {name!r} is in --never-remat, too")
-    options = SolveOptions(
-        objective=objective, schedule=schedule, micro_batches=solving.micro_batches(micro_batches), remat=remat,
-        max_step_s=max_step, max_workers=max_workers, batch_size=batch_size,
-        pins=solving.pairs(pin or [], flag="--pin", example="embed=worker:0"),
-        together=solving.groups(together or []), apart=solving.groups(apart or []),
-        only=tuple(only or []), order=solving.names(order or ""), rematerialise=rules,
-        forbid=solving.pair_list(forbid or [], flag="--forbid", example="embed=worker:0"),
-        memory=solving.sizes(memory or [], flag="--memory"), reserve=solving.sizes(reserve or [], flag="--reserve"),
-        prices={
-            name: solving.money(text, flag="--price")
-            for name, text in solving.pairs(price or [], flag="--price", example="worker:0=2.5").items()
-        },
-        solver=solver, gap=gap, time_limit=time_limit, seed=seed,
-    )  # fmt: skip
-    if what_if and (robust or baseline is not None or objective != "step"):
+    _guard([output, export_model], force=force, reads=[profile, complete, settings_file(config)])
+    if export_model is not None and (robust or baseline is not None):
+        raise UsageError(
+            "--export-model goes with a search for the best plan of the profile", hint="leave out one of the two"
+        )
+    asked = options()
+    if what_if and (robust or baseline is not None or asked.objective != "step"):
         raise UsageError("--what-if goes with a search for the step time", hint="leave out one of the two")
     loaded = load_profile(profile)
-    for line in solving.unlinked(loaded, options.only):
+    for line in unlinked(loaded, asked.only):
         console.notice(line)
     if complete is not None:
-        options = completing(options, load_plan(complete), loaded)
-    solution, robustness = _solved(loaded, options, baseline=baseline, robust=robust, what_if=what_if)
+        asked = completing(asked, load_plan(complete), loaded)
+    if export_model is not None:
+        check_exportable(loaded, asked, export_model)
+    solution, robustness = _solved(loaded, asked, baseline=baseline, robust=robust, what_if=what_if)
     solution = replace(solution, plan=_sign(solution.plan, profile))
     if output is not None:
         save_plan(solution.plan, output, force=force)
     _show(solution, loaded, robustness, as_json=as_json)
     if output is not None:
         console.notice(f"wrote {output}")
+    if export_model is not None:
+        _export(solution.plan, loaded, asked, export_model, force=force)
+
+
+def _guard(outputs: "list[Path | None]", *, force: bool, reads: "list[Path | None]") -> None:
+    """Raise UsageError where an output cannot be written, or two are one file."""
+    from assigner.files import is_same_file, refuse_existing
+
+    named = [path for path in outputs if path is not None]
+    for path in named:
+        refuse_existing(path, force=force, reads=reads)
+    if len(named) > 1 and is_same_file(*named):
+        raise UsageError(f"--output and --export-model both name {named[0]}", hint="give each a name of its own")
+
+
+def _export(plan: "Plan", profile: "Profile", options: SolveOptions, path: Path, *, force: bool) -> None:
+    """Write the integer program, and say of what it is."""
+    from assigner import formatting as fmt
+    from assigner.solver import export_model
+
+    from .progress import SolveProgress
+
+    with SolveProgress(time_limit=options.time_limit) as progress:
+        written = export_model(plan, profile, options, path, force=force, progress=progress.update)
+    size = f"{fmt.plural(written.variables, 'variable')}, {fmt.plural(written.rows, 'row')}"
+    if written.optimum_s is None:
+        told = "its optimum is a lower bound of the step time: no time was left to close the proof"
+    else:
+        told = f"its optimum, {written.optimum_s / written.unit_s:.6g} units of {fmt.seconds(written.unit_s)}, is "
+        told += "the least step time of these plans"
+    console.notice(f"wrote {path}: the integer program of {written.scope} ({size}); {told}")
+
+
+def unlinked(profile: "Profile", only: "Sequence[str]") -> "Iterator[str]":
+    """A line on each worker that may be used and can talk to no other one."""
+    used = [w.name for w in profile.workers if not only or any(profile.matches(spec, w) for spec in only)]
+    pairs = {(link.source, link.target) for link in profile.links}
+    for name in used if len(used) > 1 else ():
+        if not any((name, other) in pairs and (other, name) in pairs for other in used):
+            yield f"{name} has no links to and from another worker: it can hold the whole model, or nothing"
 
 
 def _solved(
-    profile: "Profile", options: "SolveOptions", *, baseline: str | None, robust: bool, what_if: bool | None
+    profile: "Profile", options: SolveOptions, *, baseline: str | None, robust: bool, what_if: bool | None
 ) -> "tuple[Solution, Robustness | None]":
     """The plan with what else was found, and how it holds up where that was asked for."""
     from assigner.solver import Solution, price_what_ifs, solve, solve_baseline, what_ifs_are_cheap
@@ -276,9 +207,9 @@ def _sign(plan: "Plan", profile: Path) -> "Plan":
     from dataclasses import replace
     from datetime import UTC, datetime
 
-    from assigner import __version__
-    from assigner.origin import file_hash
-    from assigner.plan import ProfileReference
+    from assigner.formats.origin import file_hash
+    from assigner.formats.plan import ProfileReference
+    from assigner.version import __version__
 
     return replace(
         plan,

@@ -126,7 +126,7 @@ def _examples(epilog: str) -> str:
 
 def file_format(kind: str) -> str:
     """Every field of a kind of file, object by object."""
-    from assigner import plan, profile, trace
+    from assigner.formats import plan, profile, trace
 
     root = {"profile": profile.Profile, "plan": plan.Plan, "trace": trace.Trace}[kind]
     parts = []
@@ -165,7 +165,7 @@ def _record(hint: Any) -> tuple[type | None, bool]:
 
 
 def _type(hint: Any) -> str:
-    from assigner.document import MOST_ROWS, schema
+    from assigner.formats.document import MOST_ROWS, schema
 
     rule = schema(hint)
     optional = "anyOf" in rule

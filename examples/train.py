@@ -8,6 +8,7 @@ mpirun -n 2 python examples/train.py --plan plan.json --steps 50        (srun li
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import json
 import os
@@ -15,7 +16,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import assigner
 
@@ -31,6 +32,10 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a workload under a plan; start it on as many ranks as needed.")
     parser.add_argument("--plan", default=os.environ.get("ASSIGNER_PLAN"), help="default: $ASSIGNER_PLAN")
     parser.add_argument("--workload", metavar="FILE.py:FUNCTION", help="default: the plan's own")
+    parser.add_argument(
+        "--set", metavar="NAME=VALUE", type=setting, action="append", default=[],
+        help="a setting of the workload in place of the plan's, as learning_rate=3e-4",
+    )  # fmt: skip
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--batch-size", type=int, help="rows in a step; default: the plan's")
     parser.add_argument("--clip", type=float, metavar="NORM", help="clip the gradients of all ranks to this norm")
@@ -45,8 +50,6 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--steps and --batch-size are 1 or more")
     if options.clip is not None and not options.clip > 0:
         parser.error("--clip is more than 0")
-    if not options.plan:
-        parser.error("no plan: give --plan PLAN, or start with assigner run PLAN -- SCRIPT")
     if options.save and Path(options.save).exists():
         parser.error(f"--save: {options.save} exists")
     if options.trace and options.trace.exists():
@@ -54,11 +57,23 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def setting(text: str) -> tuple[str, Any]:
+    """`NAME=VALUE` as a name and a plain value: a Python literal, or else text."""
+    name, separator, value = text.partition("=")
+    if not (name.isidentifier() and separator):
+        raise argparse.ArgumentTypeError(f"{text!r}: write NAME=VALUE")
+    try:
+        return name, ast.literal_eval(value)
+    except (SyntaxError, ValueError):
+        return name, value
+
+
 def train(options: argparse.Namespace) -> None:
     """Train, with progress and a summary from rank 0."""
-    plan = assigner.load_plan(Path(options.plan))
-    workload = assigner.load_workload(options.workload or plan.workload.entry)
-    rows = options.batch_size or plan.workload.batch_size
+    plan = assigner.load_plan(options.plan)
+    settings = dict(options.set)
+    workload = assigner.load_workload(options.workload or plan.workload.entry, **settings)
+    rows = options.batch_size or settings.get("batch_size", plan.workload.batch_size)
     if options.trace and rows != plan.workload.batch_size:
         raise assigner.UsageError(f"--trace: of the plan's {plan.workload.batch_size} rows a step, not {rows}")
     losses: list[float] = []

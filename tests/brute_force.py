@@ -8,11 +8,9 @@ import random
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from assigner.cost import CostModel
 from assigner.errors import FormatError
-from assigner.objective import objective_value
-from assigner.plan import Plan, Stage
-from assigner.profile import (
+from assigner.formats.plan import Plan, Stage
+from assigner.formats.profile import (
     Edge,
     Link,
     LinkPoint,
@@ -23,8 +21,10 @@ from assigner.profile import (
     Worker,
     WorkloadReference,
 )
-from assigner.schedule import build_program
-from assigner.simulate import run_program
+from assigner.schedule.cost import CostModel
+from assigner.schedule.objective import objective_value
+from assigner.schedule.program import build_program
+from assigner.schedule.simulate import run_program
 from assigner.solver.options import divisors
 
 if TYPE_CHECKING:

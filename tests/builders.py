@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from assigner.plan import Plan, Stage
-from assigner.profile import (
+from assigner.formats.plan import Plan, Stage
+from assigner.formats.profile import (
     Edge,
     Link,
     LinkPoint,

@@ -1,18 +1,29 @@
-"""What several tests need: the lab, where this machine has it."""
+"""What several tests need: ranks from one server, and the lab, where this machine has it."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from forked_ranks import forked_ranks
 
 from assigner.lab import lacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from forked_ranks import ForkedRanks
+
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure() -> None:
+    """Processes that tests start can be interrupted, also where a shell has started the tests in the background."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,6 +38,13 @@ def busy_machine() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASSIGNER_PROFILE_FORCE_BUSY", "1")
         yield
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedRanks]:
+    """Ranks for scripts of tests/runs, without a launch for each."""
+    with forked_ranks(tmp_path_factory.mktemp("forked")) as ranks:
+        yield ranks
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from workloads import WIDTH, numbers, workload
+from workloads import WIDTH, graph_of, numbers, workload
 
-from assigner.marking import PartitionGraph, Value, partition_graph
-from assigner.workload import Workload, call_arguments
+from assigner.model.marking import PartitionGraph, Value, partition_graph
+from assigner.model.workload import Workload, call_arguments
 
 
 def outputs(graph: PartitionGraph, inputs: Any) -> Any:
@@ -34,7 +34,7 @@ def outputs(graph: PartitionGraph, inputs: Any) -> Any:
 
 def check(made: Workload, *marks: str) -> PartitionGraph:
     """Cut, run for another number of rows, and compare with the plain model."""
-    graph = partition_graph(made, marks or None)
+    graph = partition_graph(made, marks) if marks else graph_of(made)
     inputs, _ = made.make_batch(3, 1)
     torch.manual_seed(made.seed)
     model = made.model()

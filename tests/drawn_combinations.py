@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from workloads import Reference
 
 from assigner import Pipeline
-from assigner.graph import topological_order
-from assigner.plan import Plan, Stage
-from assigner.profile import WorkloadReference
+from assigner.formats.graph import topological_order
+from assigner.formats.plan import Plan, Stage
+from assigner.formats.profile import WorkloadReference
 from assigner.runtime.remat import Remat
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from assigner.marking import PartitionGraph
-    from assigner.workload import Workload
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import Workload
 
 MODELS_EVERY = 8
 """So many combinations in a row have one model: to find its partitions takes a second."""

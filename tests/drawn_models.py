@@ -17,7 +17,7 @@ import drawn_parts
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 
-from assigner.workload import Workload
+from assigner.model.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ from brute_force import random_instance
 from builders import make_plan
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.profile import Measurement, Profile
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Measurement, Profile
 
 
 def whole_numbers(profile: Profile) -> Profile:

@@ -12,16 +12,16 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING
 
-from assigner.cost import CostModel
 from assigner.errors import FormatError
-from assigner.plan import Plan, Stage
-from assigner.simulate import step_s, worker_memory
+from assigner.formats.plan import Plan, Stage
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import step_s, worker_memory
 from assigner.solver.options import divisors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from assigner.profile import Profile
+    from assigner.formats.profile import Profile
 
     Row = tuple[tuple[str, tuple[str, ...]], ...]
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assigner.marking import PartitionGraph, partition_graph
-from assigner.plan import Plan, Stage
-from assigner.profile import WorkloadReference
-from assigner.workload import load_workload
+from assigner.formats.plan import Plan, Stage
+from assigner.formats.profile import WorkloadReference
+from assigner.model.marking import PartitionGraph, partition_graph
+from assigner.model.workload import load_workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,13 +50,3 @@ def make_plan(workload: str, stages: Sequence[tuple[int, int]], *, micro_batches
         micro_batch_size=-(-made.batch_size // micro_batches),
         stages=tuple(Stage(f"worker:{rank}/cpu", held, held[::2]) for rank, held in taken),
     )
-
-
-def torchrun(ranks: int, script: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    done = subprocess.run(
-        [*command, str(script), *map(str, arguments)],
-        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done

@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 
-from assigner.solver.load import (
+from load import (
     DeviceClass,
     InFlight,
     LoadProblem,

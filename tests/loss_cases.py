@@ -5,15 +5,16 @@ tests/assigner/test_step_loss.py runs the cases in one process, tests/runs/rows.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import nn
-from workloads import WIDTH, Reference, make_plan, numbers, pairs, sgd
+from workloads import WIDTH, Reference, graph_of, make_plan, numbers, pairs, sgd
 
 from assigner import Pipeline
-from assigner.workload import Workload
+from assigner.model.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +49,7 @@ def spread_out(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs.mT @ outputs / len(outputs)).square().sum() + F.mse_loss(outputs.sum(1, keepdim=True), targets)
 
 
+@functools.cache
 def mixing(name: str) -> Workload:
     """A workload with two partitions whose loss is over the batch."""
     models = {
@@ -69,7 +71,7 @@ def differences(name: str, ranks: Sequence[int], *, micro_batches: int, **option
     first, second = ("0", "1") if name == "covariance" else ("body", "head")
     plan = make_plan(made, [(ranks[0], [first]), (ranks[1], [second])], micro_batches=micro_batches)
     found = {"evaluate": 0.0, "step": 0.0, "gradients": 0.0}
-    with Pipeline(made, plan, **options) as pipeline:
+    with Pipeline(made, plan, graph=graph_of(made), **options) as pipeline:
         for n, rows in enumerate((8, 8, 5, 3, 7, 2)):
             batch = made.make_batch(rows, n)
             found["evaluate"] = max(found["evaluate"], abs(pipeline.evaluate(batch) - reference.loss(batch).item()))

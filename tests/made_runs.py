@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from builders import worker_name
 
-from assigner.agreement import rehearsed
-from assigner.cost import CostModel
-from assigner.simulate import simulated
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import simulated
+from assigner.validation import rehearsed
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.profile import Profile
-    from assigner.trace import Trace
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
+    from assigner.formats.trace import Trace
 
 
 def run_in(truth: Profile, plan: Plan, *, steps: int = 3) -> Trace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import nn
 from workloads import WIDTH, Block
 
-from assigner.workload import Workload
+from assigner.model.workload import Workload
 
 
 class Mixed(nn.Module):
@@ -29,6 +30,7 @@ class Mixed(nn.Module):
         return self.head(x).mean(1)
 
 
+@functools.cache
 def make_workload(model: Any = Mixed, autocast: str | None = "bfloat16") -> Workload:
     """In float32, with inputs of three positions for `Mixed`."""
     shape = (3, WIDTH) if model is Mixed else (WIDTH,)

@@ -11,7 +11,7 @@ from torch import nn
 from workloads import WIDTH, numbers, workload
 
 if TYPE_CHECKING:
-    from assigner.workload import Workload
+    from assigner.model.workload import Workload
 
 
 class Part(nn.Module):

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from builders import make_plan, make_profile
 from made_runs import run_in, slower_worker
 
-from assigner.agreement import rehearsed
-from assigner.cost import CostModel
-from assigner.plan import Baseline, Candidate, ProfileReference, SolverReport, WhatIf
+from assigner.formats.plan import Baseline, Candidate, ProfileReference, SolverReport, WhatIf
 from assigner.report.page import Shown, shown
-from assigner.simulate import predict, priced, simulated
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import predict, priced, simulated
+from assigner.validation import rehearsed
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.profile import Profile
-    from assigner.trace import WorkerTrace
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
+    from assigner.formats.trace import WorkerTrace
 
 NASTY = "</script><img src=x onerror='window.hacked=1'><b>&amp;\u2028"
 

@@ -13,8 +13,8 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.profile import Measurement, Profile
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Measurement, Profile
 
 
 def price(profile: Profile, partition: str, worker: str, size: int) -> Measurement:

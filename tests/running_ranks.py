@@ -8,7 +8,7 @@ from pathlib import Path
 
 def wait_for_rank(launcher: int, rank: int) -> int:
     """The process id of a rank under a launcher, once it trains."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         for entry in Path("/proc").glob("[0-9]*"):
             try:

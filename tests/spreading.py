@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from assigner.profile import Profile
+    from assigner.formats.profile import Profile
 
 
 def spread_out(profile: Profile, *, compute: float = 0.0, link: float = 0.0) -> Profile:

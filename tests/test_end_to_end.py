@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 from running_ranks import wait_for_rank
 
-from assigner.cost import CostModel
-from assigner.plan import load_plan
-from assigner.profile import load_profile
-from assigner.simulate import predict
+from assigner.formats.plan import load_plan
+from assigner.formats.profile import load_profile
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import predict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,6 +115,7 @@ def test_too_few_ranks_are_refused(root: Path, profiled: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_plan_for_another_model_is_refused(root: Path, profiled: Path) -> None:
     """The fingerprint is compared before any training."""
     done = call(
@@ -129,9 +130,9 @@ def test_a_plan_for_another_model_is_refused(root: Path, profiled: Path) -> None
     ("workload", "message"),
     [
         ("examples/none.py:workload", "no such file"),
-        ("examples/gpt.py:nothing", "has no function"),
-        ("examples/gpt.py:workload(1)", "is no function"),
-        ("examples/gpt.py", "names no workload"),
+        pytest.param("examples/gpt.py:nothing", "has no function", marks=pytest.mark.long),
+        pytest.param("examples/gpt.py:workload(1)", "is no function", marks=pytest.mark.long),
+        pytest.param("examples/gpt.py", "names no workload", marks=pytest.mark.long),
     ],
 )
 def test_a_wrong_workload_is_refused_before_any_rank_starts(
@@ -144,6 +145,7 @@ def test_a_wrong_workload_is_refused_before_any_rank_starts(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_killed_rank_ends_the_run(root: Path, profiled: Path) -> None:
     """kill -9 of one rank: the run ends with exit code 7 and names the rank."""
     run = subprocess.Popen(
@@ -164,6 +166,7 @@ def test_a_killed_rank_ends_the_run(root: Path, profiled: Path) -> None:
 
 
 @pytest.mark.lab
+@pytest.mark.long
 def test_unlike_hosts_get_unlike_stages(root: Path, lab: Path, tmp_path: Path) -> None:
     """On hosts of 4 : 2 : 1 in speed the profile tells them apart, and the plan gives the fast one more."""
     start = [*ASSIGNER, "lab", str(lab / "mixed3.toml"), "--timeout", "280", "--"]

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from assigner.solver.load import evaluate, solve_load
+from load import evaluate, solve_load
 
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "solver"
 

@@ -23,7 +23,7 @@ from assigner.lab.network import NAMESPACES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.usefixtures("lab")]
 
 PAIR = Cluster((Host("left", cpu=0.8), Host("right", cpu=0.8)))
 

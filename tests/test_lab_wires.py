@@ -13,7 +13,7 @@ from assigner.lab import Cluster, Host, Limits, run_on_hosts
 from assigner.lab.hosts import lab_name
 from assigner.lab.network import call
 
-pytestmark = [pytest.mark.lab, pytest.mark.distributed, pytest.mark.usefixtures("lab")]
+pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.distributed, pytest.mark.usefixtures("lab")]
 
 SCRIPT = Path(__file__).resolve().parent / "runs" / "wire.py"
 VICTIM = 1

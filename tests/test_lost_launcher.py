@@ -50,7 +50,7 @@ def command(kind: str, root: Path, folder: Path) -> tuple[list[str], list[str]]:
     if kind == "profile's check":
         return [*ASSIGNER, "profile", *entry], ["check"]
     (folder / "ranks.py").write_text(
-        "import sys\nfrom assigner.launch import Layout, launch\n"
+        "import sys\nfrom assigner.launch.ranks import Layout, launch\n"
         f"launch({[*ASSIGNER, 'profile', *entry, '--no-check']!r}, Layout(2), {{}})\n"
     )
     return [sys.executable, str(folder / "ranks.py")], ranks
@@ -73,7 +73,12 @@ def wait_until(condition: object, what: str) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("kind", ["run", "run through a shell", "torchrun", "profile's ranks", "profile's check"])
+LONG = ("run through a shell", "torchrun", "profile's ranks")
+
+
+@pytest.mark.parametrize(
+    "kind", ["run", "profile's check", *(pytest.param(kind, marks=pytest.mark.long) for kind in LONG)]
+)
 def test_what_a_killed_launcher_has_started_ends(root: Path, tmp_path: Path, kind: str) -> None:
     """Ranks that train without end, and measurements that stay in the user's code, find their launcher gone."""
     temporary = tmp_path / "temporary"
@@ -104,7 +109,7 @@ def test_a_run_leaves_nothing_in_the_temporary_folder(root: Path, tmp_path: Path
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     code = (
-        "import os, sys\nfrom assigner.launch import Layout, launch\n"
+        "import os, sys\nfrom assigner.launch.ranks import Layout, launch\n"
         "launch([sys.executable, '-c', sys.argv[1]], Layout(2), {})\n"
     )
     kill = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assigner.plan import Plan, Stage, save_plan
-from assigner.profile import Profile, load_profile
-from assigner.simulate import priced
+from assigner.formats.plan import Plan, Stage, save_plan
+from assigner.formats.profile import Profile, load_profile
+from assigner.schedule.simulate import priced
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.distributed, pytest.mark.lab]
+pytestmark = [pytest.mark.distributed, pytest.mark.lab, pytest.mark.long]
 
 ASSIGNER = [sys.executable, "-m", "assigner_cli"]
 WORKLOAD = "examples/gpt.py:workload(width=128,blocks=4,context=64)"

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import pytest
 from running_ranks import wait_for_rank
 
-from assigner.cost import CostModel
-from assigner.document import decode
-from assigner.profile import Measurement, load_profile
+from assigner.formats.document import decode
+from assigner.formats.profile import Measurement, load_profile
+from assigner.schedule.cost import CostModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.long]
 
 WORKLOAD = "examples/gpt.py:workload(width=16,blocks=2,context=8,heads=2)"
 SIZES = (1, 2, 4, 8, 16)

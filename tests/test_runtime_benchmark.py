@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.distributed
+@pytest.mark.long
 def test_all_runtimes_stand_side_by_side(root: Path, tmp_path: Path) -> None:
     """The run checks every gradient against the un-pipelined model, and leaves a figure for each rank and round."""
     out = tmp_path / "figures.json"

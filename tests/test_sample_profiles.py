@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from assigner.plan import load_plan
-from assigner.profile import load_profile
-from assigner.simulate import overfull, predict
+from assigner.formats.plan import load_plan
+from assigner.formats.profile import load_profile
+from assigner.schedule.simulate import overfull, predict
 
 SAMPLES = sorted(path.parent for path in (Path(__file__).parent.parent / "profiles").glob("*/profile.json"))
 

@@ -21,10 +21,10 @@ from workloads import WIDTH, Reference, graph_of, language, tokens, workload
 from assigner import Pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from assigner.plan import Plan
-    from assigner.workload import Workload
+    from assigner.formats.plan import Plan
+    from assigner.model.workload import Workload
 
     Place = Callable[[Workload], Plan]
 
@@ -56,11 +56,19 @@ def larger(worst: Found, found: Found) -> None:
         worst[key] = max(worst.get(key, 0.0), math.inf if math.isnan(value) else value)
 
 
-def optimizers(place: Place) -> Found:
+PARTED = (
+    "SGD foreach", "AdamW fused", "AdamW with a tensor for its rate", "AdamW of named pairs", "Adafactor",
+    "matrices apart", "groups by name", "groups by shape",
+)  # fmt: skip
+"""Optimizers for which it counts that a rank has a part of the parameters: groups, lists of tensors, what they take."""
+
+
+def optimizers(place: Place, names: Iterable[str] = OPTIMIZERS) -> Found:
     """Three steps with each optimizer."""
     worst: Found = {}
     base = language()
-    for name, build in OPTIMIZERS.items():
+    for name in names:
+        build = OPTIMIZERS[name]
         made = replace(base, optimizer=build)
         reference = Reference(made)
         with Pipeline(made, place(base), graph=graph_of(base)) as pipeline:
@@ -71,13 +79,13 @@ def optimizers(place: Place) -> Found:
     return worst
 
 
-def schedulers(place: Place) -> Found:
-    """Ten steps with each scheduler: with updates in the step, and as a loop of one's own."""
+def schedulers(place: Place, *, in_turn: bool = False) -> Found:
+    """Ten steps with each scheduler: with updates in the step, and as a loop of one's own; or these in turn."""
     worst: Found = {}
     base = language()
     made = replace(base, optimizer=no_decay_by_name)
-    for name, build in SCHEDULERS.items():
-        for update in (True, False):
+    for number, (name, build) in enumerate(SCHEDULERS.items()):
+        for update in (number % 2 == 0,) if in_turn else (True, False):
             reference = Reference(made)
             with Pipeline(made, place(base), graph=graph_of(base)) as pipeline:
                 mine, other = build(pipeline.optimizer), build(reference.optimizer)
@@ -159,7 +167,7 @@ def weights(place: Place) -> Found:
     worst: Found = {}
     made = masked()
     reference = Reference(made)
-    with Pipeline(made, place(made)) as pipeline:
+    with Pipeline(made, place(made), graph=graph_of(made)) as pipeline:
         for n, rows in enumerate((8, 7, 3, 8)):
             ids, targets = made.make_batch(rows, n)
             if n > 1:
@@ -175,7 +183,7 @@ def accumulation(place: Place) -> Found:
     worst: Found = {}
     made = masked()
     reference = Reference(made)
-    with Pipeline(made, place(made)) as pipeline:
+    with Pipeline(made, place(made), graph=graph_of(made)) as pipeline:
         batches = [made.make_batch(rows, rows) for rows in (8, 5, 3)]
         total = sum(int(counted(*batch)) for batch in batches)
         for batch in batches:
@@ -205,7 +213,7 @@ def frozen(place: Place) -> Found:
     worst: Found = {}
     made = shared()
     reference = Reference(made)
-    with Pipeline(made, place(made)) as pipeline:
+    with Pipeline(made, place(made), graph=graph_of(made)) as pipeline:
         for n in range(3):
             batch = made.make_batch(8, n)
             larger(worst, {"loss": abs(pipeline.step(batch, max_norm=0.3) - clipped_step(reference, batch))})
@@ -260,7 +268,7 @@ def scaling(place: Place) -> Found:
     worst: Found = {}
     made = overflowing()
     reference, scaler, skipped = Reference(made), make_scaler(), 0
-    with Pipeline(made, place(made), scaler=make_scaler()) as pipeline:
+    with Pipeline(made, place(made), scaler=make_scaler(), graph=graph_of(made)) as pipeline:
         for n in range(30):
             batches = [made.make_batch(8, n), made.make_batch(5, n)][: 1 + n % 2]
             reference.optimizer.zero_grad()
@@ -308,7 +316,9 @@ def sparse(place: Place) -> Found:
     made = lookups()
     reference = Reference(made)
     parameters = list(reference.model.parameters())
-    with Pipeline(made, place(made), scaler=torch.amp.GradScaler("cpu", init_scale=64.0)) as pipeline:
+    with Pipeline(
+        made, place(made), scaler=torch.amp.GradScaler("cpu", init_scale=64.0), graph=graph_of(made)
+    ) as pipeline:
         for n, norm_type in enumerate((1.0, 2.0, math.inf)):
             reference.optimizer.zero_grad()
             for rows in (8, 5):
@@ -340,7 +350,7 @@ def dense(pipeline: Pipeline) -> dict[str, torch.Tensor]:
 def half(place: Place) -> Found:
     """float16: the pipeline makes its own scaler, finds a scale that works, and learns."""
     made = make_workload(Mixed, autocast="float16")
-    with Pipeline(made, place(made)) as pipeline:
+    with Pipeline(made, place(made), graph=graph_of(made)) as pipeline:
         losses = [pipeline.step(made.make_batch(8, 0), max_norm=1.0) for _ in range(12)]
         assert pipeline.scaler.is_enabled()
         return {"not learned": float(not losses[-1] < losses[0]), "skipped": float(pipeline.steps < 8)}

@@ -9,7 +9,7 @@ from torch import nn
 from workloads import TOKENS, WIDTH, next_token, tokens, workload
 
 if TYPE_CHECKING:
-    from assigner.workload import Workload
+    from assigner.model.workload import Workload
 
 
 class Shared(nn.Module):

@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import nn
 
-from assigner.graph import topological_order
-from assigner.marking import PartitionGraph, partition_graph
-from assigner.plan import Plan, Stage
-from assigner.profile import WorkloadReference
-from assigner.workload import Workload, call_arguments
+from assigner import Pipeline
+from assigner.formats.graph import topological_order
+from assigner.formats.plan import Plan, Stage
+from assigner.formats.profile import WorkloadReference
+from assigner.model.marking import PartitionGraph, partition_graph
+from assigner.model.workload import Workload, call_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -156,6 +157,31 @@ def workload(
     )
 
 
+class ByTime(nn.Module):
+    """A language model as torch's recurrent layers have it: (time, rows), with tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, TOKENS)
+        self.memory = nn.LSTM(WIDTH, WIDTH, 2)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.memory(self.tokens(ids))[0])
+
+
+def steps_and_rows(rows: int, generator: torch.Generator, length: int = 6) -> Any:
+    """Tokens and the next ones, (time, rows)."""
+    ids = torch.randint(TOKENS, (length + 1, rows), generator=generator)
+    return ids[:-1], ids[1:]
+
+
+@functools.cache
+def recurrent() -> Workload:
+    """Partitions tokens, memory and head; the rows are the second dimension."""
+    return workload(ByTime, "tokens", "memory", "head", batch=steps_and_rows, loss=next_token)
+
+
 @functools.cache
 def language(*, dropout: float = 0.0, tied: bool = True, rows: int = 8) -> Workload:
     """Partitions tokens, blocks.0 to blocks.2 and head."""
@@ -224,6 +250,11 @@ def random_plan(made: Workload, seed: int, *, workers: int) -> Plan:
         made, stages, micro_batches=rng.choice([1, 2, 3, 4]), schedule=rng.choice(["gpipe", "interleaved"]),
         remat=[name for name in order if rng.random() < 0.4],
     )  # fmt: skip
+
+
+def pipeline_of(made: Workload, plan: Plan, **settings: Any) -> Pipeline:
+    """A pipeline on the graph that `make_plan` has captured: a capture takes longer than what most tests look at."""
+    return Pipeline(made, plan, graph=graph_of(made), **settings)
 
 
 class Reference:

@@ -17,21 +17,21 @@ from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.export.devices import local_devices, shared_cpu
 from assigner.export.exported import Exported, as_json
-from assigner.export.held import Holding
-from assigner.simulate import check_fit
+from assigner.formats.partitioncontent import PartitionContent
+from assigner.schedule.simulate import check_fit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from assigner.export.held import Held
-    from assigner.plan import Plan
-    from assigner.profile import Profile
+    from assigner.formats.partitioncontent import ModelContent
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
 
 TOOL = "a device map"
 _ALONE = "accelerate moves what goes into a module, torch refuses the rest"
 
 
-def device_map(plan: Plan, profile: Profile, held: Held | None = None) -> Exported:
+def device_map(plan: Plan, profile: Profile, held: ModelContent | None = None) -> Exported:
     """The plan as a device map.
 
     Args:
@@ -48,7 +48,7 @@ def device_map(plan: Plan, profile: Profile, held: Held | None = None) -> Export
     devices = local_devices(plan, profile, tool=TOOL)
     where = {partition: devices[stage.worker] for stage in plan.stages for partition in stage.partitions}
     main = next((device for device in where.values() if device != "cpu"), "cpu")
-    known = {name: Holding((name,)) for name in where} if held is None else held
+    known = {name: PartitionContent((name,)) for name in where} if held is None else held
     found: dict[str, str] = {}
     for partition, device in where.items():
         for name in known[partition].modules:
@@ -65,7 +65,7 @@ def device_map(plan: Plan, profile: Profile, held: Held | None = None) -> Export
     return as_json(found, tuple(notes))
 
 
-def _owners(held: Held, where: Mapping[str, str], first: str) -> dict[str, str]:
+def _owners(held: ModelContent, where: Mapping[str, str], first: str) -> dict[str, str]:
     """The modules that lone tensors belong to: accelerate knows modules alone. A map's inner entries count for more."""
     owners: dict[str, str] = {}
     for partition, device in {**where, "": first}.items():
@@ -78,7 +78,7 @@ def _is_in(inner: str, outer: str) -> bool:
     return inner != outer and (not outer or inner.startswith(f"{outer}."))
 
 
-def _rest(plan: Plan, held: Held | None, found: Mapping[str, str]) -> Iterator[str]:
+def _rest(plan: Plan, held: ModelContent | None, found: Mapping[str, str]) -> Iterator[str]:
     if held is None:
         where = "--workload FILE.py:FUNCTION finds where the plan has it"
         yield f'what lies outside the partitions goes to {found[""]}, by the entry ""; {where}'
@@ -89,7 +89,7 @@ def _rest(plan: Plan, held: Held | None, found: Mapping[str, str]) -> Iterator[s
 
 
 def _at_first(
-    profile: Profile, known: Held, found: Mapping[str, str], devices: Mapping[str, str], *, exact: bool
+    profile: Profile, known: ModelContent, found: Mapping[str, str], devices: Mapping[str, str], *, exact: bool
 ) -> Iterator[str]:
     """What accelerate puts on one device before it goes to several.
 
@@ -121,7 +121,7 @@ def _bytes(profile: Profile, partitions: list[str]) -> float:
     return sum(each.parameter_bytes + each.buffer_bytes for each in held) - again
 
 
-def _meetings(profile: Profile, held: Held | None, computed: Mapping[str, str]) -> Iterator[str]:
+def _meetings(profile: Profile, held: ModelContent | None, computed: Mapping[str, str]) -> Iterator[str]:
     """Partitions where values of several devices come together.
 
     Args:

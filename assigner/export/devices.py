@@ -9,8 +9,8 @@ from assigner.errors import FormatError
 from assigner.formatting import plural
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.profile import Profile
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
 
 
 def local_devices(plan: Plan, profile: Profile, *, tool: str) -> dict[str, str]:

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.cost import CostModel
 from assigner.export import palette
 from assigner.export.exported import Exported
-from assigner.simulate import check_fit
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import check_fit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assigner.plan import Plan, Stage
-    from assigner.profile import Profile
+    from assigner.formats.plan import Plan, Stage
+    from assigner.formats.profile import Profile
 
 _FONT = "Helvetica,Arial,sans-serif"
 _LEAST_RUN = 3

@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING
 from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.export.exported import Exported, as_json
-from assigner.export.held import Holding
+from assigner.formats.partitioncontent import PartitionContent
 from assigner.location import Location
-from assigner.schedule import Kind, build_program
-from assigner.simulate import check_fit
+from assigner.schedule.program import ActionKind, build_program
+from assigner.schedule.simulate import check_fit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.export.held import Held
-    from assigner.plan import Plan
-    from assigner.profile import Profile
+    from assigner.formats.partitioncontent import ModelContent
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
 
-_LETTER = {Kind.FORWARD: "F", Kind.BACKWARD: "B"}
+_LETTER = {ActionKind.FORWARD: "F", ActionKind.BACKWARD: "B"}
 _Cell = tuple[int, str, int]
 
 
@@ -51,7 +51,7 @@ def schedule_csv(plan: Plan, profile: Profile) -> Exported:
     return Exported(text, text, (*_order(plan), *_skips(plan, profile), *_remat(plan)))
 
 
-def module_names(plan: Plan, profile: Profile, held: Held | None = None) -> Exported:
+def module_names(plan: Plan, profile: Profile, held: ModelContent | None = None) -> Exported:
     """The modules of each stage by their names in the model, in torchtitan's form: a list of lists.
 
     Args:
@@ -65,7 +65,7 @@ def module_names(plan: Plan, profile: Profile, held: Held | None = None) -> Expo
     check_fit(plan, profile)
     notes = []
     if held is None:
-        held = {name: Holding((name,)) for name in plan.partitions}
+        held = {name: PartitionContent((name,)) for name in plan.partitions}
         notes.append(
             "modules outside the partitions are in no stage; --workload FILE.py:FUNCTION finds where the plan has them"
         )

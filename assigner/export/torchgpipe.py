@@ -12,11 +12,11 @@ from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.export.devices import local_devices, shared_cpu
 from assigner.export.exported import Exported, as_json
-from assigner.simulate import check_fit
+from assigner.schedule.simulate import check_fit
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.profile import Profile
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
 
 TOOL = "torchgpipe"
 

@@ -3,7 +3,7 @@
 In a program: `run_on_hosts(load_cluster("mixed3.toml"), ["assigner", "profile", "model.py:workload", "-o", "p.json"])`.
 
 Modules:
-    cluster      the cluster file: hosts, shares, limits, wires
+    cluster, clusterfile    the cluster file: hosts, shares, limits, wires; one as text
     derive       a cluster file whose hosts behave like a profile's workers
     command      the command as each host gets it
     running      all hosts at once: output, time-out, the first failure

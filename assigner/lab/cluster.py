@@ -12,9 +12,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
-from assigner.document import Count, Range, check_unique, decode
 from assigner.errors import FormatError
 from assigner.files import parse_toml, read_text
+from assigner.formats.document import Count, Range, check_unique, decode
 
 MOST_HOSTS = 250
 HOST_NAME = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # without a letter it is an address

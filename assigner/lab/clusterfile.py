@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from assigner.lab.derive import Derived, Setting
+    from assigner.lab.derive import Derived, DerivedField
 
 _WIDTH = 110
 
@@ -27,7 +27,7 @@ def cluster_text(derived: Derived, source: str) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _table(head: str, fields: dict[str, Setting]) -> str:
+def _table(head: str, fields: dict[str, DerivedField]) -> str:
     lines = [head]
     for name, setting in fields.items():
         comment = f"  # {setting.comment}" if setting.comment else ""

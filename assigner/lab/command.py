@@ -28,7 +28,7 @@ _BARE = ("--standalone", "-m", "--module", "--no-python", "--no_python", "--run-
 
 
 @dataclass(frozen=True)
-class Place:
+class HostPlace:
     """Where in a run a host is: the values of the placeholders.
 
     Args:
@@ -70,9 +70,11 @@ class Place:
         }
 
 
-def places(cluster: Cluster, *, port: int) -> list[Place]:
+def places(cluster: Cluster, *, port: int) -> list[HostPlace]:
     """The place of each host of a cluster in a run."""
-    return [Place(len(cluster.host), n, host.nproc, address(0), port, host.name) for n, host in enumerate(cluster.host)]
+    return [
+        HostPlace(len(cluster.host), n, host.nproc, address(0), port, host.name) for n, host in enumerate(cluster.host)
+    ]
 
 
 def search_path(environment: Mapping[str, str]) -> str:

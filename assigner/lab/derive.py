@@ -13,16 +13,16 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.cost import CostModel
 from assigner.errors import FormatError, UsageError
 from assigner.lab.machine import split_share
 from assigner.lab.wires import find_wires
+from assigner.schedule.cost import CostModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from assigner.formats.profile import Profile, Worker
     from assigner.lab.machine import Machine
-    from assigner.profile import Profile, Worker
 
 SHARE_OF_MACHINE = 0.85
 """Of all cores, and of the one core of a worker, goes to hosts; the rest is for the kernel's part of their work, for
@@ -38,7 +38,7 @@ _LEAST_CORES = 0.02
 
 
 @dataclass(frozen=True)
-class Setting:
+class DerivedField:
     """A field's value, and where it comes from. None: the field is left out, and the comment says why."""
 
     value: float | str | None
@@ -58,12 +58,12 @@ class Derived:
 
     scale: float
     notes: tuple[str, ...]
-    hosts: tuple[dict[str, Setting], ...]
-    rack_link: dict[str, Setting]
+    hosts: tuple[dict[str, DerivedField], ...]
+    rack_link: dict[str, DerivedField]
 
 
 @dataclass(frozen=True)
-class Work:
+class SharedWork:
     """What workers are compared by.
 
     Args:
@@ -77,7 +77,7 @@ class Work:
     seconds: dict[str, float]
 
 
-def common_work(profile: Profile, also: Profile | None = None) -> Work:
+def common_work(profile: Profile, also: Profile | None = None) -> SharedWork:
     """The most partitions, and then the largest micro-batch, that all workers have a price for.
 
     Args:
@@ -103,7 +103,7 @@ def common_work(profile: Profile, also: Profile | None = None) -> Work:
             "the profile's workers cannot be compared: no partition was measured on all of them",
             hint="profile them again with the same --micro-batches",
         )
-    return Work(held, size, seconds)
+    return SharedWork(held, size, seconds)
 
 
 def _work_s(cost: CostModel, worker: str, partitions: Sequence[str], size: int) -> float:
@@ -140,7 +140,10 @@ def derive(profile: Profile, machine: Machine, *, here: Profile | None = None, n
     wires, memory = _Wiring(profile, scale, netem=netem), _memory(crews, machine)
     hosts = []
     for name, crew in crews.items():
-        host = {"name": Setting(name, ""), "nproc": Setting(len(crew), f"workers: {', '.join(w.name for w in crew)}")}
+        host = {
+            "name": DerivedField(name, ""),
+            "nproc": DerivedField(len(crew), f"workers: {', '.join(w.name for w in crew)}"),
+        }
         host |= {"cpu": _share(name, crew, work, k), "memory_mib": memory[name]} | wires.fields(name)
         hosts.append(host)
     notes = (
@@ -152,7 +155,7 @@ def derive(profile: Profile, machine: Machine, *, here: Profile | None = None, n
     return Derived(scale, notes, tuple(hosts), wires.rack_link())
 
 
-def _core_seconds(profile: Profile, work: Work, machine: Machine, here: Profile | None) -> tuple[float, str]:
+def _core_seconds(profile: Profile, work: SharedWork, machine: Machine, here: Profile | None) -> tuple[float, str]:
     """Seconds of the work on one whole core of this machine, and how that is known."""
     if here is not None:
         worker = next((each for each in here.workers if each.device == "cpu"), None)
@@ -180,7 +183,7 @@ def _cores(worker: Worker) -> float:
     return min(split_share(worker.kind)[1] or worker.threads, worker.threads)
 
 
-def _head(profile: Profile, work: Work, machine: Machine) -> list[str]:
+def _head(profile: Profile, work: SharedWork, machine: Machine) -> list[str]:
     when = f", measured {profile.created_at}" if profile.created_at else ""
     held, free = fmt.plural(len(work.partitions), "partition"), fmt.size(machine.memory_bytes)
     return [
@@ -197,7 +200,7 @@ def _order_note(crews: dict[str, list[Worker]]) -> list[str]:
     return ["The ranks of a run on these hosts are counted anew: the profile's do not stand host by host."]
 
 
-def _share(name: str, crew: list[Worker], work: Work, k: float) -> Setting:
+def _share(name: str, crew: list[Worker], work: SharedWork, k: float) -> DerivedField:
     shares = [k / work.seconds[worker.name] for worker in crew]
     if sum(shares) < _LEAST_CORES:
         raise UsageError(
@@ -209,10 +212,10 @@ def _share(name: str, crew: list[Worker], work: Work, k: float) -> Setting:
         text += "; its workers are unlike there and share alike here"
     if sum(shares) < 0.1:
         text += "; starting Python on so little takes minutes"
-    return Setting(float(f"{sum(shares):.3g}"), text)
+    return DerivedField(float(f"{sum(shares):.3g}"), text)
 
 
-def _memory(crews: dict[str, list[Worker]], machine: Machine) -> dict[str, Setting]:
+def _memory(crews: dict[str, list[Worker]], machine: Machine) -> dict[str, DerivedField]:
     """As in the profile if this machine has it for all hosts at once, else in proportion."""
     start_up = {name: START_UP_BYTES * len(crew) for name, crew in crews.items()}
     wanted = {name: sum(worker.memory_bytes for worker in crew) for name, crew in crews.items()}
@@ -231,7 +234,7 @@ def _memory(crews: dict[str, list[Worker]], machine: Machine) -> dict[str, Setti
         if factor < 1:
             text += f", scaled by {fmt.number(factor)} to what this machine has"
         text += f", and {fmt.size(start_up[name])} for Python and torch"
-        found[name] = Setting(round((factor * size + start_up[name]) / 2**20), text)
+        found[name] = DerivedField(round((factor * size + start_up[name]) / 2**20), text)
     return found
 
 
@@ -241,11 +244,11 @@ class _Wiring:
     def __init__(self, profile: Profile, scale: float, *, netem: bool) -> None:
         self._wires, self._scale, self._netem = find_wires(profile), scale, netem
 
-    def fields(self, host: str) -> dict[str, Setting]:
+    def fields(self, host: str) -> dict[str, DerivedField]:
         """Rack, rate and latency of one host."""
         wires, found = self._wires, {}
         if wires.rack_rate is not None:
-            found["rack"] = Setting(wires.rack[host], "its links to the others of it are fast")
+            found["rack"] = DerivedField(wires.rack[host], "its links to the others of it are fast")
         if host in wires.rate:
             found["bandwidth_mbit"] = self._rate(wires.rate[host], "its fastest link")
         if host in wires.latency_s:
@@ -261,7 +264,7 @@ class _Wiring:
         told = f"{unit.text(worst.measured)} measured, {unit.text(worst.explained)} explained"
         return [f"Between {worst.pair[0]} and {worst.pair[1]} these wires are furthest from the links: {told}."]
 
-    def rack_link(self) -> dict[str, Setting]:
+    def rack_link(self) -> dict[str, DerivedField]:
         """The wire between racks."""
         if self._wires.rack_rate is None:
             return {}
@@ -271,19 +274,19 @@ class _Wiring:
         }
         return {name: setting for name, setting in found.items() if setting.comment}
 
-    def _rate(self, rate: float, what: str) -> Setting:
+    def _rate(self, rate: float, what: str) -> DerivedField:
         mbit = rate * 8e-6 / self._scale / _PAYLOAD
         text = f"{what}: {fmt.rate_unit(rate).text(rate)} there"
         if mbit > _FASTEST_MBIT:
-            return Setting(None, f"{text}, {mbit:,.0f} Mbit/s here: more than is shaped; left out")
-        return Setting(max(0.1, float(f"{mbit:.3g}")), text)
+            return DerivedField(None, f"{text}, {mbit:,.0f} Mbit/s here: more than is shaped; left out")
+        return DerivedField(max(0.1, float(f"{mbit:.3g}")), text)
 
-    def _latency(self, seconds: float, own_s: float) -> Setting:
+    def _latency(self, seconds: float, own_s: float) -> DerivedField:
         """Only what is above the lab's own; an empty comment: nothing to say."""
         more = seconds * self._scale - own_s
         if more < _LEAST_LATENCY_S:
-            return Setting(None, "")
+            return DerivedField(None, "")
         text = f"a small message takes {fmt.seconds(seconds)} there"
         if not self._netem:
-            return Setting(None, f"{text}; {more * 1e3:.3g} ms left out: this kernel has no netem")
-        return Setting(float(f"{more * 1e3:.3g}"), text)
+            return DerivedField(None, f"{text}; {more * 1e3:.3g} ms left out: this kernel has no netem")
+        return DerivedField(float(f"{more * 1e3:.3g}"), text)

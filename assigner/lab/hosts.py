@@ -25,7 +25,7 @@ from assigner.lab.network import (
     network_members,
     remove_network,
 )
-from assigner.orphaned import began
+from assigner.launch.launcherwatch import began
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

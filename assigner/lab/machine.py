@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from assigner.cgroup import core_limit, free_memory
+from assigner.machine.cgroup import core_limit, free_memory
 
 _SHARE = re.compile(r"(?P<model>.*) \((?P<cores>\d+\.\d+) cores\)")
 

@@ -11,14 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
-from assigner.ending import how_it_ended
 from assigner.errors import UsageError, WorkerError
 from assigner.lab.command import launched, places
 from assigner.lab.hosts import existing
 from assigner.lab.interruption import Interruption
 from assigner.lab.missing import require
 from assigner.lab.relay import Relay
-from assigner.seal import secret
+from assigner.launch.exitstatus import how_it_ended
+from assigner.launch.seal import secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from assigner.profile import Link, Profile
+    from assigner.formats.profile import Link, Profile
 
 _NEAR = 0.5  # a pair with at least this share of what its two wires could do is in one rack
 Pair = tuple[str, str]

@@ -10,29 +10,32 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from assigner import __version__
-from assigner.caution import cautioned
-from assigner.merging import updated
-from assigner.profile import (
+from assigner.formats.merging import updated
+from assigner.formats.profile import (
     Link,
     LinkPoint,
     Measurement,
     Partition,
     Profile,
+    Verification,
     Worker,
     WorkloadReference,
 )
-from assigner.profiler.compute import state_bytes
+from assigner.formats.profilewarnings import other_warnings, with_warnings
+from assigner.machine.reference import ReferenceTimes
+from assigner.model.marking.normalisation import batch_norms
 from assigner.profiler.host import HostFacts, allocator_share
 from assigner.profiler.links import LinkSweep, SweepPoint, with_unmeasured
+from assigner.profiler.partitionbench import state_bytes
 from assigner.profiler.sampling import Sample
-from assigner.reference import ReferenceTimes
+from assigner.runtime.optimizer import built_optimizer, stand_ins
+from assigner.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from assigner.marking import PartitionGraph, Piece
-    from assigner.workload import Workload
+    from assigner.model.marking import PartitionGraph, Piece
+    from assigner.model.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -74,14 +77,24 @@ def assemble(
         ties=graph.ties,
         measurements=tuple(each for report in reports for each in report.measurements),
     )
-    return cautioned(profile, [note for report in reports for note in report.notes])
+    return with_warnings(profile, [note for report in reports for note in report.notes])
 
 
 def workload_reference(workload: Workload, graph: PartitionGraph, entry: str) -> WorkloadReference:
     """What a profile says of its workload."""
     name = workload.name or entry.rpartition(".py:")[0].rpartition("/")[2]
-    dtype, optimizer = _dtype(graph.deferred.tensors()), optimizer_name(workload)
-    return WorkloadReference(name, entry, graph.fingerprint, workload.batch_size, dtype, optimizer)
+    dtype, optimizer = _dtype(graph.deferred.tensors()), optimizer_name(workload, graph)
+    norms, inputs = batch_norms(graph.deferred.model), graph.domain.example.noted
+    return WorkloadReference(
+        name, entry, graph.fingerprint, workload.batch_size, dtype, optimizer, workload.max_micro_batches,
+        workload.min_rows, () if norms is None else (norms,), inputs,
+    )  # fmt: skip
+
+
+def verified(profile: Profile, verification: Verification) -> Profile:
+    """The profile with how its partitions were compared with the model, and what that showed of micro-batches."""
+    workload = replace(profile.workload, per_micro_batch=verification.per_micro_batch)
+    return with_warnings(replace(profile, workload=workload, verification=verification), other_warnings(profile))
 
 
 def renew(old: Profile, reports: Sequence[RankReport]) -> Profile:
@@ -189,6 +202,7 @@ def _dtype(tensors: dict[str, torch.Tensor]) -> str:
     return count.most_common(1)[0][0] if count else "float32"
 
 
-def optimizer_name(workload: Workload) -> str:
+def optimizer_name(workload: Workload, graph: PartitionGraph) -> str:
     """The class of the workload's optimizer."""
-    return type(workload.make_optimizer([("weight", torch.nn.Parameter(torch.zeros(1, 1)))])).__name__
+    made, _ = built_optimizer(workload, stand_ins(graph.deferred.model.named_parameters()), {})
+    return type(made).__name__

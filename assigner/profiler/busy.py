@@ -42,7 +42,7 @@ def send_busy_share(lane: Lane, target: int, size: int, seconds: float) -> tuple
     blocks = max(_FEWEST_BLOCKS, min(_MOST_BLOCKS, int(_BLOCKS_S / (count * spacing))))
     for number in (size, seconds, count, blocks):
         lane.tell(target, number)
-    buffer, work = lane.buffer(size), _Work(lane.device)
+    buffer, work = lane.buffer(size), _ComputeLoad(lane.device)
 
     def stream() -> tuple[int, float]:
         begin, runs = time.perf_counter(), 0
@@ -72,7 +72,7 @@ def send_busy_share(lane: Lane, target: int, size: int, seconds: float) -> tuple
 def answer_busy_share(lane: Lane, source: int) -> None:
     """The target's side of `send_busy_share`."""
     size, seconds, count, blocks = int(lane.ask(source)), lane.ask(source), int(lane.ask(source)), int(lane.ask(source))
-    work, spacing = _Work(lane.device), _SPACING * seconds
+    work, spacing = _ComputeLoad(lane.device), _SPACING * seconds
     late = _LATE_S + 2 * spacing
     ahead = min(count, 2 + int(late / spacing))
 
@@ -105,7 +105,7 @@ def _share(lost_s: Sequence[float], seconds: float) -> float:
     return min(1.0, max(0.0, statistics.median(lost_s) / seconds))
 
 
-def _lost_s(work: _Work, stream: Callable[[], tuple[int, float]], meet: Callable[[], object]) -> float:
+def _lost_s(work: _ComputeLoad, stream: Callable[[], tuple[int, float]], meet: Callable[[], object]) -> float:
     """Computing seconds that went missing in `stream`, which gives (pieces computed, seconds)."""
     runs, spent = work.alone()
     meet()
@@ -114,7 +114,7 @@ def _lost_s(work: _Work, stream: Callable[[], tuple[int, float]], meet: Callable
     return seconds - done * (spent + more) / (runs + again)
 
 
-class _Work:
+class _ComputeLoad:
     """Small pieces of computing on a device."""
 
     def __init__(self, device: torch.device) -> None:

@@ -6,7 +6,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from assigner.seal import seal, unseal
+from assigner.launch.seal import seal, unseal
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]

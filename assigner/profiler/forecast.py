@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankProgress:
     """Where a rank stands.
 
     Args:
@@ -30,7 +30,7 @@ class Standing:
 
 
 @dataclass
-class _Work:
+class _TaskKind:
     """One kind of work: pieces that take about the same time each."""
 
     pieces: float
@@ -54,13 +54,13 @@ class Forecast:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         self.begun = clock()
-        self.works: dict[str, _Work] = {}
-        self._current: _Work | None = None
+        self.works: dict[str, _TaskKind] = {}
+        self._current: _TaskKind | None = None
         self._since = self.begun
 
     def plan(self, kind: str, pieces: float, each_s: float) -> None:
         """There are so many pieces of a kind of work, of about `each_s` seconds."""
-        self.works[kind] = _Work(pieces, each_s)
+        self.works[kind] = _TaskKind(pieces, each_s)
 
     def begin(self, kind: str) -> None:
         """From here on this kind of work goes on."""
@@ -88,6 +88,6 @@ class Forecast:
         return 0.0 if left is None or elapsed + left == 0 else elapsed / (elapsed + left)
 
 
-def slowest(standings: Iterable[Standing]) -> Standing:
+def slowest(ranks: Iterable[RankProgress]) -> RankProgress:
     """Of several ranks the one that will take longest."""
-    return max(standings, key=lambda each: float("inf") if each.left_s is None else each.left_s)
+    return max(ranks, key=lambda each: float("inf") if each.left_s is None else each.left_s)

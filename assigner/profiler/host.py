@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from assigner.cgroup import core_limit
 from assigner.errors import UsageError
-from assigner.launched import launched
-from assigner.runtime.direct import use_many_queues
+from assigner.machine.cgroup import core_limit
+from assigner.machine.launchedrank import launched
+from assigner.profiler.update import optimizer_share
 from assigner.runtime.memory import free_bytes
+from assigner.runtime.nccl import use_many_queues
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.workload import Workload
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import Workload
 
 _SIOCGIFADDR = 0x8915
 _HEAP_SHARE = 0.12
@@ -141,17 +143,18 @@ def _device(word: str) -> torch.device:
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else torch.device(device.type)
 
 
-def start_up(workload: Workload, device: torch.device) -> None:
+def start_up(workload: Workload, graph: PartitionGraph, device: torch.device) -> None:
     """Load what any training loads before its first step, so that it is not counted as free memory.
 
-    A forward, a backward and an update of one number: kernels, autograd's threads and the optimizer's modules.
+    A forward and a backward of one number, and an update of small parameters: kernels, autograd's threads and the
+    optimizer's modules.
     """
     if device.type == "cuda":
         use_many_queues()
         torch.cuda.set_device(device)
     number = nn.Parameter(torch.ones(1, 1, device=device))
     torch.mm(number, number).sum().backward()  # type: ignore[no-untyped-call]
-    workload.make_optimizer([("weight", number)]).step()
+    optimizer_share(workload, graph, device)
 
 
 def _interface() -> str:

@@ -15,13 +15,13 @@ import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from assigner.document import Count, Range, decode, encode, shown
 from assigner.errors import FormatError
 from assigner.files import read_bytes
+from assigner.formats.document import Count, Range, decode, encode, shown
+from assigner.formats.profile import Measurement
 from assigner.location import Location
-from assigner.profile import Measurement
-from assigner.profiler.accord import Point
 from assigner.profiler.links import LinkSweep
+from assigner.profiler.tasks import Point
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +70,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class OptimizerState:
+class OptimizerSize:
     """Bytes of the optimizer's state for a kind of partition."""
 
     kind: str
@@ -90,15 +90,15 @@ class Note:
     point: Point | None = None
 
 
-Entry = Measurement | OptimizerState | LinkSweep | Note
+Entry = Measurement | OptimizerSize | LinkSweep | Note
 
 
 @dataclass(frozen=True)
-class _Line:
+class _JournalLine:
     """One line behind the head: exactly one of these."""
 
     measurement: Measurement | None = None
-    optimizer: OptimizerState | None = None
+    optimizer: OptimizerSize | None = None
     link: LinkSweep | None = None
     note: Note | None = None
 
@@ -164,7 +164,7 @@ class Journal:
 
     def add(self, found: Entry) -> None:
         """Keep one finished measurement."""
-        name = {Measurement: "measurement", OptimizerState: "optimizer", LinkSweep: "link", Note: "note"}[type(found)]
+        name = {Measurement: "measurement", OptimizerSize: "optimizer", LinkSweep: "link", Note: "note"}[type(found)]
         self._keep(found)
         if self.path is not None:
             self._append({name: encode(found)})
@@ -184,7 +184,7 @@ class Journal:
             os.fsync(stream.fileno())
 
     def _take(self, line: Any) -> None:
-        found = [each for each in vars(decode(_Line, line)).values() if each is not None]
+        found = [each for each in vars(decode(_JournalLine, line)).values() if each is not None]
         if len(found) != 1:
             raise FormatError("expected one of measurement, optimizer, link and note")
         self._keep(found[0])
@@ -203,7 +203,7 @@ class Journal:
             if found.worker != self.head.worker or found.micro_batch not in self.head.micro_batches:
                 raise FormatError(f"{found.partition} on {found.worker} at {found.micro_batch} is not of this worker")
             self.points[found.partition, found.micro_batch] = found
-        elif isinstance(found, OptimizerState):
+        elif isinstance(found, OptimizerSize):
             self.optimizer_bytes[found.kind] = found.bytes
         elif isinstance(found, LinkSweep):
             self._check_sweep(found)

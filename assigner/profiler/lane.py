@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from assigner.runtime.direct import direct_channels
 from assigner.runtime.hostmemory import host_memory
+from assigner.runtime.nccl import direct_channels
 from assigner.runtime.ordering import Message
 from assigner.runtime.transport import Transport
-from assigner.schedule import Payload, Route
+from assigner.schedule.program import Payload, Route
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from assigner.cost import message_s
-from assigner.profile import LinkPoint
-from assigner.profiler.accord import Links
+from assigner.formats.profile import LinkPoint
+from assigner.machine.starvation import DISTURBED, StarvationWatch
 from assigner.profiler.busy import answer_busy_share, send_busy_share
 from assigner.profiler.contention import find_shared_wires
 from assigner.profiler.lane import Lane
+from assigner.profiler.options import Links
 from assigner.profiler.pairs import ALL_UP_TO, Classes, ring, rounds_of, sampled_pairs, tournament
 from assigner.profiler.sampling import Sample, summarise
 from assigner.runtime.clock import answer_clock, compare_clock
-from assigner.starvation import DISTURBED, StarvationWatch
+from assigner.schedule.cost import message_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from assigner import __version__
 from assigner.errors import FormatError
-from assigner.marking import PartitionGraph, partition_graph
-from assigner.profile import Measurement
-from assigner.profiler.accord import Offer, Point, Start, agree, check_offers
+from assigner.formats.profile import Measurement
+from assigner.formats.selection import LINKS, Selection
+from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.profiler.assembly import RankReport, optimizer_name
-from assigner.profiler.computing import ComputeShare
+from assigner.profiler.computetimes import ComputeMeasurement
 from assigner.profiler.forecast import Forecast
 from assigner.profiler.host import host_facts, rank_device, ranks_on, start_up
-from assigner.profiler.journal import Head, Journal, Note, OptimizerState, journal_path
+from assigner.profiler.journal import Head, Journal, Note, OptimizerSize, journal_path
 from assigner.profiler.links import LinkOptions, measure_links
-from assigner.profiler.standings import Standings
+from assigner.profiler.rankprogress import RanksProgress
+from assigner.profiler.tasks import Point, RankState, Start, assign_tasks, check_states
 from assigner.profiler.walk import representatives
 from assigner.runtime.randomness import kept_generators
 from assigner.runtime.reference import measure_reference
-from assigner.selection import LINKS, Selection
+from assigner.version import __version__
 
 if TYPE_CHECKING:
+    from assigner.model.workload import Workload
     from assigner.profiler.exchange import Exchange
-    from assigner.profiler.forecast import Standing
-    from assigner.profiler.session import ProfileOptions
-    from assigner.workload import Workload
+    from assigner.profiler.forecast import RankProgress
+    from assigner.profiler.options import ProfileOptions
 
 _ROUND_S = 5.0  # a round of links, until one is measured
 
@@ -67,7 +67,12 @@ class RankSession:
     """
 
     def __init__(
-        self, workload: Workload, entry: str, options: ProfileOptions, table: Exchange, show: Callable[[Standing], None]
+        self,
+        workload: Workload,
+        entry: str,
+        options: ProfileOptions,
+        table: Exchange,
+        show: Callable[[RankProgress], None],
     ) -> None:
         self.workload, self.entry, self.options, self.table = workload, entry, options, table
         self.rank = table.rank
@@ -75,12 +80,12 @@ class RankSession:
         self.device = rank_device(options.devices)
         self.worker = f"worker:{self.rank}/{self.device}"
         self.forecast = Forecast()
-        self.standings = Standings(table.store, self.rank, table.ranks, self.worker, show)
+        self.progress = RanksProgress(table.store, self.rank, table.ranks, self.worker, show)
         self.tell(self.at)
         self.graph: PartitionGraph = partition_graph(workload, options.marks or None)
         self.kinds = representatives(self.graph)
         with kept_generators(self.device):
-            start_up(workload, self.device)
+            start_up(workload, self.graph, self.device)
         dist.barrier()
         self.sharing = ranks_on(self.device, options.devices)
         self.facts = host_facts(
@@ -91,7 +96,7 @@ class RankSession:
     def tell(self, what: str) -> None:
         """Note what is measured now."""
         self.at = what
-        self.standings.tell(what, self.forecast)
+        self.progress.tell(what, self.forecast)
 
     def agree(self, start: Start, keeping: Keeping) -> None:
         """Learn what the other ranks have, and what is to be measured.
@@ -109,19 +114,19 @@ class RankSession:
         self.journal = Journal(self._journal_path(keeping), self._head(start))
         refused = self._load_journal() if keeping.resume else None
         points = tuple(Point(*each) for each in self.journal.points)
-        mine = Offer(self.facts, self.graph.fingerprint, points, tuple(self.journal.sweeps), refused)
-        self.offers = self.table.to_all("offer", mine, Offer)
+        mine = RankState(self.facts, self.graph.fingerprint, points, tuple(self.journal.sweeps), refused)
+        self.offers = self.table.to_all("offer", mine, RankState)
         dist.barrier()  # whoever refuses leaves, and may take the store with it
-        check_offers(start, self.offers)
+        check_states(start, self.offers)
         self._begin_journal(keeping)
-        self.task = agree(
+        self.task = assign_tasks(
             self.offers, self.rank, kinds=self.kinds, sizes=self.sizes, selection=self.selection,
             isolated=start.isolated,
         )  # fmt: skip
 
     def measure(self) -> RankReport:
         """Compute first, then links."""
-        compute = ComputeShare(
+        compute = ComputeMeasurement(
             self.workload, self.graph, self.device, self.worker, self.facts.memory_bytes / 4, self.forecast, self.tell,
             self.sharing, force_busy=self.options.force_busy,
         )  # fmt: skip
@@ -138,7 +143,7 @@ class RankSession:
             elif self.task.run:
                 with kept_generators(self.device):
                     compute.measure(self.task.run, self._keep)
-            self.standings.finish_phase()
+            self.progress.finish_phase()
             self.forecast.work("turns of other workers", turn + (turn < self.rank))
         dist.barrier()
         if self.task.links:
@@ -154,7 +159,7 @@ class RankSession:
             reference,
         )
 
-    def _keep(self, found: Measurement | OptimizerState | Note) -> None:
+    def _keep(self, found: Measurement | OptimizerSize | Note) -> None:
         """Into the journal, unless it was run for the company of another worker alone."""
         if isinstance(found, Measurement):
             point: Point | None = Point(found.partition, found.micro_batch)
@@ -170,7 +175,7 @@ class RankSession:
             self.tell(f"links, round {done + 1} of {rounds}")
 
         self.forecast.begin("links")
-        self.standings.together = True
+        self.progress.together = True
         self.tell("links")
         notes = measure_links(
             [offer.facts for offer in self.offers], self._link_options(), self.device,
@@ -209,7 +214,7 @@ class RankSession:
             entry=self.entry,
             fingerprint=self.graph.fingerprint,
             batch_size=self.workload.batch_size,
-            optimizer=optimizer_name(self.workload),
+            optimizer=optimizer_name(self.workload, self.graph),
             micro_batches=start.micro_batches,
             largest_message=self._largest_message(),
             isolated=start.isolated,

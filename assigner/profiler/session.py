@@ -13,70 +13,42 @@ from torch.distributed import DistError, PrefixStore  # type: ignore[attr-define
 
 from assigner.errors import AssignerError, MeasurementError, UsageError
 from assigner.files import refuse_existing
-from assigner.launched import launched
-from assigner.merging import check_same_partitions, check_same_workload, merged
-from assigner.profile import Profile, load_profile, save_profile
-from assigner.profiler.accord import Links, RefusedError, Start, describe
-from assigner.profiler.assembly import RankReport, assemble, renew, workload_reference
+from assigner.formats.fineness import ANY
+from assigner.formats.merging import check_same_partitions, check_same_workload, merged
+from assigner.formats.profile import Profile, load_profile, save_profile
+from assigner.formats.selection import Selection
+from assigner.machine.launchedrank import launched
+from assigner.profiler.assembly import RankReport, assemble, renew, verified, workload_reference
 from assigner.profiler.exchange import Exchange
+from assigner.profiler.processstate import process_state_kept
 from assigner.profiler.rank import Keeping, RankSession
-from assigner.profiler.standings import Heart
-from assigner.profiler.untouched import untouched
+from assigner.profiler.rankprogress import Heartbeat
+from assigner.profiler.tasks import RefusedError, Start, describe
 from assigner.runtime.failure import watched_run
 from assigner.runtime.rendezvous import farewell, group_connections, group_store, join_group, leave_group
-from assigner.selection import Selection
 from assigner.usercode import user_code
 
 if TYPE_CHECKING:
-    from assigner.profile import Verification
-    from assigner.profiler.forecast import Standing
-    from assigner.workload import Workload
+    from collections.abc import Iterable
 
-RESERVE = 0.08
-"""Share of a worker's memory that plans leave alone, unless it is asked otherwise."""
+    from assigner.formats.fineness import Fineness
+    from assigner.formats.profile import Verification
+    from assigner.model.workload import Workload
+    from assigner.profiler.forecast import RankProgress
+    from assigner.profiler.options import ProfileOptions
 
 _count = itertools.count()  # the n-th run of every rank is the same one
 
 
-@dataclass(frozen=True)
-class ProfileOptions:
-    """Settings of a profiling run.
+def default_micro_batches(batch_size: int, fineness: Fineness = ANY) -> tuple[int, ...]:
+    """The sizes of 16, 8 and 4 micro-batches, as near as the batch size has divisors; two sizes where that can be.
 
     Args:
-        micro_batches: Micro-batch sizes to measure, in rows; empty: those of 16, 8 and 4 micro-batches.
-        marks: Name patterns of partitions in place of the workload's own; empty: those.
-        max_message: Largest message of the link sweeps, in bytes; None: the largest that a plan could send.
-        reserve: Share of a worker's memory that plans leave alone.
-        isolated: Workers of one host measure one after another, not at the same time.
-        links: Which links are measured: "all", a "sampled" few of each class of pairs, or "auto": all of up to 16
-            workers.
-        devices: The device of each of a host's ranks, in their order; empty: a GPU of its own where there is one, else
-            the CPU.
-        timeout_s: A wait for another rank that takes longer ends the run.
-        force_busy: Take what a busy machine gives, in place of measuring again, or not at all where others have most of
-            a worker's processor time.
+        batch_size: In rows.
+        fineness: What the workload allows: no plan uses other sizes.
     """
-
-    micro_batches: tuple[int, ...] = ()
-    marks: tuple[str, ...] = ()
-    max_message: int | None = None
-    reserve: float = RESERVE
-    isolated: bool = False
-    links: Links = "auto"
-    devices: tuple[str, ...] = ()
-    timeout_s: float = 600.0
-    force_busy: bool = False
-
-    def __post_init__(self) -> None:
-        if any(size < 1 for size in self.micro_batches):
-            raise UsageError(f"micro-batch sizes {self.micro_batches}: each is 1 or more")
-        if not 0 <= self.reserve < 1:
-            raise UsageError(f"reserve {self.reserve} is not allowed; expected a share from 0 to below 1")
-
-
-def default_micro_batches(batch_size: int) -> tuple[int, ...]:
-    """The sizes of 16, 8 and 4 micro-batches, as near as the batch size has divisors; two sizes at least."""
-    divisors = [size for size in range(1, batch_size + 1) if batch_size % size == 0]
+    most = fineness.most(batch_size)
+    divisors = [size for size in range(1, batch_size + 1) if batch_size % size == 0 and batch_size // size <= most]
     sizes = {min(divisors, key=lambda size: abs(size - batch_size / count)) for count in (16, 8, 4)}
     larger = [size for size in divisors if size > max(sizes)]
     if len(sizes) == 1 and larger:
@@ -84,8 +56,24 @@ def default_micro_batches(batch_size: int) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
+def check_sizes(workload: Workload, sizes: Iterable[int]) -> None:
+    """Refuse micro-batch sizes that no plan for the workload may use.
+
+    Raises:
+        UsageError: naming the first one.
+    """
+    batch = workload.batch_size
+    for size in sizes:
+        obstacle = workload.fineness.obstacle(max(1, batch // size), batch)
+        if obstacle is not None:
+            least = -(-batch // workload.fineness.most(batch))
+            raise UsageError(
+                f"micro-batch size {size}: no plan uses it: {obstacle}", hint=f"{least} is the smallest that is allowed"
+            )
+
+
 @dataclass(frozen=True)
-class Output:
+class ProfileDestination:
     """Where a profile goes, and what it starts from.
 
     Args:
@@ -110,8 +98,8 @@ def profile_workload(
     entry: str,
     options: ProfileOptions,
     *,
-    output: Output | None = None,
-    progress: Callable[[Standing], None] | None = None,
+    output: ProfileDestination | None = None,
+    progress: Callable[[RankProgress], None] | None = None,
     verification: Verification | None = None,
 ) -> Profile | None:
     """Measure a workload. Every rank of the run calls this; the process group is made here and left again.
@@ -143,12 +131,12 @@ def profile_workload(
     rank, goodbye = dist.get_rank(), farewell()
     jobs, name = group_store(), f"profile {next(_count)}"
     store = PrefixStore(name, jobs)
-    heart = Heart(PrefixStore(name, jobs.clone()), rank)  # type: ignore[attr-defined]  # calls on one wait for each other
+    heart = Heartbeat(PrefixStore(name, jobs.clone()), rank)  # type: ignore[attr-defined]  # calls on one wait for each other
     watch = watched_run(name, jobs, f"worker:{rank}", group_connections(), MeasurementError.exit_code)
     table = Exchange(store, rank, dist.get_world_size(), timeout_s=options.timeout_s)
     session = None
     try:
-        with untouched():
+        with process_state_kept():
             session = RankSession(workload, entry, options, table, progress or (lambda _: None))
             profile = _measure(session, output, verification)
             for each in (watch, heart):
@@ -171,7 +159,9 @@ def profile_workload(
         watch.close()
 
 
-def _measure(session: RankSession, output: Output | None, verification: Verification | None) -> Profile | None:
+def _measure(
+    session: RankSession, output: ProfileDestination | None, verification: Verification | None
+) -> Profile | None:
     """Agree, measure, and on rank 0 put together and write."""
     first, start = _start(session, output) if session.rank == 0 else (_First(), Start())
     keeping = Keeping(output.path, output.resume, output.notice) if output else Keeping(None, False, lambda _: None)
@@ -183,10 +173,14 @@ def _measure(session: RankSession, output: Output | None, verification: Verifica
             profile = renew(first.old, reports)
         else:
             profile = assemble(
-                session.workload, session.graph, reports, entry=session.entry, reserve=session.options.reserve
+                session.workload,
+                session.graph,
+                reports,
+                entry=session.entry,
+                reserve=session.options.reserved,
             )
         if verification is not None:
-            profile = replace(profile, verification=verification)
+            profile = verified(profile, verification)
         if output is not None:
             if first.others:
                 profile = merged([("this run", profile), *first.others])
@@ -209,17 +203,18 @@ class _First:
     others: tuple[tuple[str, Profile], ...] = ()
 
 
-def _start(session: RankSession, output: Output | None) -> tuple[_First, Start]:
+def _start(session: RankSession, output: ProfileDestination | None) -> tuple[_First, Start]:
     """On rank 0: the profiles that the run starts from, and what all ranks are to do, or why it cannot be."""
     options = session.options
     start = Start(isolated=options.isolated, links=options.links, only=output.only if output else ())
     try:
+        check_sizes(session.workload, options.micro_batches)
         first = _read(session, output) if output else _First()
     except AssignerError as error:
         return _First(), Start(refused=error.message, usage=isinstance(error, UsageError), hint=error.hint)
     sizes, old = options.micro_batches, first.old
     if old is None:
-        sizes = sizes or default_micro_batches(session.workload.batch_size)
+        sizes = sizes or default_micro_batches(session.workload.batch_size, session.workload.fineness)
     else:
         sizes = sizes or tuple(each.micro_batch for each in old.measurements)
         workers = tuple(describe(each.name, each.kind, each.threads) for each in old.workers)
@@ -227,7 +222,7 @@ def _start(session: RankSession, output: Output | None) -> tuple[_First, Start]:
     return first, replace(start, micro_batches=tuple(sorted(set(sizes))))
 
 
-def _read(session: RankSession, output: Output) -> _First:
+def _read(session: RankSession, output: ProfileDestination) -> _First:
     """The profiles that the run starts from; they are of this workload."""
     graph = session.graph
     here = workload_reference(session.workload, graph, session.entry)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from assigner.profiler.compute import PartitionBench
+    from assigner.profiler.partitionbench import PartitionBench
 
 _AGAIN_EVERY = 3  # runs; the others are for the forward and the backward alone
 

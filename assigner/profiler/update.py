@@ -2,58 +2,116 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import fx, nn
+from torch.utils._pytree import tree_leaves
 
+from assigner.model.deferred.likeness import in_likeness
 from assigner.profiler.memory import peak_bytes, storage_bytes
 from assigner.profiler.stopwatch import Stopwatch
+from assigner.runtime.optimizer import built_optimizer, needs_closure, stand_ins
 
 if TYPE_CHECKING:
-    from assigner.workload import Workload
+    from collections.abc import Mapping
+
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import Workload
 
 _OTHERS_BYTES = 64 << 20  # twice what the last caches of most processors hold
+_LEAST_ELEMENTS = 4096  # of a parameter that tells how much state there is
+_MOST_UPDATES = 16  # until the state grows no more
 _OTHERS_SHARE = 8  # and no more than this part of what is free
 
 
 class UpdateBench:
-    """The user's optimizer on one partition's parameters.
+    """The user's optimizer on one partition's parameters; its builder gets all of the model's.
 
     Args:
         workload: Whose optimizer.
-        module: The partition; it has parameters that are trained, which get gradients and are changed.
+        graph: The model's partitions.
+        partition: The name of one; it has parameters that are trained, which get gradients and are changed.
+        module: That partition, built.
         device: Where it is.
         room: Bytes that are free there.
     """
 
-    def __init__(self, workload: Workload, module: fx.GraphModule, device: torch.device, *, room: float) -> None:
+    def __init__(
+        self, workload: Workload, graph: PartitionGraph, partition: str, module: fx.GraphModule,
+        device: torch.device, *, room: float,
+    ) -> None:  # fmt: skip
         self.watch = Stopwatch(device)
-        self.parameters = trained(module)
-        self.optimizer = workload.make_optimizer(
-            (name, each) for name, each in module.named_parameters() if each.requires_grad
-        )
+        held = {graph.canonical[name]: module.get_parameter(name) for name in graph.piece[partition].parameters}
+        self._update = _RepeatedUpdate(workload, graph, held)
         others = max(1, int(min(_OTHERS_BYTES, room / _OTHERS_SHARE)))
         self.others = torch.empty(others, dtype=torch.uint8, device=device)
 
     def run(self) -> tuple[float]:
         """Seconds of one update."""
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+        self._update.prepare()
         self.others.fill_(1)  # a step's backwards have taken parameters and state out of the caches
         self.watch.mark()
-        self.optimizer.step()
+        self._update.run()
         self.watch.mark()
         return (self.watch.seconds()[0],)
 
     def workspace_bytes(self) -> int:
         """Bytes that an update needs besides parameters, gradients and state; `run` has been called."""
-        return peak_bytes(self.optimizer.step, self.watch.device)
+        return peak_bytes(self._update.run, self.watch.device)
 
     def state_bytes(self) -> int:
         """Bytes of the optimizer's state after an update."""
-        return _state_bytes(self.optimizer)
+        return self._update.state_bytes()
+
+
+class _RepeatedUpdate:
+    """An update of some of a model's parameters, again and again.
+
+    One that needs a closure gets the gradients of a sum of squares, some of which count a thousand times as much as
+    others: so it uses all of the evaluations that it may, and fills its history.
+
+    Args:
+        workload: Whose optimizer.
+        graph: The model's partitions.
+        held: The parameters by name.
+    """
+
+    def __init__(self, workload: Workload, graph: PartitionGraph, held: Mapping[str, nn.Parameter]) -> None:
+        self.optimizer, _ = built_optimizer(workload, stand_ins(graph.deferred.model.named_parameters()), held)
+        self._trained = [each for each in held.values() if each.requires_grad]
+        self._closed = needs_closure(self.optimizer)
+
+    def prepare(self) -> None:
+        """Have gradients."""
+        for parameter in self._trained:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if self._closed:
+                parameter.detach().normal_()
+
+    def run(self) -> None:
+        """Make one."""
+        if self._closed:
+            self.optimizer.step(self._evaluate)
+        else:
+            self.optimizer.step()
+
+    @torch.no_grad()
+    def _evaluate(self) -> float:
+        parts = []
+        for parameter in self._trained:
+            assert parameter.grad is not None
+            rows = torch.linspace(1e-3, 1, max(1, len(parameter)) if parameter.dim() else 1, device=parameter.device)
+            weights = rows.to(parameter.dtype).view(-1, *[1] * (parameter.dim() - 1)) if parameter.dim() else rows[0]
+            torch.mul(parameter, weights, out=parameter.grad)
+            parts.append(torch.linalg.vecdot(parameter.flatten(), parameter.grad.flatten()).float() / 2)
+        return float(torch.stack(parts).sum())
+
+    def state_bytes(self) -> int:
+        """Bytes of the state now."""
+        leaves = (leaf for state in self.optimizer.state.values() for leaf in tree_leaves(state))
+        return storage_bytes(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def trained(module: nn.Module) -> list[nn.Parameter]:
@@ -61,15 +119,28 @@ def trained(module: nn.Module) -> list[nn.Parameter]:
     return [each for each in module.parameters() if each.requires_grad]
 
 
-def optimizer_share(workload: Workload, device: torch.device) -> float:
-    """Bytes of state that the user's optimizer keeps for a byte of parameters, found on a small one."""
-    parameter = nn.Parameter(torch.zeros(64, 64, device=device))
-    parameter.grad = torch.zeros_like(parameter)
-    optimizer = workload.make_optimizer([("weight", parameter)])
-    optimizer.step()
-    return _state_bytes(optimizer) / parameter.nbytes
+def optimizer_share(workload: Workload, graph: PartitionGraph, device: torch.device) -> float:
+    """Bytes of state that the user's optimizer keeps for a byte of parameters, found on a small one of each group."""
+    model = dict(graph.deferred.model.named_parameters())
+    _, groups = built_optimizer(workload, stand_ins(model.items()), {})
+    trained = [[name for name in names if model[name].requires_grad] for names in groups]
+    chosen = [min(names, key=lambda name: _strangeness(model[name])) for names in trained if names]
+    held = {
+        name: cast("nn.Parameter", in_likeness(model[name], torch.zeros_like(model[name], device=device)))
+        for name in chosen
+    }
+    if not held:
+        return 0.0
+    update, state = _RepeatedUpdate(workload, graph, held), -1
+    for _ in range(_MOST_UPDATES):
+        update.prepare()
+        update.run()
+        before, state = state, update.state_bytes()
+        if state == before:
+            break
+    return state / sum(each.nbytes for each in held.values())
 
 
-def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    states = (value for state in optimizer.state.values() for value in state.values())
-    return storage_bytes(value for value in states if isinstance(value, torch.Tensor))
+def _strangeness(parameter: nn.Parameter) -> tuple[bool, int]:
+    """Large enough that a count of steps is nothing beside it, and no larger: that is what is tried first."""
+    return parameter.numel() < _LEAST_ELEMENTS, abs(parameter.numel() - _LEAST_ELEMENTS)

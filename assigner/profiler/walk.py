@@ -16,16 +16,16 @@ import torch
 from torch import fx
 
 from assigner.errors import UsageError
-from assigner.marking import PartitionGraph, Piece, Value
-from assigner.marking.casting import casting
-from assigner.marking.rows import EXAMPLE_ROWS
+from assigner.model.marking import PartitionGraph, Piece, Value
+from assigner.model.marking.casting import casting
+from assigner.model.marking.rows import EXAMPLE_ROWS
 from assigner.profiler.memory import peak_bytes
 from assigner.runtime.microbatch import Cutting, MicroBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from assigner.workload import Workload
+    from assigner.model.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from assigner.marking import PartitionGraph
-from assigner.profiler.accord import Point
-from assigner.profiler.compute import PartitionBench, PartitionBytes, TooLargeError
+from assigner.model.marking import PartitionGraph
+from assigner.model.workload import Workload
 from assigner.profiler.memory import memory_errors
+from assigner.profiler.partitionbench import PartitionBench, PartitionBytes, TooLargeError
+from assigner.profiler.tasks import Point
 from assigner.profiler.walk import KindInputs
 from assigner.runtime.compiling import compiled
 from assigner.runtime.partition import PartitionRunner
-from assigner.workload import Workload
 
 _DEPTH = 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.document import encode
+from assigner.formats.document import encode
 from assigner.report.plan import describe_split
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.report.timeline import PIPED, timeline, timeline_data
@@ -13,8 +13,8 @@ from assigner.report.timeline import PIPED, timeline, timeline_data
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.agreement import Agreement, Cause, Compared
-    from assigner.spans import Spans
+    from assigner.validation import Agreement, Compared, Deviation
+    from assigner.validation.spans import Spans
 
 _SAME = 0.01
 """A step time predicted this well needs no cause."""
@@ -145,7 +145,7 @@ def largest_cause(found: Agreement) -> str:
     return f"largest cause: {_describe(cause)}: {_signed(unit, cause.step_s)} {unit.name} {of}"
 
 
-def _describe(cause: Cause) -> str:
+def _describe(cause: Deviation) -> str:
     if cause.group == "overheads":
         lost, said = fmt.seconds(cause.measured_s), fmt.seconds(cause.predicted_s)
         return f"{cause.worker} lost {lost} a step between its actions, where {said} was predicted"

@@ -11,7 +11,7 @@ from assigner.report.sheet import Column, Report, Sheet
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.plan import Candidate, Plan
+    from assigner.formats.plan import Candidate, Plan
 
 WHAT = {"step": "step", "throughput": "steady batch", "latency": "forward", "cost": "step"}
 """What candidates are compared by, by objective."""

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError
-from assigner.profile import Edge
+from assigner.formats.profile import Edge
 from assigner.report.sheet import Line, Strip
-from assigner.schedule import Kind, build_program
-from assigner.timing import Job, Queue, run_queues
+from assigner.schedule.program import ActionKind, build_program
+from assigner.schedule.timing import Job, Queue, run_queues
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.profile import Profile
-    from assigner.schedule import Program, Route
-    from assigner.timing import Arrivals, Timed
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
+    from assigner.schedule.program import Program, Route
+    from assigner.schedule.timing import Arrivals, Timed
 
 STAGE_LIMIT = 16
 """Stages above which those in the middle are left out."""
 
-_SIGNS = {Kind.FORWARD: "F", Kind.BACKWARD: "B"}
+_SIGNS = {ActionKind.FORWARD: "F", ActionKind.BACKWARD: "B"}
 _IDLE = "."
 
 
@@ -38,7 +38,7 @@ class Placed(NamedTuple):
     """One forward or backward at its tick."""
 
     stage: int
-    kind: Kind
+    kind: ActionKind
     micro_batch: int
     tick: int
 
@@ -79,20 +79,20 @@ def _ticked(program: Program, *, exact: bool) -> Clock:
     plan, number = program.plan, {worker: n for n, worker in enumerate(program.actions)}
     arrivals: dict[Route, Arrivals] = {route: [-1.0] * plan.micro_batches for route in program.routes}
     queues: list[Queue] = []
-    names: list[list[tuple[int, Kind, int]]] = []
+    names: list[list[tuple[int, ActionKind, int]]] = []
     for worker, actions in program.actions.items():
         queue: Queue = []
-        mine: list[tuple[int, Kind, int]] = []
+        mine: list[tuple[int, ActionKind, int]] = []
         waits: list[Arrivals] = []
         for action in actions:
-            if action.kind is Kind.RECEIVE and action.route:
+            if action.kind is ActionKind.RECEIVE and action.route:
                 waits.append(arrivals[action.route])
-            elif action.kind is Kind.SEND and action.route:
+            elif action.kind is ActionKind.SEND and action.route:
                 job, m = queue[-1]
                 target = number[action.route.target]
                 sends = (*job.sends, (arrivals[action.route], number[worker] * len(number) + target, 0.0, target))
                 queue[-1] = job._replace(sends=sends), m
-            elif action.kind is not Kind.UPDATE:
+            elif action.kind is not ActionKind.UPDATE:
                 queue.append((Job(1.0, tuple(waits), 0.0, ()), action.micro_batch))
                 mine.append((action.stage, action.kind, action.micro_batch))
                 waits = []

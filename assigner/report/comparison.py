@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError
-from assigner.objective import HOUR_S
-from assigner.plan import Plan
-from assigner.profile import Profile
-from assigner.report.measured import Measured, conclusions, measured, measured_data
+from assigner.formats.plan import Plan
+from assigner.formats.profile import Profile
+from assigner.report.measured import conclusions, measured, measured_data
 from assigner.report.memory import fullness
-from assigner.report.moved import DETAILED, moved, moved_data, same
+from assigner.report.placementchanges import DETAILED, placement_changes, placement_changes_data, same
 from assigner.report.plan import proven_gap, status
 from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.schedule.objective import HOUR_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from assigner.validation.steps import PlanRuns
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Named:
         name: For people.
         plan: The plan.
         profile: It knows what the workers cost; None: nobody knows.
-        notes: Why its figures are not those of its file, as `standing` tells it.
+        notes: Why its figures are not those of its file, as `checked_plan` tells it.
         prices: Worker, kind or host to money per hour, before the profile's.
     """
 
@@ -72,7 +74,7 @@ def comparison_report(
     plans: Sequence[Named],
     *,
     everything: bool = False,
-    traces: Mapping[str, Measured] | None = None,
+    traces: Mapping[str, PlanRuns] | None = None,
     priced_by: str = "",
     digits: int | None = None,
 ) -> Report:
@@ -94,7 +96,7 @@ def comparison_report(
         _figures(plans, digits),
         *(Line(text, "warning") for text in notes(plans, priced_by=priced_by)),
         *measured(pairs, traces or {}, digits=digits),
-        *moved(pairs, everything=everything),
+        *placement_changes(pairs, everything=everything),
     )
 
 
@@ -234,7 +236,7 @@ def transfer_share(plan: Plan) -> float | None:
 
 
 def comparison_data(
-    plans: Sequence[Named], *, traces: Mapping[str, Measured] | None = None, priced_by: str = ""
+    plans: Sequence[Named], *, traces: Mapping[str, PlanRuns] | None = None, priced_by: str = ""
 ) -> dict[str, Any]:
     """The same for `--json`; arguments and errors as `comparison_report`."""
     check_comparable(plans)
@@ -250,7 +252,7 @@ def comparison_data(
     }
 
 
-def _plan_data(each: Named, baseline: Named, traces: Mapping[str, Measured]) -> dict[str, Any]:
+def _plan_data(each: Named, baseline: Named, traces: Mapping[str, PlanRuns]) -> dict[str, Any]:
     plan, predicted = each.plan, each.plan.predicted
     return {
         "name": each.name,
@@ -272,5 +274,5 @@ def _plan_data(each: Named, baseline: Named, traces: Mapping[str, Measured]) -> 
         "gap": proven_gap(plan),
         "status": status(plan.solver) if plan.solver else None,
         "measured": measured_data(plan, traces.get(each.name), baseline.plan, traces.get(baseline.name)),
-        **moved_data(baseline.plan, plan),
+        **placement_changes_data(baseline.plan, plan),
     }

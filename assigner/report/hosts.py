@@ -10,7 +10,7 @@ from assigner.report.sheet import GAP, Column, Part, Sheet
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from assigner.profile import Profile
+    from assigner.formats.profile import Profile
 
 _HEADER = "host"
 _RANK = 2

@@ -13,14 +13,14 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.cost import CostModel, Output, message_s
-from assigner.profile import Link
+from assigner.formats.profile import Link
 from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.schedule.cost import CostModel, PartitionOutput, message_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from assigner.profile import Profile, Worker
+    from assigner.formats.profile import Profile, Worker
 
 MATRIX_LIMIT = 16
 """Rows up to which there is a matrix."""
@@ -51,7 +51,7 @@ def message_bytes(profile: Profile) -> float:
     """The message at which links are compared: the median output at the largest measured micro-batch, in bytes."""
     cost = CostModel(profile)
     batch = max(point.micro_batch for point in profile.measurements)
-    sizes = sorted(cost.output_bytes(Output(edge.source, edge.output), batch) for edge in profile.edges)
+    sizes = sorted(cost.output_bytes(PartitionOutput(edge.source, edge.output), batch) for edge in profile.edges)
     return sizes[len(sizes) // 2] if sizes else 2.0**20
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from assigner.document import encode
+from assigner.formats.document import encode
 from assigner.report.sheet import Column, Line, Report, Sheet
 
 if TYPE_CHECKING:

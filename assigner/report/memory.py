@@ -11,8 +11,8 @@ from assigner.report.sheet import Column, Line, Report, Sheet
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from assigner.plan import Plan, Prediction, WorkerPrediction
-    from assigner.profile import Profile
+    from assigner.formats.plan import Plan, Prediction, WorkerPrediction
+    from assigner.formats.profile import Profile
 
 WORKER_LIMIT = 16
 """Workers above which the fullest are shown."""

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.cost import CostModel
-from assigner.profile import Measurement
+from assigner.formats.profile import Measurement
 from assigner.report.sheet import Column, Sheet
+from assigner.schedule.cost import CostModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from assigner.profile import Profile
+    from assigner.formats.profile import Profile
 
 ROW_LIMIT = 24
 """Rows above which only the partitions that take longest are listed."""
 
 
 @dataclass(frozen=True)
-class Group:
+class PartitionGroup:
     """Partitions that are alike: one kind, one size, and the same measurements on every worker."""
 
     partitions: tuple[str, ...]
@@ -46,7 +46,7 @@ class Timing:
         return 0.0 if point is None else (point.forward_s + point.backward_s) / point.micro_batch
 
 
-def groups(profile: Profile) -> tuple[Group, ...]:
+def groups(profile: Profile) -> tuple[PartitionGroup, ...]:
     """The partitions of a profile, like ones together, in the order in which they run."""
     cost = CostModel(profile)
     found: dict[tuple[Any, ...], list[str]] = defaultdict(list)
@@ -54,7 +54,7 @@ def groups(profile: Profile) -> tuple[Group, ...]:
         part = profile.partition[name]
         points = tuple(tuple(cost.measurements(name, worker)) for worker in profile.worker)
         found[part.kind, part.parameter_bytes, points].append(name)
-    return tuple(Group(tuple(names), _timings(profile, cost, names[0])) for names in found.values())
+    return tuple(PartitionGroup(tuple(names), _timings(profile, cost, names[0])) for names in found.values())
 
 
 def _timings(profile: Profile, cost: CostModel, partition: str) -> tuple[Timing, ...]:
@@ -70,7 +70,7 @@ def _timings(profile: Profile, cost: CostModel, partition: str) -> tuple[Timing,
     return tuple(timings)
 
 
-def partitions(profile: Profile, whole: Sequence[Group], *, everything: bool = False) -> Sheet:
+def partitions(profile: Profile, whole: Sequence[PartitionGroup], *, everything: bool = False) -> Sheet:
     """One row per group of partitions and worker; the bar compares what one takes there.
 
     Args:
@@ -107,7 +107,9 @@ def partitions(profile: Profile, whole: Sequence[Group], *, everything: bool = F
     return Sheet(_title(profile, whole, found, measured), columns, tuple(rows))
 
 
-def _title(profile: Profile, whole: Sequence[Group], found: Sequence[Group], measured: Sequence[Measurement]) -> str:
+def _title(
+    profile: Profile, whole: Sequence[PartitionGroup], found: Sequence[PartitionGroup], measured: Sequence[Measurement]
+) -> str:
     batches = {point.micro_batch for point in measured}
     at = f"micro-batch {batches.pop()}" if len(batches) == 1 else "the largest micro-batch measured, bars of one sample"
     title = f"{fmt.plural(len(profile.partitions), 'partition')}, times of one at {at}"
@@ -123,7 +125,7 @@ def _title(profile: Profile, whole: Sequence[Group], found: Sequence[Group], mea
     )
 
 
-def model_s(whole: Sequence[Group]) -> Mapping[str, float]:
+def model_s(whole: Sequence[PartitionGroup]) -> Mapping[str, float]:
     """Seconds of one forward and backward of the whole model for one sample, by worker."""
     totals: dict[str, float] = defaultdict(float)
     for group in whole:
@@ -133,13 +135,13 @@ def model_s(whole: Sequence[Group]) -> Mapping[str, float]:
     return totals
 
 
-def _share(group: Group, row: Timing, totals: Mapping[str, float]) -> float:
+def _share(group: PartitionGroup, row: Timing, totals: Mapping[str, float]) -> float:
     """What all partitions of a group are of their worker's time for the model."""
     total = totals[row.workers[0]]
     return len(group.partitions) * row.sample_s / total if total else 0.0
 
 
-def _heaviest(whole: Sequence[Group]) -> Sequence[Group]:
+def _heaviest(whole: Sequence[PartitionGroup]) -> Sequence[PartitionGroup]:
     """As many groups as fit `ROW_LIMIT`, those that take longest, in the order in which they run."""
     if sum(len(group.rows) for group in whole) <= ROW_LIMIT:
         return whole
@@ -154,7 +156,7 @@ def _heaviest(whole: Sequence[Group]) -> Sequence[Group]:
     return [whole[n] for n in sorted(kept)]
 
 
-def _longest(group: Group) -> float:
+def _longest(group: PartitionGroup) -> float:
     return len(group.partitions) * max((row.sample_s for row in group.rows), default=0.0)
 
 
@@ -183,7 +185,7 @@ def _who(profile: Profile, workers: Iterable[str]) -> str:
     return f"{', '.join(kinds)} (x{len(names)})"
 
 
-def partitions_data(profile: Profile, whole: Sequence[Group]) -> list[dict[str, Any]]:
+def partitions_data(profile: Profile, whole: Sequence[PartitionGroup]) -> list[dict[str, Any]]:
     """The same for `--json`: every group, seconds and bytes."""
     totals = model_s(whole)
     return [

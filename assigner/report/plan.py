@@ -5,25 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.bottleneck import limiting
-from assigner.cost import CostModel
-from assigner.criticalpath import path_shares
-from assigner.document import encode
+from assigner.formats.document import encode
 from assigner.report.candidates import candidates
 from assigner.report.clock import clock_data, clock_table
 from assigner.report.hosts import with_hosts
 from assigner.report.memory import fullness, fullness_text, memory_bars, memory_data
 from assigner.report.sheet import LEAST_TEXT, Column, Line, Part, Report, Sheet
-from assigner.report.whatif import what_if, what_if_data, what_if_hint
-from assigner.schedule import warm_up
-from assigner.simulate import simulated
+from assigner.report.whatif import SOLVERS, what_if, what_if_data, what_if_hint
+from assigner.schedule.bottleneck import limiting
+from assigner.schedule.cost import CostModel
+from assigner.schedule.criticalpath import path_shares
+from assigner.schedule.program import warm_up
+from assigner.schedule.simulate import simulated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from assigner.plan import Objective, Plan, Prediction, SolverReport, Stage, WorkerPrediction
-    from assigner.profile import Profile
+    from assigner.formats.plan import Plan, Prediction, SolverReport, Stage, WorkerPrediction
+    from assigner.formats.profile import Profile
+    from assigner.formats.terms import Objective
 
 _PROVEN = 5e-4
 """A gap below this prints as 0.0 %: called optimal."""
@@ -50,7 +51,7 @@ def plan_report(
         profile: What it was solved from, where it is at hand: the dependencies of stages, the memory left alone, the
             critical path, and the hosts.
         source: That profile's file.
-        notes: Why its figures are not those of its file, as `standing` tells it.
+        notes: Why its figures are not those of its file, as `checked_plan` tells it.
         everything: All partitions, workers, candidates and baselines, however many.
     """
     most = None if everything else _FEW
@@ -72,6 +73,9 @@ def headline(plan: Plan, notes: Sequence[str] = ()) -> Report:
     elif plan.predicted is not None:
         lines.append(Line(f"predicted: {describe_prediction(plan.predicted)}"))
     lines += [Line(text, "warning") for text in notes]
+    if plan.micro_batches > 1 and plan.workload.per_micro_batch:
+        said = f"{plan.micro_batches} micro-batches do not train as one: {'; '.join(plan.workload.per_micro_batch)}"
+        lines.append(Line(f"warning: {said}; --micro-batches 1 does", "warning"))
     if plan.solver is not None and plan.objective != "step":
         lines.append(Line(f"{plan.objective}: {objective_text(plan.objective, plan.solver.objective_s)}"))
     return tuple(lines)
@@ -231,12 +235,25 @@ def searched(schedule: str) -> str:
 
 
 def describe_solver(solver: SolverReport) -> str:
-    """The status with the solver that found it."""
-    who = f"{solver.name} {solver.version}".strip()
+    """The status with what has found the plan, and what has proven it."""
     limit = solver.options.get("time_limit", 0.0)
     late = solver.status != "optimal" and isinstance(limit, int | float) and 0 < limit <= solver.seconds
-    stopped = ", interrupted" if "interrupted" in solver.proofs else ", stopped by the time limit" if late else ""
-    return f"status: {status(solver)} ({who}, solved in {fmt.seconds(solver.seconds)}{stopped})"
+    stopped = ", interrupted" if solver.interrupted else ", stopped by the time limit" if late else ""
+    return f"status: {status(solver)} ({method(solver)}, solved in {fmt.seconds(solver.seconds)}{stopped})"
+
+
+def _listed(words: Sequence[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def method(solver: SolverReport) -> str:
+    """What has found a plan, what has proven it, and the solver's name where one ran."""
+    who = f"{solver.name} {solver.version}".strip()
+    if not solver.found_by:  # a baseline, or a plan of before this was told
+        return who
+    proven = f", proven by {_listed(solver.proven_by)}" if solver.proven_by and solver.gap < 1 else ""
+    return f"found by {solver.found_by}{proven}" + (f", with {who}" if solver.name in SOLVERS else "")
 
 
 def proven_gap(plan: Plan) -> float | None:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.document import encode
+from assigner.formats.document import encode
 from assigner.report.memory import fullness_text, misfit
 from assigner.report.plan import describe_prediction, describe_split
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.report.timeline import PIPED, timeline, timeline_data
 from assigner.report.transfers import transfers
-from assigner.schedule import warm_up
-from assigner.simulate import overfull
+from assigner.schedule.program import warm_up
+from assigner.schedule.simulate import overfull
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.occupancy import Occupancy
-    from assigner.plan import Plan, Prediction, WorkerPrediction
-    from assigner.spans import Spans
+    from assigner.formats.plan import Plan, Prediction, WorkerPrediction
+    from assigner.schedule.occupancy import Occupancy
+    from assigner.validation.spans import Spans
 
 _SAME = 5e-4
 """A change of the step time below this prints as 0.0 %."""

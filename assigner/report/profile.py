@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.document import encode
+from assigner.formats.document import encode
 from assigner.report.links import links, message_bytes, rate
 from assigner.report.partitions import groups, partitions, partitions_data
 from assigner.report.sheet import Column, Line, Report, Sheet
@@ -16,7 +16,7 @@ from assigner.report.verification import verification_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.profile import Profile, Worker
+    from assigner.formats.profile import Profile, Worker
 
 WORKER_LIMIT = 16
 """Workers above which those of a host and kind are one row."""

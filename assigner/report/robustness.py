@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.document import encode
+from assigner.formats.document import encode
 from assigner.report.plan import searched
 from assigner.report.sheet import Column, Line, Report, Sheet
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.document import encode
+from assigner.formats.document import encode
 from assigner.report.candidates import CHOSEN, candidates
 from assigner.report.hosts import with_hosts
 from assigner.report.plan import baselines, bottleneck, describe_solver, headline, plan_data, stages
@@ -15,8 +15,8 @@ from assigner.report.spread import doubt
 from assigner.report.whatif import what_if
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan, SolverReport
-    from assigner.profile import Profile
+    from assigner.formats.plan import Plan, SolverReport
+    from assigner.formats.profile import Profile
     from assigner.solver import Progress, Solution
 
 FEW = 6
@@ -93,16 +93,14 @@ def proof(plan: Plan) -> Report:
 def _bound(plan: Plan, solver: SolverReport) -> Report:
     if solver.bound_s <= 0:
         return ()
-    how = [each for each in solver.proofs if each != "interrupted"]
-    by = f" ({', '.join(how)})" if how else ""
     if plan.objective == "cost":
         values = f"{1000 * solver.objective_s:.4g} and {1000 * solver.bound_s:.4g} per 1000 samples".split(" and ")
     else:
         unit = fmt.time_unit(solver.objective_s)
         values = [unit.text(solver.objective_s), unit.text(solver.bound_s)]
     where = "at the slow end of the measurements: " if solver.options.get("robust") else ""
-    kinds = " or ".join(dict.fromkeys(each.schedule for each in plan.candidates))
-    return (Line(f"{where}found {values[0]}, no {kinds and kinds + ' '}plan takes less than {values[1]}{by}"),)
+    of = f"none of the {solver.scope}" if solver.scope else "no plan"
+    return (Line(f"{where}found {values[0]}, {of} takes less than {values[1]}"),)
 
 
 def frontier(solution: Solution) -> Report:

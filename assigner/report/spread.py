@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.caution import WIDE_SPREAD, Wide, busy_text, cautions, limits, other_warnings, wide_figures
+from assigner.formats.profilewarnings import (
+    WIDE_SPREAD,
+    WideFigure,
+    busy_text,
+    limits,
+    other_warnings,
+    profile_warnings,
+    wide_figures,
+)
 from assigner.report.partitions import groups as grouped
 from assigner.report.partitions import model_s
 from assigner.report.sheet import Line, Report
@@ -15,8 +23,8 @@ from assigner.report.sheet import Line, Report
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.profile import Profile
-    from assigner.report.partitions import Group
+    from assigner.formats.profile import Profile
+    from assigner.report.partitions import PartitionGroup
 
 WEIGHS = 0.05
 """From this share of a worker's time on, a partition's spread matters to plans."""
@@ -45,7 +53,7 @@ class Weighed:
     share: float
 
 
-def weighed(groups: Sequence[Group], wide: Sequence[Wide]) -> tuple[Weighed, ...]:
+def weighed(groups: Sequence[PartitionGroup], wide: Sequence[WideFigure]) -> tuple[Weighed, ...]:
     """The wide timings that matter, the widest first, each group of partitions once."""
     totals = model_s(groups)
     spreads: dict[tuple[str, str], float] = {}
@@ -76,12 +84,12 @@ def doubt(profile: Profile) -> str | None:
     heavy = [each for each in weighed(grouped(profile), wide_figures(profile)) if each.spread > DOUBTFUL_SPREAD]
     if not heavy:
         return None
-    worst = f"{fmt.ranges(heavy[0].partitions)} by {100 * heavy[0].spread:.0f} % on {heavy[0].worker}"
+    worst = f"{fmt.ranges(heavy[0].partitions)} by {fmt.spread(heavy[0].spread)} on {heavy[0].worker}"
     more = f" and {len(heavy) - 1} more" if len(heavy) > 1 else ""
     return f"what this plan hangs on varies in the profile: {worst}{more} (assigner show says more)"
 
 
-def warnings(profile: Profile, groups: Sequence[Group], *, everything: bool = False) -> Report:
+def warnings(profile: Profile, groups: Sequence[PartitionGroup], *, everything: bool = False) -> Report:
     """What a reader should know before trusting the profile.
 
     Args:
@@ -90,7 +98,7 @@ def warnings(profile: Profile, groups: Sequence[Group], *, everything: bool = Fa
         everything: Each warning on a line of its own.
     """
     if everything:
-        return tuple(_warning(text) for text in (*cautions(profile), *other_warnings(profile)))
+        return tuple(_warning(text) for text in (*profile_warnings(profile), *other_warnings(profile)))
     others = (*limits(profile), *other_warnings(profile))
     lines = [_warning(text) for text in others[:_OTHERS]]
     if len(others) > _OTHERS:
@@ -102,7 +110,7 @@ def _warning(text: str) -> Line:
     return Line(f"warning: {text}", "warning")
 
 
-def _spreads(profile: Profile, groups: Sequence[Group]) -> Report:
+def _spreads(profile: Profile, groups: Sequence[PartitionGroup]) -> Report:
     wide = wide_figures(profile)
     if not wide:
         return ()
@@ -117,7 +125,7 @@ def _spreads(profile: Profile, groups: Sequence[Group]) -> Report:
     worst = wide[0]
     said = (
         f"{' and '.join(counts)} vary by more than {100 * WIDE_SPREAD:.0f} % (IQR / median); the worst:"
-        f" {worst.name}, {100 * worst.spread:.0f} % {worst.where}"
+        f" {worst.name}, {fmt.spread(worst.spread)} {worst.where}"
     )
     heavy = weighed(groups, wide)
     return (_warning(said), *_matter(heavy, timings=bool(timings)), *_remedy(profile, heavy, links=bool(links)))
@@ -131,7 +139,7 @@ def _matter(heavy: Sequence[Weighed], *, timings: bool) -> Report:
         little = f"{100 * WEIGHS:.0f} % of a worker's time"
         return (Line(f"  none of these partitions takes {little}, so plans hardly hang on them"),)
     told = [
-        f"{fmt.ranges(each.partitions)}, {100 * each.spread:.0f} % on {each.worker}"
+        f"{fmt.ranges(each.partitions)}, {fmt.spread(each.spread)} on {each.worker}"
         f" ({100 * each.share:.0f} % of its time)"
         for each in heavy[:_NAMED]
     ]
@@ -150,7 +158,7 @@ def _remedy(profile: Profile, heavy: Sequence[Weighed], *, links: bool) -> Repor
     return (Line(f"  measure again on quiet workers: assigner profile {entry} -o PROFILE {only}"), rest)
 
 
-def spread_data(profile: Profile, groups: Sequence[Group]) -> dict[str, Any]:
+def spread_data(profile: Profile, groups: Sequence[PartitionGroup]) -> dict[str, Any]:
     """The same for `--json`, every figure."""
     wide = wide_figures(profile)
     return {

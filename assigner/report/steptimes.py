@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.agreement.comparison import Compared
-from assigner.agreement.observed import Samples
 from assigner.errors import FormatError
+from assigner.formats.trace import check_same_plan
 from assigner.report.agreement import step_text
-from assigner.trace import check_same_plan
+from assigner.validation.comparison import Compared
+from assigner.validation.observed import Samples
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.steptimes import StepTimes
+    from assigner.formats.plan import Plan
+    from assigner.launch.steptimes import StepTimes
 
 
 def step_times_text(found: StepTimes, plan: Plan) -> str:

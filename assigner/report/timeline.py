@@ -17,7 +17,7 @@ from assigner.report.sheet import Column, Line, Report, Sheet
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.spans import Span, Spans
+    from assigner.validation.spans import Span, Spans
 
 MOST = 200
 """Columns that a timeline takes at most, and on a terminal of any width at least `LEAST` for its bars."""

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.report.sheet import Column, Line, Report, Sheet
-from assigner.schedule import Payload
+from assigner.schedule.program import Payload
 
 if TYPE_CHECKING:
-    from assigner.plan import Prediction, TransferPrediction
-    from assigner.schedule import Program
+    from assigner.formats.plan import Prediction, TransferPrediction
+    from assigner.schedule.program import Program
 
 
 def transfers(now: Prediction, program: Program | None = None, *, most: int | None = None) -> Report:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.document import encode
+from assigner.formats.document import encode
 from assigner.report.sheet import Line
 
 if TYPE_CHECKING:
-    from assigner.profile import Verification
+    from assigner.formats.profile import Verification
     from assigner.report.sheet import Report
 
 
@@ -24,6 +24,7 @@ def verification_report(found: Verification, entry: str) -> Report:
         Line(f"{entry}: {verification_text(found)}", "strong"),
         Line(_way(found)),
         *(Line(f"caution: {text}", "warning") for text in found.cautions),
+        *(Line(f"caution: several micro-batches: {text}", "warning") for text in found.per_micro_batch),
     )
 
 

@@ -6,16 +6,17 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.document import encode
-from assigner.report.flags import solve_flags
+from assigner.formats.document import encode
 from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.settings import flags
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from assigner.plan import Plan, WhatIf
+    from assigner.formats.plan import Plan, WhatIf
 
-_SOLVERS = ("HiGHS", "CBC")
+SOLVERS = ("HiGHS", "CBC")
 """Who made a plan by a search; others are simple placements."""
 
 _SAME = 5e-4
@@ -59,7 +60,9 @@ def what_if_hint(plan: Plan, *, source: Path | None = None) -> Report:
         return ()
     told = solver.options
     complete = bool(told.get("what_if")) and not told.get("what_if_left_out")
-    if complete or told.get("robust") or solver.name not in _SOLVERS:  # the command would bring no more, or be refused
+    if (
+        complete or told.get("robust") or not (solver.found_by or solver.name in SOLVERS)
+    ):  # the command would bring no more, or be refused
         return ()
     profile = "PROFILE" if source is None else shlex.quote(str(source))
     command = " ".join(["assigner solve", profile, "-o PLAN", *solve_flags(told), "--what-if"])
@@ -86,3 +89,14 @@ def what_if_data(plan: Plan) -> list[dict[str, Any]]:
     """The same for `--json`."""
     step = plan.predicted.step_s if plan.predicted else None
     return [{**encode(each), "speed_up": gain(each, step), "proven": proven(each)} for each in plan.what_if]
+
+
+def solve_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The flags of `assigner solve`, with values for a shell, that ask again for what a plan was asked for.
+
+    Args:
+        options: As a plan's solver report has them; what `solve` does not know is left out.
+    """
+    from assigner.solver.options import SolveOptions
+
+    return tuple(f"{flag} {shlex.quote(value)}" for flag, value in flags(SolveOptions, options))

@@ -1,21 +1,30 @@
 """The runtime: executes a plan's program with tensors.
 
-    pipeline                              what a training script calls
+    pipeline, modelstate, participant     what a training script calls: steps; the model's state; the run
     installation, relocation              all that executes one plan on a rank; and to another plan during a run
-    membership, process, rendezvous       this process in its run
-    failure, carried, sameness, room      one end for all: the first cause, on every rank; what is refused beforehand
-    share, programs, training, inference, variants
+    membership, process, rendezvous, allgather
+                                          this process in its run; facts of all ranks, on every rank
+    failure, remoteerrors, memorycheck    one end for all: the first cause, on every rank; what is refused beforehand
+    callcomparison, callrecord, inquiry, needs, outline
+                                          whether all ranks do the same, and in what they differ; what each needs of a
+                                          batch, and is told of the rest
+    localpartitions, graph, programs, training, inference, variants
                                           this rank's partitions and programs; steps and forwards through the graphs
                                           that a batch needs
-    executor, partition, microbatch, lookahead, headers, outputs, absent
+    executor, partition, microbatch, division, lookahead, headers, outputs, missinggradients
                                           a step of a rank, action by action; its batch, its values and their messages
-    transport, ordering, sending, staging, direct, hostmemory
+    loss, metrics, results                 what is made of the model's output, and what a step gives to the script
+    transport, ordering, sending, staging, nccl, hostmemory
                                           messages: gloo, NCCL, pinned and shared memory
-    remat, batchnorm, randomness, compiling
-                                          what a partition's forward does besides its own
-    optimizer, gradients, scaling         the update, as one over all ranks
-    checkpoint, plain                     the state of a run in files
-    recorder, tracing, clock, ranges, memory
+    recurrence, staterows                 state from batch to batch
+    remat, batchnorm, randomness, compiling, attributes, vectormaths
+                                          what a partition's forward does besides its own, and what it leaves in Python
+    optimizer, optimizerstate, separability, gradients, scaling
+                                          the update, as one over all ranks
+    checkpoint, savedstate, shards, swapping, plainvalues
+                                          the state of a run in files
+    wholestate, packedvalues              the state of the whole model for plain PyTorch; values between ranks
+    recorder, tracing, clock, ranges, memory, reference
                                           what was done, when, and what it held
 
 The training script sees the first of these alone.

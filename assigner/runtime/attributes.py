@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
-from assigner.deferred.memento import ATOMS, STANDARD, state_of
 from assigner.errors import UsageError
-from assigner.runtime.plain import to_json
+from assigner.model.deferred.memento import ATOMS, STANDARD, state_of
+from assigner.runtime.plainvalues import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Set
 
-    from assigner.deferred import DeferredModel
+    from assigner.model.deferred import DeferredModel
 
 
 def changed_attributes(module: nn.Module, deferred: DeferredModel) -> dict[str, Any]:
@@ -31,12 +31,15 @@ def changed_attributes(module: nn.Module, deferred: DeferredModel) -> dict[str, 
         deferred: The model as the builder made it.
     """
     found: dict[str, Any] = {}
+    own = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    tensors = deferred.tensors()
+    same = deferred.outside.keys() | {(id(each), id(tensors[name])) for name, each in own if name in tensors}
     for path, each in module.named_modules():
         if isinstance(each, fx.GraphModule) or type(each) is nn.Module:
             continue
         built = deferred.model.get_submodule(path).__dict__
         for name, value in each.__dict__.items():
-            if name not in STANDARD and not _same(value, built.get(name, built), deferred.outside):
+            if name not in STANDARD and not _same(value, built.get(name, built), same):
                 found[f"{path}.{name}"] = value
     return found
 
@@ -68,24 +71,33 @@ def packed_attributes(values: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor
     return tensors, plain
 
 
-def _same(value: Any, built: Any, outside: Mapping[int, Any]) -> bool:
-    """Nothing has changed in a value since the builder made it, as far as Python shows."""
-    if value is built or id(value) in outside or isinstance(value, types.FunctionType | types.MethodType):
+def _same(value: Any, built: Any, same: Set[Any]) -> bool:
+    """Nothing has changed in a value since the builder made it, as far as Python shows.
+
+    Args:
+        value: Now.
+        built: Then.
+        same: Ids of objects that stand for themselves, and pairs of ids: of the module's own tensors, as an LSTM lists
+            them once more, and of those that the builder made by these names.
+    """
+    if value is built or not same.isdisjoint((id(value), (id(value), id(built)))):
+        return True
+    if isinstance(value, types.FunctionType | types.MethodType):
         return True
     if type(value) is not type(built) or isinstance(value, torch.Tensor):
         return False
     if (state := state_of(value)) is not None:
         return pickle.dumps(state) == pickle.dumps(state_of(built))
-    return _same_parts(value, built, outside)
+    return _same_parts(value, built, same)
 
 
-def _same_parts(value: Any, built: Any, outside: Mapping[int, Any]) -> bool:
+def _same_parts(value: Any, built: Any, same: Set[Any]) -> bool:
     if type(value) in ATOMS or isinstance(value, set):
         return bool(value == built or value != value)  # noqa: PLR0124 - NaN
     if isinstance(value, dict):
-        return value.keys() == built.keys() and all(_same(each, built[key], outside) for key, each in value.items())
+        return value.keys() == built.keys() and all(_same(each, built[key], same) for key, each in value.items())
     if isinstance(value, list | tuple | deque):
-        return len(value) == len(built) and all(map(_same, value, built, [outside] * len(value)))
+        return len(value) == len(built) and all(map(_same, value, built, [same] * len(value)))
     if isinstance(value, nn.Module) or type(value).__module__.partition(".")[0] in ("torch", "builtins", "assigner"):
         return True
-    return _same(getattr(value, "__dict__", None), getattr(built, "__dict__", None), outside)
+    return _same(getattr(value, "__dict__", None), getattr(built, "__dict__", None), same)

@@ -88,7 +88,7 @@ class _DeferredNorm:
 
     def forward(self, input: torch.Tensor) -> Any:  # noqa: A002 - the name that it has in torch
         """The module's own forward."""
-        if not (self.module.training and self.recording):
+        if not (self.module.training and self.recording and self.module.track_running_stats):
             return type(self.module).forward(self.module, input)
         call, self.called = self.called, self.called + 1
         if call == len(self.twins):

@@ -21,23 +21,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from safetensors import SafetensorError
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
-from assigner.document import Range, decode, shown
 from assigner.errors import FormatError, UsageError
-from assigner.runtime.moments import OptimizerState
-from assigner.runtime.plain import from_json, to_json
+from assigner.formats.document import Range, decode, shown
+from assigner.runtime.optimizerstate import OptimizerState
+from assigner.runtime.packedvalues import PackedValue
+from assigner.runtime.plainvalues import from_json, to_json
+from assigner.runtime.recurrence import StatePart
+from assigner.runtime.savedstate import check_saved, packed_state, read_state
 from assigner.runtime.shards import DAMAGED, Index, index_of, nan_count, read_json, write_index, write_json, write_shard
 from assigner.runtime.swapping import flush, leftovers, part_of, put
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from assigner.marking import PartitionGraph
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import StatePlace
+    from assigner.runtime.localpartitions import LocalPartitions
     from assigner.runtime.optimizer import PipelineOptimizer
-    from assigner.runtime.share import Share
+    from assigner.runtime.recurrence import CarriedState
+    from assigner.runtime.wholestate import UnreadState
 
 _FACTS = "training.json"  # written last
-_OURS = re.compile(r"training\.json|(model|optimizer)(\.safetensors\.index\.json|-\d{5,9}\.(safetensors|json))")
+_OURS = re.compile(r"training\.json|(model|optimizer|carried)(\.safetensors\.index\.json|-\d{5,9}\.(safetensors|json))")
+
+_PART = f".{_EXTRA_STATE_KEY_SUFFIX}"  # of a module's name: its extra state
 
 _COUNT = Annotated[int, Range(0, 2**63 - 1)]
 _SCALER = {
@@ -50,7 +59,7 @@ _SCALER = {
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """Where training is, apart from weights and optimizer: the same on every rank.
 
     No generator's state is here: every random choice in training is seeded by the batch's number.
@@ -77,7 +86,7 @@ class Progress:
         return {"steps": self.steps, "batches": self.batches, "scaler": self.scaler, "state": state}
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any], path: Path) -> Progress:
+    def of(cls, facts: Mapping[str, Any], path: Path) -> TrainingProgress:
         """From JSON; checkpoints of old have only the counts.
 
         Raises:
@@ -101,7 +110,9 @@ class Saving:
         rank: This rank.
         graph: The model's partitions.
         share: Those of this rank.
+        unread: What no partition holds.
         optimizer: Its optimizer.
+        carried: The state that goes from batch to batch, which is gathered.
         progress: Where training is.
         force: A checkpoint that is there is replaced.
     """
@@ -112,14 +123,17 @@ class Saving:
         rank: int,
         *,
         graph: PartitionGraph,
-        share: Share,
+        share: LocalPartitions,
+        unread: UnreadState,
         optimizer: PipelineOptimizer,
-        progress: Progress,
+        carried: CarriedState,
+        progress: TrainingProgress,
         force: bool,
     ) -> None:
         self._named, self._folder = folder, Path(os.path.realpath(folder))  # of a link, what it points to
         self._rank, self._force = rank, force
-        self._graph, self._share, self._optimizer, self._progress = graph, share, optimizer, progress
+        self._graph, self._share, self._unread = graph, share, unread
+        self._optimizer, self._carried, self._progress = optimizer, carried, progress
         self._part = part_of(self._folder)
         self._begun = False
 
@@ -137,6 +151,9 @@ class Saving:
                     hint="training has diverged: go on from an earlier checkpoint",
                 )
         self._moments = OptimizerState.of(self._share.parameters, self._optimizer)
+        self._extra = {path: PackedValue.of(each, _extra(path)) for path, each in self._share.extra_state().items()}
+        self._state = self._carried.joined()
+        check_saved(self._state, self._graph, self._carried.places)
         if self._rank == 0:
             with _written(self._named):
                 self._check_place(self._named)
@@ -180,12 +197,21 @@ class Saving:
             raise UsageError(
                 f"{self._part}: rank {self._rank} does not see it", hint="save to a file system that all hosts share"
             )
-        unread = self._graph.deferred.materialise(self._graph.unread) if self._rank == 0 else {}
         shared = {name: first for name, first in self._graph.canonical.items() if name != first}
+        shared.update({k: v for k, v in self._graph.buffer_aliases.items() if k in self._graph.persistent})
+        extra = {_part_of(path, n): each for path, one in self._extra.items() for n, each in enumerate(one.tensors)}
+        sections: dict[str, Mapping[str, Any]] = {
+            "shared": shared,
+            "extra": {path: each.text for path, each in self._extra.items()},
+            "plain": self._graph.plain_names,
+        }
+        tensors = {**self._unread.state(), **self._share.state(), **extra}
         moments = self._moments
         with _written(self._named):
-            write_shard(self._part, f"model-{self._rank:05}", {**unread, **self._share.state()}, {"shared": shared})
+            write_shard(self._part, f"model-{self._rank:05}", tensors, sections)
             write_shard(self._part, f"optimizer-{self._rank:05}", moments.tensors, moments.sections())
+            if self._state is not None:
+                write_shard(self._part, f"carried-{self._rank:05}", *packed_state(self._state, self._rank))
 
     def _complete(self) -> None:
         """Rank 0 completes the folder and gives it its name."""
@@ -193,6 +219,8 @@ class Saving:
             with _written(self._named):
                 write_index(self._part, "model")
                 write_index(self._part, "optimizer")
+                if self._state is not None:
+                    write_index(self._part, "carried")
                 flush(self._part)
                 write_json(self._part / _FACTS, self._facts)
                 put(self._folder, _FACTS)
@@ -222,29 +250,40 @@ class Checkpoint:
         state: This rank's tensors by the model's names.
         empty: Buffers that are None in the model.
         moments: The state of this rank's optimizer; None: it is not wanted.
+        extra: What this rank's modules are to be given as their extra state.
+        unread: What no partition holds.
+        carried: The state that goes from batch to batch; None: there is none, or it is not wanted.
     """
 
     mark: int
-    progress: Progress
+    progress: TrainingProgress
     state: Mapping[str, torch.Tensor]
     empty: Mapping[str, torch.Tensor]
     moments: OptimizerState | None
+    extra: Mapping[str, Any]
+    unread: Mapping[str, torch.Tensor]
+    carried: StatePart | None
 
     @classmethod
     def read(
         cls,
         folder: Path,
-        fingerprint: str,
-        share: Share,
+        graph: PartitionGraph,
+        share: LocalPartitions,
+        unread: UnreadState,
         optimizer: PipelineOptimizer | None,
+        *,
+        places: Mapping[StatePlace, StatePlace],
     ) -> Checkpoint:
         """What this rank needs of a checkpoint, whatever plan wrote it; nothing is changed yet.
 
         Args:
             folder: The checkpoint.
-            fingerprint: Of the model.
+            graph: The model's partitions.
             share: What is to be filled; a buffer that is None, and was so when it was saved, stays so.
+            unread: What no partition holds.
             optimizer: Of the share's parameters. None: nothing is trained.
+            places: Which input carries which output, as `Workload.carried`.
 
         Raises:
             UsageError: there is no checkpoint.
@@ -254,27 +293,33 @@ class Checkpoint:
         with _reading(folder, _FACTS):
             path = folder / _FACTS
             facts = read_json(path)
-            if facts.get("fingerprint") != fingerprint:
+            if facts.get("fingerprint") != graph.fingerprint:
                 raise FormatError(
                     f"{folder} was saved from another model", hint="load it with the workload that wrote it"
                 )
-            progress = Progress.of(facts, path)
+            progress = TrainingProgress.of(facts, path)
             index = Index.read(folder, "model")
-            found = index.tensors(lambda name: name in state or name in empty)
+            extra, others = share.extra_state(), unread.names
+            wanted = {*state, *empty, *others}
+            found = index.tensors(lambda name: name in wanted or name.partition(_PART)[0] in extra)
             _aliases(index)
             for name, tensor in state.items():
                 _check_like(index.path, name, found.get(name), tensor)
-            moments = None
+            moments = carried = None
             if optimizer is not None:
+                carried = read_state(folder, graph, places)
                 moments = OptimizerState.read(folder, share.parameters, optimizer, of_old="shared" not in index.content)
-            paths = (path, index.path, index_of(folder, "optimizer"))
+            paths = (path, index.path, index_of(folder, "optimizer"), index_of(folder, "carried"))
             mark = zlib.crc32(b"".join(each.read_bytes() for each in paths if each.is_file()))
             kept = {name: found[name] for name in state}
-            return cls(mark, progress, kept, {name: found[name] for name in empty if name in found}, moments)
+            filled, apart = ({name: found[name] for name in some if name in found} for some in (empty, others))
+            return cls(mark, progress, kept, filled, moments, _extra_states(index, found, extra), apart, carried)
 
-    def put(self, share: Share, optimizer: PipelineOptimizer | None) -> None:
+    def put(self, share: LocalPartitions, unread: UnreadState, optimizer: PipelineOptimizer | None) -> None:
         """Fill what it was read for, in place; the optimizer's state and its settings (`lr`, ...) are replaced."""
         empty = share.empty()
+        unread.loaded.update(self.unread)
+        share.set_extra_state(self.extra)
         for name, tensor in share.state().items():
             tensor.detach().copy_(self.state[name])
         for name, tensor in self.empty.items():
@@ -304,6 +349,30 @@ def _aliases(index: Index) -> dict[str, str]:
         if name in places or not isinstance(first, str) or first not in places:
             index.refuse(f"shared: {shown(name)}", first, "the name of a tensor that is here")
     return found
+
+
+def _extra(path: str) -> str:
+    return f"{path}{_PART}" if path else _PART.removeprefix(".")
+
+
+def _part_of(path: str, number: int) -> str:
+    """The key of a tensor of a module's extra state."""
+    return f"{_extra(path)}/{number}"
+
+
+def _extra_states(index: Index, found: Mapping[str, torch.Tensor], wanted: Iterable[str]) -> dict[str, Any]:
+    """What modules have said beside their tensors, by the modules' names; checkpoints of old have none."""
+    told = index.section("extra", optional=True)
+    made = {}
+    for path in wanted if "extra" in index.content else ():
+        try:
+            text = told[path]
+            made[path] = PackedValue(
+                text, tuple(found[_part_of(path, n)] for n in range(len(json.loads(text)[1])))
+            ).value
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            index.refuse(f"extra: {shown(path)}", told.get(path), f"what get_extra_state gave ({error!r})")
+    return made
 
 
 @contextlib.contextmanager
@@ -362,14 +431,28 @@ def load_weights(folder: Path | str) -> dict[str, torch.Tensor]:
         folder: What `Pipeline.save` wrote, or the model's shards of it with their index.
 
     Returns:
-        Tensors on the CPU by the model's own names, of the types that they were saved with.
+        What the plain model's `state_dict()` would hold, by its own keys: tensors on the CPU, of the types that they
+        were saved with, and modules' extra state.
 
     Raises:
-        UsageError: there is no checkpoint.
+        UsageError: there is no checkpoint; or the model's own `state_dict` makes values of its weights, which only the
+            model can do (`Pipeline.full_state_dict`).
         FormatError: it is broken; the message says which file, and where in it.
     """
     folder = Path(folder)
     with _reading(folder, index_of(folder, "model").name):
         index = Index.read(folder, "model")
         found = index.tensors(lambda _: True)
-        return {**found, **{name: found[first] for name, first in _aliases(index).items()}}
+        told, plain = index.section("extra", optional=True), index.section("plain", optional=True)
+        extra = {_extra(path): each for path, each in _extra_states(index, found, told).items()}
+        held = {name: tensor for name, tensor in found.items() if name.rpartition("/")[0] not in extra}
+        held.update({name: found[first] for name, first in _aliases(index).items()})
+        for key, name in plain.items():
+            if name is None:
+                raise UsageError(
+                    f"{folder}: the model's own state_dict makes {key!r}: a checkpoint has the weights alone",
+                    hint="pipeline.load(folder), then pipeline.full_state_dict()",
+                )
+            if name not in held:
+                index.refuse(f"plain: {shown(key)}", name, "the name of a tensor that is here")
+        return {**({key: held[name] for key, name in plain.items()} if plain else held), **extra}

@@ -18,7 +18,7 @@ from assigner.errors import UsageError
 if TYPE_CHECKING:
     from torch import fx
 
-    from assigner.workload import CompileOptions
+    from assigner.model.workload import CompileOptions
 
 Forward = Callable[..., Any]
 
@@ -50,7 +50,7 @@ def compiled(module: fx.GraphModule, name: str, options: CompileOptions) -> Forw
         except torch._dynamo.exc.TorchDynamoException as error:
             raise UsageError(
                 f"torch.compile of partition {name!r} failed: {_beginning(error)}",
-                hint="compile=None runs it as it is; the cause is above",
+                hint="compile=None runs it as it is; -v shows all that torch says of it",
             ) from error
 
     return forward

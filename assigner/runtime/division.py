@@ -1,11 +1,11 @@
-"""A tree of tensors and Python values, cut along the rows: tensors by their first dimension, sequences by their length.
+"""A tree of tensors and Python values, cut along the rows: tensors by their dimension, sequences by their length.
 
-    rows 5, micro-batches 2    ids (5, 16)    boxes: a list of 5    class weights (20,)
-    the first                  ids[:3]        boxes[:3]             whole
-    the second                 ids[3:]        boxes[3:]             whole
+    rows 5, micro-batches 2    ids (5, 16)    by time (16, 5)    boxes: a list of 5    class weights (20,)
+    the first                  ids[:3]        by time[:, :3]     boxes[:3]             whole
+    the second                 ids[3:]        by time[:, 3:]     boxes[3:]             whole
 
-Which parts carry rows the workload's own batches tell (`assigner.marking.rows`). Where they do not, it is what has as
-many entries as the batch has rows. What might mean two things is refused, as is what cannot be cut.
+Which parts carry rows the workload's own batches tell (`assigner.model.marking.rows`). Where they do not, it is what
+has as many entries as the batch has rows. What might mean two things is refused, as is what cannot be cut.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
-from assigner.marking.rows import NOTHING, Carry, RowLeaves, entries_of, is_plain, row_length
+from assigner.model.marking.rows import NOTHING, Carry, RowLeaves, entries_of, is_plain, row_length
 
 _OWN_KINDS = (torch.Tensor, nn.Parameter, nn.Buffer)
 _ONE = "with one micro-batch (solve with --micro-batches 1) the batch stays whole"
@@ -69,7 +69,7 @@ class Division:
         if whole or is_plain(tree):
             return [tree] * len(self.sizes)
         if isinstance(tree, torch.Tensor):
-            return self._cut_tensor(tree, where)
+            return self._cut_tensor(tree, known.dimension, where)
         if known.carry is Carry.ROWS:
             return self._slices(tree, where)
         entries = entries_of(tree)
@@ -89,7 +89,7 @@ class Division:
 
     def _check_known(self, tree: Any, known: RowLeaves, where: str) -> None:
         """What is known to carry the rows has as many, and what goes with them in another way stays out."""
-        if known.carry is Carry.ROWS and (length := row_length(tree)) != self.rows:
+        if known.carry is Carry.ROWS and (length := row_length(tree, known.dimension)) != self.rows:
             raise UsageError(
                 f"the batch has {self.rows} rows, and {where} has {'none' if length is None else length}",
                 hint="give every row its entry",
@@ -97,7 +97,8 @@ class Division:
         if known.carry in (Carry.VARIES, Carry.MIXED) and not (self.counts and _is_number(tree)):
             raise UsageError(
                 f"{where} cannot be cut into {len(self.sizes)} micro-batches: it is {known.why}",
-                hint="give each row of the batch its own entry, along the first dimension or in a list; "
+                hint="give each row of the batch its own entry, along one dimension of a tensor or in a list, and"
+                " flatten in the loss; "
                 + ("a loss of the whole batch is loss_over='batch'; " if known.carry is Carry.MIXED else "")
                 + _ONE,
             )
@@ -110,9 +111,9 @@ class Division:
         _, structure = pytree.tree_flatten(tree, is_leaf=lambda each: each is not tree)
         return [pytree.tree_unflatten(list(part), structure) for part in zip(*cut, strict=True)]
 
-    def _cut_tensor(self, tensor: torch.Tensor, where: str) -> list[torch.Tensor]:
+    def _cut_tensor(self, tensor: torch.Tensor, dimension: int, where: str) -> list[torch.Tensor]:
         check_tensor(tensor, where)
-        if row_length(tensor) != self.rows:
+        if row_length(tensor, dimension) != self.rows:
             return [tensor] * len(self.sizes)
         if tensor.layout is not torch.strided:
             raise UsageError(
@@ -120,7 +121,8 @@ class Division:
                 " micro-batches",
                 hint="give it dense; " + _ONE,
             )
-        return list(torch.split(tensor, list(self.sizes)))
+        parts = torch.split(tensor, list(self.sizes), dimension)
+        return [part.contiguous() for part in parts] if dimension and tensor.is_contiguous() else list(parts)
 
     def _slices(self, sequence: Any, where: str) -> list[Any]:
         """The parts of something as long as there are rows, of its own kind."""

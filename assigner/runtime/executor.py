@@ -9,31 +9,34 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from assigner.marking import PartitionGraph, Value
-from assigner.marking.writing import StepStores
-from assigner.runtime.absent import absent_like, is_absent
+from assigner.model.marking import PartitionGraph, Value
+from assigner.model.marking.writing import StepStores
 from assigner.runtime.compiling import compiled
 from assigner.runtime.headers import Header, post_header, receive_header, send_header
 from assigner.runtime.lookahead import posted_ahead
 from assigner.runtime.loss import StepLoss
 from assigner.runtime.microbatch import MicroBatch
+from assigner.runtime.missinggradients import is_missing, missing_gradient
 from assigner.runtime.ordering import Message
-from assigner.runtime.partition import PartitionRunner, Place
+from assigner.runtime.partition import ForwardPlace, PartitionRunner
 from assigner.runtime.ranges import Ranges
-from assigner.schedule import Action, Kind, Payload, Program, Route
+from assigner.runtime.staterows import kept
+from assigner.schedule.program import Action, ActionKind, Payload, Program, Route
 
 if TYPE_CHECKING:
     from torch import fx
 
+    from assigner.model.workload import Workload
     from assigner.runtime.batchnorm import DeferredStatistics
     from assigner.runtime.membership import Membership
-    from assigner.runtime.recorder import Recorder, Span
+    from assigner.runtime.outputs import BatchOutputs
+    from assigner.runtime.recorder import RecordedSpan, Recorder
+    from assigner.runtime.recurrence import Made
     from assigner.runtime.remat import Rematerialisation
     from assigner.runtime.state import PartitionState
     from assigner.runtime.transport import Transport
-    from assigner.workload import Workload
 
-_COMPUTE = (Kind.FORWARD, Kind.BACKWARD)
+_COMPUTE = (ActionKind.FORWARD, ActionKind.BACKWARD)
 
 Key = tuple[Value, int]
 
@@ -74,8 +77,10 @@ class Executor:
         remat: What keeps no graph and runs its forward again.
         statistics: Of BatchNorm modules.
         states: What forwards change beside their outputs, by partition; None: nothing is trained.
+        carried: The values that are state of the next batch.
 
     Attributes:
+        made: The state that the last batch's forwards made for the next batch.
         recorder: Notes what is done, while a trace is made.
         stores: What the forwards store once a step.
         trains: There are backwards.
@@ -93,8 +98,11 @@ class Executor:
         remat: Rematerialisation,
         statistics: DeferredStatistics,
         states: Mapping[str, PartitionState] | None = None,
+        carried: frozenset[Value] = frozenset(),
     ) -> None:
         self.graph, self.member = graph, member
+        self.carried = carried
+        self.made: Made = {}
         self.seed, self.device = workload.seed, member.device
         self.loss = StepLoss(workload, graph, self.device, training=self.trains)
         self.statistics = statistics
@@ -130,7 +138,8 @@ class Executor:
         *,
         places: Sequence[int] | None = None,
         loss_factor: float = 1.0,
-    ) -> float:
+        outputs: BatchOutputs | None = None,
+    ) -> list[float]:
         """Run forwards and backwards of one step; gradients add up in the parameters.
 
         Args:
@@ -139,13 +148,15 @@ class Executor:
             number: The batch's number in training.
             places: Numbers of these micro-batches in the whole batch; None: they are all of it.
             loss_factor: What the loss's gradient is multiplied by.
+            outputs: Where the model's outputs are kept; None: nobody wants them.
 
         Returns:
-            The step's loss where the last partition runs, else 0.
+            Loss, weight and metrics where the last partition runs, else of no meaning; see `assigner.runtime.results`.
         """
         places = range(len(micro_batches)) if places is None else places
         self.step = _Step(number, micro_batches, places)
-        self.loss.begin(micro_batches, places, factor=loss_factor)
+        self.made = {}
+        self.loss.begin(micro_batches, places, factor=loss_factor, outputs=outputs)
         actions = [action for action in program.actions.get(self.member.name, ()) if action.micro_batch >= 0]
         if self.member.transport is not None:
             self.transport.begin(program)
@@ -161,7 +172,7 @@ class Executor:
             else:
                 self._act(program, action)
         self.step = None
-        return self.loss.total()
+        return self.loss.numbers()
 
     def _post_ahead(self, actions: Sequence[Action], ahead: int) -> Iterator[None]:
         """Post the receives of the first forwards and backwards; then, at each one, those of one more.
@@ -170,7 +181,7 @@ class Executor:
         """
         computed = 0
         for action in actions:
-            if action.kind is Kind.RECEIVE:
+            if action.kind is ActionKind.RECEIVE:
                 assert action.route is not None
                 for message in self.transport.due(Message(action.route, action.micro_batch)):
                     self._post(message)
@@ -202,7 +213,7 @@ class Executor:
             message, mine = Message(action.route, -1), gradient_of[action.route.output]
             span = None if self.recorder is None else self.recorder.begin(action)
             with ranges.of(action):
-                if action.kind is Kind.SEND:
+                if action.kind is ActionKind.SEND:
                     self.transport.send(message, mine, span)
                 else:
                     for each in self.transport.due(message):
@@ -214,7 +225,7 @@ class Executor:
     def update(self, optimizer: torch.optim.Optimizer | None) -> None:
         """The program's last action."""
         self.member.at = "the optimizer's update"
-        action = Action(Kind.UPDATE, -1, -1)
+        action = Action(ActionKind.UPDATE, -1, -1)
         span = None if self.recorder is None else self.recorder.begin(action)
         if optimizer is not None:
             with Ranges(()).of(action):
@@ -233,20 +244,21 @@ class Executor:
 
     def _finish(self, outputs: Sequence[Any], place: int, runs_again: bool) -> tuple[torch.Tensor, ...]:
         """What the last partition's backward starts from, made of what it returned."""
+        self._hand_on(self.graph.last.name, outputs, place)
         return self.loss.of(outputs, place, runs_again=runs_again)
 
     def _act(self, program: Program, action: Action) -> None:
         held = () if action.stage < 0 else program.plan.stages[action.stage].partitions
         span = None if self.recorder is None else self.recorder.begin(action)
-        if action.kind is Kind.FORWARD:
+        if action.kind is ActionKind.FORWARD:
             self._stepped.outbox.clear()
             for name in held:
                 self._forward(self.runners[name], action.micro_batch)
-        elif action.kind is Kind.BACKWARD:
+        elif action.kind is ActionKind.BACKWARD:
             self._stepped.outbox.clear()
             for name in reversed(held):
                 self._backward(self.runners[name], action.micro_batch)
-        elif action.kind is Kind.SEND:
+        elif action.kind is ActionKind.SEND:
             self._send(action, span)
         else:
             self._receive(action, span)
@@ -258,9 +270,11 @@ class Executor:
         assert self.step is not None
         return self.step
 
-    def _place(self, micro_batch: int) -> Place:
+    def _place(self, micro_batch: int) -> ForwardPlace:
         step = self._stepped
-        return Place(self.seed, step.number, step.places[micro_batch], micro_batch == len(step.micro_batches) - 1)
+        return ForwardPlace(
+            self.seed, step.number, step.places[micro_batch], micro_batch == len(step.micro_batches) - 1
+        )
 
     def _inputs(self, runner: PartitionRunner, micro_batch: int) -> tuple[list[torch.Tensor], list[Any]]:
         """The values that a partition reads, and its numbers."""
@@ -278,11 +292,18 @@ class Executor:
         outputs, step = runner.forward(self._place(micro_batch), *self._inputs(runner, micro_batch)), self._stepped
         if runner.finish is not None:
             return
+        self._hand_on(name, outputs, step.places[micro_batch])
         for index, output in enumerate(outputs):
             value = Value(name, index)
             step.outbox[value, micro_batch] = output
             if self.local_readers[value]:
                 self._keep(value, micro_batch, output)
+
+    def _hand_on(self, partition: str, outputs: Sequence[Any], place: int) -> None:
+        """Keep what is state of the next batch, as a micro-batch's first forward made it."""
+        for value in self.carried:
+            if value.partition == partition and (value, place) not in self.made:
+                self.made[value, place] = kept(outputs[value.index])
 
     def _keep(self, value: Value, micro_batch: int, tensor: torch.Tensor) -> None:
         """Make a value a leaf that partitions of this rank read."""
@@ -323,14 +344,14 @@ class Executor:
             total = total + part
         return total
 
-    def _send(self, action: Action, span: Span | None) -> None:
+    def _send(self, action: Action, span: RecordedSpan | None) -> None:
         assert action.route is not None
         route, micro_batch = action.route, action.micro_batch
         value = Value(route.partition, route.output)
         self.member.at = f"the send of {_what(route)}, micro-batch {micro_batch}"
         if route.payload is Payload.GRADIENT:
             leaf = self._stepped.leaves.pop((value, micro_batch))
-            tensor = absent_like(leaf) if leaf.grad is None else leaf.grad
+            tensor = missing_gradient(leaf) if leaf.grad is None else leaf.grad
         else:
             tensor = self._stepped.outbox[value, micro_batch]
             self._check_shape(value, micro_batch, tensor)
@@ -358,7 +379,7 @@ class Executor:
         elif route.payload is Payload.ACTIVATION:
             post_header(self.transport, message)
 
-    def _receive(self, action: Action, span: Span | None) -> None:
+    def _receive(self, action: Action, span: RecordedSpan | None) -> None:
         assert action.route is not None
         route, micro_batch = action.route, action.micro_batch
         self.member.at = f"the receive of {_what(route)} from {route.source}, micro-batch {micro_batch}"
@@ -369,7 +390,7 @@ class Executor:
             self.transport.post(message, known or receive_header(self.transport, message).shape, shape.dtype)
         tensor = self.transport.receive(message, span)
         if route.payload is Payload.GRADIENT:
-            if not is_absent(tensor):
+            if not is_missing(tensor):
                 self._stepped.gradients[value, micro_batch].append(tensor)
         else:
             self._keep(value, micro_batch, shape.laid_out(tensor))

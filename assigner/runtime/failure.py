@@ -30,18 +30,19 @@ from typing import TYPE_CHECKING
 from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]  # without `__all__`
 
 from assigner import errors
-from assigner.cause import Cause, hand_over, place_in
-from assigner.departure import read_host_failure
 from assigner.errors import AssignerError, WorkerError
-from assigner.runtime.carried import error_like
-from assigner.seal import clean, seal_first, unseal
+from assigner.launch.failurereport import FailureReport, hand_over, place_in
+from assigner.launch.seal import clean, seal_first, unseal
+from assigner.launch.shutdown import read_host_failure
+from assigner.runtime.inquiry import is_asked
+from assigner.runtime.remoteerrors import remote_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-    from assigner.sockets import Connections
+    from assigner.launch.sockets import Connections
 
 _KEY = "assigner/failure"
 _NO_ADDRESS = re.compile(r"tcp/device\.cc|Unable to (?:find|resolve)|makeDeviceFor|unsupported gloo device")
@@ -86,7 +87,7 @@ class Failure:
         return replace(self, **texts)
 
     def hand_over(self, *, to_tell_of: str) -> bool:
-        """Give it to the launcher, if that is ours; see `assigner.cause`.
+        """Give it to the launcher, if that is ours; see `assigner.launch.failurereport`.
 
         Args:
             to_tell_of: The worker of this process.
@@ -97,7 +98,7 @@ class Failure:
         what = f"{kind}{self.error}{', in ' if self.where and not ours else ''}{'' if ours else self.where}"
         place = "" if ours else place_in(self.trace)
         is_own = self.worker == to_tell_of
-        return hand_over(Cause(self.worker, what, self.hint, code, self.trace, place, is_own=is_own))
+        return hand_over(FailureReport(self.worker, what, self.hint, code, self.trace, place, is_own=is_own))
 
     @property
     def told(self) -> str:
@@ -113,7 +114,7 @@ class Failure:
         """
         if not self.kind:
             return WorkerError(str(self), hint=self.hint)
-        error = error_like(
+        error = remote_error(
             self.module, self.kind, self.error, worker=self.worker, where=self.where, trace=self.trace, hint=self.hint
         )
         if traced and self.trace:
@@ -133,6 +134,7 @@ class FailureWatch:
 
     Attributes:
         printed: Another rank's failure stands on this rank's stderr.
+        on_question: Called once, with the store, when another rank asks what this one has called.
         busy_since: When the main thread began what it does for the run (`time.monotonic`); None: it does nothing there.
     """
 
@@ -150,6 +152,7 @@ class FailureWatch:
         self.worker = worker
         self.printed = self._has_noted = False
         self.busy_since: float | None = None
+        self.on_question: Callable[[Store], None] | None = None
         self._found: Failure | None = None
         self.grace_s = _GRACE_S
         self.known = threading.Event()  # the main thread is about to raise by itself
@@ -239,6 +242,9 @@ class FailureWatch:
         while not self.closed.wait(_POLL_S):
             try:
                 found = self._read()
+                if self.on_question is not None and is_asked(self.store):
+                    self.on_question(self.store)
+                    self.on_question = None
             except DistError:  # its host has left, as it may: a rank that waits for somebody mostly finds it closed
                 self._end_without("the job's store is gone")
                 return

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from assigner.deferred.likeness import check_no_late_hooks
 from assigner.errors import UsageError
-from assigner.runtime.absent import absent_like, is_absent
+from assigner.model.deferred.likeness import check_no_late_hooks
+from assigner.runtime.missinggradients import is_missing, missing_gradient
 from assigner.runtime.randomness import partition_seed, seed_device
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from assigner.marking import PartitionGraph
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
+    from assigner.model.marking import PartitionGraph
     from assigner.runtime.executor import Executor
     from assigner.runtime.membership import Membership
     from assigner.runtime.scaling import GradientScaling
-    from assigner.schedule import Program
+    from assigner.schedule.program import Program
 
 
 class Gradients:
@@ -135,9 +135,11 @@ class Gradients:
 
         It is dense: a holder cannot know whether the others' are sparse (`nn.Embedding(sparse=True)`).
         """
-        added = {n: absent_like(each) if each.grad is None else _dense(each.grad) for n, each in self._shared.items()}
+        added = {
+            n: missing_gradient(each) if each.grad is None else _dense(each.grad) for n, each in self._shared.items()
+        }
         for n, parts in executor.exchange_ties(program, added).items():
-            present = [part for _, part in parts if not is_absent(part)]
+            present = [part for _, part in parts if not is_missing(part)]
             self._shared[n].grad = functools.reduce(torch.add, present) if present else None
 
     def _check_wanted(self) -> None:

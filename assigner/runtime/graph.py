@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assigner.deferred import DeferredModel
-from assigner.errors import FormatError, MarkingError
-from assigner.marking import PartitionGraph, partition_graph
+from torch.utils import _pytree as pytree
+
+from assigner import formatting as fmt
+from assigner.errors import FormatError, MarkingError, UsageError
+from assigner.model.deferred import DeferredModel
+from assigner.model.deferred.mutation import storage_of
+from assigner.model.marking import PartitionGraph, partition_graph
+from assigner.model.marking.domain import input_key, input_structure
+from assigner.model.marking.rows import EXAMPLE_ROWS
+from assigner.model.workload import call_arguments, entry_settings
 from assigner.runtime.loss import check_schedule
+from assigner.runtime.staterows import check_carried
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.workload import Workload
+    from assigner.formats.plan import Plan
+    from assigner.model.workload import Workload
 
 
 def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = None) -> PartitionGraph:
@@ -24,11 +32,39 @@ def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = No
 
     Raises:
         FormatError: the plan is for another model.
-        UsageError: its schedule cannot have the workload's loss.
+        UsageError: its schedule cannot have the workload's loss, it cuts batches finer than the workload allows, the
+            model lacks what the workload carries, or two workers would each have a part of one memory.
     """
     graph = known if known is not None and _fits(plan, known) else _found(workload, plan)
     check_schedule(workload, plan, graph)
+    check_carried(workload, graph)
+    _check_storages(plan, graph)
+    obstacle = workload.fineness.obstacle(plan.micro_batches, plan.workload.batch_size)
+    if obstacle is not None:
+        raise UsageError(
+            f"the plan cuts a batch into {fmt.plural(plan.micro_batches, 'micro-batch')}, and {obstacle}",
+            hint="profile this workload and solve again: plans keep to what it allows",
+        )
     return graph
+
+
+def _check_storages(plan: Plan, graph: PartitionGraph) -> None:
+    """Two tensors of the model that lie in one memory must be on one worker.
+
+    Elsewhere, what is written to one of them the other would not have. One tensor under two names is kept alike.
+    """
+    tensors, first = graph.deferred.tensors(), dict[int, tuple[str, str]]()
+    for piece in graph.pieces:
+        for name in (each for each in piece.state if each in tensors):
+            other, holder = first.setdefault(storage_of(tensors[name]), (name, piece.name))
+            if tensors[other] is tensors[name] or plan.placement[holder] == plan.placement[piece.name]:
+                continue
+            raise UsageError(
+                f"{other!r} and {name!r} lie in one memory, and the plan has them on {plan.placement[holder]} and"
+                f" {plan.placement[piece.name]}",
+                hint="give each a memory of its own (clone), or keep their partitions on one worker:"
+                f" assigner solve --together {holder},{piece.name}",
+            )
 
 
 def _found(workload: Workload, plan: Plan) -> PartitionGraph:
@@ -41,10 +77,40 @@ def _found(workload: Workload, plan: Plan) -> PartitionGraph:
         detail = _difference(plan, graph)
     except MarkingError as error:
         detail = error.message if found or not workload.marks else _difference(plan, partition_graph(workload))
+    _check_inputs(workload, plan)
     raise FormatError(
-        f"the plan is for workload {plan.workload.name!r}, and this model is another one: {detail}",
+        f"the plan is for workload {plan.workload.name!r}, and this model is another one: {detail}"
+        f"{_changed(workload, plan)}",
         hint="profile this workload and solve again",
     )
+
+
+def _changed(workload: Workload, plan: Plan) -> str:
+    """Which settings of the workload are others than the plan's entry gives, where that is known."""
+    try:
+        then = entry_settings(plan.workload.entry) if workload.settings else {}
+    except UsageError:  # the entry's file is not here, or another one by now
+        return ""
+    pairs = [(key, then[key], now) for key, now in workload.settings.items() if key in then]
+    changed = [f"{key}={now!r} in place of {was!r}" for key, was, now in pairs if repr(was) != repr(now)]
+    return f"; it was made with {', '.join(changed)}" if changed else ""
+
+
+def _check_inputs(workload: Workload, plan: Plan) -> None:
+    """The model has the inputs that it was profiled with.
+
+    Raises:
+        FormatError: it has others, so that nothing can be said of the model itself.
+    """
+    inputs, _ = workload.make_batch(EXAMPLE_ROWS, workload.seed)
+    structure = input_structure(inputs)
+    now = input_key(structure, pytree.tree_leaves(call_arguments(inputs))).noted
+    if plan.workload.inputs and now != plan.workload.inputs:
+        raise FormatError(
+            f"the plan is for workload {plan.workload.name!r} with other inputs: for {EXAMPLE_ROWS} rows its batches"
+            f" had ({plan.workload.inputs}), and Workload.batch gives ({now}){_changed(workload, plan)}",
+            hint="give Workload.batch's inputs the types and shapes that were profiled; or profile and solve again",
+        )
 
 
 def _difference(plan: Plan, graph: PartitionGraph) -> str:

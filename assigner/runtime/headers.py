@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from assigner.marking import Value
+from assigner.model.marking import Value
 from assigner.runtime.ordering import Message
-from assigner.schedule import Payload
+from assigner.schedule.program import Payload
 
 if TYPE_CHECKING:
-    from assigner.marking import PartitionGraph
+    from assigner.model.marking import PartitionGraph
     from assigner.runtime.transport import Transport
-    from assigner.schedule import Program, Route
+    from assigner.schedule.program import Program, Route
 
 _MOST_DIMENSIONS = 16
 

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from assigner.cgroup import free_memory
-from assigner.runtime.gathered import gather
+from assigner.machine.cgroup import free_memory
+from assigner.runtime.allgather import all_gather
 from assigner.runtime.sending import LostConnectionError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _NETWORK = Path("/proc/self/ns/net")
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """Where a rank runs, and a file that another process can open if it runs there, too.
 
     Args:
@@ -72,7 +72,7 @@ class Place:
     file: int
     word: str
 
-    def can_open(self, other: Place) -> bool:
+    def can_open(self, other: ProcessPlace) -> bool:
         """Whether another rank is a neighbour whose memory can be opened from here. Ids may mean other processes."""
         if self.host != other.host:
             return False
@@ -87,10 +87,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _PlaceMessage:
     """What a rank tells of its place."""
 
-    place: Place | None
+    place: ProcessPlace | None
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _path(process: int, file: int) -> str:
 
 
 @contextlib.contextmanager
-def own_place(device: torch.device) -> Iterator[Place | None]:
+def own_place(device: torch.device) -> Iterator[ProcessPlace | None]:
     """This rank's place, which others can try to open in the block; None: it does not share memory."""
     if device.type != "cpu" or os.environ.get(SWITCH) == "0" or sys.platform != "linux":
         yield None
@@ -119,7 +119,7 @@ def own_place(device: torch.device) -> Iterator[Place | None]:
         return
     try:
         os.pwrite(file, word.encode(), 0)
-        yield Place(host, os.getpid(), file, word)
+        yield ProcessPlace(host, os.getpid(), file, word)
     finally:
         os.close(file)
 
@@ -137,8 +137,8 @@ def host_memory(device: torch.device) -> HostMemory | None:
         return None
     with own_place(device) as mine:
         try:
-            places = [each.place for each in gather(_Told, _Told(mine))]
-            opened = [each.ranks for each in gather(_Opened, _Opened(openable(mine, dist.get_rank(), places)))]
+            places = [each.place for each in all_gather(_PlaceMessage, _PlaceMessage(mine))]
+            opened = [each.ranks for each in all_gather(_Opened, _Opened(openable(mine, dist.get_rank(), places)))]
         except RuntimeError as error:
             raise LostConnectionError("another worker", error) from error
     targets = {rank for rank, found in enumerate(opened) if dist.get_rank() in found}
@@ -146,7 +146,7 @@ def host_memory(device: torch.device) -> HostMemory | None:
     return HostMemory(sources, targets) if sources or targets else None
 
 
-def openable(mine: Place | None, rank: int, places: Sequence[Place | None]) -> tuple[int, ...]:
+def openable(mine: ProcessPlace | None, rank: int, places: Sequence[ProcessPlace | None]) -> tuple[int, ...]:
     """The ranks whose memory can be opened from one that is at `mine`."""
     if mine is None:
         return ()

@@ -12,45 +12,37 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 from torch import fx, nn
 
-from assigner.deferred.memento import Memento
-from assigner.errors import UsageError
 from assigner.location import Location
+from assigner.model.deferred.memento import Memento
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.executor import Executor
 from assigner.runtime.loss import check_groups
-from assigner.runtime.microbatch import check_pair
-from assigner.runtime.outputs import OutputRoutes, Part, join
+from assigner.runtime.needs import given_pair
+from assigner.runtime.outputs import BatchOutputs
 from assigner.runtime.remat import Rematerialisation
+from assigner.runtime.results import added, nothing, shared_result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
+    from assigner.model.workload import Batch, Workload
+    from assigner.runtime.callcomparison import CallComparison, GivenBatch
     from assigner.runtime.membership import Membership
     from assigner.runtime.microbatch import Cutting
+    from assigner.runtime.needs import Needs
+    from assigner.runtime.outputs import Receiver
     from assigner.runtime.partition import PartitionRunner
-    from assigner.runtime.sameness import SameCall
-    from assigner.runtime.variants import Group, Variant, Variants
-    from assigner.workload import Batch, Workload
+    from assigner.runtime.recurrence import CarriedState
+    from assigner.runtime.results import StepResult
+    from assigner.runtime.variants import Variant, VariantGroup, Variants
 
 
 class _ForwardExecutor(Executor):
-    """Runs the forwards of one worker.
-
-    Attributes:
-        outputs: What the model's last partition made, by micro-batch; None: the loss is wanted instead.
-    """
+    """Runs the forwards of one worker."""
 
     trains = False
-    outputs: dict[int, tuple[Any, ...]] | None = None
-
-    def _finish(self, outputs: Sequence[Any], place: int, runs_again: bool) -> tuple[torch.Tensor, ...]:
-        if self.outputs is None:
-            return super()._finish(outputs, place, runs_again)
-        self.outputs[place] = tuple(outputs)
-        return (torch.zeros(()),)
 
     def _forward(self, runner: PartitionRunner, micro_batch: int) -> None:
         super()._forward(runner, micro_batch)
@@ -76,88 +68,88 @@ class Inference:
         workload: The loss and the seed.
         cutting: Of batches into micro-batches.
         same: Whether all ranks make the same call.
+        needs: What this rank needs of a batch.
+        carried: The state that goes from batch to batch, apart from that of training.
     """
 
     def __init__(
-        self, variants: Variants, member: Membership, workload: Workload, *, cutting: Cutting, same: SameCall
+        self,
+        variants: Variants,
+        member: Membership,
+        workload: Workload,
+        *,
+        cutting: Cutting,
+        same: CallComparison,
+        needs: Needs,
+        carried: CarriedState,
     ) -> None:
         self.variants, self.member, self.workload = variants, member, workload
-        self.cutting, self.same = cutting, same
+        self.cutting, self.same, self.needs, self.carried = cutting, same, needs, carried
         self._flags = variants.planned.graph.deferred.flags(training=False)
         self._always = Rematerialisation("always", variants.plan)
         self._no_statistics = DeferredStatistics({}, "micro_batch")
         self._executors: WeakKeyDictionary[Variant, _ForwardExecutor] = WeakKeyDictionary()
         self._running: Executor | None = None
 
-    def evaluate(self, batch: Batch, number: int) -> float:
-        """The loss over a batch; see `Pipeline.evaluate`.
+    def evaluate(self, call: str, batch: Batch | None, number: int, outputs_to: Receiver | None = None) -> StepResult:
+        """The loss and the metrics over a batch; see `Pipeline.evaluate`.
 
         Args:
-            batch: (inputs, targets).
+            call: What is called, with its arguments but the batch.
+            batch: (inputs, targets); None for what this rank was not given.
             number: Of the batch that is trained on next.
+            outputs_to: Who wants the model's outputs; None: nobody.
         """
-        check_pair(batch)
+        pair = given_pair(batch)
         self.variants.planned.graph.check_read()
-        self.same.check("evaluate", batch)
-        losses: dict[int, float] = {}
-        groups = self._groups(batch)
-        check_groups(self.workload, [group for group, _ in groups])
-        for group, executor in groups:
-            executor.outputs = None
-            rank = Location.parse(group.variant.last_worker).rank
-            losses[rank] = losses.get(rank, 0.0) + self._run(group, executor, number)
-        return sum(self.member.number_from(rank, loss) for rank, loss in losses.items())
+        groups = self._groups(self.same.given(call, pair, weigh=self.cutting.weigher(self.variants.plan)))
+        check_groups(self.workload, groups)
+        outputs = None if outputs_to is None else BatchOutputs(groups, self.workload, self.variants.plan, outputs_to)
+        result = shared_result(self._run(groups, number, outputs), self.workload, self.member)
+        if outputs is not None:
+            result.outputs = outputs.carry(self.member)
+        return result
 
     def forward(self, inputs: Any, number: int, to: int | None) -> Any:
         """The model's output on rank `to`; see `Pipeline.forward`."""
         self.variants.planned.graph.check_read()
-        self.same.check(f"forward(to={to})", inputs)
-        world = dist.get_world_size() if dist.is_initialized() else 1
-        made: dict[int, Part] = {}
-        graphs, makers = [], set()
-        for group, executor in self._groups((inputs, None)):
-            executor.outputs = {}
-            self._run(group, executor, number)
-            graphs.append(group.variant.graph)
-            makers.add(group.variant.last_worker)
-            rows = {place: cut.rows for place, cut in _placed(group)}
-            output = group.variant.graph.output
-            made.update({n: Part(output, output.filled(each), rows[n]) for n, each in executor.outputs.items()})
-            executor.outputs = None
-        if len(makers) > 1 or any(graph.output.structure != graphs[0].output.structure for graph in graphs):
-            raise UsageError(
-                "the model's output has another structure for some micro-batches than for others",
-                hint="give batches whose micro-batches are alike",
-            )
-        routes = OutputRoutes(self.variants.plan, makers.pop(), graphs[0], range(world) if to is None else [to])
-        self.member.at = "joining the micro-batches' outputs"
-        joined = join([made[place] for place in sorted(made)]) if made else None
-        self.member.at = "the transfer of the model's output"
-        leaves = routes.carry(joined, self.member)
-        return None if leaves is None else graphs[0].rebuild_output(leaves)
+        groups = self._groups(self.same.given(f"forward(to={to})", (inputs, None), loss=False), loss=False)
+        receiver: Receiver = "all" if to is None else to
+        outputs = BatchOutputs(groups, self.workload, self.variants.plan, receiver, alone=True)
+        self._run(groups, number, outputs)
+        return outputs.carry(self.member)
 
-    def _groups(self, batch: Batch) -> list[tuple[Group, _ForwardExecutor]]:
-        count = self.cutting.count(self.cutting.row_count(batch[0]), self.variants.plan)
-        micro_batches = self.cutting.split(batch, count, weighed=batch[1] is not None)
-        groups = self.variants.groups(micro_batches, training=False)
-        return [(group, self._executor(group.variant)) for group in groups]
+    def _groups(self, batch: GivenBatch, *, loss: bool = True) -> list[VariantGroup]:
+        inputs, targets, weights = batch
+        count = self.cutting.count(self.cutting.row_count(inputs), self.variants.plan)
+        micro_batches = self.cutting.split((inputs, targets), count, weighed=loss, weights=weights)
+        groups = self.variants.groups(self.carried.given_to(micro_batches), training=False)
+        self.carried.bring(groups)
+        self.needs.check_groups(groups, loss=loss)
+        return groups
 
     def _executor(self, variant: Variant) -> _ForwardExecutor:
         if variant not in self._executors:
             self._executors[variant] = _ForwardExecutor(
                 variant.graph, variant.modules, self.member, self.workload,
-                remat=self._always, statistics=self._no_statistics,
+                remat=self._always, statistics=self._no_statistics, carried=self.carried.sources(variant.graph),
             )  # fmt: skip
         return self._executors[variant]
 
-    def _run(self, group: Group, executor: _ForwardExecutor, number: int) -> float:
-        self._running = executor
-        program = group.variant.programs.counted(len(group.places), training=False)
-        with self._eval_mode(), torch.no_grad():
-            loss = executor.run(program, group.micro_batches, number, places=group.places)
-        executor.stores.commit()
-        self._running = None
-        return loss
+    def _run(self, groups: list[VariantGroup], number: int, outputs: BatchOutputs | None) -> dict[int, list[float]]:
+        """All forwards; by the ranks that make the model's output their numbers."""
+        found: dict[int, list[float]] = {}
+        for group in groups:
+            self._running = executor = self._executor(group.variant)
+            program = group.variant.programs.counted(len(group.places), training=False)
+            with self._eval_mode(), torch.no_grad():
+                numbers = executor.run(program, group.micro_batches, number, places=group.places, outputs=outputs)
+            executor.stores.commit()
+            self._running = None
+            rank = Location.parse(group.variant.last_worker).rank
+            found[rank] = added(found.get(rank) or nothing(self.workload), numbers)
+        self.carried.keep([(group, self._executor(group.variant).made) for group in groups])
+        return found
 
     @contextlib.contextmanager
     def _eval_mode(self) -> Iterator[None]:
@@ -209,7 +201,3 @@ def outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
     listed = list(modules)
     inner = {id(each) for module in listed for each in module.modules() if each is not module}
     return [module for module in listed if id(module) not in inner]
-
-
-def _placed(group: Group) -> Iterator[tuple[int, Any]]:
-    return zip(group.places, group.micro_batches, strict=True)

@@ -8,12 +8,14 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.runtime.batchnorm import DeferredStatistics
+from assigner.runtime.callcomparison import CallComparison
 from assigner.runtime.gradients import Gradients
 from assigner.runtime.inference import Inference
-from assigner.runtime.microbatch import Cutting, MicroBatch, check_pair
+from assigner.runtime.localpartitions import LocalPartitions
+from assigner.runtime.microbatch import Cutting, MicroBatch
+from assigner.runtime.needs import Needs, given_pair
 from assigner.runtime.programs import Programs
-from assigner.runtime.sameness import SameCall
-from assigner.runtime.share import Share
+from assigner.runtime.recurrence import CarriedState
 from assigner.runtime.state import PartitionState, WrittenTensors
 from assigner.runtime.training import Training
 from assigner.runtime.variants import Variants
@@ -22,15 +24,15 @@ from assigner.runtime.vectormaths import settle_vector_maths
 if TYPE_CHECKING:
     from torch import nn
 
-    from assigner.marking import PartitionGraph
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import Batch, Workload
     from assigner.runtime.batchnorm import BatchNorm
     from assigner.runtime.executor import Executor
     from assigner.runtime.membership import Membership
     from assigner.runtime.remat import Rematerialisation
     from assigner.runtime.scaling import GradientScaling
-    from assigner.schedule import Program
-    from assigner.workload import Batch, Workload
+    from assigner.schedule.program import Program
 
 
 class Installation:
@@ -51,6 +53,7 @@ class Installation:
         trained: Their parameters that are trained.
         programs: Of the plan.
         training: Forwards and backwards.
+        needs: What this rank needs of a batch.
         cutting: Of batches into micro-batches.
         same: Whether all ranks make the same call.
         inference: Forwards alone.
@@ -71,16 +74,26 @@ class Installation:
     ) -> None:
         settle_vector_maths()
         self.graph = graph
-        self.share = Share(graph, plan, member.worker, member.device)
+        self.share = LocalPartitions(graph, plan, member.worker, member.device)
         self.trained: dict[str, nn.Parameter] = self.share.parameters if trains else self.share.frozen()
-        self.programs = Programs(plan, graph, member.transport)
+        self.programs = Programs(plan, graph, member.transport, workload.fineness)
         statistics = DeferredStatistics(self.share.modules, batch_norm)
         variants = Variants(graph, plan, self.programs, self.share.modules, member)
         written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere(plan))
         states = {name: PartitionState(module, written) for name, module in self.share.modules.items()}
-        self.training = Training(variants, member, workload, remat=remat, statistics=statistics, states=states)
-        self.cutting, self.same = Cutting(workload), SameCall(member)
-        self.inference = Inference(variants, member, workload, cutting=self.cutting, same=self.same)
+        self.needs = Needs(workload, variants, member)
+        self.cutting, self.same = Cutting(workload), CallComparison(member, self.needs, plan.micro_batches)
+        carried = [
+            CarriedState(workload.carried, cutting=self.cutting, planned=graph.output, plan=plan, member=member)
+            for _ in range(2)
+        ]
+        self.training = Training(
+            variants, member, workload, remat=remat, statistics=statistics, states=states, needs=self.needs,
+            carried=carried[0],
+        )  # fmt: skip
+        self.inference = Inference(
+            variants, member, workload, cutting=self.cutting, same=self.same, needs=self.needs, carried=carried[1]
+        )
         self.gradients = Gradients(self.trained, graph, plan, member, scaling)
         member.on_leaving = self.forget
 
@@ -89,27 +102,32 @@ class Installation:
         """What runs the plan's own graph in training."""
         return self.training.executor
 
-    def begin(self, call: str, batch: Batch) -> tuple[Program, list[MicroBatch]]:
+    def begin(self, call: str, batch: Batch | None) -> tuple[Program, list[MicroBatch]]:
         """The program for a training batch, and the batch cut for it.
 
         Args:
             call: What is called, with its arguments but the batch.
-            batch: (inputs, targets).
+            batch: (inputs, targets); None for what this rank was not given.
 
         Raises:
-            UsageError: rank 0 makes another call or has another batch, the batch cannot be used, or gradients are off.
+            UsageError: another rank makes another call or has another batch, this one lacks what it needs, the batch
+                cannot be used, or gradients are off.
         """
         if not torch.is_grad_enabled():
             raise UsageError(
                 "a step was called under torch.no_grad() or torch.inference_mode(): it would train nothing",
                 hint="call it outside of that block; pipeline.evaluate and pipeline.forward need no such block",
             )
-        check_pair(batch)
+        pair = given_pair(batch)
         self.graph.check_read()
-        rows = self.cutting.row_count(batch[0])
-        self.same.check(call, batch)
-        program = self.programs.training(rows)
-        return program, self.cutting.split(batch, program.plan.micro_batches)
+        inputs, targets, weights = self.same.given(call, pair, weigh=self.cutting.weigher(self.programs.plan))
+        program = self.programs.training(self.cutting.row_count(inputs))
+        return program, self.cutting.split((inputs, targets), program.plan.micro_batches, weights=weights)
+
+    def go_on_from(self, other: Installation) -> None:
+        """Take over the state that goes from batch to batch from what ran another plan."""
+        self.training.carried.parts = other.training.carried.parts
+        self.inference.carried.parts = other.inference.carried.parts
 
     def ran_as_planned(self, program: Program) -> bool:
         """The last step, which ran this program, was the plan's own: of its rows, micro-batches and graph."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assigner.marking import Value
-from assigner.schedule import Payload
+from assigner.model.marking import Value
+from assigner.schedule.program import Payload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.marking import PartitionGraph
+    from assigner.model.marking import PartitionGraph
     from assigner.runtime.microbatch import MicroBatch
-    from assigner.schedule import Program
+    from assigner.schedule.program import Program
 
 _AHEAD = 2
 _SMALL_AHEAD = 4

@@ -19,32 +19,34 @@ backwards of the micro-batches, which start from them:
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from assigner.deferred.memento import Memento
 from assigner.errors import UsageError
+from assigner.model.deferred.memento import Memento
+from assigner.runtime.metrics import StepMetrics
 from assigner.runtime.outputs import Part, join
-from assigner.schedule import warm_up
+from assigner.runtime.results import exact_sum
+from assigner.schedule.program import warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.marking import PartitionGraph
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import Workload
     from assigner.runtime.microbatch import MicroBatch
-    from assigner.runtime.variants import Group
-    from assigner.workload import Workload
+    from assigner.runtime.outputs import BatchOutputs
+    from assigner.runtime.variants import VariantGroup
 
 
 class StepLoss:
     """What follows the last partition's forward in every step.
 
     Args:
-        workload: The loss, and what it is over.
+        workload: The loss, what it is over, and the metrics.
         graph: Makes the model's output.
         device: Where that is.
         training: False: no gradients are wanted, and no forward runs twice.
@@ -54,29 +56,43 @@ class StepLoss:
         self._workload, self._over_batch = workload, workload.loss_over == "batch"
         self._graph, self._device, self._training = graph, device, training
         self._remembers: bool | None = None
+        self._metrics = StepMetrics(workload.metrics, device) if workload.metrics else None
         self.begin((), (), factor=1.0)
 
-    def begin(self, micro_batches: Sequence[MicroBatch], places: Sequence[int], *, factor: float) -> None:
+    def begin(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        places: Sequence[int],
+        *,
+        factor: float,
+        outputs: BatchOutputs | None = None,
+    ) -> None:
         """A step comes next; what an unfinished one left is dropped.
 
         Args:
             micro_batches: The batch, cut, or some of it.
             places: Their numbers in the whole batch.
             factor: What the loss's gradient is multiplied by.
+            outputs: Where outputs are kept; None: nobody wants them.
         """
         self._cuts = dict(zip(places, micro_batches, strict=True))
         self._factor = factor
         self._values: list[torch.Tensor] = []
         self._outputs: dict[int, list[Any]] = {}
         self._gradients: dict[int, list[torch.Tensor | None]] = {}
+        self._kept = outputs
+        self._unseen = set(places) if outputs is not None or self._metrics is not None else set()
+        if self._metrics is not None:
+            self._metrics.begin()
 
     def gradient(self) -> torch.Tensor:
         """Where backward starts; in float64, which autograd casts to the loss's type."""
         return torch.tensor(self._factor, dtype=torch.float64, device=self._device)
 
-    def total(self) -> float:
-        """The step's loss, of the micro-batches that were there."""
-        return math.fsum(map(float, self._values))
+    def numbers(self) -> list[float]:
+        """The step's loss, weight and metrics, of the micro-batches that were there; see `assigner.runtime.results`."""
+        loss, weight = exact_sum(map(float, self._values)), exact_sum(cut.amount for cut in self._cuts.values())
+        return [loss, weight, *(self._metrics.numbers() if self._metrics is not None else ())]
 
     def of(self, outputs: Sequence[Any], place: int, *, runs_again: bool) -> tuple[torch.Tensor, ...]:
         """What the backward of a micro-batch starts from, as a tuple of one tensor.
@@ -89,6 +105,10 @@ class StepLoss:
         Raises:
             UsageError: the loss is no single number, or is over the batch and an output has no rows.
         """
+        if place in self._unseen:
+            self._see(outputs, place)
+        if self._kept is not None and self._kept.alone:
+            return (torch.zeros(()),)
         if self._over_batch and len(self._cuts) > 1:
             return (self._of_part(outputs, place),)
         if runs_again:
@@ -103,6 +123,21 @@ class StepLoss:
         value = self._value(self._graph.rebuild_output(outputs), cut.targets) * cut.weight
         self._values.append(value.detach())
         return (value,)
+
+    def _see(self, outputs: Sequence[Any], place: int) -> None:
+        """What is made of outputs beside the loss, once, and before the loss may write there."""
+        self._unseen.remove(place)
+        cut = self._cuts[place]
+        if self._kept is not None:
+            self._kept.keep(self._graph, outputs, place, cut)
+            if self._kept.alone:
+                return
+        if self._metrics is not None and not (self._over_batch and len(self._cuts) > 1):
+            self._measure(self._graph.rebuild_output(outputs), cut.targets, cut.weight)
+
+    def _measure(self, output: Any, targets: Any, weight: float) -> None:
+        if self._metrics is not None:
+            self._metrics.see(output, _to_device(targets, self._device), weight)
 
     def _value(self, output: Any, targets: Any) -> torch.Tensor:
         value = self._workload.compute_loss(output, _to_device(targets, self._device))
@@ -169,7 +204,8 @@ class StepLoss:
         """Compute the loss of all outputs, and the gradients that each micro-batch's backward starts from."""
         made, output = self._outputs, self._graph.output
         self._outputs = {}
-        parts = [Part(output, output.filled(made[place]), self._cuts[place].rows) for place in sorted(made)]
+        cuts = self._cuts
+        parts = [Part(output, output.filled(made[n]), cuts[n].rows, cuts[n].weight) for n in sorted(made)]
         for index in output.made:
             leaf = parts[0].leaves[index]
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad and parts[0].rows_dimension(index) is None:
@@ -180,7 +216,9 @@ class StepLoss:
                 )
         with torch.set_grad_enabled(self._training):
             joined = pytree.tree_unflatten(join(parts), output.structure)
-            value = self._value(joined, next(iter(self._cuts.values())).targets)
+            targets = next(iter(cuts.values())).targets
+            self._measure(joined, targets, 1.0)
+            value = self._value(joined, targets)
         self._values.append(value.detach())
         self._differentiate(value)
         for place, leaves in made.items():
@@ -219,7 +257,7 @@ def check_schedule(workload: Workload, plan: Plan, graph: PartitionGraph) -> Non
         )
 
 
-def check_groups(workload: Workload, groups: Sequence[Group]) -> None:
+def check_groups(workload: Workload, groups: Sequence[VariantGroup]) -> None:
     """A loss over the batch needs all micro-batches in one program.
 
     Raises:

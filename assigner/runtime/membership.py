@@ -16,20 +16,23 @@ import torch
 import torch.distributed as dist
 
 from assigner.errors import FormatError, UsageError
+from assigner.launch.stopping import StopSignals
 from assigner.location import Location
-from assigner.runtime.direct import direct_channels
 from assigner.runtime.failure import FailureWatch, watched_run
 from assigner.runtime.hostmemory import host_memory
+from assigner.runtime.inquiry import answer, ask
+from assigner.runtime.nccl import direct_channels
 from assigner.runtime.process import join_run, set_threads, worker_device
 from assigner.runtime.rendezvous import farewell, group_connections, group_store, leave_group
 from assigner.runtime.sending import LostConnectionError
 from assigner.runtime.transport import Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from assigner.plan import Plan
-    from assigner.runtime.direct import DirectChannels
+    from assigner.formats.plan import Plan
+    from assigner.runtime.callrecord import CallRecord, CallSums
+    from assigner.runtime.nccl import DirectChannels
     from assigner.runtime.rendezvous import Backend
 
 
@@ -52,6 +55,7 @@ class Membership:
         device: Where it computes.
         transport: To the other ranks; None: there are none.
         at: What is being done; for errors.
+        calls: The last calls that were compared with those of other ranks, which may ask for them.
         on_leaving: Called first when this process leaves the run.
 
     Raises:
@@ -60,17 +64,20 @@ class Membership:
 
     def __init__(self, plan: Plan, *, timeout_s: float, backend: Backend | None = None) -> None:
         self.at = "the start"
+        self.calls: tuple[CallSums, ...] = ()
         self.on_leaving: Callable[[], None] | None = None
         self.transport: Transport | None = None
         self._watch: FailureWatch | None = None
         self._direct: DirectChannels | None = None
         self._left = False
+        self._stop: StopSignals | None = None
         self._owns_group = join_run(plan, timeout_s, backend)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.worker: str | None = None
         self.device: torch.device
         if dist.is_initialized():
             self._watch = watched_run(f"pipeline {next(_count)}", group_store(), self.name, group_connections())
+            self._watch.on_question = lambda store: answer(store, self.rank, [each.record() for each in self.calls])
         with self.guarded("taking its place in the run"):
             self.take_place(plan)
             if self._watch is not None:
@@ -110,9 +117,15 @@ class Membership:
         Raises:
             UsageError: there is no such rank.
         """
-        world = dist.get_world_size() if dist.is_initialized() else 1
-        if rank is not None and not 0 <= rank < world:
-            raise UsageError(f"there is no rank {rank}: the run has {world}", hint=f"0 to {world - 1}, or None for all")
+        if rank is not None and not 0 <= rank < self.world:
+            raise UsageError(
+                f"there is no rank {rank}: the run has {self.world}", hint=f"0 to {self.world - 1}, or None for all"
+            )
+
+    @property
+    def world(self) -> int:
+        """How many ranks the run has."""
+        return len(self.ranks)
 
     def agree(self, at: str, attempt: Callable[[], T]) -> T:
         """Make an attempt on every rank; one that is refused on any rank is raised on all of them; the run goes on.
@@ -134,15 +147,15 @@ class Membership:
             if first is None:
                 return made
             mine = refusal and [isinstance(refusal, FormatError), refusal.message, refusal.hint]
-            broken, message, hint = json.loads(self._told(first, json.dumps(mine)))
+            broken, message, hint = json.loads(self.text_from(first, json.dumps(mine)))
         raise refusal or (FormatError if broken else UsageError)(f"worker:{first}: {message}", hint=hint)
 
-    def _told(self, rank: int, text: str) -> str:
-        """One rank's text, on every rank."""
+    def text_from(self, rank: int, text: str) -> str:
+        """One rank's text, which is not empty, on every rank; what this one has sent has left when it returns."""
         if self.transport is None:
             return text
         if rank == self.rank:
-            for other in range(dist.get_world_size()):
+            for other in self.ranks:
                 if other != rank:
                     self.transport.put(text.encode(), other)
             self.transport.flush()
@@ -198,21 +211,62 @@ class Membership:
 
     def number_from(self, rank: int, number: float) -> float:
         """One rank's number, on every rank; what this one has sent has left when it returns."""
+        return self.numbers_from(rank, [number])[0]
+
+    def numbers_from(self, rank: int, numbers: Sequence[float]) -> list[float]:
+        """One rank's numbers, on every rank, in one message, as `number_from`; every rank gives as many."""
+        found: list[float] = self.tensor_from(rank, torch.tensor(numbers, dtype=torch.float64)).tolist()
+        return found
+
+    def tensor_from(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:
+        """One rank's small CPU tensor, on every rank; all give one of its shape. Else as `number_from`."""
         if self.transport is None:
-            return number
-        shared = self.transport.share(torch.tensor(number, dtype=torch.float64), rank)
+            return tensor
+        shared = self.transport.share(tensor, rank)
         self.transport.flush()
-        return float(shared)
+        return shared
+
+    def ask_calls(self) -> dict[int, tuple[CallRecord, ...]]:
+        """The last calls that the other ranks have compared, or are about to; of those that answer within seconds."""
+        return {} if self._watch is None else ask(self._watch.store, {*range(self.world)} - {self.rank})
 
     def numbers(self, number: float) -> list[float]:
         """Every rank's number, in the ranks' order, on every rank; this rank's has left when it returns."""
         if self.transport is None:
             return [number]
-        first_mine = sorted(range(dist.get_world_size()), key=lambda rank: rank != self.rank)  # nobody waits for a send
+        first_mine = sorted(self.ranks, key=lambda rank: rank != self.rank)  # nobody waits for a send
         mine = torch.tensor(number, dtype=torch.float64)
         found = {rank: self.transport.share(mine.clone(), rank) for rank in first_mine}
         self.transport.flush()
         return [float(found[rank]) for rank in sorted(found)]
+
+    @property
+    def ranks(self) -> range:
+        """All ranks of the run."""
+        return range(dist.get_world_size() if dist.is_initialized() else 1)
+
+    def stop_requested(self, signals: Sequence[str], grace_s: float) -> bool:
+        """Whether one of the signals has come to any rank; see `Pipeline`. The first call has each rank note them.
+
+        Raises:
+            UsageError: signals that cannot be noted, or others than in the first call.
+        """
+        at = "the question whether to stop"
+        if self._stop is None:
+            self._stop = self.agree(at, lambda: StopSignals(signals, grace_s))
+            try:
+                self.agree(at, self._stop.install)
+            except UsageError:
+                self._stop.close()
+                self._stop = None
+                raise
+        if (self._stop.names, self._stop.grace_s) != (tuple(signals), grace_s):
+            raise UsageError(
+                f"stop_requested was first called with signals={self._stop.names}, grace_s={self._stop.grace_s:g}",
+                hint="they count until the end: give the same in every call",
+            )
+        with self.guarded(at):
+            return any(self.numbers(float(self._stop.requested)))
 
     def meet(self) -> None:
         """Wait until every rank is here."""
@@ -244,6 +298,8 @@ class Membership:
         """
         if failed and self._direct is not None:
             self._direct.abort()
+        if self._stop is not None:
+            self._stop.close()
         if self.on_leaving is not None:
             self.on_leaving()
         if self._owns_group:

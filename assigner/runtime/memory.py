@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from assigner.cgroup import free_memory
+from assigner.machine.cgroup import free_memory
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STATM = "/proc/self/statm"

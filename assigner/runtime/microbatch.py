@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,16 +13,31 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import TreeSpec
 
 from assigner.errors import UsageError
-from assigner.marking.rows import NOTHING, BatchRows, Carry, RowLeaves, batch_rows, carriers, may_carry, row_length
+from assigner.formats.fineness import ANY
+from assigner.model.marking.rows import (
+    NOTHING,
+    BatchRows,
+    Carry,
+    RowLeaves,
+    batch_rows,
+    carriers,
+    may_carry,
+    row_length,
+)
+from assigner.model.workload import Batch, Workload, call_arguments
+from assigner.runtime.callrecord import described
 from assigner.runtime.division import Division, check_tensor, fair_sizes
-from assigner.runtime.sameness import described
+from assigner.runtime.staterows import cut_state, in_words
 from assigner.usercode import user_code
-from assigner.workload import Batch, Workload, call_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from assigner.plan import Plan
+    from assigner.formats.fineness import Fineness
+    from assigner.formats.plan import Plan
+    from assigner.model.workload import StatePlace
+
+    Weight = Callable[[Any, Any], float | torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -34,6 +50,7 @@ class MicroBatch:
         targets: The targets, in their own structure; those of the whole batch where the loss is over it.
         weight: What its loss counts for in the step's loss; 0: it is not even computed.
         rows: How many it has.
+        amount: What it counts for beside other batches: what the workload's `weight` says of it, or its rows.
     """
 
     inputs: list[Any]
@@ -41,6 +58,7 @@ class MicroBatch:
     targets: Any
     weight: float
     rows: int
+    amount: float
 
 
 def check_pair(batch: Any) -> None:
@@ -77,10 +95,10 @@ class Cutting:
         return batch_rows(self._workload)
 
     def row_count(self, inputs: Any) -> int:
-        """Rows of a batch: the first dimension, or the length, of the first input that carries them.
+        """Rows of a batch: the dimension of rows, or the length, of the first input that carries them.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is none, or it has none.
         """
         return self._rows(inputs)[0]
 
@@ -88,38 +106,62 @@ class Cutting:
         """The rows, and whether they can be nothing else."""
         arguments = call_arguments(inputs)
         known = self._known.inputs
-        for _, rows in carriers(known or NOTHING, arguments):
-            if rows:
-                return rows, True
+        lengths = [rows for _, rows in carriers(known or NOTHING, arguments)]
+        if any(lengths):
+            return next(filter(None, lengths)), True
         leaves, structure = pytree.tree_flatten(arguments)
         listed = {id(leaf) for leaf in _in_lists([*arguments[0], *arguments[1].values()])}
-        for leaf, may in zip(leaves, may_carry(known, structure, leaves), strict=True):
-            if may and row_length(leaf):
-                return int(leaf.size(0)), id(leaf) not in listed
+        for leaf, dim in zip(leaves, may_carry(known, structure, leaves), strict=True):
+            lengths.append(None if dim is None else row_length(leaf, dim))
+            if rows := lengths[-1]:
+                return rows, id(leaf) not in listed
+        if 0 in lengths:
+            raise UsageError(
+                "the batch is empty: its inputs have 0 rows", hint="leave it out: nothing can be learnt of no rows"
+            )
         raise UsageError(
-            "the batch's inputs hold no tensor with rows", hint="the first dimension of inputs is the rows"
+            "the batch's inputs hold no tensor with rows",
+            hint="a dimension of the inputs, mostly the first, is the rows",
         )
 
     def count(self, rows: int, plan: Plan) -> int:
         """How many micro-batches a batch of so many rows is cut into."""
-        return micro_batch_count(rows, plan.micro_batches, plan.micro_batch_size)
+        return micro_batch_count(rows, plan.micro_batches, plan.micro_batch_size, self._workload.fineness)
 
-    def split(self, batch: Batch, count: int, *, weighed: bool = True) -> list[MicroBatch]:
+    def weigher(self, plan: Plan) -> Callable[[Batch], list[float]] | None:
+        """What each micro-batch of a batch counts for under a plan; None: the workload has no `weight`.
+
+        It raises a UsageError as `split` does.
+        """
+        return None if self._workload.weight is None else functools.partial(self._weights, plan, self._workload.weight)
+
+    def _weights(self, plan: Plan, weight: Weight, batch: Batch) -> list[float]:
+        rows = self.row_count(batch[0])
+        sizes = fair_sizes(rows, self.count(rows, plan))
+        inputs = Division(sizes).cut(batch[0], self._of_given(batch[0]), "inputs")
+        return [_weigh(weight, *pair) for pair in zip(inputs, self._targets(batch[1], sizes), strict=True)]
+
+    def split(
+        self, batch: Batch, count: int, *, weighed: bool = True, weights: Sequence[float] | None = None
+    ) -> list[MicroBatch]:
         """A batch as `count` micro-batches, whose rows differ by one at most.
 
         Args:
             batch: (inputs, targets). What carries the batch's rows is cut, the rest goes whole to every micro-batch.
             count: How many micro-batches; no more than there are rows.
             weighed: False: micro-batches count by their rows, whatever the workload's `weight` says.
+            weights: What they count for, and perhaps more numbers, from a rank that had all of the batch.
 
         Raises:
             UsageError: a weight that is negative or not finite, or all of them are 0; inputs and targets differ in
                 their rows; or there are several micro-batches and a part of the batch cannot be cut.
         """
-        return [_micro_batch(*part) for part in self.parts(batch, count, weighed=weighed)]
+        return [_micro_batch(*part) for part in self.parts(batch, count, weighed=weighed, weights=weights)]
 
-    def parts(self, batch: Batch, count: int, *, weighed: bool = True) -> list[tuple[Any, Any, float, int]]:
-        """As `split`, with each part's inputs in the form that the batch has them: (inputs, targets, weight, rows)."""
+    def parts(
+        self, batch: Batch, count: int, *, weighed: bool = True, weights: Sequence[float] | None = None
+    ) -> list[tuple[Any, Any, float, int, float]]:
+        """As `split`: (inputs, targets, weight, rows, amount) of each part, the inputs in the batch's own form."""
         rows, certain = self._rows(batch[0])
         if not certain and count > 1:
             raise UsageError(
@@ -128,15 +170,42 @@ class Cutting:
             )
         self._check_targets(batch[1], rows)
         sizes = fair_sizes(rows, count)
-        inputs = Division(sizes).cut(batch[0], self._of_given(batch[0]), "inputs")
+        inputs = self._inputs(batch[0], sizes)
         targets = self._targets(batch[1], sizes)
+        amounts = [float(each) for each in sizes]
         if self._workload.reduction == "sum":
             shares = [1.0] * len(sizes)
         elif self._workload.weight is None or not weighed:
             shares = [each / rows for each in sizes]
+        elif weights is not None:
+            amounts = list(weights[:count])
+            shares = _shares(amounts)
         else:
-            shares = _shares([_weigh(self._workload.weight, *pair) for pair in zip(inputs, targets, strict=True)])
-        return list(zip(inputs, targets, shares, sizes, strict=True))
+            amounts = [_weigh(self._workload.weight, *pair) for pair in zip(inputs, targets, strict=True)]
+            shares = _shares(amounts)
+        return list(zip(inputs, targets, shares, sizes, amounts, strict=True))
+
+    def _inputs(self, inputs: Any, sizes: tuple[int, ...]) -> list[Any]:
+        """Those of each micro-batch; the state that a batch begins with has its rows in any dimension."""
+        states: dict[StatePlace, Any] = {
+            place: inputs[place]  # type: ignore[index]
+            for place in self._workload.carried or ()
+            if isinstance(inputs, dict if isinstance(place, str) else list | tuple) and _has(inputs, place)
+        }
+        known = self._of_given(inputs)
+        parts = Division(sizes).cut(_with_states(inputs, dict.fromkeys(states)), known, "inputs")
+        for place, state in states.items():
+            below = known.children.get(place, NOTHING)
+            cut = cut_state(state, below, sizes, in_words(place))
+            parts = [_with_states(part, {place: each}) for part, each in zip(parts, cut, strict=True)]
+        return parts
+
+    def known_of_state(self, place: StatePlace) -> RowLeaves:
+        """What the workload's own batches say of an input that carries state."""
+        known = self._known.inputs
+        if known is None or known.carry is not Carry.UNKNOWN:
+            return NOTHING
+        return known.children[isinstance(place, str)].children.get(place, NOTHING)
 
     def _targets(self, targets: Any, sizes: Sequence[int]) -> list[Any]:
         """Those of each micro-batch; all of them where one loss is over the whole batch."""
@@ -204,25 +273,42 @@ def loss_of_parts(
         UsageError: the batch cannot be cut.
     """
     parts = Cutting(workload).parts(batch, 1 if workload.loss_over == "batch" else count)
-    losses = [weight * evaluate((inputs, targets)) for inputs, targets, weight, _ in parts if weight]
+    losses = [weight * evaluate((inputs, targets)) for inputs, targets, weight, *_ in parts if weight]
     return LossOfParts(evaluate(batch), math.fsum(losses))
 
 
-def micro_batch_count(rows: int, most: int, size: int) -> int:
+def micro_batch_count(rows: int, most: int, size: int, fineness: Fineness = ANY) -> int:
     """How many micro-batches a batch is cut into: as many as planned, or fewer where rows are few.
 
     Fewer also where one of them would have a single row though more are planned for it, which BatchNorm cannot
-    normalise, for example. None gets over one row more than planned for that; so memory stays as predicted.
+    normalise, for example. None gets over one row more than planned for that; so memory stays as predicted. And fewer
+    where the workload allows no more, whatever they then get.
 
     Args:
         rows: Of the batch.
         most: Micro-batches that are planned.
         size: Rows of a micro-batch that are planned.
+        fineness: What the workload allows.
     """
+    most = min(most, fineness.most(rows))
     each = -(-rows // most)
     while rows // -(-rows // each) == 1 < rows and each <= size and size > 1:
         each += 1
     return -(-rows // each)
+
+
+def _has(inputs: Any, place: StatePlace) -> bool:
+    return place in inputs if isinstance(place, str) else place < len(inputs)
+
+
+def _with_states(inputs: Any, states: Mapping[Any, Any]) -> Any:
+    """A batch's inputs with other states in them, in their own structure."""
+    if not states:
+        return inputs
+    if isinstance(inputs, dict):
+        return {**inputs, **states}
+    entries, structure = pytree.tree_flatten(inputs, is_leaf=lambda each: each is not inputs)
+    return pytree.tree_unflatten([states.get(place, each) for place, each in enumerate(entries)], structure)
 
 
 def _in_lists(arguments: list[Any]) -> list[Any]:
@@ -232,15 +318,15 @@ def _in_lists(arguments: list[Any]) -> list[Any]:
     return pytree.tree_leaves(nested) + (_in_lists(inner) if inner else [])
 
 
-def _micro_batch(inputs: Any, targets: Any, weight: float, rows: int) -> MicroBatch:
+def _micro_batch(inputs: Any, targets: Any, weight: float, rows: int, amount: float) -> MicroBatch:
     leaves, structure = pytree.tree_flatten(call_arguments(inputs))
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             check_tensor(leaf, "one of the inputs")
-    return MicroBatch(leaves, structure, targets, weight, rows)
+    return MicroBatch(leaves, structure, targets, weight, rows, amount)
 
 
-def _weigh(weight: Callable[[Any, Any], float | torch.Tensor], inputs: Any, targets: Any) -> float:
+def _weigh(weight: Weight, inputs: Any, targets: Any) -> float:
     with user_code("Workload.weight"):
         found = float(weight(inputs, targets))
     if not (math.isfinite(found) and found >= 0):
@@ -248,7 +334,7 @@ def _weigh(weight: Callable[[Any, Any], float | torch.Tensor], inputs: Any, targ
     return found
 
 
-def _shares(weights: list[float]) -> list[float]:
+def _shares(weights: Sequence[float]) -> list[float]:
     total = math.fsum(weights)
     if not total:
         raise UsageError(

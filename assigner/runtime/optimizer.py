@@ -11,13 +11,14 @@ scheduler, and a rank with nothing in a group, or with nothing at all, takes par
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from assigner.deferred.likeness import in_likeness
 from assigner.errors import UsageError
+from assigner.model.deferred.likeness import in_likeness
 from assigner.runtime.separability import check_separable, is_known
 
 if TYPE_CHECKING:
@@ -25,7 +26,18 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from assigner.workload import Workload
+    from assigner.model.workload import Workload
+
+
+_MOST_RATES = 3
+"""So many learning rates are told of."""
+
+
+def _is_plain(value: Any) -> bool:
+    """A setting that all ranks can compare; a tensor would have to be waited for."""
+    return isinstance(value, bool | int | float | str | None) or (
+        isinstance(value, tuple) and all(isinstance(each, bool | int | float | str | None) for each in value)
+    )
 
 
 class PipelineOptimizer(torch.optim.Optimizer):
@@ -42,7 +54,8 @@ class PipelineOptimizer(torch.optim.Optimizer):
         workload: Whose optimizer.
         model: All of the model's parameters by name, in the model's order; those of other ranks only for their shapes.
         held: This rank's parameters, by the same names.
-        apply: Applies the gradients with `local`, on every rank.
+        apply: Applies the gradients with `local`, on every rank; a closure is what `local` calls for new ones.
+        note: Told of calls that every rank makes for itself.
         shares: Names of the parameters that each worker has; none: one has all.
 
     Attributes:
@@ -50,8 +63,8 @@ class PipelineOptimizer(torch.optim.Optimizer):
         names: For each param group the names of all its parameters, on whatever rank.
 
     Raises:
-        UsageError: the builder failed, or made an optimizer that needs a closure (LBFGS), that is over other
-            parameters than it was given, or that looks at parameters of several workers at once.
+        UsageError: the builder failed, or made an optimizer that is over other parameters than it was given, or that
+            looks at parameters of several workers at once, or that needs a closure (LBFGS) where several have some.
     """
 
     def __init__(
@@ -60,11 +73,12 @@ class PipelineOptimizer(torch.optim.Optimizer):
         model: Iterable[tuple[str, nn.Parameter]],
         held: Mapping[str, nn.Parameter],
         *,
-        apply: Callable[[], None],
+        apply: Callable[[Callable[[], Any] | None], Any],
+        note: Callable[[str], None] = lambda _: None,
         shares: Sequence[Collection[str]] = (),
     ) -> None:
-        self._workload, self._apply = workload, apply
-        self._model = [(name, _stand_in(each)) for name, each in model]
+        self._workload, self._apply, self._note = workload, apply, note
+        self._model = stand_ins(model)
         self._made = self._spread = False
         self._hold(held)
         if self.check(shares):
@@ -75,26 +89,8 @@ class PipelineOptimizer(torch.optim.Optimizer):
 
     def _hold(self, held: Mapping[str, nn.Parameter]) -> None:
         """Build the user's optimizer over these parameters of the model."""
-        whole = {name: held.get(name, stand_in) for name, stand_in in self._model}
-        self.local, self.names = self._built(whole, held)
+        self.local, self.names = built_optimizer(self._workload, self._model, held)
         self._held = held
-
-    def _built(
-        self, whole: Mapping[str, nn.Parameter], held: Mapping[str, nn.Parameter]
-    ) -> tuple[torch.optim.Optimizer, list[tuple[str, ...]]]:
-        """The user's optimizer, made of all parameters and left with these; and each group's names as it was made."""
-        made = self._workload.make_optimizer(whole.items())
-        _refuse_closures(made)
-        name_of = {id(parameter): name for name, parameter in whole.items()}
-        _refuse_foreign(made, name_of)
-        names = [tuple(name_of[id(each)] for each in group["params"]) for group in made.param_groups]
-        for group, members in zip(made.param_groups, names, strict=True):
-            group["params"][:] = [whole[name] for name in members if name in held]
-            if "param_names" in group:
-                group["param_names"] = [name for name in members if name in held]
-        for name in whole.keys() - held.keys():
-            made.state.pop(whole[name], None)
-        return made, names
 
     def check(self, shares: Sequence[Collection[str]]) -> bool:
         """Whether the builder was called for what has to be known of an optimizer that is not torch's own.
@@ -108,9 +104,16 @@ class PipelineOptimizer(torch.optim.Optimizer):
         self._spread = len(shares) > 1
         if self._spread and self._made and (self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks):
             self._refuse_hook()
-        if not self._spread or is_known(self.local):
+        if not self._spread or (is_known(self.local) and not needs_closure(self.local)):
             return False
-        check_separable(self.local, self._model, shares, lambda whole, held: self._built(whole, held)[0])
+        if needs_closure(self.local):
+            raise UsageError(
+                f"{closure_words(self.local)}; under this one {len(shares)} workers have parameters", hint=CLOSURE_HINT
+            )
+        check_separable(
+            self.local, self._model, shares,
+            lambda whole, held: built_optimizer(self._workload, list(whole.items()), held)[0],
+        )  # fmt: skip
         return True
 
     def move(self, held: Mapping[str, nn.Parameter]) -> None:
@@ -125,16 +128,65 @@ class PipelineOptimizer(torch.optim.Optimizer):
         """Groups and state are the local optimizer's own, not copies."""
         self.param_groups, self.state = self.local.param_groups, self.local.state
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Apply the gradients, on all ranks together.
 
+        Args:
+            closure: As torch's optimizers take it: it drops the gradients, makes new ones, and returns the loss.
+
+                    def closure():
+                        pipeline.optimizer.zero_grad()
+                        return pipeline.step(batch, update=False)
+
+                Where one worker has all parameters, an optimizer calls it as often as it likes, on all ranks. Where
+                several have some, those of torch's own that work from the gradients alone call it once.
+
+        Returns:
+            What the closure gave when it was called first: the loss before the update. None without one.
+
         Raises:
-            UsageError: a closure is given: a pipeline cannot run the forward again from within.
+            UsageError: the optimizer needs a closure and there is none; or several workers have parameters, and nobody
+                knows how often this optimizer calls it.
             WorkerError: another rank failed; the message has its error.
         """
-        if closure is not None:
-            raise UsageError("a pipeline's optimizer takes no closure", hint="call pipeline.step(batch, update=False)")
-        self._apply()
+        if closure is None:
+            if self.needs_closure:
+                raise UsageError(f"{type(self.local).__name__}.step needs a closure, and there is none", hint=_CALLED)
+            return self._apply(None)
+        if self._spread and not is_known(self.local):
+            raise UsageError(
+                f"how often {type(self.local).__name__}.step calls its closure is not known, and several workers have"
+                " parameters",
+                hint="call pipeline.step(batch, update=False) and the step without a closure; or take a plan on one"
+                " worker (assigner solve --max-workers 1)",
+            )
+        if is_known(self.local) and not self.needs_closure:
+            with torch.enable_grad():
+                first = closure()
+            self._apply(None)
+            return first
+        return self._apply(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop this rank's gradients; all ranks do."""
+        self._note("optimizer.zero_grad()")
+        super().zero_grad(set_to_none)
+
+    @property
+    def settings(self) -> str:
+        """What an update goes by, for the comparison of all ranks: the learning rates, and a digest of all settings."""
+        plain = [
+            sorted((key, value) for key, value in group.items() if key not in _MEMBERS and _is_plain(value))
+            for group in self.param_groups
+        ]
+        rates = dict.fromkeys(f"{group['lr']:g}" for group in self.param_groups if isinstance(group.get("lr"), float))
+        digest = hashlib.blake2b(repr(plain).encode(), digest_size=3).hexdigest()
+        return f"lr {', '.join([*rates][:_MOST_RATES])} (settings {digest})" if rates else f"settings {digest}"
+
+    @property
+    def needs_closure(self) -> bool:
+        """Whether its step cannot be called without one, as that of LBFGS."""
+        return needs_closure(self.local)
 
     def register_step_pre_hook(self, hook: Any) -> Any:
         """As torch's own, where one worker has all parameters.
@@ -203,6 +255,41 @@ class PipelineOptimizer(torch.optim.Optimizer):
 _MEMBERS = ("params", "param_names")
 
 
+def stand_ins(model: Iterable[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
+    """All of a model's parameters by name, in its order, without memory."""
+    return [(name, _stand_in(each)) for name, each in model]
+
+
+def built_optimizer(
+    workload: Workload, model: Sequence[tuple[str, nn.Parameter]], held: Mapping[str, nn.Parameter]
+) -> tuple[torch.optim.Optimizer, list[tuple[str, ...]]]:
+    """The user's optimizer, made of all of a model's parameters and left with some.
+
+    Args:
+        workload: Whose optimizer.
+        model: All parameters by name, in the model's order; values have those that are held alone.
+        held: Those that it is left with, by the same names.
+
+    Returns:
+        The optimizer, and for each param group the names of all its parameters as it was made.
+
+    Raises:
+        UsageError: the builder failed, or made groups of other parameters than it was given.
+    """
+    whole = {name: held.get(name, stand_in) for name, stand_in in model}
+    made = workload.make_optimizer(whole.items())
+    name_of = {id(parameter): name for name, parameter in whole.items()}
+    _refuse_foreign(made, name_of)
+    names = [tuple(name_of[id(each)] for each in group["params"]) for group in made.param_groups]
+    for group, members in zip(made.param_groups, names, strict=True):
+        group["params"][:] = [whole[name] for name in members if name in held]
+        if "param_names" in group:
+            group["param_names"] = [name for name in members if name in held]
+    for name in whole.keys() - held.keys():
+        made.state.pop(whole[name], None)
+    return made, names
+
+
 def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
     """Shape, type, class and attributes of a parameter, without memory."""
     return cast("nn.Parameter", in_likeness(parameter, torch.empty_like(parameter, device="meta")))
@@ -220,13 +307,27 @@ def _refuse_foreign(optimizer: torch.optim.Optimizer, name_of: Mapping[int, str]
         )
 
 
-def _refuse_closures(optimizer: torch.optim.Optimizer) -> None:
-    """An optimizer whose step must be given a closure runs the loss as often as it likes: no pipeline can."""
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step must be given a closure, which it calls for a loss and gradients as often as it likes."""
     step = type(optimizer).step  # a scheduler hides that of the object
     _, *arguments = inspect.signature(step).parameters.values()
     needed = [each for each in arguments if each.default is each.empty]
-    if any(each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in needed):
-        raise UsageError(
-            f"{type(optimizer).__name__}.step needs a closure, which a pipeline cannot run",
-            hint="use an optimizer that works from the gradients alone, as AdamW or SGD",
-        )
+    return any(each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in needed)
+
+
+def closure_words(optimizer: torch.optim.Optimizer) -> str:
+    """What is said of an optimizer that needs a closure, wherever it is met."""
+    return (
+        f"{type(optimizer).__name__}.step needs a closure, which runs the forward again: it trains under plans that"
+        " have all parameters on one worker"
+    )
+
+
+CLOSURE_HINT = (
+    "ask for such a plan: assigner solve --max-workers 1; or use an optimizer that works from the gradients alone, as"
+    " AdamW or SGD"
+)
+_CALLED = (
+    "pipeline.step(batch) gives it one; or pipeline.optimizer.step(closure), where the closure calls"
+    " pipeline.optimizer.zero_grad() and returns pipeline.step(batch, update=False)"
+)

@@ -18,12 +18,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assigner.schedule import Kind, Route
+from assigner.schedule.program import ActionKind, Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from assigner.schedule import Program
+    from assigner.schedule.program import Program
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def sending_orders(
     orders: dict[Channel, list[Message]] = defaultdict(list)
     for actions in program.actions.values():
         for action in actions:
-            if action.kind is Kind.SEND:
+            if action.kind is ActionKind.SEND:
                 assert action.route is not None
                 if not carried(action.route):
                     continue

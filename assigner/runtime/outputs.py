@@ -1,32 +1,41 @@
 """The model's outputs: micro-batches joined to those of the batch, and brought to the ranks that want them.
 
-a tensor with rows      joined along them, whichever dimension they are
-one without, a number   stays as it is, where it is the same for all micro-batches
-any other               is an error: a mean over the batch, say, cannot be told from those of its parts
+a tensor with rows          joined along them, whichever dimension they are
+one without, a plain value  stays as it is, where it is the same for all micro-batches
+a floating number           else counts as the loss does: a mean over what the micro-batches weigh
+any other                   is an error, as is a number under reduction "sum": it may be a sum, or the same for any rows
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
 from assigner.location import Location
-from assigner.marking.graph import Output
+from assigner.model.marking.graph import ModelOutput
 from assigner.runtime.headers import Header, header_route, post_header, receive_header, send_header
 from assigner.runtime.ordering import Message
-from assigner.schedule import Payload, Route
+from assigner.runtime.results import exact_sum
+from assigner.schedule.program import Payload, Route
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from assigner.marking import PartitionGraph
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import Workload
     from assigner.runtime.membership import Membership
+    from assigner.runtime.microbatch import MicroBatch
     from assigner.runtime.transport import Transport
+    from assigner.runtime.variants import VariantGroup
+
+Receiver = int | Literal["all"]
+"""The rank that wants outputs, or every rank."""
 
 _NUMBERS = (bool, int, float)
 _DTYPES = sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)
@@ -40,11 +49,13 @@ class Part:
         output: What is known of it.
         leaves: All leaves of it.
         rows: The micro-batch's rows.
+        weight: What a number counts for; None: nobody knows.
     """
 
-    output: Output
+    output: ModelOutput
     leaves: list[Any]
     rows: int
+    weight: float | None
 
     def rows_dimension(self, index: int) -> int | None:
         """Along which dimension a leaf has the rows, as far as this micro-batch tells."""
@@ -73,12 +84,29 @@ def _join_leaf(parts: Sequence[Part], index: int) -> Any:
         return torch.cat(leaves, dim)
     if all(_same(leaves[0], leaf) for leaf in leaves[1:]):
         return leaves[0]
+    weights = [part.weight for part in parts]
+    if all(map(_is_floating, leaves)) and None not in weights:
+        return _mean(leaves, [weight or 0.0 for weight in weights])
     shape = f"of shape {tuple(leaves[0].shape)} " if isinstance(leaves[0], torch.Tensor) else ""
     raise UsageError(
         f"the model's output{_path(parts[0].output, index)} {shape}differs between micro-batches, and has no"
         f" dimension of rows to join them along",
-        hint="return it for each row, or return it in training only",
+        hint="return it for each row, or have it as one of Workload.metrics"
+        + ("; pipeline.evaluate(batch, outputs_to=...) knows what each micro-batch weighs" if None in weights else ""),
     )
+
+
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, float) or (isinstance(leaf, torch.Tensor) and not leaf.dim() and leaf.is_floating_point())
+
+
+def _mean(numbers: Sequence[Any], weights: Sequence[float]) -> Any:
+    """The number of the batch, of the kind of the micro-batches'."""
+    found = exact_sum(weight * float(number) for number, weight in zip(numbers, weights, strict=True) if weight)
+    first = numbers[0]
+    if isinstance(first, torch.Tensor):
+        return torch.tensor(found, dtype=first.dtype, device=first.device)
+    return found
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -87,10 +115,76 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _path(output: Output, index: int) -> str:
+def _path(output: ModelOutput, index: int) -> str:
     """Where a leaf stands in the output, as Python writes it."""
     tree = pytree.tree_unflatten(list(range(len(output.leaves))), output.structure)
     return next(pytree.keystr(path) for path, leaf in pytree.tree_leaves_with_path(tree) if leaf == index)
+
+
+class BatchOutputs:
+    """The outputs of one batch: kept as forwards make them, joined, and brought to the ranks that want them.
+
+    Args:
+        groups: The batch's micro-batches by the graph that they run through.
+        workload: What a micro-batch's numbers count for.
+        plan: Names the workers.
+        to: Who wants the outputs.
+        alone: Nothing else is made of them: no loss, and of the batch there are no targets.
+
+    Raises:
+        UsageError: the output has another structure for some micro-batches than for others.
+    """
+
+    def __init__(
+        self, groups: Sequence[VariantGroup], workload: Workload, plan: Plan, to: Receiver, *, alone: bool = False
+    ) -> None:
+        graphs = [group.variant.graph for group in groups]
+        makers = {group.variant.last_worker for group in groups}
+        if len(makers) > 1 or any(graph.output.structure != graphs[0].output.structure for graph in graphs):
+            raise UsageError(
+                "the model's output has another structure for some micro-batches than for others",
+                hint="give batches whose micro-batches are alike",
+            )
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        self.alone = alone
+        self._graph = graphs[0]
+        self._routes = OutputRoutes(plan, makers.pop(), self._graph, range(world) if to == "all" else [to])
+        self._counts = workload.reduction == "mean" and not (alone and workload.weight is not None)
+        self._parts: dict[int, Part] = {}
+
+    def keep(self, graph: PartitionGraph, made: Sequence[Any], place: int, cut: MicroBatch) -> None:
+        """Keep what the last partition made of a micro-batch.
+
+        Args:
+            graph: What it ran through.
+            made: What the last partition returned. A loss may write there, and an update into a weight among it: unless
+                outputs are wanted alone, it is copied.
+            place: The micro-batch's number in the batch.
+            cut: The micro-batch.
+        """
+        kept = made if self.alone else [_copied(each) for each in made]
+        weight = cut.weight if self._counts else None
+        self._parts[place] = Part(graph.output, graph.output.filled(kept), cut.rows, weight)
+
+    def carry(self, member: Membership) -> Any:
+        """Join the micro-batches' outputs and bring them to the ranks that want them; every rank calls this.
+
+        Returns:
+            The model's output in its own structure where it is wanted, else None.
+
+        Raises:
+            UsageError: a part of it cannot be joined.
+        """
+        member.at = "joining the micro-batches' outputs"
+        joined = join([self._parts[place] for place in sorted(self._parts)]) if self._parts else None
+        self._parts.clear()
+        member.at = "the transfer of the model's output"
+        leaves = self._routes.carry(joined, member)
+        return None if leaves is None else self._graph.rebuild_output(leaves)
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 class OutputRoutes:

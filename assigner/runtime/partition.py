@@ -17,13 +17,13 @@ import torch
 from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from assigner.deferred.memento import let_go
-from assigner.deferred.mutation import Writes
 from assigner.errors import UsageError
-from assigner.marking import Piece
-from assigner.marking.alone import as_alone
-from assigner.marking.casting import casting
-from assigner.marking.writing import StepStores
+from assigner.model.deferred.memento import let_go
+from assigner.model.deferred.mutation import Writes
+from assigner.model.marking import Piece
+from assigner.model.marking.casting import casting
+from assigner.model.marking.singleprocess import as_single_process
+from assigner.model.marking.writing import StepStores
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.compiling import Forward
 from assigner.runtime.randomness import partition_seed, python_state, seed_device, seed_python
@@ -37,7 +37,7 @@ from assigner.runtime.state import (
 )
 
 
-class Place(NamedTuple):
+class ForwardPlace(NamedTuple):
     """Which forward this is: the randomness and the micro-batch belong to it.
 
     Args:
@@ -106,11 +106,13 @@ class PartitionRunner:
         self._call: Forward = self.run or self.module
         self._users = self.finish is not None or has_user_code(self.module)
 
-    def recomputes(self, place: Place) -> bool:
+    def recomputes(self, place: ForwardPlace) -> bool:
         """The forward runs again before this backward, and needs what it read."""
         return self.rematerialise and not (self.keep_last and place.last)
 
-    def forward(self, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    def forward(
+        self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
+    ) -> tuple[torch.Tensor, ...]:
         """Run the forward of one micro-batch.
 
         Args:
@@ -142,7 +144,7 @@ class PartitionRunner:
 
     def backward(
         self,
-        place: Place,
+        place: ForwardPlace,
         reads: Sequence[torch.Tensor],
         sizes: Sequence[Any],
         output_gradients: Sequence[torch.Tensor | None],
@@ -207,7 +209,7 @@ class PartitionRunner:
         self._starts.clear()
 
     def _watched(
-        self, start: ForwardStart, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
+        self, start: ForwardStart, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
     ) -> tuple[tuple[torch.Tensor, ...], bool]:
         """The first forward, and what it is seen to write; a compiled one would not run compiled while it is seen."""
         assert self.state is not None
@@ -224,18 +226,20 @@ class PartitionRunner:
             )
         return outputs, self.state.end(start, writes.storages)
 
-    def _run(self, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    def _run(
+        self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
+    ) -> tuple[torch.Tensor, ...]:
         seed = partition_seed(place.seed, place.step, self.piece.name, place.micro_batch)
         seed_device(seed, self.device)
         if not self._users:
             return self._cast(place, reads, sizes)
-        with as_alone():
+        with as_single_process():
             if self._draws is not False:
                 return self._seeded(seed, place, reads, sizes)
             return self._cast(place, reads, sizes)
 
     def _seeded(
-        self, seed: int, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
+        self, seed: int, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
     ) -> tuple[torch.Tensor, ...]:
         """Python's and NumPy's generators too, which only the user's code draws from, and where it was seen to."""
         seed_python(seed)
@@ -245,7 +249,9 @@ class PartitionRunner:
             self._draws = self.rematerialise or python_state() != before
         return outputs
 
-    def _cast(self, place: Place, reads: Sequence[torch.Tensor], sizes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    def _cast(
+        self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
+    ) -> tuple[torch.Tensor, ...]:
         if self.statistics is not None:
             self.statistics.begin(self.piece.name, place.micro_batch)
         self.stores.enter(first=place.micro_batch == 0)
@@ -255,12 +261,12 @@ class PartitionRunner:
             return tuple(self._call(*reads, *sizes))
 
     def _finished(
-        self, outputs: tuple[torch.Tensor, ...], place: Place, *, runs_again: bool = False
+        self, outputs: tuple[torch.Tensor, ...], place: ForwardPlace, *, runs_again: bool = False
     ) -> tuple[torch.Tensor, ...]:
         """What backward starts from, made of what the module returned."""
         if self.finish is None:
             return outputs
-        with casting(self.piece.autocast, self.device.type), as_alone():
+        with casting(self.piece.autocast, self.device.type), as_single_process():
             return self.finish(outputs, place.micro_batch, runs_again)
 
     def _roots(self, outputs: Sequence[torch.Tensor]) -> list[GradientEdge | None]:

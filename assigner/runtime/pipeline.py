@@ -8,39 +8,40 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assigner.errors import FormatError, UsageError
-from assigner.plan import Plan, load_plan
-from assigner.runtime.checkpoint import Checkpoint, Progress, Saving
+from assigner.errors import UsageError
+from assigner.formats.plan import Plan, load_plan
+from assigner.launch.steptimes import StepClock
 from assigner.runtime.graph import plan_graph
 from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
 from assigner.runtime.membership import Membership
 from assigner.runtime.memory import held_bytes
+from assigner.runtime.memorycheck import check_memory
+from assigner.runtime.modelstate import ModelState
 from assigner.runtime.optimizer import PipelineOptimizer
 from assigner.runtime.process import check_world
 from assigner.runtime.randomness import kept_generators
 from assigner.runtime.relocation import relocate, removals
 from assigner.runtime.remat import Remat, Rematerialisation
-from assigner.runtime.room import check_room
-from assigner.runtime.sameness import LEAVING
+from assigner.runtime.results import StepResult, shared_result
 from assigner.runtime.scaling import GradientScaling
 from assigner.runtime.separability import shares_of
 from assigner.runtime.tracing import TraceSettings, traced
-from assigner.steptimes import StepClock
+from assigner.runtime.wholestate import UnreadState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
-    from torch import nn
 
-    from assigner.marking import PartitionGraph
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import Batch, Workload
     from assigner.runtime.batchnorm import BatchNorm
+    from assigner.runtime.outputs import Receiver
     from assigner.runtime.rendezvous import Backend
-    from assigner.workload import Batch, Workload
 
 
-class Pipeline:
+class Pipeline(ModelState):
     """This rank's share of a model under a plan.
 
     Every rank of the run makes one, with the same arguments, and calls the same methods in the same order. A plan on
@@ -96,6 +97,7 @@ class Pipeline:
         self._check_room(remat_of_plan)
         self._base_bytes = held_bytes(self._member.device) or 0
         self.steps = self._batches = 0
+        self._unread = UnreadState(self.graph, self.rank)
         with self._member.guarded("the building of the partitions"):
             if not training:
                 workload = without_training(workload)
@@ -104,13 +106,18 @@ class Pipeline:
             self._installed = self._install(remat_of_plan)
             model = self.graph.deferred.model.named_parameters()
             self.optimizer = PipelineOptimizer(
-                workload, model, self._installed.trained, apply=self._update, shares=shares_of(self.graph, self.plan)
+                workload,
+                model,
+                self._installed.trained,
+                apply=self._update,
+                note=self._note,
+                shares=shares_of(self.graph, self.plan),
             )
 
     def _check_room(self, remat: Rematerialisation, *, given_back: int = 0) -> None:
         if self._checks_memory and self._trains and remat.takes_planned_memory:
             with self._member.guarded("the check of the memory"):
-                check_room(self.plan, self.worker, self._member.device, given_back=given_back)
+                check_memory(self.plan, self.worker, self._member.device, given_back=given_back)
 
     def _install(self, remat: Rematerialisation) -> Installation:
         """Build this rank's part of the plan and what executes it."""
@@ -125,9 +132,9 @@ class Pipeline:
     def move(self, plan: Plan | Path | str) -> None:
         """Go on under another plan for the same model from the next step on; every rank calls this.
 
-        Weights, buffers and optimizer state go to the workers that hold their partitions from then on; the optimizer's
-        handle, and a scheduler on it, stay. The plan may use more of the run's processes or fewer, and have another
-        schedule and other micro-batches. While it moves, a rank holds its old and its new partitions.
+        Weights, buffers, optimizer state and carried state go to the workers that hold their partitions from then on;
+        the optimizer's handle, and a scheduler on it, stay. The plan may use more of the run's processes or fewer, and
+        have another schedule and other micro-batches. While it moves, a rank holds its old and its new partitions.
 
         Args:
             plan: A plan or the path of one.
@@ -144,6 +151,10 @@ class Pipeline:
         check_world(new)
         if self._installed.executor.recorder is not None:
             raise UsageError("a trace is being made, of one plan", hint="leave its block first")
+        what = "a plan" if isinstance(plan, Plan) else repr(str(plan))
+        stages = [(stage.worker, stage.partitions) for stage in new.stages]
+        call = f"move({new.schedule}, {new.micro_batches}, {stages})"
+        self._compare(call, "the move to another plan", shown=f"move({what} on {', '.join(new.workers)})")
         self._member.agree("the move to another plan", lambda: self._check_move(new))
         remat = Rematerialisation(self._remat, new)
         self._member.take_place(new)
@@ -154,7 +165,10 @@ class Pipeline:
                 old, new, self._installed.share, self.optimizer, rank=self.rank, transport=self._member.transport
             )
             self._installed.gradients.drop()
+            before = self._installed
             self._installed = self._install(remat)
+            self._installed.go_on_from(before)
+            del before
             self.optimizer.move(self._installed.trained)
             for partition, each in luggage.items():
                 each.unpack(partition, self._installed.share, self.optimizer)
@@ -169,24 +183,34 @@ class Pipeline:
         self.optimizer.check(shares_of(self.graph, plan))
 
     @property
-    def rank(self) -> int:
-        """This process's rank."""
-        return self._member.rank
+    def needs_inputs(self) -> bool:
+        """This rank has to hand in the inputs of batches: its partitions read some of them.
+
+        What holds is said for the plan's graph and for those that were captured since, as for `evaluate`: ask again
+        after `move`, and after a batch of another kind.
+        """
+        with kept_generators(self._member.device):
+            return self._installed.needs.inputs
 
     @property
-    def worker(self) -> str | None:
-        """This rank's worker, `worker:1/cpu`; None: the plan leaves this rank out."""
-        return self._member.worker
+    def needs_targets(self) -> bool:
+        """This rank has to hand in the targets of batches: it makes the model's output, and so the loss."""
+        with kept_generators(self._member.device):
+            return self._installed.needs.targets
 
-    @property
-    def partitions(self) -> tuple[str, ...]:
-        """Names of the partitions that this rank holds."""
-        return self._installed.share.partitions
-
-    def step(self, batch: Batch, *, update: bool = True, scale: float = 1.0, max_norm: float | None = None) -> float:
+    def step(
+        self,
+        batch: Batch | None,
+        *,
+        update: bool = True,
+        scale: float = 1.0,
+        max_norm: float | None = None,
+        outputs_to: Receiver | None = None,
+    ) -> StepResult:
         """Train on one batch: all micro-batches forward and backward, then one optimizer update.
 
-        The gradients stay until the next step begins, which drops them. With `update=False` the rest is the caller's,
+        An optimizer that needs a closure (LBFGS) runs the batch as often as it asks for. The gradients stay until the
+        next step begins, which drops them. With `update=False` the rest is the caller's,
         as in a plain loop, and gradients add up until they are dropped:
 
             pipeline.step(batch, update=False)
@@ -194,94 +218,192 @@ class Pipeline:
             pipeline.optimizer.zero_grad()
 
         Args:
-            batch: (inputs, targets), the same on every rank, with any number of rows.
+            batch: (inputs, targets), the same on every rank, with any number of rows. None in the place of inputs,
+                of targets or of both where this rank does not need them (`needs_inputs`, `needs_targets`).
             update: False: only add to the gradients; a later step, or `pipeline.optimizer.step()`, applies them.
             scale: The loss's gradient, not the loss, is multiplied by this: 1 / 4 for the mean over four batches.
             max_norm: Clip the gradients to this norm over all ranks before the update.
+            outputs_to: The rank that gets the model's output, or "all", as `forward` gives it; here that of training.
 
         Returns:
-            The loss over the batch, on every rank.
+            The loss over the batch: a float, with the workload's metrics, the same on every rank.
 
         Raises:
-            UsageError: `max_norm` without an update, a batch that cannot be used, or `training=False`.
+            UsageError: `max_norm` without an update, a batch that cannot be used, or `training=False`; a metric fails;
+                or an output cannot be put together.
             WorkerError: another rank failed; the message has its error.
         """
         if max_norm is not None and not update:
             raise UsageError("max_norm without an update", hint="call pipeline.clip_grad_norm_ before the update")
         self._require_training()
+        self._check_receiver(outputs_to)
+        if update and self.optimizer.needs_closure:
+            return self._searched(batch, scale, max_norm, outputs_to)
         recorder = self._installed.executor.recorder
         self._clock.begin_step()
         if recorder is not None:
             recorder.begin_step()
         with self._member.guarded("the start of a step"), kept_generators(self._member.device):
-            call = f"step(update={update}, scale={scale}, max_norm={max_norm})"
+            call = f"step(update={update}, scale={scale}, max_norm={max_norm}{self._asked(outputs_to)})"
+            if update and self._member.transport is not None:
+                call = f"{call} with {self.optimizer.settings}"
             program, micro_batches = self._installed.begin(call, batch)
             if self._updated:
                 self._installed.gradients.drop()
             self._installed.gradients.begin()
             factor = scale * self._scaling.factor
-            losses = self._installed.training.run(program, micro_batches, self._batches, loss_factor=factor)
+            found, outputs = self._installed.training.run(
+                program, micro_batches, self._batches, loss_factor=factor, outputs_to=outputs_to
+            )
             self._installed.gradients.end(program, self._installed.executor, self._batches)
             self._batches += 1
             self._updated, self._waiting = update, True
-        if max_norm is not None:
-            self.clip_grad_norm_(max_norm)
-        if update:
-            self.optimizer.step()
+        with self._installed.same.covered():
+            if max_norm is not None:
+                self.clip_grad_norm_(max_norm)
+            if update:
+                self.optimizer.step()
         with self._member.guarded("the end of the step"):
-            loss = sum(self._member.number_from(rank, mine) for rank, mine in losses.items())
+            result = shared_result(found, self.workload, self._member)
         whole = update and self._installed.ran_as_planned(program)
         self._clock.end_step(whole=whole)
         if recorder is not None:
             recorder.end_step(whole=whole)
-        return loss
+        if outputs is not None:
+            with self._member.guarded("the step's outputs"):
+                result.outputs = outputs.carry(self._member)
+        return result
 
-    def evaluate(self, batch: Batch) -> float:
+    def _searched(
+        self, batch: Batch | None, scale: float, max_norm: float | None, outputs_to: Receiver | None
+    ) -> StepResult:
+        """A step of an optimizer that needs a closure: the result before the update, of the first forward."""
+        results: list[StepResult] = []
+
+        def closure() -> float:
+            self.optimizer.zero_grad()
+            result = self.step(batch, update=False, scale=scale, outputs_to=None if results else outputs_to)
+            results.append(result)
+            if max_norm is not None:
+                self.clip_grad_norm_(max_norm)
+            return result
+
+        self.optimizer.step(closure)
+        return results[0]
+
+    def evaluate(self, batch: Batch | None, *, outputs_to: Receiver | None = None) -> StepResult:
         """The loss over a batch in eval mode, on every rank: no gradients, running statistics as they are.
 
         Args:
-            batch: (inputs, targets), the same on every rank, with any number of rows and of any shape.
+            batch: (inputs, targets), the same on every rank, with any number of rows and of any shape; None for what
+                this rank does not need, as in `step`.
+            outputs_to: The rank that gets the model's output, or "all": what `forward` gives.
+
+        Returns:
+            The loss over the batch: a float, with the workload's metrics, the same on every rank. Those of several
+            batches are put together by `StepResult.over`.
 
         Raises:
-            UsageError: the workload has no loss, or a batch that cannot be used.
+            UsageError: the workload has no loss, a batch that cannot be used, a metric fails, or an output cannot be
+                put together.
             WorkerError: another rank failed; the message has its error.
         """
         self.workload.require_loss()
+        self._check_receiver(outputs_to)
+        call = f"evaluate({self._asked(outputs_to).removeprefix(', ')})"
         with self._member.guarded("the start of an evaluation"), kept_generators(self._member.device):
-            return self._installed.inference.evaluate(batch, self._batches)
+            return self._installed.inference.evaluate(call, batch, self._batches, outputs_to)
+
+    def _check_receiver(self, outputs_to: Receiver | None) -> None:
+        if isinstance(outputs_to, bool | str) and outputs_to != "all":
+            raise UsageError(f"outputs_to={outputs_to!r} is not allowed", hint='give a rank, or "all" for every rank')
+        self._member.check_rank(None if outputs_to == "all" else outputs_to)
+
+    def _asked(self, outputs_to: Receiver | None) -> str:
+        """What a call asks for beside the loss; its ranks must ask alike, for messages have as many numbers."""
+        names = f", metrics={sorted(self.workload.metrics)}" if self.workload.metrics else ""
+        return names if outputs_to is None else f", outputs_to={outputs_to!r}{names}"
 
     def forward(self, inputs: Any, *, to: int | None = 0) -> Any:
         """The model's output for a batch's inputs, in eval mode and in the structure that the model gives it.
 
-        Micro-batches are joined along the rows, in order. What has no rows (a scalar) must be the same for all of them.
+        Micro-batches are joined along the rows, in order. What has no rows must be the same for all of them, but for
+        floating numbers: these count as the loss does, as means over the rows.
 
         Args:
-            inputs: As a batch has them, the same on every rank, with any number of rows and of any shape.
+            inputs: As a batch has them, the same on every rank, with any number of rows and of any shape; None where
+                this rank does not need them.
             to: The rank that gets the output, on its own device; None: every rank.
 
         Returns:
             The output on rank `to`; None on the others.
 
         Raises:
-            UsageError: an output without rows differs between micro-batches, or there is no such rank.
+            UsageError: there is no such rank; or an output without rows differs between micro-batches, and is no
+                floating number, or the workload has a `weight`, which asks for targets (see `evaluate`), or sums.
             WorkerError: another rank failed; the message has its error.
         """
         self._member.check_rank(to)
         with self._member.guarded("the start of a forward"), kept_generators(self._member.device):
             return self._installed.inference.forward(inputs, self._batches, to)
 
+    def _note(self, call: str) -> None:
+        """A call that has every rank for itself is compared with the next one that has them all."""
+        self._installed.same.check(call, exchanges=False)
+
     def _require_training(self) -> None:
         if not self._trains:
             raise UsageError("this pipeline was made with training=False", hint="make one that trains")
 
-    def _update(self) -> None:
-        """What the optimizer's handle does on every rank."""
+    def _update(self, closure: Callable[[], Any] | None) -> Any:
+        """What the optimizer's handle does on every rank; what a closure gave first."""
         self._require_training()
+        if closure is not None:
+            return self._update_by(closure)
         with self._member.guarded("an update"):
+            call = f"optimizer.step() with {self.optimizer.settings}"
+            self._installed.same.check(call, exchanges=self.scaler.is_enabled())
             good = self._installed.gradients.ready()
             self._waiting = False
             self._installed.executor.update(self.optimizer.local if good else None)
             self.steps += good
+        return None
+
+    def _update_by(self, closure: Callable[[], Any]) -> Any:
+        """An update that asks for losses and gradients as often as it likes, on the worker with the parameters.
+
+        That worker tells the others each time, for they have a part in the forward, or none at all, as the plan says.
+        """
+        if self.scaler.is_enabled():
+            raise UsageError(
+                "a loss scale cannot go with a closure: the gradients that it makes are scaled",
+                hint="autocast in bfloat16, or no scaler",
+            )
+        (held,) = shares_of(self.graph, self.plan)
+        with self._member.guarded("an update with a closure"):
+            found, holds = list[Any](), held <= self._installed.trained.keys()
+            holder = self._member.numbers(float(holds)).index(1.0)
+            carried = self._installed.training.carried
+            begun = carried.parts
+
+            def evaluated() -> Any:
+                carried.parts = begun  # all evaluations are of one function of the weights
+                found.append(closure())
+                return found[-1]
+
+            def evaluation() -> Any:
+                self._member.number_from(holder, 1.0)
+                return evaluated()
+
+            if holds:
+                self.optimizer.local.step(evaluation)
+                self._member.number_from(holder, 0.0)
+            else:
+                while self._member.number_from(holder, 0.0):
+                    evaluated()
+            self._waiting, self._updated = False, True
+            self.steps += 1
+        return found[0] if found else None
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> float:
         """Clip the gradients as torch.nn.utils.clip_grad_norm_ does on the whole model; all ranks call it together.
@@ -299,6 +421,8 @@ class Pipeline:
         """
         if not norm_type > 0:
             raise UsageError(f"norm_type={norm_type}: expected a positive number or math.inf")
+        settings = f"norm_type={norm_type}, error_if_nonfinite={error_if_nonfinite}"
+        self._compare(f"clip_grad_norm_({max_norm}, {settings})", "the clipping of gradients")
         with self._member.guarded("the clipping of gradients"):
             norm = self._installed.gradients.norm(norm_type)
         if error_if_nonfinite and not math.isfinite(norm):
@@ -309,6 +433,7 @@ class Pipeline:
     def clip_grad_value_(self, clip_value: float) -> None:
         """Cut every element of the gradients to within plus or minus `clip_value`; all ranks call it together."""
         with self._member.guarded("the clipping of gradients"):
+            self._installed.same.check(f"clip_grad_value_({clip_value})", exchanges=self.scaler.is_enabled())
             self._installed.gradients.clamp(clip_value)
 
     @contextlib.contextmanager
@@ -332,91 +457,7 @@ class Pipeline:
             UsageError: rank 0 cannot write `path`, a trace is being made already, or the block made no whole step.
             WorkerError: another rank failed; the message has its error.
         """
+        self._compare("trace()", "the start of a trace", shown=f"trace({str(path)!r})")
         with traced(Path(path), self._trace_settings, self._member, self._installed.executor, last=last, force=force):
             yield
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters under the model's own names; a shared one once, by its first name."""
-        yield from self._installed.share.parameters.items()
-
-    def gradients(self) -> dict[str, torch.Tensor]:
-        """This rank's gradients by parameter name; a parameter that got none is not there.
-
-        That of a parameter which several ranks hold is the sum over them, after every step. A scaler's factor is taken
-        out here; it is still in the parameters' `.grad` until they are clipped or applied.
-        """
-        return self._installed.gradients.named()
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """This rank's parameters and buffers under the model's own names; a shared parameter by its first name."""
-        return self._installed.share.state()
-
-    def save(self, folder: Path | str, state: Any = None, *, force: bool = False) -> None:
-        """Write a checkpoint: every rank its own part, weights and optimizer state, keyed by the model's names.
-
-        Under its name the folder is complete, the old one or the new one, whenever a process is killed. It must lie on
-        a file system that all ranks share. Any plan for the same model can load it, on any number of ranks. The
-        scaler's state and the counts of batches and updates are in it: randomness is seeded by these, and needs nothing
-        else. Gradients are not.
-
-        Args:
-            folder: Where to.
-            state: What the script needs to go on, as {"scheduler": scheduler.state_dict()}: plain values of rank 0.
-            force: Replace an existing checkpoint, once the new one is whole.
-
-        Raises:
-            UsageError: the folder exists, or holds files of others; `state` holds a value that is not plain; a weight
-                is NaN; or the disk is full. What stood there stays, and training can go on.
-        """
-        progress = Progress(self.steps, self._batches, self.scaler.state_dict(), state if self.rank == 0 else None)
-        saving = Saving(
-            Path(folder), self.rank, graph=self.graph, share=self._installed.share, optimizer=self.optimizer,
-            progress=progress, force=force,
-        )  # fmt: skip
-        try:
-            for stage in saving.stages:
-                self._member.agree(f"saving to {folder}", stage)
-        except UsageError:
-            saving.abandon()
-            raise
-
-    def load(self, folder: Path | str) -> Any:
-        """Read this rank's part of a checkpoint, written under this or another plan. Gradients are dropped.
-
-        All ranks read and check all of it first: what is refused on one is refused on all, and nothing has changed.
-
-        Returns:
-            The `state` that was saved with it; None where there was none.
-
-        Raises:
-            UsageError: the folder is not there.
-            FormatError: it is broken, of another model or another optimizer; the message says which file, and where.
-        """
-        share, trains = self._installed.share, self.optimizer if self._trains else None
-        found = self._member.agree(
-            f"loading {folder}", lambda: Checkpoint.read(Path(folder), self.graph.fingerprint, share, trains)
-        )
-        with self._member.guarded(f"loading {folder}"):
-            marks = self._member.numbers(float(found.mark))
-        if len(set(marks)) > 1:
-            raise FormatError(f"{folder} is not the same on all ranks", hint="load it again, from a folder they share")
-        with self._member.guarded(f"loading {folder}"):
-            found.put(share, trains)
-            self.steps, self._batches = found.progress.steps, found.progress.batches
-            self._installed.gradients.drop()
-            self._scaling.load(found.progress.scaler)
-        return found.progress.state
-
-    def close(self) -> None:
-        """Leave the run, together with the other ranks; one that has failed leaves alone. A `with` block does it."""
-        if self.rank == 0:
-            self._clock.hand_over()
-        self._member.close(check=lambda: self._installed.same.check(LEAVING, ()))
-
-    def __enter__(self) -> Pipeline:
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None and not (isinstance(error, SystemExit) and not error.code):
-            self._member.fail("the training script", error)
-        self.close()
+            self._compare("the end of trace()", "the end of a trace")

@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 
 from assigner.errors import UsageError
-from assigner.launched import launched
+from assigner.launch.launcherwatch import end_with_launcher
 from assigner.location import Location
-from assigner.orphaned import end_with_launcher
-from assigner.runtime.direct import check_workers, use_many_queues
+from assigner.machine.launchedrank import launched
+from assigner.runtime.nccl import check_workers, use_many_queues
 from assigner.runtime.rendezvous import check_backend, join_group, leave_group
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
     from assigner.runtime.rendezvous import Backend
 
 

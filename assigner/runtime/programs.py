@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from assigner.formats.fineness import ANY
 from assigner.runtime.headers import header_routes
 from assigner.runtime.microbatch import micro_batch_count
-from assigner.schedule import Program, build_forward_program, build_program
+from assigner.schedule.program import Program, build_forward_program, build_program
 
 if TYPE_CHECKING:
-    from assigner.marking import PartitionGraph
-    from assigner.plan import Plan
+    from assigner.formats.fineness import Fineness
+    from assigner.formats.plan import Plan
+    from assigner.model.marking import PartitionGraph
     from assigner.runtime.transport import Transport
 
 
@@ -28,10 +30,13 @@ class Programs:
         plan: What they execute.
         graph: The model's partitions.
         transport: Gets to know their routes; None: there are no other ranks.
+        fineness: How finely the workload allows its batches to be cut.
     """
 
-    def __init__(self, plan: Plan, graph: PartitionGraph, transport: Transport | None) -> None:
-        self.plan, self.graph, self.transport = plan, graph, transport
+    def __init__(
+        self, plan: Plan, graph: PartitionGraph, transport: Transport | None, fineness: Fineness = ANY
+    ) -> None:
+        self.plan, self.graph, self.transport, self.fineness = plan, graph, transport, fineness
         self._built: OrderedDict[int, Program] = OrderedDict()  # the one that was used last at the end
         self._counted: dict[tuple[int, bool], Program] = {}
 
@@ -40,7 +45,7 @@ class Programs:
         if rows in self._built:
             self._built.move_to_end(rows)
         else:
-            count = micro_batch_count(rows, self.plan.micro_batches, self.plan.micro_batch_size)
+            count = micro_batch_count(rows, self.plan.micro_batches, self.plan.micro_batch_size, self.fineness)
             plan = self.plan.cut(count, -(-rows // count), batch_size=rows)
             self._built[rows] = self._known(build_program(plan, self.graph.edges, self.graph.ties))
             if len(self._built) > _MOST_BUILT:

@@ -57,11 +57,17 @@ _kept: list[tuple[Any, Any] | None] = []  # of each open block: Python's and Num
 
 
 @contextlib.contextmanager
-def kept_generators(device: torch.device) -> Iterator[None]:
-    """Leave the caller's generators as they were; Python's and NumPy's are kept when they are first seeded."""
+def kept_generators(device: torch.device, *, draws: bool = False) -> Iterator[None]:
+    """Leave the caller's generators as they were.
+
+    Args:
+        device: Where the block computes.
+        draws: It runs code that may draw from Python's and NumPy's without seeding them; else these are kept when they
+            are first seeded.
+    """
     state = torch.get_rng_state()
     on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    _kept.append(None)
+    _kept.append(python_state() if draws else None)
     try:
         yield
     finally:

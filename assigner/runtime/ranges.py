@@ -13,8 +13,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.plan import Stage
-    from assigner.schedule import Action
+    from assigner.formats.plan import Stage
+    from assigner.schedule.program import Action
 
 _NOTHING = contextlib.nullcontext()
 

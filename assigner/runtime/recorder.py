@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from assigner.schedule import Action, Kind
+from assigner.schedule.program import Action, ActionKind
 
 if TYPE_CHECKING:
     from assigner.runtime.memory import MemoryGauge
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 1e-2
 """The least time between two looks at the memory: one takes up to 25 us where computing has emptied the caches."""
 
-_ON_DEVICE = (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE)
+_ON_DEVICE = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.UPDATE)
 
 
 @dataclass(slots=True)
-class Span:
+class RecordedSpan:
     """When an action began and ended, on this process's clock.
 
     Args:
@@ -65,7 +65,7 @@ class Span:
 class RecordedStep:
     """The spans of a step, the whole of it first, and an event with its time on the host's clock."""
 
-    spans: list[Span] = field(default_factory=list)
+    spans: list[RecordedSpan] = field(default_factory=list)
     anchor: tuple[torch.cuda.Event, float] | None = None
 
 
@@ -97,7 +97,7 @@ class Recorder:
             event.record(self._idle)
             event.synchronize()
             anchor = event, time.perf_counter()
-        self._step = RecordedStep([Span(None, time.perf_counter())], anchor)
+        self._step = RecordedStep([RecordedSpan(None, time.perf_counter())], anchor)
 
     def end_step(self, *, whole: bool) -> None:
         """The step ends now; only one that ran the plan's whole program is kept, and nothing that comes after it."""
@@ -106,16 +106,16 @@ class Recorder:
             self.steps.append(self._step)
         self._step = RecordedStep()
 
-    def begin(self, action: Action) -> Span:
+    def begin(self, action: Action) -> RecordedSpan:
         """An action starts now."""
-        span = Span(action, time.perf_counter())
+        span = RecordedSpan(action, time.perf_counter())
         if self._idle is not None and action.kind in _ON_DEVICE:
             span.marks = _event(), _event()
             span.marks[0].record()
         self._step.spans.append(span)
         return span
 
-    def end(self, span: Span) -> None:
+    def end(self, span: RecordedSpan) -> None:
         """A forward, a backward or an update ends now."""
         span.done()
         if span.marks is not None:

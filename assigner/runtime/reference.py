@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from assigner.reference import ReferenceTimes
+from assigner.machine.reference import ReferenceTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

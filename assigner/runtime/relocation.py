@@ -18,20 +18,20 @@ from safetensors.torch import load, save
 
 from assigner.location import Location
 from assigner.runtime.attributes import packed_attributes
-from assigner.runtime.moments import OptimizerState
-from assigner.runtime.plain import from_json
+from assigner.runtime.optimizerstate import OptimizerState
+from assigner.runtime.plainvalues import from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
+    from assigner.runtime.localpartitions import LocalPartitions
     from assigner.runtime.optimizer import PipelineOptimizer
-    from assigner.runtime.share import Share
     from assigner.runtime.transport import Transport
 
 
 @dataclass(frozen=True)
-class Luggage:
+class RelocatedState:
     """What belongs to one partition.
 
     Args:
@@ -45,7 +45,7 @@ class Luggage:
     attributes: dict[str, Any]
 
     @classmethod
-    def of(cls, partition: str, share: Share, optimizer: PipelineOptimizer) -> Luggage:
+    def of(cls, partition: str, share: LocalPartitions, optimizer: PipelineOptimizer) -> RelocatedState:
         """A partition's luggage, on the rank that holds it."""
         state = share.held_by(partition)
         parameters = {name: share.parameters[name] for name in state if name in share.parameters}
@@ -65,13 +65,13 @@ class Luggage:
         apart = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
         return save(apart), json.dumps({"moments": self.moments.plain, "attributes": plain}).encode()
 
-    def unpack(self, partition: str, share: Share, optimizer: PipelineOptimizer) -> None:
+    def unpack(self, partition: str, share: LocalPartitions, optimizer: PipelineOptimizer) -> None:
         """Put it where the partition is now."""
         share.put(partition, self.state, self.attributes)
         self.moments.add(share.parameters, optimizer)
 
     @classmethod
-    def unpacked(cls, tensors: bytes, rest: bytes) -> Luggage:
+    def unpacked(cls, tensors: bytes, rest: bytes) -> RelocatedState:
         """From bytes."""
         found, plain = load(tensors), json.loads(rest)
         attributes = {name: from_json(value) for name, value in plain["attributes"].items()}
@@ -95,8 +95,14 @@ def removals(old: Plan, new: Plan) -> Iterator[tuple[str, int, int]]:
 
 
 def relocate(
-    old: Plan, new: Plan, share: Share, optimizer: PipelineOptimizer, *, rank: int, transport: Transport | None
-) -> dict[str, Luggage]:
+    old: Plan,
+    new: Plan,
+    share: LocalPartitions,
+    optimizer: PipelineOptimizer,
+    *,
+    rank: int,
+    transport: Transport | None,
+) -> dict[str, RelocatedState]:
     """Send what leaves this rank and receive what comes to it; every rank calls this.
 
     Args:
@@ -113,17 +119,17 @@ def relocate(
     Raises:
         LostConnectionError: a rank is gone.
     """
-    found: dict[str, Luggage] = {}
+    found: dict[str, RelocatedState] = {}
     moved = {partition for partition, _, _ in removals(old, new)}
     for partition in share.partitions:
         if partition not in moved:
-            found[partition] = Luggage.of(partition, share, optimizer)
+            found[partition] = RelocatedState.of(partition, share, optimizer)
     for partition, source, target in removals(old, new):
         assert transport is not None
         if rank == source:
-            for part in Luggage.of(partition, share, optimizer).packed():
+            for part in RelocatedState.of(partition, share, optimizer).packed():
                 transport.put(part, target)
             transport.flush()
         elif rank == target:
-            found[partition] = Luggage.unpacked(transport.get(source), transport.get(source))
+            found[partition] = RelocatedState.unpacked(transport.get(source), transport.get(source))
     return found

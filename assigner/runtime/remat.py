@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
 
 Remat = Literal["plan", "always", "except_last", "never"]
 

@@ -25,23 +25,23 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch.distributed as dist
 from torch.distributed import DistError, PrefixStore, rendezvous  # type: ignore[attr-defined]
 
-from assigner.departure import is_done, local_store
-from assigner.ending import LEFT, LEFT_HINT
 from assigner.errors import UsageError, WorkerError
-from assigner.launched import first_host, launcher_process
-from assigner.orphaned import end_with_launcher
+from assigner.launch.exitstatus import LEFT, LEFT_HINT
+from assigner.launch.launcherwatch import end_with_launcher
+from assigner.launch.seal import seal, unseal
+from assigner.launch.shutdown import is_done, local_store
+from assigner.launch.sockets import Connections
+from assigner.machine.launchedrank import first_host, launcher_process
 from assigner.runtime.failure import joining
-from assigner.seal import seal, unseal
-from assigner.sockets import Connections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-    from assigner.launched import Launched
+    from assigner.launch.sockets import End
+    from assigner.machine.launchedrank import Launched
     from assigner.runtime.failure import FailureWatch
-    from assigner.sockets import End
 
 Backend = Literal["gloo", "mpi", "nccl"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from assigner.runtime.recorder import Span
+from assigner.runtime.recorder import RecordedSpan
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -42,13 +42,13 @@ class _Send:
     number: int
     target: str
     buffer: torch.Tensor
-    span: Span | None
+    span: RecordedSpan | None
     work: dist.Work | None = None
     copied: torch.cuda.Event | None = None
     start: Callable[[], dist.Work] | None = None
 
 
-class Departures:
+class PendingSends:
     """The sends of one rank.
 
     Args:
@@ -80,7 +80,7 @@ class Departures:
         if self._broken is not None:
             raise self._broken
 
-    def add(self, target: str, buffer: torch.Tensor, work: dist.Work, span: Span | None = None) -> None:
+    def add(self, target: str, buffer: torch.Tensor, work: dist.Work, span: RecordedSpan | None = None) -> None:
         """A send that has been started."""
         send = _Send(next(self._numbers), target, buffer, span, work)
         if span is not None or buffer.nbytes > SMALL_BYTES or buffer.is_cuda:
@@ -98,7 +98,7 @@ class Departures:
         buffer: torch.Tensor,
         copied: torch.cuda.Event,
         start: Callable[[], dist.Work],
-        span: Span | None = None,
+        span: RecordedSpan | None = None,
     ) -> None:
         """A send that starts once its buffer has been filled; a thread waits for that."""
         self._hand_over(_Send(next(self._numbers), target, buffer, span, copied=copied, start=start), self._copying)

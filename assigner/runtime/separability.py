@@ -24,8 +24,8 @@ from assigner.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from assigner.marking import PartitionGraph
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
+    from assigner.model.marking import PartitionGraph
 
 Named = Mapping[str, nn.Parameter]
 Build = Callable[[Named, Named], torch.optim.Optimizer]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from assigner.document import shown
 from assigner.errors import FormatError
+from assigner.formats.document import shown
 from assigner.runtime.swapping import flush
 
 if TYPE_CHECKING:

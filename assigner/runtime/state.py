@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
-from assigner.deferred.memento import Memento
-from assigner.deferred.mutation import storage_of
 from assigner.errors import UsageError
+from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.mutation import storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

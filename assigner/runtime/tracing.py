@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from assigner import __version__
-from assigner.document import decode, encode
 from assigner.errors import UsageError
 from assigner.files import refuse_existing
-from assigner.plan import Plan
+from assigner.formats.document import decode, encode
+from assigner.formats.plan import Plan
+from assigner.formats.trace import Trace, TracedAction, TracedMessage, WorkerTrace, save_trace
+from assigner.machine.starvation import StarvationWatch
 from assigner.runtime.clock import ClockComparison, PeersClock
 from assigner.runtime.memory import MemoryGauge
-from assigner.runtime.recorder import Recorder, Span
+from assigner.runtime.recorder import RecordedSpan, Recorder
 from assigner.runtime.reference import measure_reference
 from assigner.runtime.remat import Remat
-from assigner.schedule import Kind
-from assigner.starvation import StarvationWatch
-from assigner.trace import Trace, TracedAction, TracedMessage, WorkerTrace, save_trace
+from assigner.schedule.program import ActionKind
+from assigner.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -174,13 +174,13 @@ def traced(
             save_trace(trace, path, force=force)
 
 
-def _traced(step: int, span: Span, clock: PeersClock, base: int) -> TracedAction:
+def _traced(step: int, span: RecordedSpan, clock: PeersClock, base: int) -> TracedAction:
     start, end = clock.time(span.start_s), clock.time(span.end_s)
     if span.action is None:
         return TracedAction(step, "step", -1, -1, start, end)
     action, message = span.action, None
     if action.route is not None:
-        peer = action.route.target if action.kind is Kind.SEND else action.route.source
+        peer = action.route.target if action.kind is ActionKind.SEND else action.route.source
         message = TracedMessage(
             cast("Any", action.route.payload.value), action.route.partition, action.route.output, peer, span.moved_bytes
         )

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from assigner.location import Location
 from assigner.runtime.executor import Executor
 from assigner.runtime.loss import check_groups
+from assigner.runtime.outputs import BatchOutputs
+from assigner.runtime.results import added, nothing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from assigner.model.workload import Workload
     from assigner.runtime.batchnorm import DeferredStatistics
     from assigner.runtime.membership import Membership
     from assigner.runtime.microbatch import MicroBatch
+    from assigner.runtime.needs import Needs
+    from assigner.runtime.outputs import Receiver
+    from assigner.runtime.recurrence import CarriedState
     from assigner.runtime.remat import Rematerialisation
     from assigner.runtime.state import PartitionState
     from assigner.runtime.variants import Variant, Variants
-    from assigner.schedule import Program
-    from assigner.workload import Workload
+    from assigner.schedule.program import Program
 
 
 class Training:
@@ -33,6 +37,8 @@ class Training:
         remat: What keeps no graph and runs its forward again.
         statistics: Of BatchNorm modules.
         states: What forwards change beside their outputs, by partition.
+        needs: What this rank needs of a batch.
+        carried: The state that goes from batch to batch.
 
     Attributes:
         executor: Runs the plan's own graph.
@@ -48,9 +54,12 @@ class Training:
         remat: Rematerialisation,
         statistics: DeferredStatistics,
         states: Mapping[str, PartitionState],
+        needs: Needs,
+        carried: CarriedState,
     ) -> None:
         self.variants, self.member, self.workload = variants, member, workload
         self.remat, self.statistics, self.states = remat, statistics, states
+        self.needs, self.carried = needs, carried
         self._executors: WeakKeyDictionary[Variant, Executor] = WeakKeyDictionary()
         self.executor = self._executor(variants.planned)
         self.as_planned = True
@@ -61,12 +70,19 @@ class Training:
             self._executors[variant] = Executor(
                 variant.graph, variant.modules, self.member, self.workload,
                 remat=self.remat, statistics=self.statistics, states=self.states,
+                carried=self.carried.sources(variant.graph),
             )  # fmt: skip
         return self._executors[variant]
 
     def run(
-        self, program: Program, micro_batches: Sequence[MicroBatch], number: int, *, loss_factor: float
-    ) -> dict[int, float]:
+        self,
+        program: Program,
+        micro_batches: Sequence[MicroBatch],
+        number: int,
+        *,
+        loss_factor: float,
+        outputs_to: Receiver | None = None,
+    ) -> tuple[dict[int, list[float]], BatchOutputs | None]:
         """Run all micro-batches of a step forward and backward; gradients add up in the parameters.
 
         Args:
@@ -74,25 +90,32 @@ class Training:
             micro_batches: The batch, cut.
             number: The batch's number in training.
             loss_factor: What the loss's gradient is multiplied by.
+            outputs_to: Who wants the model's outputs; None: nobody.
 
         Returns:
-            By the ranks that make the model's output: the loss there.
+            By the ranks that make the model's output their numbers (see `assigner.runtime.results`), and the outputs.
         """
-        groups = self.variants.groups(micro_batches, training=True)
+        groups = self.variants.groups(self.carried.given_to(micro_batches), training=True)
         check_groups(self.workload, groups)
+        self.carried.bring(groups)
+        self.needs.check_groups(groups, loss=True)
         self.as_planned = len(groups) == 1 and groups[0].variant.is_planned
-        losses: dict[int, float] = defaultdict(float)
+        found: dict[int, list[float]] = {}
+        outputs = None if outputs_to is None else BatchOutputs(groups, self.workload, self.variants.plan, outputs_to)
         for group in groups:
             whole = len(group.places) == len(micro_batches) and group.variant.is_planned
             mine = program if whole else group.variant.programs.counted(len(group.places), training=True)
             self._running = self._executor(group.variant)
-            losses[Location.parse(group.variant.last_worker).rank] += self._running.run(
-                mine, group.micro_batches, number, places=group.places, loss_factor=loss_factor
+            numbers = self._running.run(
+                mine, group.micro_batches, number, places=group.places, loss_factor=loss_factor, outputs=outputs
             )
+            rank = Location.parse(group.variant.last_worker).rank
+            found[rank] = added(found.get(rank) or nothing(self.workload), numbers)
+        self.carried.keep([(group, self._executor(group.variant).made) for group in groups])
         self.statistics.commit()
         for group in groups:
             self._executor(group.variant).stores.commit()
-        return losses
+        return found, outputs
 
     def forget(self) -> None:
         """Drop what an unfinished step holds."""

@@ -27,25 +27,26 @@ import torch
 import torch.distributed as dist
 
 from assigner.runtime.clock import ClockComparison, answer_clock, compare_clock
-from assigner.runtime.direct import rank_of
 from assigner.runtime.hostmemory import is_elsewhere, unannounced
-from assigner.runtime.sending import Departures, LostConnectionError
+from assigner.runtime.nccl import rank_of
+from assigner.runtime.sending import LostConnectionError, PendingSends
 from assigner.runtime.staging import Staging
-from assigner.schedule import Payload
+from assigner.schedule.program import Payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from assigner.runtime.direct import DirectChannels
     from assigner.runtime.hostmemory import HostMemory
+    from assigner.runtime.nccl import DirectChannels
     from assigner.runtime.ordering import Message
-    from assigner.runtime.recorder import Span
-    from assigner.schedule import Program, Route
+    from assigner.runtime.recorder import RecordedSpan
+    from assigner.schedule.program import Program, Route
 
 T = TypeVar("T")
 
 _MOST_MICRO_BATCHES = 1 << 15  # of a step; a tag has 31 bits
 _POLL_S = 5e-5
+_LARGEST_PART = 1 << 26  # bytes; MPI counts them in 31 bits, and each part may take the whole time-out
 
 
 @dataclass(slots=True)
@@ -55,6 +56,14 @@ class _Posted:
     buffer: torch.Tensor
     work: dist.Work | None
     announced: tuple[tuple[int, ...], torch.dtype] | None = None
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """A contiguous tensor's memory as bytes, in parts that a message may have."""
+    if not tensor.numel():
+        return []
+    flat = tensor.reshape(-1).view(torch.uint8)
+    return [flat[at : at + _LARGEST_PART] for at in range(0, len(flat), _LARGEST_PART)]
 
 
 class Transport:
@@ -82,7 +91,7 @@ class Transport:
         self._direct, self._memory = direct, memory
         self._staging = Staging(device) if device.type == "cuda" else None
         self._posted: dict[Message, _Posted] = {}
-        self._departures = Departures(self.timeout, self._wait, self._staging.attend if self._staging else None)
+        self._departures = PendingSends(self.timeout, self._wait, self._staging.attend if self._staging else None)
 
     def know(self, routes: Iterable[Route]) -> None:
         """Number the routes of a program that have no number yet; every rank knows the same programs in one order."""
@@ -157,7 +166,7 @@ class Transport:
             wait = self._direct.wait if self._direct is not None and self._is_direct(message) else self._wait
             self._checked(message.route.source, lambda: wait(work))
 
-    def receive(self, message: Message, span: Span | None = None) -> torch.Tensor:
+    def receive(self, message: Message, span: RecordedSpan | None = None) -> torch.Tensor:
         """The tensor of a message that was posted, once it is there; `span` gets the time at which it was.
 
         Raises:
@@ -184,7 +193,7 @@ class Transport:
         except ProcessLookupError as error:
             raise LostConnectionError(message.route.source, error) from error
 
-    def send(self, message: Message, tensor: torch.Tensor, span: Span | None = None) -> None:
+    def send(self, message: Message, tensor: torch.Tensor, span: RecordedSpan | None = None) -> None:
         """Send a tensor; returns at once. `span` gets the times at which it was handed over and had left.
 
         Raises:
@@ -208,7 +217,7 @@ class Transport:
         else:
             self._send_on_host(message, data, span)
 
-    def _send_on_host(self, message: Message, data: torch.Tensor, span: Span | None) -> None:
+    def _send_on_host(self, message: Message, data: torch.Tensor, span: RecordedSpan | None) -> None:
         """Send a tensor that is on the CPU."""
         name, target, tag = message.route.target, rank_of(message.route.target), self._tag(message)
         if self._memory is not None and self._memory.carries(target, data.nbytes, sent=True):
@@ -219,7 +228,9 @@ class Transport:
                 return
         self._start_send(name, data, target, tag, span)
 
-    def _start_send(self, name: str, buffer: torch.Tensor, target: int, tag: int, span: Span | None = None) -> None:
+    def _start_send(
+        self, name: str, buffer: torch.Tensor, target: int, tag: int, span: RecordedSpan | None = None
+    ) -> None:
         work = self._checked(name, lambda: self._isend(buffer, target, tag))
         self._departures.add(name, buffer, work, span)
 
@@ -298,6 +309,22 @@ class Transport:
         """
         size = int(self._take(torch.tensor(0), source))
         return self._take(torch.empty(size, dtype=torch.uint8), source).numpy().tobytes()
+
+    def put_tensor(self, tensor: torch.Tensor, target: int) -> None:
+        """Send a contiguous CPU tensor's values to a rank, outside of the program; returns at once.
+
+        Raises:
+            LostConnectionError: the rank is gone.
+        """
+        for part in _parts(tensor):
+            self._start_send(f"worker:{target}", part, target, tag=0)
+
+    def get_tensor(self, source: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The tensor that a rank puts next, on the CPU."""
+        made = torch.empty(shape, dtype=dtype)
+        for part in _parts(made):
+            self._take(part, source)
+        return made
 
     def compare_clocks(self) -> ClockComparison:
         """Rank 0's clock against this rank's; all ranks call this between two steps.

@@ -1,8 +1,8 @@
 """The graphs that a pipeline's batches run through: the plan's own, and others where a batch does not fit it.
 
-A capture holds for some inputs only (`assigner.marking.domain`). What does not fit the plan's own graph (another path
-through the model's code, one row, another dtype or plain value, eval mode) gets a graph of its own: captured once, on
-every rank alike, for all ranks see the same batches. It runs with the same modules and weights.
+A capture holds for some inputs only (`assigner.model.marking.domain`). What does not fit the plan's own graph (another
+path through the model's code, one row, another dtype or plain value, eval mode) gets a graph of its own: captured once,
+on every rank alike, for all ranks see the same batches. It runs with the same modules and weights.
 
     rows of the micro-batches    4 4 4 1
     graph                        a a a b      the step runs a's program with three micro-batches, then b's with one
@@ -13,24 +13,26 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
 from assigner.errors import AssignerError, FormatError, MarkingError, UsageError
-from assigner.marking import PartitionGraph
-from assigner.marking.cut import recut
-from assigner.marking.domain import InputKey, input_key
+from assigner.model.marking import PartitionGraph
+from assigner.model.marking.cut import recut
+from assigner.model.marking.domain import InputKey, input_key
+from assigner.model.marking.normalisation import TOO_FEW_VALUES
 from assigner.runtime.microbatch import MicroBatch
 from assigner.runtime.programs import Programs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
     from assigner.runtime.membership import Membership
 
-_MOST_VARIANTS = 16  # of each mode
+_MOST_VARIANTS = 64  # of each mode; what is run longest ago goes first
 _MOST_KEYS = 1024
 
 
@@ -50,6 +52,12 @@ class Variant:
     modules: Mapping[str, fx.GraphModule]
     is_planned: bool = False
 
+    @cached_property
+    def read_inputs(self) -> dict[int, str]:
+        """The model's flattened inputs that this rank reads, each with a partition that does."""
+        pieces = [piece for piece in self.graph.pieces if piece.name in self.modules]
+        return {value.index: piece.name for piece in reversed(pieces) for value in piece.reads if not value.partition}
+
     @property
     def last_worker(self) -> str:
         """Who makes the model's output."""
@@ -57,7 +65,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Group:
+class VariantGroup:
     """Micro-batches of one batch that run through one graph.
 
     Args:
@@ -95,7 +103,11 @@ class Variants:
         self._made: dict[bool, list[Variant]] = {True: [self.planned], False: []}
         self._known: OrderedDict[tuple[InputKey, bool], Variant] = OrderedDict()
 
-    def groups(self, micro_batches: Sequence[MicroBatch], *, training: bool) -> list[Group]:
+    def made(self) -> list[Variant]:
+        """All graphs so far, the plan's own first."""
+        return [variant for variants in self._made.values() for variant in variants]
+
+    def groups(self, micro_batches: Sequence[MicroBatch], *, training: bool) -> list[VariantGroup]:
         """The micro-batches of a batch by the graph that they run through, in order.
 
         Args:
@@ -110,7 +122,7 @@ class Variants:
             key = input_key(cut.structure, cut.inputs)
             found.setdefault(self._variant(key, cut.inputs, training=training), []).append(place)
         return [
-            Group(variant, tuple(places), tuple(micro_batches[place] for place in places))
+            VariantGroup(variant, tuple(places), tuple(micro_batches[place] for place in places))
             for variant, places in found.items()
         ]
 
@@ -128,10 +140,13 @@ class Variants:
             if len(self._known) > _MOST_KEYS:
                 self._known.popitem(last=False)
         self._known.move_to_end((key, training))
+        if not known.is_planned:
+            self._made[training].remove(known)
+            self._made[training].append(known)
         return known
 
     def _drop_oldest(self, made: list[Variant]) -> None:
-        """Forget the graph that was captured first, and not that of the plan."""
+        """Forget the graph that was used longest ago, and not that of the plan."""
         if len(made) > _MOST_VARIANTS:
             oldest = made.pop(1 if made[0].is_planned else 0)
             for key in [key for key, variant in self._known.items() if variant is oldest]:
@@ -143,17 +158,19 @@ class Variants:
         try:
             graph = recut(base, key.structure, leaves, training=training)
             _check_ownership(graph, base)
-            programs = Programs(_with_partitions(self.plan, graph), graph, self.member.transport)
+            programs = Programs(
+                _with_partitions(self.plan, graph), graph, self.member.transport, self.planned.programs.fineness
+            )
             programs.counted(1, training=training)
         except (MarkingError, FormatError) as error:
-            _check_kind(key, base.domain.example)
+            _check_kind(key, base.domain.example, error)
             _check_values(key, error)
             # Its own cause is pages of torch.export; the message has the model's line.
             raise MarkingError(f"{what}: {error.message}", hint=error.hint) from None
         return Variant(graph, programs, graph.rebuild(self.planned.modules, self.member.device))
 
 
-def _check_kind(given: InputKey, example: InputKey) -> None:
+def _check_kind(given: InputKey, example: InputKey, error: AssignerError) -> None:
     """Inputs that the model cannot take, and that are of another kind than the workload's own, are most likely wrong.
 
     Raises:
@@ -161,7 +178,8 @@ def _check_kind(given: InputKey, example: InputKey) -> None:
     """
     if not given.is_like(example):
         raise UsageError(
-            f"the model cannot take inputs ({given.signature()}); the workload's own are ({example.signature()})",
+            f"the model cannot take inputs ({given.signature()}): {error.message}; the workload's own are"
+            f" ({example.signature()})",
             hint="give batches like those of Workload.batch, or change that and profile again",
         ) from None
 
@@ -172,7 +190,7 @@ def _check_values(given: InputKey, error: AssignerError) -> None:
     Raises:
         UsageError: this is what the capture failed of.
     """
-    if "more than 1 value per channel" in error.message:
+    if TOO_FEW_VALUES in error.message:
         raise UsageError(
             f"a micro-batch ({given}) has one value of each channel, which BatchNorm cannot normalise in training",
             hint="give each micro-batch two rows or more: drop a last batch of one row (DataLoader's drop_last), or"

@@ -1,15 +1,21 @@
 """Placement: which worker runs which partitions, with a proof of how good that is.
 
     options ─ hints ─┐
-    profile ─────────┴─ Problem ─ Search ─┬─ a Setting for each schedule and micro-batch count ─┬─ report ─ Solution
-                                          └─ Contest: the clock, the solver, the best plan ─────┘
+    profile ─────────┴─ solve ─ Search ─┬─ a Setting for each schedule and micro-batch count ─┬─ report ─ Solution
+                                        └─ Contest: the clock, the solver, the best plan ─────┘
 
-    chain/      GPipe, one stage a worker: beam, local search, segment ILP
+    solve.py    the main: what is done, in which order          search.py   the steps of every setting
+    prices.py   the one price table: stage options and messages
+    memory.py   what fits, and what is rematerialised for it
+    dynamic_program.py, objectives.py   pipelines from the last stage to the first, for every schedule and objective
+    local_search.py   from a plan to better neighbours     perfect_split.py   the bound that all share
+    tuning.py   what each search may spend
+    ilp/        the integer programs that state the problem, in PuLP
+    chain/      GPipe, one stage a worker: the ILP, with a beam's plans as its first bound
     fleet/      the same at any size: branch and bound over the slowest servers, hosts, kinds of workers
-    ladder/     1F1B, throughput, latency: a dynamic program from the last stage to the first
-    free/       convex stages of branched graphs, several stages a worker: exhaustive search, local search, ILP bounds
-    whatif.py   what one change would bring
-    load/       max load in the forms of published planners; throughput of branched graphs
+    ladder/     1F1B, throughput, latency: the dynamic program, the simulator, the ILP
+    free/       convex stages of branched graphs, several stages a worker: exhaustive search, local search, bounds
+    whatif.py   what one change would bring     export.py  the ILP as a file
     budget.py   money against step time      why/       why nothing fits, and ways out
     baselines/  simpler placements           robust/    what if the measurements were off
 
@@ -23,61 +29,32 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import InfeasibleError, UsageError
-from assigner.plan import SolverReport
 from assigner.solver.answer import FrontierPoint, Progress, Solution
 from assigner.solver.hints import completing
 from assigner.solver.options import SolveOptions
+from assigner.solver.solve import solve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from assigner.plan import Plan
-    from assigner.profile import Profile
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
+    from assigner.solver.export import ModelFile
 
 __all__ = [
     "FrontierPoint",
     "Progress",
     "Solution",
     "SolveOptions",
+    "check_exportable",
     "completing",
+    "export_model",
     "price_what_ifs",
     "solve",
     "solve_baseline",
     "what_ifs_are_cheap",
 ]
-
-
-def solve(
-    profile: Profile,
-    options: SolveOptions | None = None,
-    *,
-    progress: Callable[[Progress], None] | None = None,
-) -> Solution:
-    """The best plan for the objective with one stage a worker, proven to within `options.gap`.
-
-    Any worker may be left out, in any order. Rematerialisation, the number of micro-batches, the schedule and its
-    warm-up depths are chosen together with the placement.
-
-    Args:
-        profile: The measurements.
-        options: What is asked for; None: the defaults.
-        progress: Called now and then. If it raises KeyboardInterrupt, that is Ctrl-C: the best plan so far is
-            returned, with status "feasible", if there is one.
-
-    Returns:
-        The plan, priced by the simulator, with solver report and baselines; its reference to the profile, date and
-        tool version are left to the caller.
-
-    Raises:
-        UsageError: the options do not fit the profile.
-        InfeasibleError: no plan exists; the message names the tightest obstacle, the hint a way out that was found by
-            solving.
-        LimitError: the time limit came before any plan.
-    """
-    options = options or SolveOptions()
-    from assigner.solver.report import answer
-
-    return answer(profile, options, progress)
 
 
 def price_what_ifs(
@@ -108,6 +85,50 @@ def what_ifs_are_cheap(profile: Profile, options: SolveOptions | None = None) ->
     return cheap(profile, options or SolveOptions())
 
 
+def check_exportable(profile: Profile, options: SolveOptions, path: Path) -> None:
+    """Raise UsageError where no integer program states what is asked, or it is too large: before the search.
+
+    Args:
+        profile: The measurements.
+        options: What will be solved.
+        path: Where the model will be written: its ending says how.
+    """
+    from assigner.solver import export
+
+    export.check_exportable(profile, options, path)
+
+
+def export_model(
+    plan: Plan,
+    profile: Profile,
+    options: SolveOptions,
+    path: Path,
+    *,
+    force: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> ModelFile:
+    """Write the integer program of the plan's schedule and micro-batch count, with the cuts that close its proof.
+
+    It is over all plans with one stage a worker along an order of which the plan's stages are intervals: of a chain,
+    all that there are.
+
+    Args:
+        plan: What `solve` found.
+        profile: What it was solved from.
+        options: What it was solved with. Closing the proof may take what the search left of the time limit.
+        path: The file, which ends in `.lp` (CPLEX's format) or `.mps` (free MPS).
+        force: An existing file may be replaced.
+        progress: Called now and then while the proof is closed. KeyboardInterrupt ends that, and the model is written
+            with the cuts found until then.
+
+    Raises:
+        UsageError: no integer program states the problem, it is too large, or the file cannot be written.
+    """
+    from assigner.solver import export
+
+    return export.export_model(plan, profile, options, path, force=force, progress=progress)
+
+
 def solve_baseline(profile: Profile, name: str, options: SolveOptions | None = None) -> Plan:
     """A baseline as a plan, priced by the same simulator: for comparing, and for running.
 
@@ -121,7 +142,8 @@ def solve_baseline(profile: Profile, name: str, options: SolveOptions | None = N
         InfeasibleError: it does not fit the workers.
     """
     options = options or SolveOptions()
-    from assigner.cost import CostModel
+    from assigner.formats.plan import SolverReport
+    from assigner.schedule.cost import CostModel
     from assigner.solver.baselines import TITLES, baseline_plan
     from assigner.solver.hints import resolve
     from assigner.solver.problem import Problem

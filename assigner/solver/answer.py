@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from assigner.plan import Plan
-from assigner.screen import OnScreen
+from assigner.formats.screen import OnScreen
+
+if TYPE_CHECKING:
+    from assigner.formats.plan import Plan  # noqa: TC004 - never decoded; a flag's start-up needs no formats
 
 
 @dataclass(frozen=True)

@@ -11,27 +11,25 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from assigner.cost import CostModel
-from assigner.objective import HOUR_S
-from assigner.plan import Plan
+from assigner.formats.plan import Plan
+from assigner.schedule.cost import CostModel
+from assigner.schedule.objective import HOUR_S
+from assigner.solver import tuning
 from assigner.solver.answer import Progress
 from assigner.solver.chain.gpipe import GPipeSetting
-from assigner.solver.contest import PROVEN
+from assigner.solver.contest import BASELINE, PROVEN
+from assigner.solver.dynamic_program import DynamicProgram
 from assigner.solver.ladder.climbing import LadderSetting
-from assigner.solver.ladder.ladder import Ladder
-from assigner.solver.ladder.rungs import Rungs
-from assigner.solver.ladder.tally import StepTally
+from assigner.solver.objectives import OneFOneBStep
+from assigner.solver.prices import StageOptions
 from assigner.solver.problem import Problem
 from assigner.solver.search import Search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from assigner.profile import Profile
+    from assigner.formats.profile import Profile
     from assigner.solver.options import SolveOptions
-
-MOST_CHOICES = 4_096
-"""So many choices of workers are looked at, those with the fewest workers; all others together have one bound."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,13 @@ class Offer:
         plan: The plan, without a prediction.
         step_s: Its step time.
         money: Its cost per sample.
+        found_by: How it was found.
     """
 
     plan: Plan
     step_s: float
     money: float
+    found_by: str
 
 
 @dataclass(slots=True)
@@ -87,15 +87,17 @@ class Budget:
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.problem = Problem(profile, options, CostModel(profile))
-        self._inner = replace(options, objective="step", max_step_s=None)
+        self._inner = replace(options, objective="step", max_step_s=None, gap=options.stop_gap)
         self._progress = progress
         self.search = Search(profile, self._inner)  # its clock, and all workers at once
         self._within = options.max_step_s or math.inf
         self._choices: list[_Choice] = []
         self._rest = _Choice((), 0.0, 0.0)  # all choices that are not in the list, as one
         self._interrupted = False
-        self._ladders = [
-            Ladder(setting.instance, Rungs(setting.instance, deep=True), StepTally(setting.micro_batches))
+        self._programs = [
+            DynamicProgram(
+                setting.instance, StageOptions(setting.instance, deep=True), OneFOneBStep(setting.micro_batches)
+            )
             for setting in self.search.settings
             if isinstance(setting, GPipeSetting | LadderSetting)
         ]
@@ -107,7 +109,7 @@ class Budget:
             simple: Plans to start with, and their step times: one stage a worker, GPipe.
         """
         known = simple if self._inner.schedule in ("auto", "gpipe") else ()
-        found = [Offer(plan, step, self._rate(plan.workers) * step) for plan, step in known]
+        found = [Offer(plan, step, self._rate(plan.workers) * step, BASELINE) for plan, step in known]
         try:
             self._list()
             for choice in self._choices:
@@ -123,7 +125,7 @@ class Budget:
         except KeyboardInterrupt:
             if not found:
                 raise
-            self.search.contest.proofs.add("interrupted")
+            self.search.contest.interrupted = True
         return _frontier(found)
 
     def cheapest(self, frontier: Sequence[Offer]) -> Offer | None:
@@ -145,7 +147,7 @@ class Budget:
 
     def _solve(self, choice: _Choice, cutoff: float) -> None:
         """Find the choice's fastest plan; close to the step time asked for, without a gap."""
-        found = self._search(choice, cutoff, gap=self._inner.gap)
+        found = self._search(choice, cutoff, gap=self._inner.stop_gap)
         missed = found is not None and found.step_s > self._within * (1 + PROVEN) >= choice.bound
         if missed and self.search.contest.left_s > 0:
             found = self._search(choice, self._within * (1 + 2 * PROVEN), gap=0.0) or found
@@ -159,10 +161,12 @@ class Budget:
         search.run()
         contest.proofs |= search.contest.proofs
         choice.bound = max(choice.bound, min(search.bound, cutoff))
-        if "interrupted" in search.contest.proofs:
+        if search.contest.interrupted:
             self._interrupted = True
         best = search.contest.best
-        return None if best is None else Offer(best.plan, best.value, self._rate(best.plan.workers) * best.value)
+        return None if best is None else Offer(
+            best.plan, best.value, self._rate(best.plan.workers) * best.value, best.found_by
+        )  # fmt: skip
 
     def _heard(self, _: Progress) -> None:
         """Pass on that a search inside is under way: whoever listens may want to stop it."""
@@ -191,7 +195,7 @@ class Budget:
         )
         self._rest.bound = math.inf
         for number, count in choices:
-            if len(self._choices) >= MOST_CHOICES or contest.left_s < half:
+            if len(self._choices) >= tuning.MOST_CHOICES or contest.left_s < half:
                 self._rest = _Choice((), sum(rates[:number]), self._least_s(None))
                 break
             names = tuple(name for group, taken in zip(groups, count, strict=True) for name in group[:taken])
@@ -199,10 +203,12 @@ class Budget:
         self._choices.sort(key=lambda each: (each.least, each.bound, each.workers))
 
     def _groups(self) -> list[list[str]]:
-        """Workers that are alike at every micro-batch count, and cost the same."""
-        alike: dict[str, list[int]] = {worker.name: [] for worker in self.problem.workers}
-        for ladder in self._ladders:
-            for number, members in enumerate(ladder.groups):
+        """Workers that are alike at every micro-batch count, and cost the same; each by itself where none is priced."""
+        alike: dict[str, list[int]] = {
+            worker.name: [] if self._programs else [number] for number, worker in enumerate(self.problem.workers)
+        }
+        for program in self._programs:
+            for number, members in enumerate(program.groups):
                 for name in members:
                     alike[name].append(number)
         found: dict[tuple[object, ...], list[str]] = {}
@@ -211,8 +217,11 @@ class Budget:
         return list(found.values())
 
     def _least_s(self, workers: Sequence[str] | None) -> float:
-        """The perfect split of all work among these workers, at the best micro-batch count; None: among all."""
-        return min(ladder.least(workers) for ladder in self._ladders)
+        """The perfect split of all work among these workers, at the best micro-batch count; None: among all.
+
+        0 where every setting searches placements of any shape: what they take is known when they have been solved.
+        """
+        return min((program.least(workers) for program in self._programs), default=0.0)
 
 
 def _counts(sizes: Sequence[int], number: int) -> Iterator[tuple[int, ...]]:

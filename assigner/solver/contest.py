@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assigner.plan import Plan
-from assigner.solver.backend import Backend
+from assigner.formats.plan import Plan
+from assigner.solver.ilp.backend import Backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,13 +23,29 @@ if TYPE_CHECKING:
 PROVEN = 1e-6
 """A gap up to this is none: what is left are the solver's tolerances."""
 
+RELAXATION, INTEGER_PROGRAM = "linear relaxation", "integer program"
+"""What the solver (HiGHS, CBC) does: where neither is named, it had no part in the answer."""
+
+TOTAL_WORK, DYNAMIC_PROGRAM, ENUMERATION, EXHAUSTIVE, LOCAL = (
+    "total work", "dynamic program", "enumeration", "exhaustive search", "local search",
+)  # fmt: skip
+GIVEN, BASELINE = "the plan at hand", "a baseline"
+"""How else plans are found and bounds are proven: all work split perfectly; every pipeline below a bound simulated."""
+
 
 @dataclass(frozen=True)
 class Proposal:
-    """A plan, without a prediction, and its value of the objective (`objective.py` has the unit)."""
+    """A plan, without a prediction, and its value of the objective (`objective.py` has the unit).
+
+    Args:
+        plan: The plan.
+        value: Its value.
+        found_by: How it was found, in the words above.
+    """
 
     plan: Plan
     value: float
+    found_by: str
 
 
 class Contest:
@@ -37,23 +53,31 @@ class Contest:
 
     Args:
         problem: What is to be placed.
-        watch: Called now and then while a solver runs.
+        watch: Called now and then while a setting is at work.
 
     Attributes:
+        watch: Tells the user where the search stands.
         best: The best plan so far; None: there is none.
         proofs: How bounds were proven, for the report.
+        interrupted: The user ended the search.
         backend: The ILP solver.
         settings: All settings of the search.
+        gap: A plan within this share of the best one is good enough.
+        nodes: The most that one ILP may look at; None: any number.
         cutoff: A plan of this value or more is of no use.
         allowed: A plan of this value is to be proven within the gap, though it is not the best.
     """
 
     def __init__(self, problem: Problem, watch: Callable[[], None]) -> None:
         self.problem, self.options = problem, problem.options
+        self.watch = watch
         self.backend = Backend(self.options.solver, self.options.seed, watch)
         self.best: Proposal | None = None
         self.proofs: set[str] = set()
+        self.interrupted = False
         self.settings: list[Setting] = []
+        self.gap = self.options.stop_gap
+        self.nodes: int | None = None
         self.cutoff = math.inf
         self.allowed = 0.0
         self._limit_s = self.options.time_limit
@@ -87,7 +111,7 @@ class Contest:
     @property
     def target(self) -> float:
         """A plan is only worth finding below this value."""
-        return min(self.cutoff, max(self.best_value, self.allowed) * (1 - max(self.options.gap, PROVEN / 10)))
+        return min(self.cutoff, max(self.best_value, self.allowed) * (1 - max(self.gap, PROVEN / 10)))
 
     def stop_within(self, seconds: float) -> None:
         """Bring the time limit forward: no more than so many seconds from now."""

@@ -17,8 +17,8 @@ from assigner.solver.options import divisors
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from assigner.plan import Plan
-    from assigner.profile import Profile, Worker
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile, Worker
     from assigner.solver.options import RematRule, SolveOptions
 
 RANKS = "ranks"
@@ -48,6 +48,11 @@ def resolve(profile: Profile, options: SolveOptions) -> tuple[Profile, SolveOpti
     for name, other in ((a, b) for group in apart for a, b in itertools.combinations(group, 2)):
         if any(name in group and other in group for group in merged):
             raise UsageError(f"apart: {name!r} and {other!r} are to be kept together, too", hint="drop one of the two")
+    only, order = tuple(_only(profile, options.only)), tuple(_workers(profile, options.order))
+    if only and order and not {*only} & {*order}:
+        raise UsageError(
+            f"order: none of its workers may be used; only {', '.join(only)} may", hint="drop one of the two"
+        )
     label = {name: " + ".join(group) for group in merged for name in group}
     profile = replace(
         profile,
@@ -59,7 +64,7 @@ def resolve(profile: Profile, options: SolveOptions) -> tuple[Profile, SolveOpti
     return profile, replace(
         options, pins=pins, forbid=_forbidden(profile, options, pins), rematerialise=rules, apart=apart, together=(),
         reserve={}, memory={}, prices={},
-        only=tuple(_only(profile, options.only)), order=tuple(_workers(profile, options.order)),
+        only=only, order=order,
     )  # fmt: skip
 
 
@@ -94,6 +99,15 @@ def _check_batch(profile: Profile, options: SolveOptions) -> None:
             f"micro-batches: {options.micro_batches} does not divide the batch size {batch}",
             hint=f"one of {', '.join(map(str, divisors(batch)))}",
         )
+    if options.micro_batches is not None:
+        fineness = profile.workload.fineness
+        obstacle = fineness.obstacle(options.micro_batches, batch)
+        if obstacle is not None:
+            allowed = [count for count in divisors(batch) if fineness.obstacle(count, batch) is None]
+            raise UsageError(
+                f"micro-batches: {options.micro_batches} is not allowed: {obstacle}",
+                hint=f"one of {', '.join(map(str, allowed))}; or change the workload, and profile again",
+            )
     if options.objective == "cost":
         only, order = tuple(_only(profile, options.only)), tuple(_workers(profile, options.order))
         free = [
@@ -156,7 +170,7 @@ def _pins(profile: Profile, options: SolveOptions) -> dict[str, str]:
 def _rules(profile: Profile, given: Mapping[str, RematRule]) -> dict[str, RematRule]:
     rules: dict[str, RematRule] = {}
     for pattern, rule in given.items():
-        for name in _names(profile, "rematerialise", pattern):
+        for name in _names(profile, f"{rule}-remat", pattern):
             if rules.setdefault(name, rule) != rule:
                 raise UsageError(f"rematerialise: {name!r} is asked for never and for always")
     return rules
@@ -166,7 +180,8 @@ def _groups(profile: Profile, hint: str, groups: Iterable[tuple[str, ...]]) -> I
     for patterns in groups:
         names = tuple(dict.fromkeys(name for pattern in patterns for name in _names(profile, hint, pattern)))
         if len(names) < 2:
-            raise UsageError(f"{hint}: {', '.join(patterns)} is one partition; name two or more")
+            given = fmt.plural(len(names), "partition")
+            raise UsageError(f"{hint}: {','.join(patterns)!r} names {given}; a group has two or more")
         yield names
 
 
@@ -220,6 +235,9 @@ def _priced(profile: Profile, prices: Mapping[str, float]) -> Iterable[Worker]:
 
 def _only(profile: Profile, specs: tuple[str, ...]) -> Iterable[str]:
     for spec in specs:
+        if "," in spec and not any(profile.matches(spec, worker) for worker in profile.workers):
+            again = " ".join(f"--only {name.strip()}" for name in spec.split(",") if name.strip())
+            raise UsageError(f"only: {spec!r} names several workers at once", hint=f"one each time: {again}")
         _check_worker(profile, "only", spec)
     return (w.name for w in profile.workers if any(profile.matches(spec, w) for spec in specs))
 

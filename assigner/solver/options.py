@@ -6,22 +6,47 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from assigner.document import MOST_ROWS, shown
 from assigner.errors import UsageError
+from assigner.formats.terms import MOST_MICRO_BATCHES, MOST_ROWS, Objective
 from assigner.location import MOST_RANKS
-from assigner.plan import MOST_MICRO_BATCHES, Objective
+from assigner.settings import (
+    BYTES,
+    COUNT,
+    EACH,
+    GROUPS,
+    MONEY,
+    NAMES,
+    SECONDS,
+    SHARE,
+    Flag,
+    check,
+    money,
+    one_of,
+    pair_list,
+    pairs,
+    recorded,
+    rule,
+    size,
+    whole,
+)
 
 if TYPE_CHECKING:
-    from assigner.cost import CostModel
-    from assigner.plan import Plan
-    from assigner.profile import Profile
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
+    from assigner.schedule.cost import CostModel
 
 Remat = Literal["auto", "never", "always"]
 RematRule = Literal["never", "always"]
 SolverName = Literal["highs", "cbc"]
 ScheduleChoice = Literal["auto", "gpipe", "1f1b", "interleaved"]
+
+GOAL, PLAN, HINTS, SEARCH = "What is made small", "What the plan may be", "Hints", "The search"
+"""The headings of the flags."""
+
+USUAL_GAP = 0.01
+"""Smaller than most measurements are exact; dynamic programs prove it in a second."""
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -34,27 +59,28 @@ class SolveOptions:
         objective: What is made small: "step" (seconds of one step), "throughput" (seconds of a batch in the steady
             state: M times the slowest worker or link), "latency" (seconds of one forward of one micro-batch), "cost"
             (money per sample, with `max_step_s`).
+        max_step_s: With objective "cost": no plan whose step takes longer, in seconds.
+        prices: Worker, kind or host to money per hour, instead of the profile's; of several that match, the last.
         schedule: "auto" takes what is best of those that the runtime executes.
         micro_batches: How many micro-batches a step has; None: the best divisor of the batch size.
+        batch_size: Samples in a step; None: the profile's.
         remat: "auto" rematerialises where that helps, "never" nothing, "always" every partition.
-        max_step_s: With objective "cost": no plan whose step takes longer, in seconds.
         max_workers: No plan with more workers.
         pins: Partition to the worker, `worker:N`, kind or host that it must be on, beyond the profile's own pins.
         forbid: (partition, worker): it is not on that worker, `worker:N`, kind or host.
         together: Groups of partitions; those of one share a worker.
         apart: Groups of partitions; no two of one share a worker.
+        rematerialise: Partitions that must never, or always, run their forward twice.
         only: The workers, kinds or hosts that may be used; empty: all.
         order: The workers that may be used, in the order in which the stages must follow; empty: any.
-        rematerialise: Partitions that must never, or always, run their forward twice.
         memory: Worker, kind or host to bytes; a plan holds no more than that on one, whatever memory it has.
         reserve: Worker, kind or host to bytes of its memory that are left free, instead of the profile's reserve.
-        prices: Worker, kind or host to money per hour, instead of the profile's; of several that match, the last.
         solver: The ILP solver.
         gap: Stop when the plan is proven to be within this share of the best one of those that are searched, which
-            have one stage a worker unless the schedule is interleaved: 0 or more, below 1.
+            have one stage a worker unless the schedule is interleaved: 0 or more, below 1. None: at `USUAL_GAP`, and
+            then on to 0 by the integer program where that is small enough to take seconds.
         time_limit: Seconds after which the best plan so far is the answer.
         seed: Of the ILP solver; the same input and seed give the same plan unless time runs short.
-        batch_size: Samples in a step; None: the profile's.
 
     Names of partitions may be patterns: `block.*` is every partition whose name matches.
 
@@ -62,70 +88,138 @@ class SolveOptions:
         UsageError: a value that cannot be used; the message names it.
     """
 
-    objective: Objective = "step"
-    schedule: ScheduleChoice = "auto"
-    micro_batches: int | None = None
-    remat: Remat = "auto"
-    max_step_s: float | None = None
-    max_workers: int | None = None
-    pins: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
-    forbid: tuple[tuple[str, str], ...] = ()
-    together: tuple[tuple[str, ...], ...] = ()
-    apart: tuple[tuple[str, ...], ...] = ()
-    only: tuple[str, ...] = ()
-    order: tuple[str, ...] = ()
-    rematerialise: Mapping[str, RematRule] = field(default_factory=lambda: _NOTHING)
-    memory: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
-    reserve: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
-    prices: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
-    solver: SolverName = "highs"
-    gap: float = 0.01
-    time_limit: float = 60.0
-    seed: int = 0
-    batch_size: int | None = None
+    # fmt: off
+    objective: Annotated[Objective, Flag(help="What to make small.", panel=GOAL)] = "step"
+    max_step_s: Annotated[
+        float | None,
+        Flag(
+            help="With cost: no step that takes longer.",
+            panel=GOAL, flag="--max-step", metavar="SECONDS", allowed=SECONDS,
+        ),
+    ] = None
+    prices: Annotated[
+        Mapping[str, float],
+        Flag(
+            help="Per hour, of a worker, kind or host.", panel=GOAL, flag="--price", metavar="WORKER=MONEY",
+            form=pairs("worker:0=2.5", money), completes="amounts", allowed=MONEY,
+        ),
+    ] = field(default_factory=lambda: _NOTHING)
+    schedule: Annotated[ScheduleChoice, Flag(help="Order of the actions.", panel=PLAN)] = "auto"
+    micro_batches: Annotated[
+        int | None,
+        Flag(
+            help="Micro-batches in a step.", panel=PLAN, metavar="auto|N", form=COUNT, unset="auto",
+            allowed=whole(1, MOST_MICRO_BATCHES),
+        ),
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        Flag(
+            help="Samples in a step; else the profile's.", panel=PLAN, metavar="N", allowed=whole(1, MOST_ROWS)
+        ),
+    ] = None
+    remat: Annotated[Remat, Flag(help="Rematerialise partitions.", panel=PLAN)] = "auto"
+    max_workers: Annotated[
+        int | None,
+        Flag(help="Use no more workers than this.", panel=PLAN, metavar="N", allowed=whole(1, MOST_RANKS)),
+    ] = None
+    pins: Annotated[
+        Mapping[str, str],
+        Flag(
+            help="Keep a partition on a worker, kind or host.", panel=HINTS, flag="--pin", metavar="PART=WORKER",
+            form=pairs("embed=worker:0"), completes="pins",
+        ),
+    ] = field(default_factory=lambda: _NOTHING)
+    forbid: Annotated[
+        tuple[tuple[str, str], ...],
+        Flag(
+            help="Keep a partition off a worker, kind or host.", panel=HINTS, metavar="PART=WORKER",
+            form=pair_list("embed=worker:0"), completes="pins",
+        ),
+    ] = ()
+    together: Annotated[
+        tuple[tuple[str, ...], ...],
+        Flag(
+            help="Keep partitions on one worker.", panel=HINTS, metavar="PART,PART", form=GROUPS,
+            completes="partitions",
+        ),
+    ] = ()
+    apart: Annotated[
+        tuple[tuple[str, ...], ...],
+        Flag(
+            help="Keep partitions on different workers.", panel=HINTS, metavar="PART,PART", form=GROUPS,
+            completes="partitions",
+        ),
+    ] = ()
+    rematerialise: Annotated[
+        Mapping[str, RematRule],
+        Flag(
+            help="Never run its forward twice.", panel=HINTS, flag="--never-remat", metavar="PART",
+            form=rule("never"), completes="partitions", allowed=one_of(*get_args(RematRule)),
+        ),
+        Flag(
+            help="Always rematerialise it.", panel=HINTS, flag="--always-remat", metavar="PART",
+            form=rule("always"), completes="partitions",
+        ),
+    ] = field(default_factory=lambda: _NOTHING)
+    only: Annotated[
+        tuple[str, ...],
+        Flag(
+            help="Use only these workers, kinds or hosts.", panel=HINTS, metavar="WORKER", form=EACH,
+            completes="workers",
+        ),
+    ] = ()
+    order: Annotated[
+        tuple[str, ...],
+        Flag(
+            help="Stages follow these workers, or `ranks`.", panel=HINTS, metavar="WORKER,...", form=NAMES,
+            completes="workers",
+        ),
+    ] = ()
+    memory: Annotated[
+        Mapping[str, float],
+        Flag(
+            help="Hold no more than this there, as 2GiB.", panel=HINTS, metavar="WORKER=SIZE",
+            form=pairs("worker:0=2GiB", size), completes="amounts", allowed=BYTES,
+        ),
+    ] = field(default_factory=lambda: _NOTHING)
+    reserve: Annotated[
+        Mapping[str, float],
+        Flag(
+            help="Leave this free, not the profile's reserve.", panel=HINTS, metavar="WORKER=SIZE",
+            form=pairs("worker:0=2GiB", size), completes="amounts", allowed=BYTES,
+        ),
+    ] = field(default_factory=lambda: _NOTHING)
+    solver: Annotated[SolverName, Flag(help="The ILP solver.", panel=SEARCH)] = "highs"
+    gap: Annotated[
+        float | None,
+        Flag(
+            help="Stop when optimal to within this share. Without it: 0.01, then on to 0 where that takes seconds.",
+            panel=SEARCH, allowed=SHARE, unset="auto",
+        ),
+    ] = None
+    time_limit: Annotated[
+        float, Flag(help="Stop with the best plan found.", panel=SEARCH, metavar="SECONDS", allowed=SECONDS),
+    ] = 60.0
+    seed: Annotated[int, Flag(help="Of the solver.", panel=SEARCH, allowed=whole(0, 2**31 - 1))] = 0
+    # fmt: on
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("objective", get_args(Objective)), ("schedule", get_args(ScheduleChoice)), ("remat", get_args(Remat)),
-            ("solver", get_args(SolverName)),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value not in allowed:
-                raise UsageError(f"{name}: {value!r} is not allowed; expected {' or '.join(allowed)}")
-        for name, most in (
-            ("micro_batches", MOST_MICRO_BATCHES),
-            ("batch_size", MOST_ROWS),
-            ("max_workers", MOST_RANKS),
-        ):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or not 1 <= value <= most):
-                raise UsageError(f"{name}: {shown(value)} is not allowed; expected a whole number, 1 to {most}")
-        if self.max_step_s is not None and not 0 < self.max_step_s < math.inf:
-            raise UsageError(f"max_step_s: {self.max_step_s!r} is not allowed; expected seconds, more than 0")
+        check(self)
         if self.max_step_s is not None and self.objective != "cost":
             raise UsageError("max_step_s goes with objective cost", hint="--objective cost --max-step 0.5")
-        for rule in self.rematerialise.values():
-            if rule not in get_args(RematRule):
-                raise UsageError(f"rematerialise: {rule!r} is not allowed; expected never or always")
-        for name, unit in (("memory", "bytes"), ("reserve", "bytes"), ("prices", "money per hour")):
-            if not all(0 <= value < math.inf for value in getattr(self, name).values()):
-                raise UsageError(f"{name}: expected {unit}, 0 or more")
-        self._check_search()
 
-    def _check_search(self) -> None:
-        if not 0 <= self.gap < 1:
-            raise UsageError(f"gap: {self.gap!r} is not allowed; expected a share, 0 or more and below 1")
-        if not 0 < self.time_limit < math.inf:
-            raise UsageError(f"time limit: {self.time_limit!r} is not allowed; expected seconds, more than 0")
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**31:
-            raise UsageError(f"seed: {self.seed!r} is not allowed; expected a whole number, 0 to 2147483647")
+    @property
+    def stop_gap(self) -> float:
+        """The share at which the search may stop."""
+        return USUAL_GAP if self.gap is None else self.gap
 
     def batch(self, profile: Profile) -> int:
         """Samples in a step."""
         return self.batch_size or profile.workload.batch_size
 
     def counts(self, cost: CostModel) -> tuple[int, ...]:
-        """The micro-batch counts to choose from: the one asked for, or every divisor of the batch size.
+        """The micro-batch counts to choose from: the one asked for, or every divisor of the batch size that is allowed.
 
         Left out are sizes below the smallest measured one for which the line through noisy measurements promises what
         no machine does; if that leaves none, all are offered.
@@ -133,7 +227,8 @@ class SolveOptions:
         if self.micro_batches is not None:
             return (self.micro_batches,)
         batch = self.batch(cost.profile)
-        offered = tuple(count for count in divisors(batch) if count <= MOST_MICRO_BATCHES)
+        most = min(MOST_MICRO_BATCHES, cost.profile.workload.fineness.most(batch))
+        offered = tuple(count for count in divisors(batch) if count <= most)
         return tuple(count for count in offered if cost.is_plausible(batch // count)) or offered
 
     def searches(self, plan: Plan) -> bool:
@@ -143,17 +238,7 @@ class SolveOptions:
 
     def record(self) -> dict[str, Any]:
         """The settings as they are stored in a plan."""
-        return {
-            "objective": self.objective, "schedule": self.schedule, "micro_batches": self.micro_batches or "auto",
-            "remat": self.remat, "max_step_s": self.max_step_s, "max_workers": self.max_workers,
-            "pins": dict(self.pins), "forbid": [list(pair) for pair in self.forbid], "memory": dict(self.memory),
-            "together": [list(names) for names in self.together],
-            "apart": [list(names) for names in self.apart], "only": list(self.only),
-            "order": list(self.order),
-            "rematerialise": dict(self.rematerialise), "reserve": dict(self.reserve),
-            "prices": dict(self.prices), "solver": self.solver,
-            "gap": self.gap, "time_limit": self.time_limit, "seed": self.seed, "batch_size": self.batch_size,
-        }  # fmt: skip
+        return recorded(self)
 
 
 def divisors(number: int) -> tuple[int, ...]:

@@ -12,28 +12,30 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
-from assigner.schedule import warm_up
-from assigner.simulate import worker_memory
+from assigner.schedule.program import warm_up
+from assigner.schedule.simulate import worker_memory
+from assigner.schedule.timing import step_s
+from assigner.solver import tuning
 from assigner.solver.baselines import TITLES
-from assigner.solver.contest import Proposal
-from assigner.timing import step_s
+from assigner.solver.contest import BASELINE, PROVEN, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from assigner.plan import Plan
-    from assigner.solver.baselines import Simple
+    from assigner.formats.plan import Plan
+    from assigner.formats.terms import Schedule
+    from assigner.solver.baselines import FoundBaseline
     from assigner.solver.problem import Problem
     from assigner.solver.search import Search
 
-LIGHTER = 0.9
-"""A slower plan is worth it if it needs no more than this share of the memory."""
+SIMPLER = "choice among plans within the gap"
+"""How such a plan was found."""
 
 AS_GOOD = 1e-9
 """A step that is longer by up to this share is as short."""
 
 
-def preferred(search: Search, best: Proposal, simple: Sequence[Simple]) -> Proposal:
+def preferred(search: Search, best: Proposal, simple: Sequence[FoundBaseline]) -> Proposal:
     """The plan to answer with, in place of the fastest one found.
 
     Args:
@@ -42,7 +44,7 @@ def preferred(search: Search, best: Proposal, simple: Sequence[Simple]) -> Propo
         simple: The baselines; the equal split among them is what people compare with.
     """
     problem = search.problem
-    most = best.value * (1 + max(problem.options.gap, AS_GOOD))
+    most = best.value * (1 + max(search.contest.gap, AS_GOOD))
     equal = next(
         (each.plan.placement for each in simple if each.title == TITLES["equal"] and each.plan is not None), {}
     )
@@ -55,6 +57,21 @@ def preferred(search: Search, best: Proposal, simple: Sequence[Simple]) -> Propo
     return best
 
 
+def simpler(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
+    """A baseline that is faster than all that was found, under a schedule that was asked for.
+
+    It can be: local search over several stages a worker may miss it, and a limit may come early.
+    """
+    options, found = search.contest.options, []
+    for each in simple:
+        if each.plan is not None and each.step_s < search.contest.best_value * (1 - PROVEN):
+            kind: Schedule = "gpipe" if len(each.plan.stages) == len(each.plan.workers) else "interleaved"
+            plan = replace(each.plan, schedule=kind)
+            if options.searches(plan):
+                found.append(Proposal(plan, each.step_s, f"{BASELINE}: {each.title}"))
+    return min(found, key=lambda proposal: proposal.value, default=None)
+
+
 def _bests(search: Search, most: float) -> Iterator[Proposal]:
     """The best plan of every setting, as far as it is fast enough."""
     for setting in search.settings:
@@ -64,13 +81,13 @@ def _bests(search: Search, most: float) -> Iterator[Proposal]:
 
 def _lightest(problem: Problem, found: Sequence[Proposal], most: float) -> Proposal:
     """Of plans, the first of which is the best, and their shallower variants the one that needs least memory."""
-    best, least = found[0], LIGHTER * _bytes(problem, found[0].plan)
+    best, least = found[0], tuning.LIGHTER * _bytes(problem, found[0].plan)
     for plan in dict.fromkeys(plan for each in found for plan in (each.plan, *_shallower(problem, each.plan))):
         held = _bytes(problem, plan)
         if held < least:
             value = _value(problem, plan)
             if value <= most:
-                best, least = Proposal(plan, value), held
+                best, least = Proposal(plan, value, SIMPLER), held
     return best
 
 
@@ -107,7 +124,7 @@ def _near(problem: Problem, light: Proposal, equal: Mapping[str, str], most: flo
         problem.allowed(name, problem.profile.worker[stage.worker]) for stage in stages for name in stage.partitions
     )
     value = _value(problem, moved) if allowed else float("inf")
-    return Proposal(moved, value) if value <= most else light
+    return Proposal(moved, value, SIMPLER) if value <= most else light
 
 
 def _kind(problem: Problem, name: str) -> tuple[str, int]:

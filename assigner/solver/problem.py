@@ -10,20 +10,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from assigner.cost import CostModel, Output
-from assigner.graph import topological_orders
-from assigner.profile import Profile
+from assigner.formats.graph import topological_orders
+from assigner.formats.profile import Profile
+from assigner.schedule.cost import CostModel, PartitionOutput
+from assigner.solver import tuning
 from assigner.solver.options import SolveOptions
+from assigner.solver.prices import PriceTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from assigner.profile import Worker, WorkloadReference
+    from assigner.formats.profile import Worker, WorkloadReference
     from assigner.solver.options import RematRule
-
-
-MOST_ORDERS = 6
-"""Of a graph with up to so many topological orders, the intervals of each are looked at."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Problem:
     @cached_property
     def _orders(self) -> tuple[tuple[str, ...], ...]:
         edges = [(edge.source, edge.target) for edge in self.profile.edges]
-        return topological_orders(self.profile.order, edges, most=MOST_ORDERS)
+        return topological_orders(self.profile.order, edges, most=tuning.MOST_ORDERS)
 
     @property
     def branched(self) -> bool:
@@ -102,6 +100,16 @@ class Problem:
     def position(self) -> dict[str, int]:
         """Positions by partition name."""
         return {name: i for i, name in enumerate(self.order)}
+
+    @cached_property
+    def _tables(self) -> dict[int, PriceTable]:
+        return {}
+
+    def prices(self, micro_batches: int) -> PriceTable:
+        """What everything costs at one micro-batch count: one table for all who ask."""
+        if micro_batches not in self._tables:
+            self._tables[micro_batches] = PriceTable(self, micro_batches)
+        return self._tables[micro_batches]
 
     @cached_property
     def workload(self) -> WorkloadReference:
@@ -204,13 +212,13 @@ class Problem:
         return not order or order.index(left) < order.index(right)
 
     @cached_property
-    def hops(self) -> tuple[tuple[tuple[Output, bool], ...], ...]:
+    def hops(self) -> tuple[tuple[tuple[PartitionOutput, bool], ...], ...]:
         """Per boundary i: the values that go from i - 1 to i, each with whether it has a gradient."""
-        found: list[dict[Output, bool]] = [{} for _ in self.order]
+        found: list[dict[PartitionOutput, bool]] = [{} for _ in self.order]
         for edge in self.profile.edges:
             i = self.position[edge.target]
             if self.position[edge.source] == i - 1:
-                output = Output(edge.source, edge.output)
+                output = PartitionOutput(edge.source, edge.output)
                 found[i][output] = found[i].get(output, False) or edge.gradient
         return tuple(tuple(hop.items()) for hop in found)
 

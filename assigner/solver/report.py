@@ -1,4 +1,4 @@
-"""From a finished search to the answer: the plan with its price, its proof, the baselines and what was left behind."""
+"""What a finished search tells: the plan with its price and its proof, the candidates, or why there is no plan."""
 
 from __future__ import annotations
 
@@ -8,91 +8,28 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import AssignerError, InfeasibleError, LimitError
-from assigner.objective import objective_value
-from assigner.plan import Candidate, SolverReport
-from assigner.simulate import overfull, predict
-from assigner.solver.answer import FrontierPoint, Solution
-from assigner.solver.baselines import find_baselines
-from assigner.solver.budget import Budget
-from assigner.solver.contest import PROVEN, Proposal
-from assigner.solver.hints import resolve
-from assigner.solver.preference import preferred
-from assigner.solver.search import Search
+from assigner.formats.plan import Candidate, SolverReport
+from assigner.schedule.objective import objective_value
+from assigner.schedule.simulate import overfull, predict
+from assigner.solver.answer import Solution
+from assigner.solver.contest import INTEGER_PROGRAM, PROVEN, RELAXATION, Proposal
 from assigner.solver.why import explain
+from assigner.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from assigner.plan import Plan, Prediction, Schedule
-    from assigner.profile import Profile
-    from assigner.solver.answer import Progress
-    from assigner.solver.baselines import Simple
-    from assigner.solver.budget import Offer
-    from assigner.solver.contest import Contest
+    from assigner.formats.plan import Plan, Prediction
+    from assigner.formats.profile import Profile
+    from assigner.solver.baselines import FoundBaseline
+    from assigner.solver.budget import Budget, Offer
     from assigner.solver.options import SolveOptions
+    from assigner.solver.search import Search
     from assigner.solver.setting import Setting
 
 
-def answer(profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None = None) -> Solution:
-    """Search and report; arguments and errors as `solve`."""
-    if options.objective == "cost":
-        return _cheapest(profile, options, progress)
-    search = Search(*resolve(profile, options), progress)
-    search.run()
-    simple = find_baselines(search.problem)
-    best, bound = search.contest.best, search.bound
-    if options.objective == "step":
-        better = simpler(search, simple)
-        if better is not None:
-            best = better
-        if best is not None:
-            best = _adopted(search, preferred(search, best, simple))
-    if best is None:
-        raise _no_plan(search, profile, options)
-    return _solution(search, best, search.bound if best is search.contest.best else bound, options, simple)
-
-
-def _adopted(search: Search, chosen: Proposal) -> Proposal:
-    """A plan that the search takes as its own, if it belongs to one of its settings."""
-    for setting in search.settings:
-        if (setting.schedule, setting.micro_batches) == (chosen.plan.schedule, chosen.plan.micro_batches):
-            search.contest.best = setting.best = chosen
-            break
-    return chosen
-
-
-def simpler(search: Search, simple: Sequence[Simple]) -> Proposal | None:
-    """A baseline that is faster than all that was found, under a schedule that was asked for.
-
-    It can be: local search over several stages a worker may miss it, and a limit may come early.
-    """
-    options, found = search.contest.options, []
-    for each in simple:
-        if each.plan is not None and each.step_s < search.contest.best_value * (1 - PROVEN):
-            kind: Schedule = "gpipe" if len(each.plan.stages) == len(each.plan.workers) else "interleaved"
-            plan = replace(each.plan, schedule=kind)
-            if options.searches(plan):
-                found.append(Proposal(plan, each.step_s))
-    return min(found, key=lambda proposal: proposal.value, default=None)
-
-
-def _cheapest(profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None) -> Solution:
-    budget = Budget(*resolve(profile, options), progress)
-    simple = find_baselines(budget.problem)
-    frontier = budget.run(
-        [(each.plan, each.step_s) for each in simple if each.plan and len(each.plan.stages) == len(each.plan.workers)]
-    )
-    best = budget.cheapest(frontier)
-    if best is None:
-        raise _no_offer(budget, frontier, profile, options)
-    proposal = Proposal(replace(best.plan, objective="cost"), best.money)
-    solution = _solution(budget.search, proposal, budget.bound, options, simple)
-    points = tuple(FrontierPoint(each.money, each.step_s, each.plan.workers, each is best) for each in frontier)
-    return replace(solution, plan=replace(solution.plan, candidates=()), frontier=points)
-
-
-def _solution(
-    search: Search, best: Proposal, bound: float, options: SolveOptions, simple: Sequence[Simple]
+def make_solution(
+    search: Search, best: Proposal, bound: float, options: SolveOptions, simple: Sequence[FoundBaseline]
 ) -> Solution:
     """The plan with its prediction, report and baselines.
 
@@ -108,7 +45,7 @@ def _solution(
     unit = plan.micro_batches if plan.objective == "throughput" else 1  # the search compares whole batches
     _check(plan, value / unit, objective_value(plan, plan.objective, cost, step_s=prediction.step_s))
     _check_memory(prediction)
-    report = _report(search.contest, options, value / unit, min(bound, value) / unit)
+    report = _report(search, best.found_by, options, value / unit, min(bound, value) / unit)
     return Solution(
         replace(
             plan, predicted=prediction, solver=report, candidates=_candidates(search, best, bound),
@@ -137,19 +74,33 @@ def _check_memory(prediction: Prediction) -> None:
             )
 
 
-def _report(contest: Contest, options: SolveOptions, value: float, bound: float) -> SolverReport:
-    """What is proven, in the unit of the plan's objective."""
-    gap = (value - bound) / value if value else 0.0
+def _report(search: Search, found_by: str, options: SolveOptions, value: float, bound: float) -> SolverReport:
+    """What is proven, of which plans and by what, in the unit of the plan's objective."""
+    contest, gap = search.contest, (value - bound) / value if value else 0.0
+    solved = {RELAXATION, INTEGER_PROGRAM} & {found_by, *contest.proofs}
     return SolverReport(
-        name={"highs": "HiGHS", "cbc": "CBC"}[options.solver],
-        version=contest.backend.version(),
-        status="optimal" if gap <= options.gap + PROVEN else "feasible",
+        name={"highs": "HiGHS", "cbc": "CBC"}[options.solver] if solved else "assigner",
+        version=contest.backend.version() if solved else __version__,
+        status="optimal" if gap <= options.stop_gap + PROVEN else "feasible",
         objective_s=value,
         bound_s=bound,
         gap=0.0 if gap <= PROVEN else gap,
         seconds=contest.elapsed_s,
-        options=options.record() | {"proven_by": sorted(contest.proofs)},
+        options=options.record(),
+        found_by=found_by,
+        proven_by=tuple(sorted(contest.proofs)),
+        scope=_scope(search),
+        interrupted=contest.interrupted,
     )
+
+
+def _scope(search: Search) -> str:
+    """Which plans the bound is about."""
+    kinds = list(dict.fromkeys(each.schedule for each in search.settings))
+    counts = sorted({each.micro_batches for each in search.settings})
+    stages = "any number of stages" if "interleaved" in kinds else "one stage"
+    asked = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"plans with {stages} a worker under {' or '.join(sorted(kinds))} with {asked} micro-batches"
 
 
 def _candidates(search: Search, best: Proposal, bound: float) -> tuple[Candidate, ...]:
@@ -169,7 +120,7 @@ def _candidates(search: Search, best: Proposal, bound: float) -> tuple[Candidate
 
 def _candidate(search: Search, settings: Sequence[Setting], best: Proposal) -> Candidate:
     """What came of the settings of one schedule and micro-batch count."""
-    gap, first, bound = search.contest.options.gap, settings[0], min(setting.bound for setting in settings)
+    gap, first, bound = search.contest.gap, settings[0], min(setting.bound for setting in settings)
     value = min(setting.best_value for setting in settings)
     if any(setting.best is best for setting in settings):
         status = "chosen"
@@ -189,7 +140,7 @@ def _candidate(search: Search, settings: Sequence[Setting], best: Proposal) -> C
     )  # fmt: skip
 
 
-def _no_offer(
+def no_offer(
     budget: Budget, frontier: Sequence[Offer], profile: Profile, options: SolveOptions
 ) -> InfeasibleError | LimitError:
     """Why no plan meets the step time asked for."""
@@ -208,7 +159,8 @@ def _no_offer(
     )
 
 
-def _no_plan(search: Search, profile: Profile, options: SolveOptions) -> InfeasibleError | LimitError:
+def no_plan(search: Search, profile: Profile, options: SolveOptions) -> InfeasibleError | LimitError:
+    """Why no plan was found: there is none, or a limit came first."""
     contest = search.contest
     if search.decided:
         return explain(profile, options, left_s=contest.left_s)

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from assigner.cost import CostModel
 from assigner.errors import UsageError
+from assigner.schedule.cost import CostModel
+from assigner.solver import tuning
 from assigner.solver.answer import Progress
 from assigner.solver.chain.gpipe import GPipeSetting
 from assigner.solver.contest import PROVEN, Contest
 from assigner.solver.free import settings as free_settings
-from assigner.solver.ladder.branched import BranchedSetting
+from assigner.solver.ladder.branched import BranchedSetting, SteadySetting
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.problem import Problem
-from assigner.solver.setting import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from assigner.plan import Schedule
-    from assigner.profile import Profile
+    from assigner.formats.profile import Profile
+    from assigner.formats.terms import Schedule
     from assigner.solver.options import SolveOptions
-
-PHASES = (
-    (Setting.price, lambda _: 0.0),
-    (Setting.prepare, lambda setting: (not setting.leads, setting.bound)),
-    (Setting.improve, lambda setting: setting.best_value),
-    (Setting.relax, lambda setting: setting.best_value),
-    (Setting.prove, lambda setting: (setting.best_value, setting.bound)),
-    (Setting.adopt, lambda setting: setting.best_value),
-)
-"""What is done, and in which order of the settings: least first."""
-
-MORE, MOST_EFFORT = 4, 4**6
-"""A setting that used up its counts goes on with so many times as many, up to so many times the first ones."""
+    from assigner.solver.setting import Setting
 
 
 def _settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
@@ -66,6 +54,8 @@ def _step_settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
 
 def _ladders(contest: Contest, schedule: Schedule, count: int) -> Sequence[Setting]:
     """One ladder for each order of the graph, whose intervals together are all stages there are; else one for all."""
+    if contest.problem.branched and contest.options.objective == "throughput":
+        return [SteadySetting(contest, schedule, count)]
     if contest.problem.branched:
         return [BranchedSetting(contest, schedule, count)]
     return [LadderSetting(contest, schedule, count, problem) for problem in contest.problem.ordered]
@@ -89,6 +79,7 @@ class Search:
         self.settings = _settings(self.contest, options.counts(self.problem.cost))
         self.contest.settings = self.settings
         self._at, self._done = self.settings[0], 0
+        self._first_plan = False
 
     @property
     def bound(self) -> float:
@@ -106,20 +97,38 @@ class Search:
         Args:
             first_plan: Stop as soon as there is any plan.
         """
-        contest = self.contest
+        self._first_plan = first_plan
         try:
-            for phase, key in PHASES:
-                for setting in sorted(self.settings, key=key):
-                    if first_plan and contest.best is not None:
-                        return
-                    if not setting.decided and contest.left_s > 0:
-                        self._tell(setting)
-                        getattr(setting, phase.__name__)()
-            self._deepen()
+            for setting in self._open(lambda _: 0.0):
+                setting.price()
+            for setting in self._open(lambda each: (not each.leads, each.bound)):
+                setting.start()
+            for setting in self._open(lambda each: each.best_value):
+                setting.improve()
+            for setting in self._open(lambda each: each.best_value):
+                setting.tighten()
+            for setting in self._open(lambda each: (each.best_value, each.bound)):
+                setting.prove()
+            for setting in self._open(lambda each: each.best_value):
+                setting.adopt()
+            self._go_on()
+            self._close()
         except KeyboardInterrupt:
-            if contest.best is None:
+            if self.contest.best is None:
                 raise
-            contest.proofs.add("interrupted")
+            self.contest.interrupted = True
+
+    @property
+    def _enough(self) -> bool:
+        """True once there is a plan, where any will do."""
+        return self._first_plan and self.contest.best is not None
+
+    def _open(self, key: Callable[[Setting], Any]) -> Iterator[Setting]:
+        """The settings that are not decided, the least by this key first, while there is time."""
+        for setting in sorted(self.settings, key=key):
+            if not setting.decided and not self._enough and self.contest.left_s > 0:
+                self._tell(setting)
+                yield setting
 
     def allows(self, value: float) -> bool:
         """Whether a plan of this value, which is not the best, is proven to be within the gap.
@@ -130,32 +139,59 @@ class Search:
         contest.allowed = value
         contest.stop_within(max(1.0, contest.elapsed_s))
         try:
-            for phase, key in PHASES[3:5]:
-                for setting in sorted(self.settings, key=key):
-                    setting.decided = setting.bound >= contest.target * (1 - PROVEN)
-                    if not setting.decided and contest.left_s > 0:
-                        getattr(setting, phase.__name__)()
+            self._reopen()
+            for setting in self._open(lambda each: each.best_value):
+                setting.tighten()
+            self._reopen()
+            for setting in self._open(lambda each: (each.best_value, each.bound)):
+                setting.prove()
             return all(setting.bound >= contest.target * (1 - PROVEN) for setting in self.settings)
         except KeyboardInterrupt:
-            contest.proofs.add("interrupted")
+            contest.interrupted = True
             return False
         finally:
             contest.allowed = 0.0
 
-    def _deepen(self) -> None:
+    def _reopen(self) -> None:
+        """Settings whose bound does not reach the target that holds now have something left to prove."""
+        for setting in self.settings:
+            setting.decided = setting.bound >= self.contest.target * (1 - PROVEN)
+
+    def _go_on(self) -> None:
         """Where counts were used up before the gap was proven and time is left: on, each time with more of them."""
-        while self.contest.left_s > 0:
+        while self.contest.left_s > 0 and not self._enough:
             short = [
-                each for each in self.settings if not each.decided and each.cut_short and each.effort < MOST_EFFORT
+                each
+                for each in self.settings
+                if not each.decided and each.cut_short and each.effort < tuning.MOST_EFFORT
             ]
             if not short:
                 return
             for setting in sorted(short, key=lambda each: (each.bound, each.best_value)):
                 if self.contest.left_s > 0:
                     self._tell(setting)
-                    setting.effort *= MORE
+                    setting.effort *= tuning.MORE_EFFORT
                     setting.cut_short = False
                     setting.prove()
+
+    def _close(self) -> None:
+        """Go on from the usual gap to 0, where no gap was asked for and the ILP of every open setting is small."""
+        contest = self.contest
+        if contest.options.gap is not None or contest.best is None or self._first_plan or not self.decided:
+            return
+        contest.gap, contest.nodes = 0.0, tuning.CLOSE_NODES
+        for setting in self.settings:
+            setting.decided = setting.bound >= contest.target
+        if all(setting.decided or setting.closable for setting in self.settings):
+            for setting in sorted(self.settings, key=lambda each: (each.bound, each.best_value)):
+                if setting.bound < contest.target and contest.left_s > 0:
+                    self._tell(setting)
+                    setting.close()
+        if self.bound < contest.target:
+            contest.gap = contest.options.stop_gap
+        for setting in self.settings:
+            setting.decided = True  # to within the gap
+        contest.nodes = None
 
     def _tell(self, setting: Setting) -> None:
         self._at = setting

@@ -1,13 +1,14 @@
 """One way to run a step, a schedule with a number of micro-batches, and how far its search has come.
 
-The search takes every setting through the same phases, the most promising first:
+The search (search.py) takes every setting through the same steps:
 
     price    everything that one micro-batch costs; a first bound
-    prepare  good plans at once, without proof
+    start    good plans at once, without proof
     improve  local search from the best of them
-    relax    a bound, and fewer choices left
+    tighten  the bound, by a relaxation; fewer choices left
     prove    the best plan, or that none is better
     adopt    what other settings found, as far as it can be had better here
+    close    on to a gap of 0, where that takes seconds and no gap was asked for
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from assigner.solver.contest import Proposal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from assigner.plan import Plan, Schedule
+    from assigner.formats.plan import Plan
+    from assigner.formats.terms import Schedule
     from assigner.solver.contest import Contest
     from assigner.solver.problem import Problem
 
@@ -69,50 +71,59 @@ class Setting(ABC):
         best = self.contest.best
         return best is not None and (best.plan.schedule, best.plan.micro_batches) == (self.schedule, self.micro_batches)
 
-    def offer(self, value: float, plan: Callable[[], Plan]) -> None:
+    def offer(self, value: float, plan: Callable[[], Plan], found_by: str) -> None:
         """Take a plan that was found, if it is better than this setting's best.
 
         Args:
             value: Its value of the objective; inf: it cannot run.
             plan: Makes the plan.
+            found_by: What has found it.
         """
         if value < self.best_value:
-            self.best = Proposal(plan(), value)
+            self.best = Proposal(plan(), value, found_by)
             if value < self.contest.best_value * (1 - 1e-12):
                 self.contest.best = self.best
 
-    def raise_bound(self, bound: float, proof: str | None = None) -> None:
+    def raise_bound(self, bound: float, proof: str) -> None:
         """Take a proven bound; the setting is decided once it reaches the target.
 
         Args:
             bound: No plan of this setting has a lower value; inf: none is left below the target.
-            proof: How it was proven, if by more than adding up.
+            proof: How it was proven.
         """
         nothing_better = math.isinf(bound) and not math.isinf(self.contest.target)
         self.bound = max(self.bound, self.contest.target if nothing_better else bound)
         if self.bound >= self.contest.target:
             self.decided = True
-            if proof is not None:
-                self.contest.proofs.add(proof)
+            self.contest.proofs.add(proof)
 
     @abstractmethod
     def price(self) -> None:
         """Price one micro-batch and set a first bound."""
 
     @abstractmethod
-    def prepare(self) -> None:
+    def start(self) -> None:
         """Offer good plans."""
 
-    def improve(self) -> None:  # noqa: B027 - where `prepare` leaves nothing to do
+    def improve(self) -> None:  # noqa: B027 - where `start` leaves nothing to do
         """Make its best plan better by local search; the most promising setting of all goes first."""
 
     @abstractmethod
-    def relax(self) -> None:
+    def tighten(self) -> None:
         """Raise the bound by a relaxation."""
 
     @abstractmethod
     def prove(self) -> None:
         """Find the best plan or prove that none is better, until the time or the effort is over."""
+
+    @property
+    def closable(self) -> bool:
+        """Whether `close` takes seconds, judged by sizes alone, so that the answer is the same on every machine."""
+        return False
+
+    def close(self) -> None:
+        """Find the best plan of all below the target, or prove that this setting has none."""
+        self.prove()
 
     def adopt(self) -> None:  # noqa: B027 - most settings have no use for others' plans
         """Start from the best plan of other settings, if this one can run it better; by itself a setting cannot."""

@@ -22,32 +22,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from assigner.errors import FormatError
-from assigner.plan import Plan, WhatIf
-from assigner.simulate import worker_memory
+from assigner.formats.plan import Plan, WhatIf
+from assigner.schedule.simulate import worker_memory
+from assigner.schedule.timing import step_s
+from assigner.solver import tuning
 from assigner.solver.baselines import find_baselines
-from assigner.solver.contest import PROVEN, Proposal
+from assigner.solver.contest import GIVEN, PROVEN, Proposal
+from assigner.solver.preference import simpler
 from assigner.solver.problem import Problem
-from assigner.solver.report import simpler
 from assigner.solver.search import Search
 from assigner.solver.why.case import Case, short
 from assigner.solver.why.fleet import largest_of_kinds, wires, with_copy
-from assigner.timing import step_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from assigner.profile import Link, Profile
+    from assigner.formats.profile import Link, Profile
     from assigner.solver.answer import Progress, Solution
     from assigner.solver.options import SolveOptions
-
-CHEAP = 400
-"""Up to this many partitions x (workers + 1) x searches, what-ifs are priced without being asked for."""
-
-SKIPS = 2.5
-"""A graph with skips, whose plans the simulator prices one by one, takes so many times as long as a chain."""
-
-LOOSER = 3.0
-"""How many times the gap asked for is left open with one more worker: the larger problem, and one for each kind."""
 
 WIDER = 2.0
 """How many times the bandwidth the thinnest wire has after the change."""
@@ -84,8 +76,8 @@ def cheap(profile: Profile, options: SolveOptions) -> bool:
     searches = len(largest_of_kinds(case.workers)) + 2
     problem = Problem(*case.resolved, case.cost)
     size = len(profile.partitions) * (len(profile.workers) + 1) * searches
-    times = 1.0 if problem.exact else SKIPS * len(problem.ordered)
-    return size * times <= CHEAP and not problem.branched
+    times = 1.0 if problem.exact else tuning.SKIPS * len(problem.ordered)
+    return size * times <= tuning.CHEAP and not problem.branched
 
 
 def priced(
@@ -99,7 +91,7 @@ def priced(
     found: list[WhatIf | None] = []
     if plan.objective != "step" or plan.solver is None or plan.predicted is None:
         return solution
-    if "interrupted" in plan.solver.proofs:
+    if plan.solver.interrupted:
         return solution
     until = time.monotonic() + options.time_limit - plan.solver.seconds
     case = Case(profile, options)
@@ -149,14 +141,14 @@ def answered(question: Question, plan: Plan, left_s: float, told: Callable[[Prog
     assert plan.predicted is not None
     assert plan.solver is not None
     profile, options = question.case.resolved
-    gap = min(0.99, LOOSER * options.gap) if question.change == "worker" else options.gap
+    gap = min(0.99, tuning.LOOSER * options.stop_gap) if question.change == "worker" else options.stop_gap
     search = Search(profile, replace(options, time_limit=left_s, gap=gap), told)
     step, surely = plan.predicted.step_s, plan.solver.bound_s * (1 - PROVEN)
     changed = _step(question.plan, search.problem)
     if question.keeps:
-        search.contest.best = Proposal(plan, min(step, changed))
+        search.contest.best = Proposal(plan, min(step, changed), GIVEN)
     search.run()
-    if "interrupted" in search.contest.proofs:
+    if search.contest.interrupted:
         raise KeyboardInterrupt
     best, bound = min(search.contest.best_value, changed), search.bound
     if options.schedule == "interleaved" or not search.decided:

@@ -11,32 +11,37 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from assigner.cgroup import free_memory
+from assigner import formatting as fmt
 from assigner.errors import UsageError
-from assigner.profile import Verification
+from assigner.formats.profile import Verification
+from assigner.machine.cgroup import free_memory
+from assigner.model.marking.normalisation import batch_norms
+from assigner.runtime.optimizer import CLOSURE_HINT, built_optimizer, closure_words, needs_closure, stand_ins
+from assigner.runtime.randomness import kept_generators
 from assigner.runtime.vectormaths import settle_vector_maths
 from assigner.verification.comparing import differences
 from assigner.verification.draws import kept_python, seed_modules
+from assigner.verification.exercise import Exercise
 from assigner.verification.initial import ReplayedModel
 from assigner.verification.locating import find_beginning
 from assigner.verification.partitions import Partitions, capture_ahead
 from assigner.verification.pieces import forward_differences
 from assigner.verification.plain import PlainModel
 from assigner.verification.refusal import refusal
-from assigner.verification.trial import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from assigner.marking import PartitionGraph
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import Workload
     from assigner.verification.comparing import Difference, Moment
     from assigner.verification.observing import Item, Side
-    from assigner.workload import Workload
 
 _ROWS = 5
 _COPIES = 4  # of the parameters, while a side trains: they, their gradients, and two of the optimizer's state
 _LEAST_SIDES = 2.5  # the plain model, its partitions, the initial values, and what is made on the way
 _MOST_THREADS = 512
+_SMALL_RATE = 1e-3  # of the descent in place of an optimizer that needs a closure
 _FORWARDS_ALONE = (
     "the model does not fit here twice with its gradients and its optimizer: forwards were compared, and nothing is"
     " known of gradients, updates and rematerialisation; a check on a host with more memory tells"
@@ -63,19 +68,42 @@ def check_model(workload: Workload, graph: PartitionGraph) -> Verification:
     began = time.perf_counter()
     settle_vector_maths()
     workload = replace(workload, compile=None)
+    failed: tuple[int, UsageError] | None = None
     in_pieces = _LEAST_SIDES * _side_bytes(graph) > free_memory()
-    sizes = list(dict.fromkeys([(_ROWS, 2), (workload.batch_size, 2), (workload.batch_size, 1)]))
+    few = max(_ROWS, 2 * (workload.min_rows or 1))
+    most = workload.fineness.most
+    tried = ((rows, min(2, most(rows))) for rows in (few, workload.batch_size))
+    sizes = list(dict.fromkeys((*tried, (workload.batch_size, 1))))
     with _few_threads(len(graph.pieces)), kept_python():
+        with kept_generators(torch.device("cpu")):
+            workload, aside = _without_closure(workload, graph)
         for rows, micro_batches in sizes:
-            check = _Check(Trial(workload, graph, rows, min(rows, micro_batches)))
+            check = _Check(Exercise(workload, graph, rows, min(rows, micro_batches)))
             try:
                 verdict = check.run_in_pieces() if in_pieces else check.run()
-            except UsageError:
+            except UsageError as error:
                 if (rows, micro_batches) == sizes[-1] or not check.unfit:
                     raise
+                failed = micro_batches, error
             else:
-                return replace(verdict, seconds=time.perf_counter() - began)
+                if failed is not None and micro_batches < failed[0]:
+                    verdict = replace(verdict, cautions=(*verdict.cautions, _uncut(failed[1])))
+                return replace(verdict, cautions=(*aside, *verdict.cautions), seconds=time.perf_counter() - began)
     raise AssertionError("the last size returns or raises")
+
+
+def _without_closure(workload: Workload, graph: PartitionGraph) -> tuple[Workload, tuple[str, ...]]:
+    """The workload with plain descent in place of an optimizer that needs a closure, and the caution that says so.
+
+    Losses and gradients are what such an optimizer is told, and partitions that have an optimizer each cannot have it.
+    """
+    if workload.loss is None or workload.optimizer is None:
+        return workload, ()
+    made, _ = built_optimizer(workload, stand_ins(graph.deferred.model.named_parameters()), {})
+    if not needs_closure(made):
+        return workload, ()
+    caution = f"{closure_words(made)}; compared with SGD in its place; {CLOSURE_HINT}"
+    return replace(workload, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=_SMALL_RATE)), (caution,)
 
 
 @contextlib.contextmanager
@@ -93,21 +121,21 @@ class _Check:
     """The check with batches of one size.
 
     Args:
-        trial: What to train on.
+        exercise: What to train on.
 
     Attributes:
         unfit: The plain model fails with batches of this size, or cannot be captured for them.
     """
 
-    def __init__(self, trial: Trial) -> None:
-        self._given = trial
-        self._initial = ReplayedModel(trial.graph.deferred)
-        self._trial = replace(trial, graph=replace(trial.graph, deferred=self._initial))
+    def __init__(self, exercise: Exercise) -> None:
+        self._given = exercise
+        self._initial = ReplayedModel(exercise.graph.deferred)
+        self._exercise = replace(exercise, graph=replace(exercise.graph, deferred=self._initial))
         self._plain: PlainModel | None = None
         self._captured = self._uncertain = False
         self._evaluates = True
         self._noise: Mapping[tuple[Moment, Item], float] = {}
-        self._choices = (False, True) if trial.trains else (False,)
+        self._choices = (False, True) if exercise.trains else (False,)
 
     @property
     def unfit(self) -> bool:
@@ -120,40 +148,43 @@ class _Check:
             MarkingError: a value differs.
             UsageError: the plain model fails.
         """
-        cautions = list(self._capture())
-        trial = self._trial
-        found = self._beside(*(functools.partial(Partitions, trial, recomputes=each) for each in self._choices))
+        cautions, alone = list(self._capture()), self._alone()
+        exercise = self._exercise
+        found = self._beside(*(functools.partial(Partitions, exercise, recomputes=each) for each in self._choices))
         above = [[each for each in some if each.counts()] for some in found]
         if any(above):
             cautions += self._explained(above)
         if self._evaluates and not self._uncertain:
-            cautions += self._of_cutting()
+            of_cutting = list(self._of_cutting())
+            cautions += [said for _, said in of_cutting]
+            alone += [what for what, _ in of_cutting]
         return Verification(
             result="uncertain" if self._uncertain else "equal", exact=not any(found),
-            partitions=len(trial.graph.pieces), rows=trial.rows, micro_batches=trial.micro_batches,
-            trained=trial.trains, cautions=tuple(cautions),
+            partitions=len(exercise.graph.pieces), rows=exercise.rows, micro_batches=exercise.micro_batches,
+            trained=exercise.trains, cautions=tuple(cautions), per_micro_batch=tuple(alone),
         )  # fmt: skip
 
     def run_in_pieces(self) -> Verification:
         """Compare forwards alone, with the memory of one partition at a time; raises as `run`."""
-        trial = self._given
-        found = forward_differences(trial)
+        exercise = self._given
+        found = forward_differences(exercise)
         self._captured = True
         if above := [each for each in found if each.counts(each.scale * math.sqrt(each.epsilon))]:
             raise refusal(above[0], only_recomputed=False, begins=None)
         return Verification(
-            result="equal", exact=not found, way="pieces", partitions=len(trial.graph.pieces), rows=trial.rows,
-            micro_batches=trial.micro_batches, trained=False, cautions=(_FORWARDS_ALONE,),
+            result="equal", exact=not found, way="pieces", partitions=len(exercise.graph.pieces), rows=exercise.rows,
+            micro_batches=exercise.micro_batches, trained=False, cautions=(_FORWARDS_ALONE,),
+            per_micro_batch=tuple(self._alone()),
         )  # fmt: skip
 
     def _capture(self) -> Iterator[str]:
         """Capture what the steps need; what cannot be evaluated can be trained all the same."""
-        refused = capture_ahead(self._trial)
-        if names := self._trial.stored_once():
-            self._trial = self._trial.whole()
-            refused = capture_ahead(self._trial)
+        refused = capture_ahead(self._exercise)
+        if names := self._exercise.stored_once():
+            self._exercise = self._exercise.whole()
+            refused = capture_ahead(self._exercise)
             yield (
-                f"the forward writes to {_first_of(names)}, by itself and not by its rows: a run stores that once a"
+                f"the forward writes to {fmt.first_of(names)}, by itself and not by its rows: a run stores that once a"
                 " step, as with a whole batch, and a plain loop at every micro-batch; compared in one micro-batch"
             )
         self._captured, self._evaluates = True, refused is None
@@ -162,12 +193,12 @@ class _Check:
 
     def _model(self) -> PlainModel:
         self._plain = None  # the memory of one before the next
-        self._plain = PlainModel(self._trial)
+        self._plain = PlainModel(self._exercise)
         return self._plain
 
     def _beside(self, *makers: Callable[[], Side], aligns: bool = True) -> list[list[Difference]]:
         """What differs between the plain model and other sides; it runs once for all where memory is ample."""
-        at_once = (len(makers) + 1) * _side_bytes(self._trial.graph) < free_memory() / 2
+        at_once = (len(makers) + 1) * _side_bytes(self._exercise.graph) < free_memory() / 2
         return [
             found
             for group in ([makers] if at_once else [(maker,) for maker in makers])
@@ -180,7 +211,7 @@ class _Check:
         return sides
 
     def _differences(self, plain: PlainModel, others: Sequence[Side], *, aligns: bool = True) -> list[list[Difference]]:
-        return differences(self._trial, plain, others, evaluates=self._evaluates, aligns=aligns)
+        return differences(self._exercise, plain, others, evaluates=self._evaluates, aligns=aligns)
 
     def _explained(self, above: Sequence[list[Difference]]) -> Iterator[str]:
         """Why differences that are above the floor are no reason to refuse the model, as a caution where it is one.
@@ -188,9 +219,9 @@ class _Check:
         Raises:
             MarkingError: they are one.
         """
-        trial = self._trial
+        exercise = self._exercise
         again, moved = self._beside(
-            functools.partial(PlainModel, trial), functools.partial(PlainModel, trial, nudged=True), aligns=False
+            functools.partial(PlainModel, exercise), functools.partial(PlainModel, exercise, nudged=True), aligns=False
         )
         if first := next((each for each in again if each.counts()), None):
             self._uncertain = True
@@ -203,11 +234,11 @@ class _Check:
         recomputes, left = self._first_left(above)
         if not left:
             return
-        (drawn,) = self._beside(functools.partial(PlainModel, trial, generators=3))
+        (drawn,) = self._beside(functools.partial(PlainModel, exercise, generators=3))
         if any(each.counts() for each in drawn):
-            plain, cut = self._model(), Partitions(trial, recomputes=recomputes)
+            plain, cut = self._model(), Partitions(exercise, recomputes=recomputes)
             for side in (plain, cut):
-                seed_modules(side.submodules(), trial.graph.marks)
+                seed_modules(side.submodules(), exercise.graph.marks)
             _, left = self._first_left(self._differences(plain, [cut]))
             if not left:
                 yield (
@@ -215,7 +246,7 @@ class _Check:
                     " plain loop; with the same numbers the two are equal"
                 )
                 return
-        begins = find_beginning(trial, self._model(), Partitions(trial, recomputes=recomputes), left)
+        begins = find_beginning(exercise, self._model(), Partitions(exercise, recomputes=recomputes), left)
         raise refusal(left[0], only_recomputed=recomputes, begins=begins)
 
     def _first_left(self, found: Sequence[list[Difference]]) -> tuple[bool, list[Difference]]:
@@ -226,32 +257,56 @@ class _Check:
                 return bool(recomputes), left
         return False, []
 
-    def _of_cutting(self) -> Iterator[str]:
-        """What micro-batches change by themselves."""
+    def _alone(self) -> list[str]:
+        """What is known to see each micro-batch by itself before anything has run."""
+        workload = self._given.workload
+        if not self._given.trains or workload.fineness.most(workload.batch_size) == 1:
+            return []
+        found = batch_norms(self._given.graph.deferred.model)
+        return [] if found is None else [found]
+
+    def _of_cutting(self) -> Iterator[tuple[str, str]]:
+        """What micro-batches change by themselves: shortly, and what that means."""
         plain = self._plain
         assert plain is not None
         if self._given.micro_batches < 2:
             return
         if plain.per_micro_batch:
-            yield (
-                f"buffer {_first_of(sorted(plain.per_micro_batch))} moves"
+            names = fmt.first_of(sorted(plain.per_micro_batch))
+            meaning = (
+                f"buffer {names} moves"
                 " with every micro-batch: with several it moves as often in a step;"
                 " a plan with one micro-batch moves it once"
             )
-        if self._trial.workload.loss is not None:
-            parts, whole = (float(plain.evaluated(trial)) for trial in (self._given, self._given.whole()))
+            yield f"buffer {names} moves with each", meaning
+        if self._exercise.workload.loss is not None:
+            parts, whole = (float(plain.evaluated(exercise)) for exercise in (self._given, self._given.whole()))
             close = math.isclose(parts, whole, rel_tol=math.sqrt(plain.epsilon), abs_tol=plain.epsilon)
-            if not close and parts == float(plain.evaluated(self._given)):  # else each evaluation changes the model
-                yield (
-                    f"the loss of a batch, {whole:.6g}, is not the weighted mean of its micro-batches' losses,"
-                    f" {parts:.6g}: the number of micro-batches changes what is trained; the loss mixes rows, or"
-                    " Workload.weight does not say what it divides by; loss_over='batch' or one micro-batch is exact"
+            if not close and self._repeats(parts, whole):
+                summed = self._exercise.workload.reduction == "sum"
+                blamed = "its reduction is no sum" if summed else "Workload.weight does not say what it divides by"
+                meaning = (
+                    f"the loss of a batch, {whole:.6g}, is not the {'sum' if summed else 'weighted mean'} of its"
+                    f" micro-batches' losses, {parts:.6g}: the number of micro-batches changes what is trained; the"
+                    f" loss mixes rows, or {blamed}; loss_over='batch' or one micro-batch is exact"
                 )
+                off = "the reduction is no sum" if summed else "Workload.weight is off"
+                yield f"the loss or the model mixes rows, or {off}", meaning
+
+    def _repeats(self, parts: float, whole: float) -> bool:
+        """Evaluations change nothing and draw nothing: else the whole and the parts may differ by that."""
+        plain = self._plain
+        assert plain is not None
+        again = float(plain.evaluated(self._given)), float(plain.evaluated(self._given.whole(), draws=-2))
+        return again == (parts, whole)
 
 
-def _first_of(names: Sequence[str]) -> str:
-    """The first of some names, and how many there are besides."""
-    return f"{names[0]!r} and {len(names) - 1} more" if len(names) > 1 else repr(names[0])
+def _uncut(error: UsageError) -> str:
+    """That a model takes no part of a batch, as a caution."""
+    return (
+        f"with two micro-batches it fails, so it was compared in one: {error.message};"
+        " Workload.max_micro_batches=1 keeps plans to one"
+    )
 
 
 def _side_bytes(graph: PartitionGraph) -> int:

@@ -19,15 +19,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from assigner.errors import MarkingError
+from assigner.verification.exercise import STEPS
 from assigner.verification.observing import Item, held_items
-from assigner.verification.trial import STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from assigner.verification.exercise import Exercise
     from assigner.verification.observing import Side
     from assigner.verification.plain import PlainModel
-    from assigner.verification.trial import Trial
 
 Phase = Literal["start", "step", "evaluation"]
 _FLOOR = 8
@@ -86,12 +86,12 @@ class Difference:
 
 
 def differences(
-    trial: Trial, plain: PlainModel, others: Sequence[Side], *, evaluates: bool, aligns: bool = True
+    exercise: Exercise, plain: PlainModel, others: Sequence[Side], *, evaluates: bool, aligns: bool = True
 ) -> list[list[Difference]]:
     """Train and evaluate the sides side by side.
 
     Args:
-        trial: What to train on.
+        exercise: What to train on.
         plain: The plain model.
         others: What is compared with it.
         evaluates: False: training alone.
@@ -109,33 +109,33 @@ def differences(
                 found[n].append(apart)
 
     for n in range(len(others)):
-        look(n, Moment("start"), held_items(trial.graph, "initial value"))
-    for step in range(STEPS if trial.trains else 0):
+        look(n, Moment("start"), held_items(exercise.graph, "initial value"))
+    for step in range(STEPS if exercise.trains else 0):
         moment = Moment("step", step)
         plain.train(step)
         for n, other in enumerate(others):
             other.train(step)
-            look(n, moment, _made(trial, plain, loss=True))
-            apart = list(gradient_differences(trial, plain, other, moment))
+            look(n, moment, _made(exercise, plain, loss=True))
+            apart = list(gradient_differences(exercise, plain, other, moment))
             found[n] += apart
             if aligns:
                 align(plain, other, apart)
-            look(n, moment, held_items(trial.graph, "buffer"))
+            look(n, moment, held_items(exercise.graph, "buffer"))
             other.update()
         plain.update()
         for n in range(len(others)):
-            look(n, moment, held_items(trial.graph, "parameter"))
+            look(n, moment, held_items(exercise.graph, "parameter"))
     if evaluates:
         plain.evaluate()
         for n, other in enumerate(others):
             other.evaluate()
-            look(n, Moment("evaluation", STEPS), _made(trial, plain, loss=trial.workload.loss is not None))
+            look(n, Moment("evaluation", STEPS), _made(exercise, plain, loss=exercise.workload.loss is not None))
     return found
 
 
-def gradient_differences(trial: Trial, plain: PlainModel, other: Side, moment: Moment) -> Iterator[Difference]:
+def gradient_differences(exercise: Exercise, plain: PlainModel, other: Side, moment: Moment) -> Iterator[Difference]:
     """Which gradients of a step differ."""
-    for item in held_items(trial.graph, "gradient"):
+    for item in held_items(exercise.graph, "gradient"):
         apart = difference(moment, item, plain.look(item), other.look(item))
         if apart is not None:
             yield apart
@@ -154,9 +154,9 @@ def align(plain: PlainModel, other: Side, gradients: Iterable[Difference]) -> No
             target.detach().copy_(source.detach())
 
 
-def _made(trial: Trial, plain: PlainModel, *, loss: bool) -> Iterator[Item]:
+def _made(exercise: Exercise, plain: PlainModel, *, loss: bool) -> Iterator[Item]:
     """The loss, and the outputs that the plain model gave."""
-    last = trial.graph.last.name
+    last = exercise.graph.last.name
     if loss:
         yield Item("loss", last)
     for name in plain.outputs():

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assigner.deferred import DeferredModel
-from assigner.deferred.recorder import is_meta
+from assigner.model.deferred import DeferredModel
+from assigner.model.deferred.recorder import is_meta
 
 if TYPE_CHECKING:
-    from assigner.deferred.replay import ReplayedMemory
+    from assigner.model.deferred.replay import ReplayedMemory
 
 
 class ReplayedModel(DeferredModel):

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from torch import fx, nn
 
-    from assigner.marking import Piece
+    from assigner.model.marking import Piece
     from assigner.verification.comparing import Difference, Moment
+    from assigner.verification.exercise import Exercise
     from assigner.verification.partitions import Partitions
     from assigner.verification.plain import PlainModel
-    from assigner.verification.trial import Trial
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 _MOST_LINES = 4
@@ -43,11 +43,11 @@ class _Call(NamedTuple):
     outputs: list[torch.Tensor]
 
 
-def find_beginning(trial: Trial, plain: PlainModel, cut: Partitions, found: Sequence[Difference]) -> str | None:
+def find_beginning(exercise: Exercise, plain: PlainModel, cut: Partitions, found: Sequence[Difference]) -> str | None:
     """Repeat the steps up to a difference, and find the first call of a module that differs there.
 
     Args:
-        trial: What to train on.
+        exercise: What to train on.
         plain: The plain model, as it was built.
         cut: The captured partitions, as they were built.
         found: What differs, in the order in which it came to be.
@@ -61,7 +61,7 @@ def find_beginning(trial: Trial, plain: PlainModel, cut: Partitions, found: Sequ
     for step in range(moment.step):
         for side in (plain, cut):
             side.train(step)
-        align(plain, cut, list(gradient_differences(trial, plain, cut, moment)))
+        align(plain, cut, list(gradient_differences(exercise, plain, cut, moment)))
         for side in (plain, cut):
             side.update()
     theirs: dict[str, list[_Call]] = defaultdict(list)
@@ -76,15 +76,15 @@ def find_beginning(trial: Trial, plain: PlainModel, cut: Partitions, found: Sequ
         known = theirs[call.name]
         if not any(_alike(call.outputs, other.outputs) for other in known):
             inside = any(_alike(call.inputs, other.inputs) for other in known)
-            return _in_words(trial, call.name, modules[call.name], inside=inside)
+            return _in_words(exercise, call.name, modules[call.name], inside=inside)
     if item.quantity == "gradient":  # a backward goes from the last partition to the first
         wrong = {each.item.partition for each in found if each.moment == moment and each.item.quantity == "gradient"}
-        piece = next(piece for piece in reversed(trial.graph.pieces) if piece.name in wrong)
+        piece = next(piece for piece in reversed(exercise.graph.pieces) if piece.name in wrong)
         return (
             f"all forwards are right; it begins in the backward of partition {piece.name!r}{_at(*_root_lines(piece))}"
         )
     if item.quantity in ("loss", "output"):
-        return f"every module is right: it begins behind them{_at(*_root_lines(trial.graph.last))}"
+        return f"every module is right: it begins behind them{_at(*_root_lines(exercise.graph.last))}"
     return None
 
 
@@ -135,14 +135,14 @@ def _alike(ones: Sequence[torch.Tensor], twos: Sequence[torch.Tensor]) -> bool:
     return len(ones) == len(twos) and all(map(is_same, ones, twos))
 
 
-def _in_words(trial: Trial, name: str, module: nn.Module, *, inside: bool) -> str:
-    piece = next((piece for piece in trial.graph.pieces if _runs(piece, name)), trial.graph.last)
+def _in_words(exercise: Exercise, name: str, module: nn.Module, *, inside: bool) -> str:
+    piece = next((piece for piece in exercise.graph.pieces if _runs(piece, name)), exercise.graph.last)
     if inside:
         return (
             f"it begins in partition {piece.name!r}, in {name!r} ({type(module).__name__}{_at(_forward_line(module))})"
         )
     sources = [
-        trial.graph.piece[each] for each in sorted({value.partition for value in piece.reads if value.partition})
+        exercise.graph.piece[each] for each in sorted({value.partition for value in piece.reads if value.partition})
     ]
     able = [each for each in (*sources, piece) if _own_code(each)] or [*sources, piece]
     partitions = " or ".join(repr(each.name) for each in able)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assigner.marking import PartitionGraph
+    from assigner.model.marking import PartitionGraph
 
 Quantity = Literal["initial value", "loss", "output", "gradient", "buffer", "parameter"]
 

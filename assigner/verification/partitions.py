@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from assigner.errors import AssignerError, MarkingError
-from assigner.marking.cut import recut
-from assigner.marking.domain import input_key
+from assigner.model.marking.cut import recut
+from assigner.model.marking.domain import input_key
 from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
 from assigner.runtime.optimizer import PipelineOptimizer
@@ -19,15 +19,15 @@ from assigner.runtime.remat import Rematerialisation
 from assigner.runtime.scaling import GradientScaling
 from assigner.usercode import user_line
 from assigner.verification.draws import ComparableDraws, PythonGenerators
+from assigner.verification.exercise import STEPS, Exercise
 from assigner.verification.observing import HeardLoss, Item
-from assigner.verification.trial import STEPS, Trial
 from assigner.verification.turns import Turns
 from assigner.verification.workers import CopyingMembership, Mailbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
 
 _CPU = torch.device("cpu")
 T = TypeVar("T")
@@ -47,16 +47,16 @@ class _Seat:
     installed: Installation
     optimizer: PipelineOptimizer
 
-    def train(self, trial: Trial, step: int) -> float:
+    def train(self, exercise: Exercise, step: int) -> float:
         """Forward and backward of a step; the loss where it is computed."""
-        installed, batch = self.installed, trial.batch(step)
+        installed, batch = self.installed, exercise.batch(step)
         with self.member.guarded("the start of a step"):
             program, cuts = installed.begin("step", batch)
             installed.gradients.drop()
             installed.gradients.begin()
-            losses = installed.training.run(program, cuts, step, loss_factor=1.0)
+            found, _ = installed.training.run(program, cuts, step, loss_factor=1.0)
             installed.gradients.end(program, installed.executor, step)
-        return losses.get(self.member.rank, 0.0)
+        return found[self.member.rank][0] if self.member.rank in found else 0.0
 
     def update(self) -> None:
         """Apply the gradients, and drop them."""
@@ -65,17 +65,18 @@ class _Seat:
             self.installed.executor.update(self.optimizer.local if good else None)
             self.installed.gradients.drop()
 
-    def evaluate(self, trial: Trial) -> float:
+    def evaluate(self, exercise: Exercise) -> float:
         """The loss over the first batch in eval mode."""
+        self.installed.inference.carried.reset()
         with self.member.guarded("an evaluation"):
-            return self.installed.inference.evaluate(trial.batch(0), STEPS)
+            return self.installed.inference.evaluate("evaluate", exercise.batch(0), STEPS)
 
 
 class Partitions:
     """The captured side of the comparison.
 
     Args:
-        trial: What to train on.
+        exercise: What to train on.
         recomputes: Every partition rematerialises.
 
     Attributes:
@@ -85,27 +86,27 @@ class Partitions:
         MarkingError: a partition failed where the plain model did not.
     """
 
-    def __init__(self, trial: Trial, *, recomputes: bool) -> None:
-        self._trial, self.recomputes = trial, recomputes
+    def __init__(self, exercise: Exercise, *, recomputes: bool) -> None:
+        self._exercise, self.recomputes = exercise, recomputes
         self._python = PythonGenerators(2)
-        self._heard = HeardLoss(trial.own_loss())
+        self._heard = HeardLoss(exercise.own_loss())
         self._loss = torch.zeros((), dtype=torch.float64)
-        plan, self._turns = trial.plan(recomputes=recomputes), Turns()
+        plan, self._turns = exercise.plan(recomputes=recomputes), Turns()
         mailbox = Mailbox(self._turns, len(plan.stages))
         self._members = [CopyingMembership(mailbox, n, stage.worker) for n, stage in enumerate(plan.stages)]
         with self._python.in_use(), kept_generators(_CPU):
             seats = self._together([functools.partial(self._seat, member, plan) for member in self._members])
-        self._seats = dict(zip((piece.name for piece in trial.graph.pieces), seats, strict=True))
+        self._seats = dict(zip((piece.name for piece in exercise.graph.pieces), seats, strict=True))
 
     def _seat(self, member: CopyingMembership, plan: Plan) -> _Seat:
-        trial, graph = self._trial, self._trial.graph
-        workload = replace(trial.workload, loss=self._heard)
-        if not trial.trains:
+        exercise, graph = self._exercise, self._exercise.graph
+        workload = replace(exercise.workload, loss=self._heard, metrics=None)
+        if not exercise.trains:
             workload = without_training(workload)
         scaling = GradientScaling(torch.amp.GradScaler("cpu", enabled=False), None, member)
         installed = Installation(
             workload, plan, graph, member,
-            remat=Rematerialisation("plan", plan), batch_norm="deferred", trains=trial.trains, scaling=scaling,
+            remat=Rematerialisation("plan", plan), batch_norm="deferred", trains=exercise.trains, scaling=scaling,
         )  # fmt: skip
         model = graph.deferred.model.named_parameters()
         optimizer = PipelineOptimizer(workload, model, installed.trained, apply=_update_alone)
@@ -124,7 +125,9 @@ class Partitions:
     def train(self, step: int) -> None:
         """Forward and backward of a step's batch."""
         self._heard.begin(listens=False)
-        self._loss = torch.tensor(sum(self._run(step, lambda seat: seat.train(self._trial, step))), dtype=torch.float64)
+        self._loss = torch.tensor(
+            sum(self._run(step, lambda seat: seat.train(self._exercise, step))), dtype=torch.float64
+        )
 
     def update(self) -> None:
         """Apply the gradients, those of each partition by an optimizer of its own, and drop them."""
@@ -134,7 +137,7 @@ class Partitions:
     def evaluate(self) -> None:
         """The loss over the first batch in eval mode."""
         self._heard.begin(listens=True)
-        self._loss = torch.tensor(self._run(-1, lambda seat: seat.evaluate(self._trial))[0], dtype=torch.float64)
+        self._loss = torch.tensor(self._run(-1, lambda seat: seat.evaluate(self._exercise))[0], dtype=torch.float64)
 
     def _run(self, step: int, act: Callable[[_Seat], float]) -> list[float]:
         def of(seat: _Seat) -> float:
@@ -164,7 +167,7 @@ class Partitions:
             return self._loss.to(self._heard.dtype)
         if item.quantity == "output":
             return self._heard.leaves().get(item.name)
-        seat, canonical = self._seats[item.partition], self._trial.graph.canonical
+        seat, canonical = self._seats[item.partition], self._exercise.graph.canonical
         if item.quantity == "gradient":
             return seat.installed.gradients.named().get(canonical[item.name])
         state, held = seat.installed.share.state(), seat.installed.share.held_by(item.partition)
@@ -172,12 +175,12 @@ class Partitions:
         return state[name] if name in state else held.get(name)
 
 
-def _update_alone() -> None:
+def _update_alone(_: object) -> None:
     """Seats apply their gradients together; nobody else has the optimizer's handle."""
     raise AssertionError("an update of one worker alone")
 
 
-def capture_ahead(trial: Trial) -> str | None:
+def capture_ahead(exercise: Exercise) -> str | None:
     """Capture whatever the steps need, so that nothing is captured among them.
 
     Returns:
@@ -186,13 +189,13 @@ def capture_ahead(trial: Trial) -> str | None:
     Raises:
         MarkingError: the model cannot be cut for the micro-batches of the steps.
     """
-    for step in range(STEPS if trial.trains else 0):
-        for cut in trial.cut(step):
-            if not trial.graph.domain.admits(input_key(cut.structure, cut.inputs)):
-                recut(trial.graph, cut.structure, cut.inputs, training=True)
+    for step in range(STEPS if exercise.trains else 0):
+        for cut in exercise.cut(step):
+            if not exercise.graph.domain.admits(input_key(cut.structure, cut.inputs)):
+                recut(exercise.graph, cut.structure, cut.inputs, training=True)
     try:
-        for cut in trial.cut(0):
-            recut(trial.graph, cut.structure, cut.inputs, training=False)
+        for cut in exercise.cut(0):
+            recut(exercise.graph, cut.structure, cut.inputs, training=False)
     except MarkingError as error:
         return error.message
     return None

@@ -14,12 +14,12 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from assigner.marking import Value
-from assigner.marking.casting import casting
-from assigner.marking.cut import recut
-from assigner.marking.domain import input_key
-from assigner.marking.modules import opaque_modules
-from assigner.marking.writing import StepStores
+from assigner.model.marking import Value
+from assigner.model.marking.casting import casting
+from assigner.model.marking.cut import recut
+from assigner.model.marking.domain import input_key
+from assigner.model.marking.modules import opaque_modules
+from assigner.model.marking.writing import StepStores
 from assigner.runtime.randomness import kept_generators
 from assigner.usercode import user_code
 from assigner.verification.comparing import Difference, Moment, difference
@@ -31,34 +31,34 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from assigner.marking import PartitionGraph
+    from assigner.model.marking import PartitionGraph
     from assigner.runtime.microbatch import MicroBatch
-    from assigner.verification.trial import Trial
+    from assigner.verification.exercise import Exercise
 
 _CPU = torch.device("cpu")
 
 
-def forward_differences(trial: Trial) -> list[Difference]:
+def forward_differences(exercise: Exercise) -> list[Difference]:
     """What differs between the outputs of the model and those of its partitions, for the first batch's micro-batches.
 
     Args:
-        trial: The batch and its cutting.
+        exercise: The batch and its cutting.
 
     Raises:
         MarkingError: the forward cannot be cut for these micro-batches.
         UsageError: the plain model's forward fails; the message has its line.
     """
-    return [each for place in range(len(trial.cut(0))) for each in _of(trial, place)]
+    return [each for place in range(len(exercise.cut(0))) for each in _of(exercise, place)]
 
 
-def _of(trial: Trial, place: int) -> Iterator[Difference]:
+def _of(exercise: Exercise, place: int) -> Iterator[Difference]:
     """The differences of one micro-batch; each side gets a copy of it."""
-    graph, cut = trial.graph, trial.cut(0)[place]
+    graph, cut = exercise.graph, exercise.cut(0)[place]
     if not graph.domain.admits(input_key(cut.structure, cut.inputs)):
         graph = recut(graph, cut.structure, cut.inputs, training=True)
-    plain = _leaves(_streamed(trial, cut))
+    plain = _leaves(_streamed(exercise, cut))
     with PythonGenerators(2).in_use(), torch.no_grad(), kept_generators(_CPU):
-        mine = _leaves(graph.rebuild_output(_chained(graph, trial.cut(0)[place].inputs)))
+        mine = _leaves(graph.rebuild_output(_chained(graph, exercise.cut(0)[place].inputs)))
     for name in plain.keys() | mine.keys():
         item = Item("output", graph.last.name, f"{name} of micro-batch {place}")
         apart = difference(Moment("step"), item, plain.get(name), mine.get(name))
@@ -71,11 +71,11 @@ def _leaves(outputs: Any) -> dict[str, torch.Tensor]:
     return {pytree.keystr(path): leaf for path, leaf in found if isinstance(leaf, torch.Tensor)}
 
 
-def _streamed(trial: Trial, cut: MicroBatch) -> Any:
+def _streamed(exercise: Exercise, cut: MicroBatch) -> Any:
     """The outputs of the model itself."""
-    deferred = trial.graph.deferred
+    deferred = exercise.graph.deferred
     model = copy.deepcopy(deferred.model)
-    names = opaque_modules(model, trial.graph.marks)
+    names = opaque_modules(model, exercise.graph.marks)
     inside = tuple(f"{name}." for name in names)
     _put(model, deferred.materialise(name for name in deferred.tensors() if not name.startswith(inside)))
 
@@ -99,7 +99,7 @@ def _streamed(trial: Trial, cut: MicroBatch) -> Any:
     args, kwargs = pytree.tree_unflatten(cut.inputs, cut.structure)
     with (
         PythonGenerators(1).in_use(), torch.no_grad(), kept_generators(_CPU), ComparableDraws(0),
-        casting(trial.workload.autocast, "cpu"), user_code("the plain model's forward"),
+        casting(exercise.workload.autocast, "cpu"), user_code("the plain model's forward"),
     ):  # fmt: skip
         return model(*args, **kwargs)
 

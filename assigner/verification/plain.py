@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from assigner.deferred import settle_mode
-from assigner.marking.casting import casting
+from assigner.model.deferred import settle_mode
+from assigner.model.marking.casting import casting
 from assigner.runtime.batchnorm import DeferredStatistics
+from assigner.runtime.metrics import StepMetrics
 from assigner.runtime.outputs import Part, join
 from assigner.runtime.randomness import kept_generators
+from assigner.runtime.staterows import replaced, state_of
 from assigner.usercode import user_code
 from assigner.verification.draws import ComparableDraws, PythonGenerators
 from assigner.verification.observing import HeardLoss, Item
@@ -20,8 +22,9 @@ from assigner.verification.observing import HeardLoss, Item
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from assigner.model.workload import StatePlace
     from assigner.runtime.microbatch import MicroBatch
-    from assigner.verification.trial import Trial
+    from assigner.verification.exercise import Exercise
 
 _CPU = torch.device("cpu")
 
@@ -32,7 +35,7 @@ class PlainModel:
     Its BatchNorm statistics move as those of a pipeline do, once a step: that difference is meant, and documented.
 
     Args:
-        trial: What to train on.
+        exercise: What to train on.
         generators: Seed of Python's and NumPy's generators.
         nudged: Every parameter is off by one unit in the last place: what a difference of rounding grows to.
 
@@ -45,8 +48,8 @@ class PlainModel:
         UsageError: the builder, the optimizer, the forward or the loss failed; the message has its line.
     """
 
-    def __init__(self, trial: Trial, *, generators: int = 1, nudged: bool = False) -> None:
-        self._trial, workload = trial, trial.workload
+    def __init__(self, exercise: Exercise, *, generators: int = 1, nudged: bool = False) -> None:
+        self._exercise, workload = exercise, exercise.workload
         self._python = PythonGenerators(generators)
         with self._python.in_use(), kept_generators(_CPU):
             torch.manual_seed(workload.seed)
@@ -54,20 +57,21 @@ class PlainModel:
                 self.model = workload.model()
                 settle_mode(self.model)
             if nudged:
-                _nudge(self.model, trial.epsilon)
-            self._optimizer = workload.make_optimizer(self.model.named_parameters()) if trial.trains else None
+                _nudge(self.model, exercise.epsilon)
+            self._optimizer = workload.make_optimizer(self.model.named_parameters()) if exercise.trains else None
         self._statistics = DeferredStatistics({"": self.model}, "deferred")
-        self._heard = HeardLoss(trial.own_loss())
+        self._heard, self._metrics = HeardLoss(exercise.own_loss()), StepMetrics(exercise.own_metrics(), _CPU)
         self._loss: torch.Tensor | None = None
         self._parameters = dict(self.model.named_parameters(remove_duplicate=False))
         self.per_micro_batch: set[str] = set()
         self.failed, self._watches = False, True
+        self._states: dict[tuple[bool, int], dict[StatePlace, Any]] = {}
 
     def train(self, step: int) -> None:
         """Forward and backward of a step's batch, micro-batch by micro-batch."""
         self._drop()
         with self._failing(), self._python.in_use(), kept_generators(_CPU), ComparableDraws(step), self._hooks_apart():
-            self._loss = self._run(self._trial.cut(step), trains=True)
+            self._loss = self._run(self._exercise.cut(step), trains=True)
         self._watches = False
         self._statistics.commit()
 
@@ -108,16 +112,22 @@ class PlainModel:
 
     def evaluate(self) -> None:
         """The loss over the first batch in eval mode."""
-        self._loss = self.evaluated(self._trial)
+        self._loss = self.evaluated(self._exercise)
 
-    def evaluated(self, trial: Trial) -> torch.Tensor:
-        """The loss over the first batch of a trial in eval mode, by its micro-batches."""
+    def evaluated(self, exercise: Exercise, *, draws: int = -1) -> torch.Tensor:
+        """The loss over the first batch of an exercise in eval mode, by its micro-batches.
+
+        Args:
+            exercise: What is evaluated.
+            draws: Other numbers, other noise.
+        """
         flags = {module: module.training for module in self.model.modules()}
         with user_code("the model's eval()"):
             self.model.eval()
+        self._states = {key: state for key, state in self._states.items() if key[0]}  # an evaluation begins anew
         try:
-            with self._failing(), torch.no_grad(), self._python.in_use(), kept_generators(_CPU), ComparableDraws(-1):
-                return self._run(trial.cut(0), trains=False)
+            with self._failing(), torch.no_grad(), self._python.in_use(), kept_generators(_CPU), ComparableDraws(draws):
+                return self._run(exercise.cut(0), trains=False)
         finally:
             for module, flag in flags.items():
                 module.training = flag
@@ -125,19 +135,25 @@ class PlainModel:
     def _run(self, cuts: Sequence[MicroBatch], *, trains: bool) -> torch.Tensor:
         """The loss over some micro-batches, and its backward if it is trained on."""
         self._heard.begin(listens=not trains)
-        over_batch = self._trial.workload.loss_over == "batch" and len(cuts) > 1
+        over_batch = self._exercise.workload.loss_over == "batch" and len(cuts) > 1
         made: list[Any] = []
         total = torch.zeros((), dtype=torch.float64)
         for place, cut in enumerate(cuts):
             outputs = self._forward(place, cut, trains=trains)
             if over_batch:
                 made.append(outputs)
-            elif cut.weight:
+                continue
+            self._measure(outputs, cut.targets, cut.weight)
+            if cut.weight:
                 total += self._lost(outputs, cut.targets, cut.weight)
         if over_batch:
-            output = self._trial.graph.output
-            parts = [Part(output, pytree.tree_leaves(each), cut.rows) for each, cut in zip(made, cuts, strict=True)]
+            output = self._exercise.graph.output
+            parts = [
+                Part(output, pytree.tree_leaves(each), cut.rows, cut.weight)
+                for each, cut in zip(made, cuts, strict=True)
+            ]
             joined = pytree.tree_unflatten(join(parts), pytree.tree_structure(made[0]))
+            self._measure(joined, cuts[0].targets, 1.0)
             total += self._lost(joined, cuts[0].targets, 1.0)
         return total
 
@@ -145,17 +161,28 @@ class PlainModel:
         if trains:
             self._statistics.begin("", place)
         before = self._snapshot() if trains and place and self._watches else {}
-        args, kwargs = pytree.tree_unflatten(cut.inputs, cut.structure)
-        with casting(self._trial.workload.autocast, "cpu"), user_code("the plain model's forward"):
+        workload = self._exercise.workload
+        inputs, structure = replaced(cut.inputs, cut.structure, self._states.get((trains, place), {}))
+        args, kwargs = pytree.tree_unflatten(inputs, structure)
+        with casting(workload.autocast, "cpu"), user_code("the plain model's forward"):
             outputs = self.model(*args, **kwargs)
+        self._states[trains, place] = {
+            target: state_of(outputs, source) for target, source in (workload.carried or {}).items()
+        }
         self.per_micro_batch |= {
             name for name, buffer in self.model.named_buffers() if name in before and not before[name].equal(buffer)
         }
         return outputs
 
+    def _measure(self, outputs: Any, targets: Any, weight: float) -> None:
+        """Call the metrics: they are not compared, but what is wrong with one is found."""
+        with casting(self._exercise.workload.autocast, "cpu"):
+            self._metrics.begin()
+            self._metrics.see(outputs, targets, weight)
+
     def _lost(self, outputs: Any, targets: Any, weight: float) -> torch.Tensor:
         """A weighted loss; where gradients are on, its backward is run."""
-        with casting(self._trial.workload.autocast, "cpu"), user_code("Workload.loss"):
+        with casting(self._exercise.workload.autocast, "cpu"), user_code("Workload.loss"):
             value = self._heard(outputs, targets) * weight
         if value.requires_grad:
             with user_code("the plain model's backward"):
@@ -169,7 +196,7 @@ class PlainModel:
     def epsilon(self) -> float:
         """The relative step between neighbouring numbers of the loss."""
         own = torch.finfo(self._heard.dtype).eps if self._heard.dtype.is_floating_point else 0.0
-        return max(own, self._trial.epsilon)
+        return max(own, self._exercise.epsilon)
 
     def submodules(self) -> dict[str, torch.nn.Module]:
         """The model's modules by name."""

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from assigner.runtime.ordering import Message
-    from assigner.runtime.recorder import Span
-    from assigner.schedule import Program, Route
+    from assigner.runtime.recorder import RecordedSpan
+    from assigner.schedule.program import Program, Route
     from assigner.verification.turns import Turns
 
 
@@ -61,7 +61,7 @@ class CopyingTransport(Transport):
         """Expect a message."""
         self._expected[message] = (tuple(shape), dtype)
 
-    def receive(self, message: Message, span: Span | None = None) -> torch.Tensor:  # noqa: ARG002 - of a trace
+    def receive(self, message: Message, span: RecordedSpan | None = None) -> torch.Tensor:  # noqa: ARG002 - of a trace
         """The message, once it is there.
 
         Raises:
@@ -79,7 +79,7 @@ class CopyingTransport(Transport):
             )
         return tensor
 
-    def send(self, message: Message, tensor: torch.Tensor, span: Span | None = None) -> None:  # noqa: ARG002
+    def send(self, message: Message, tensor: torch.Tensor, span: RecordedSpan | None = None) -> None:  # noqa: ARG002
         """Send a copy."""
         data = tensor.detach().resolve_conj().resolve_neg()
         self._mailbox.messages[message].append(data.clone(memory_format=torch.contiguous_format))
@@ -122,13 +122,25 @@ class CopyingMembership(Membership):
         self.rank, self.worker, self.device = rank, worker, torch.device("cpu")
         self.transport: Transport | None = CopyingTransport(mailbox, rank)
         self._ranks = mailbox.ranks
-        self._watch, self._direct = None, None
+        self._watch, self._direct, self._stop = None, None, None
+        self.calls = ()
         self._left = self._owns_group = self.failed = False
+
+    @property
+    def ranks(self) -> range:
+        """All workers' ranks."""
+        return range(self._ranks)
 
     def fail(self, at: str, error: BaseException) -> None:
         """This worker failed."""
         self.failed = isinstance(error, Exception)  # and was not stopped for another one's failure
         super().fail(at, error)
+
+    def text_from(self, rank: int, text: str) -> str:
+        """One worker's text, for all of them."""
+        assert self.transport is not None
+        mine = torch.tensor([*text.encode()], dtype=torch.uint8)
+        return bytes(self.transport.share(mine, rank).tolist()).decode()
 
     def numbers(self, number: float) -> list[float]:
         """Every worker's number, in their order."""

@@ -27,9 +27,9 @@ import torch  # noqa: E402 - it takes seconds, in which this process may be kill
 from torch import nn  # noqa: E402
 
 from assigner import Pipeline, Workload  # noqa: E402
-from assigner.marking import partition_graph  # noqa: E402
-from assigner.plan import Plan, Stage  # noqa: E402
-from assigner.profile import WorkloadReference  # noqa: E402
+from assigner.formats.plan import Plan, Stage  # noqa: E402
+from assigner.formats.profile import WorkloadReference  # noqa: E402
+from assigner.model.marking import partition_graph  # noqa: E402
 
 
 def model() -> nn.Module:

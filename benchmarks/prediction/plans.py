@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assigner.cost import CostModel
 from assigner.errors import AssignerError
-from assigner.plan import Plan, Stage
-from assigner.simulate import overfull, priced
+from assigner.formats.plan import Plan, Stage
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import overfull, priced
 from assigner.solver import SolveOptions, solve, solve_baseline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assigner.profile import Profile
+    from assigner.formats.profile import Profile
 
 
 def make_plans(profile: Profile) -> dict[str, Plan]:

@@ -19,8 +19,8 @@ from cases import CASES, Case
 from plans import make_plans
 from table import compared, markdown, summary
 
-from assigner.plan import save_plan
-from assigner.profile import load_profile
+from assigner.formats.plan import save_plan
+from assigner.formats.profile import load_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

@@ -7,8 +7,8 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assigner.plan import load_plan
-from assigner.trace import load_trace
+from assigner.formats.plan import load_plan
+from assigner.formats.trace import load_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from cases import Case
 
-    from assigner.plan import Plan
-    from assigner.trace import Trace
+    from assigner.formats.plan import Plan
+    from assigner.formats.trace import Trace
 
 
 @dataclass(frozen=True)

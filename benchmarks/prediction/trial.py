@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 
 import assigner
-from assigner.marking import partition_graph
+from assigner.model.marking import partition_graph
 
 if TYPE_CHECKING:
-    from assigner.marking import PartitionGraph
+    from assigner.model.marking import PartitionGraph
 
 
 def main() -> int:

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 import assigner
-from assigner.marking import partition_graph
-from assigner.plan import Plan, Schedule, Stage
-from assigner.profile import WorkloadReference
+from assigner.formats.plan import Plan, Schedule, Stage
+from assigner.formats.profile import WorkloadReference
+from assigner.model.marking import partition_graph
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from assigner.marking import PartitionGraph
-    from assigner.workload import Batch, Workload
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import Batch, Workload
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any
 from cases import RANKS, Case
 from chain import Chain
 
-from assigner.plan import save_plan
-from assigner.profile import load_profile
-from assigner.simulate import priced
+from assigner.formats.plan import save_plan
+from assigner.formats.profile import load_profile
+from assigner.schedule.simulate import priced
 from assigner.solver import solve
 
 ROOT = Path(__file__).resolve().parents[2]

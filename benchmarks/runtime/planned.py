@@ -17,7 +17,7 @@ from chain import Chain
 from contenders import Assigner
 from turns import alternate, gathered
 
-from assigner.plan import load_plan
+from assigner.formats.plan import load_plan
 
 
 def main() -> None:

@@ -14,10 +14,8 @@ import itertools
 import statistics
 import time
 
-from assigner.cost import CostModel
-from assigner.occupancy import memory_over_time
-from assigner.plan import Plan, Stage
-from assigner.profile import (
+from assigner.formats.plan import Plan, Stage
+from assigner.formats.profile import (
     Edge,
     Link,
     LinkPoint,
@@ -27,7 +25,9 @@ from assigner.profile import (
     Worker,
     WorkloadReference,
 )  # fmt: skip
-from assigner.simulate import simulated, summary
+from assigner.schedule.cost import CostModel
+from assigner.schedule.occupancy import memory_over_time
+from assigner.schedule.simulate import simulated, summary
 
 SIZES = ((8, 32), (16, 128), (64, 512))
 """Workers and micro-batches."""

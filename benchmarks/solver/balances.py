@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assigner.plan import Plan, Stage
-from assigner.profile import Link, LinkPoint, Profile, load_profile
-from assigner.simulate import overfull, predict
+from assigner.formats.plan import Plan, Stage
+from assigner.formats.profile import Link, LinkPoint, Profile, load_profile
+from assigner.schedule.simulate import overfull, predict
 from assigner.solver import SolveOptions, solve, solve_baseline
 from assigner.solver.robust.spreads import resampled
 

@@ -15,7 +15,7 @@ import itertools
 import random
 from typing import TYPE_CHECKING, Literal
 
-from assigner.profile import Edge, Link, LinkPoint, Measurement, Partition, Profile, Worker, WorkloadReference
+from assigner.formats.profile import Edge, Link, LinkPoint, Measurement, Partition, Profile, Worker, WorkloadReference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,19 +27,19 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from brute_force import random_instance
 
-from assigner.cost import CostModel
 from assigner.errors import AssignerError, FormatError, InfeasibleError, WayOut
-from assigner.plan import Plan, Stage
-from assigner.profile import Link, LinkPoint
-from assigner.schedule import SCHEDULES
-from assigner.simulate import overfull, predict, worker_memory
+from assigner.formats.plan import Plan, Stage
+from assigner.formats.profile import Link, LinkPoint
+from assigner.schedule.cost import CostModel
+from assigner.schedule.program import SCHEDULES
+from assigner.schedule.simulate import overfull, predict, worker_memory
 from assigner.solver import SolveOptions, solve
 from assigner.solver.options import divisors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assigner.profile import Profile, Worker
+    from assigner.formats.profile import Profile, Worker
 
 Case = tuple["Profile", SolveOptions]
 

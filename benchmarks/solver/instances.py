@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")  # before numpy: small products are slower on several
 
+from load import LoadOptions, evaluate, solve_load  # noqa: E402
 from plain import baselines  # noqa: E402
 from readers import (  # noqa: E402
     PIPEDREAM_KNOWN,
@@ -34,12 +35,11 @@ from readers import (  # noqa: E402
 )
 
 from assigner.errors import AssignerError  # noqa: E402
-from assigner.solver.load import LoadOptions, evaluate, solve_load  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from assigner.solver.load import LoadProblem
+    from load import LoadProblem
 
 Row = dict[str, Any]
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -60,7 +60,8 @@ def solve(case: argparse.Namespace, problem: LoadProblem, reference: float | Non
     return {
         "ours": value, "reference": reference, "diff %": _difference(value, reference), "bound": answer.bound,
         "gap %": None if answer.infeasible else 100 * answer.gap,
-        "devices": "+".join(map(str, used)), "method": answer.method, "s": answer.seconds,
+        "devices": "+".join(map(str, used)), "found by": answer.found_by, "proven by": answer.proven_by,
+        "s": answer.seconds,
     }  # fmt: skip
 
 

@@ -11,15 +11,15 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assigner.solver.load import Stage, evaluate
-from assigner.solver.load.downsets import along, some_orders
-from assigner.solver.load.items import contract
-from assigner.solver.load.lattice import Lattice
+from load import Stage, evaluate
+from load.downsets import along, some_orders
+from load.items import contract
+from load.lattice import Lattice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assigner.solver.load import LoadProblem
+    from load import LoadProblem
 
 
 def baselines(problem: LoadProblem) -> dict[str, float]:

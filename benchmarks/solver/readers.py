@@ -22,7 +22,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from assigner.solver.load import (
+from load import (
     DeviceClass,
     InFlight,
     LoadProblem,

@@ -27,8 +27,8 @@ from brute_force import random_instance
 from every_placement import best_of_all
 
 from assigner.errors import InfeasibleError
-from assigner.profile import Profile
-from assigner.simulate import overfull, predict
+from assigner.formats.profile import Profile
+from assigner.schedule.simulate import overfull, predict
 from assigner.solver import SolveOptions, solve
 
 SCHEDULES = ("gpipe", "interleaved")

@@ -28,7 +28,7 @@ sys.path.append(str(ROOT / "tests"))
 
 from builders import make_profile  # noqa: E402 - found there
 
-from assigner.profile import save_profile  # noqa: E402
+from assigner.formats.profile import save_profile  # noqa: E402
 
 WARM_UP = 2
 SAMPLES = ROOT / "profiles" / "mixed3-gpt"

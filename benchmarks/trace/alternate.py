@@ -15,13 +15,13 @@ from statistics import median
 import torch
 
 import assigner
-from assigner.marking import partition_graph
-from assigner.plan import Plan, Stage
-from assigner.profile import WorkloadReference
+from assigner.formats.plan import Plan, Stage
+from assigner.formats.profile import WorkloadReference
+from assigner.formats.trace import load_trace
+from assigner.model.marking import partition_graph
 from assigner.runtime.memory import MemoryGauge
 from assigner.runtime.recorder import Recorder
-from assigner.schedule import Action, Kind
-from assigner.trace import load_trace
+from assigner.schedule.program import Action, ActionKind
 
 NOTES = 20_000
 WARM_UP = 5
@@ -46,7 +46,7 @@ def note_s() -> float:
     """Seconds of one action's note, memory included, with nothing between its start and its end."""
     gauge = MemoryGauge(torch.device("cpu"))
     recorder = Recorder(gauge, last=1)
-    action = Action(Kind.FORWARD, 0, 0)
+    action = Action(ActionKind.FORWARD, 0, 0)
     seconds = []
     for _ in range(NOTES // 100):
         recorder.begin_step()

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from assigner.runtime import hostmemory
 from assigner.runtime.ordering import Message
 from assigner.runtime.transport import Transport
-from assigner.schedule import Payload, Route
+from assigner.schedule.program import Payload, Route
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (256, 1024, 4096, 16384)

@@ -9,14 +9,14 @@ from builders import make_plan, make_profile, worker_name
 from drawn_plans import drawn
 from made_runs import run_in, slower_link, slower_worker, with_busy
 
-from assigner.agreement import agree, as_run
-from assigner.agreement.observed import observe
-from assigner.cost import CostModel
 from assigner.errors import FormatError
-from assigner.schedule import Kind
-from assigner.simulate import predict, step_s
-from assigner.timing import Instead
-from assigner.trace import Trace, TracedAction, TracedMessage, WorkerTrace, load_trace, save_trace
+from assigner.formats.trace import Trace, TracedAction, TracedMessage, WorkerTrace, load_trace, save_trace
+from assigner.schedule.cost import CostModel
+from assigner.schedule.program import ActionKind
+from assigner.schedule.simulate import predict, step_s
+from assigner.schedule.timing import Instead
+from assigner.validation import agree, as_run
+from assigner.validation.observed import observe
 
 PROFILE = make_profile(work=[2e-3] * 6, slowness=[1.0, 1.5, 1.0], bandwidth=2e8, edge_bytes=2e5)
 PLAN = make_plan(PROFILE, [(0, ["p0", "p1"]), (1, ["p2"]), (2, ["p3", "p4", "p5"])], micro_batches=8)
@@ -192,7 +192,7 @@ def test_a_wait_counts_from_the_end_of_what_the_device_still_does() -> None:
     found = observe(_made([TracedAction(0, "forward", 0, 0, 0.0, 1.0)], actions, 5.0))
     assert found.waits[SECOND].seconds == (1.0,)
     assert found.overheads[SECOND].seconds == (0.25,)
-    assert found.before[Kind.FORWARD, 1, SECOND].seconds == (0.0, 0.25)
+    assert found.before[ActionKind.FORWARD, 1, SECOND].seconds == (0.0, 0.25)
 
 
 def test_the_fast_step_time_is_that_of_the_timeline_with_other_figures_too() -> None:

@@ -10,14 +10,14 @@ import torch
 from builders import make_plan, make_profile
 from made_runs import run_in, slower_worker
 
-from assigner.agreement import Agreement, agree, calibrated
-from assigner.reference import ReferenceTimes
+from assigner.machine.reference import ReferenceTimes
 from assigner.report.agreement import agreement_data, agreement_report
 from assigner.report.sheet import Line
 from assigner.runtime.reference import measure_reference
+from assigner.validation import Agreement, agree, calibrated
 
 if TYPE_CHECKING:
-    from assigner.profile import Profile
+    from assigner.formats.profile import Profile
 
 THEN = ReferenceTimes(1e-3, 2e-3, 3e-4)
 PLAIN = make_profile(work=[2e-3] * 4, slowness=[1.0, 1.0], edge_bytes=8, latency=0.0)

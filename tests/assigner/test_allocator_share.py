@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from builders import make_profile
 
-from assigner.cost import CostModel
-from assigner.simulate import overfull, predict
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import overfull, predict
 from assigner.solver import SolveOptions, solve
 
 if TYPE_CHECKING:
-    from assigner.profile import Profile
+    from assigner.formats.profile import Profile
 
 SHARE = 0.25
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from changing_models import Counting, Keeping, Queue, made_of
-from workloads import Reference, graph_of, make_plan, normalised, workload
+from workloads import Reference, graph_of, make_plan, normalised, pipeline_of, recurrent, workload
 
 from assigner import Pipeline
 from assigner.errors import UsageError
-from assigner.runtime.relocation import Luggage
-from assigner.runtime.share import Share
+from assigner.runtime.localpartitions import LocalPartitions
+from assigner.runtime.relocation import RelocatedState
 
 EXACT = 1e-10
 
@@ -21,7 +21,7 @@ def test_a_move_keeps_what_forwards_have_changed(kind):
     made = made_of(kind)
     reference = Reference(made)
     plans = [make_plan(made, stages, micro_batches=1) for stages in ([], [(0, ["first"]), (0, ["middle", "last"])])]
-    with Pipeline(made, plans[0]) as pipeline:
+    with pipeline_of(made, plans[0]) as pipeline:
         for n in range(4):
             batch = made.make_batch(8, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
@@ -33,7 +33,7 @@ def test_running_statistics_move_on():
     """BatchNorm's statistics are deferred by the new partition's own means."""
     made = workload(normalised)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, micro_batches=1)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
         for n in range(3):
             batch = made.make_batch(8, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
@@ -47,11 +47,11 @@ def test_what_travels_arrives():
     made = made_of(Queue)
     graph = graph_of(made)
     plan = make_plan(made)
-    shares = [Share(graph, plan, "worker:0/cpu", torch.device("cpu")) for _ in range(2)]
+    shares = [LocalPartitions(graph, plan, "worker:0/cpu", torch.device("cpu")) for _ in range(2)]
     layer = shares[0].modules["middle"].get_submodule("middle")
     layer.queue, layer.count, layer.seen = torch.ones(3), 4, [1, (2, "x")]
     with Pipeline(made, plan, graph=graph) as pipeline:
-        Luggage.unpacked(*Luggage.of("middle", shares[0], pipeline.optimizer).packed()).unpack(
+        RelocatedState.unpacked(*RelocatedState.of("middle", shares[0], pipeline.optimizer).packed()).unpack(
             "middle", shares[1], pipeline.optimizer
         )
     other = shares[1].modules["middle"].get_submodule("middle")
@@ -62,3 +62,17 @@ def test_what_travels_arrives():
     layer.seen.append(layer)
     with pytest.raises(UsageError, match=r"middle\.seen, a list that forward has changed, cannot go"):
         shares[0].check_leaving(["middle"])
+
+
+def test_an_lstm_may_leave():
+    """It lists its own weights a second time, which no forward has changed; another list of tensors may not leave."""
+    made = recurrent()
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        share = pipeline._installed.share
+        assert share.attributes("memory") == {}
+        share.check_leaving(pipeline.partitions)
+        layer = share.modules["memory"].get_submodule("memory")
+        layer._flat_weights = [each.detach().clone() for each in layer._flat_weights]
+        with pytest.raises(UsageError, match=r"memory\._flat_weights, a list that forward has changed, cannot go"):
+            share.check_leaving(["memory"])

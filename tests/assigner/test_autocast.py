@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from mixed_precision import Mixed, make_workload, plain_step
-from workloads import Skips, make_plan
+from workloads import Skips, graph_of, make_plan
 
 from assigner import Pipeline
 from assigner.errors import UsageError
-from assigner.marking import partition_graph
+from assigner.model.marking import partition_graph
 from assigner.profiler.walk import collect_inputs
+
+if TYPE_CHECKING:
+    from forked_ranks import ForkedRanks
 
 
 @pytest.mark.parametrize("remat", ["never", "always"])
@@ -28,7 +27,7 @@ def test_one_micro_batch_is_bit_equal(model: Any, remat: bool) -> None:
     torch.manual_seed(made.seed)
     plain = made.model()
     optimizer = made.optimizer(plain.parameters())
-    with Pipeline(made, make_plan(made, micro_batches=1), remat=remat) as pipeline:
+    with Pipeline(made, make_plan(made, micro_batches=1), remat=remat, graph=graph_of(made)) as pipeline:
         for n in range(3):
             batch = made.make_batch(8, n)
             assert pipeline.step(batch) == plain_step(made, plain, batch)
@@ -43,7 +42,7 @@ def test_micro_batches_are_bit_equal(stages: Any) -> None:
     made = make_workload()
     torch.manual_seed(made.seed)
     plain = made.model()
-    with Pipeline(made, make_plan(made, stages, micro_batches=4)) as pipeline:
+    with Pipeline(made, make_plan(made, stages, micro_batches=4), graph=graph_of(made)) as pipeline:
         batch = made.make_batch(8, 0)
         assert pipeline.step(batch) == pytest.approx(plain_step(made, plain, batch, micro_batches=4), rel=1e-6)
         gradients = pipeline.gradients()
@@ -64,14 +63,9 @@ def test_values_have_the_type_that_flows() -> None:
 
 
 @pytest.mark.distributed
-def test_two_ranks_are_bit_equal() -> None:
+def test_two_ranks_are_bit_equal(forked: ForkedRanks) -> None:
     """Values in bfloat16 travel between ranks, and gradients come back, as they are."""
-    run = Path(__file__).resolve().parent.parent / "runs" / "casts.py"
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(run)],
-        capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    forked.run("casts.py", ranks=2)
 
 
 def test_autocast_is_part_of_what_a_plan_is_for() -> None:

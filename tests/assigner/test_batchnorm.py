@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import nn
-from workloads import WIDTH, Reference, make_plan, normalised, sgd, workload
+from workloads import WIDTH, Reference, make_plan, normalised, pipeline_of, sgd, workload
 
 from assigner import Pipeline, Workload
 from assigner.errors import UsageError
-from assigner.marking import partition_graph
+from assigner.model.marking import partition_graph
 from assigner.runtime.batchnorm import DeferredStatistics
 
 EXACT = 1e-10
@@ -47,17 +47,39 @@ def assert_plain(made: Workload, reference: Reference, pipeline: Pipeline, rows:
 def test_they_are_the_plain_models(micro_batches, remat, momentum):
     """Of a first layer to 1e-10, whatever the micro-batches, uneven ones too; a recompute does not count again."""
     made = first(momentum=momentum)
-    with Pipeline(made, make_plan(made, micro_batches=micro_batches), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=micro_batches), remat=remat) as pipeline:
         assert_plain(made, Reference(made), pipeline, (12, 10, 12, 8))
 
 
 def test_accumulated_steps_count_each():
     """A step is one batch to BatchNorm, whether or not an update follows it."""
     made = first()
-    with Pipeline(made, make_plan(made, micro_batches=3)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=3)) as pipeline:
         for n in range(4):
             pipeline.step(made.make_batch(12, n), update=n % 2 == 1)
         assert int(pipeline.state_dict()["0.num_batches_tracked"]) == 4
+
+
+class Untracked(nn.Module):
+    """Its second look at the batch does not count, as in virtual adversarial training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = self.norm(x)
+        self.norm.track_running_stats = False
+        seen = seen + self.norm(2 * x + 1)
+        self.norm.track_running_stats = True
+        return seen
+
+
+def test_a_call_that_does_not_track():
+    """Where a forward turns tracking off for a call, that call moves nothing."""
+    made = workload(lambda: nn.Sequential(Untracked(), nn.Linear(WIDTH, 1)), rows=12)
+    with pipeline_of(made, make_plan(made, micro_batches=3), remat="always") as pipeline:
+        assert_plain(made, Reference(made), pipeline, (12, 12))
 
 
 class Deep(nn.Module):
@@ -82,7 +104,7 @@ def test_every_kind_at_any_depth():
     """Two calls in a forward move the running values twice; what tracks nothing or is frozen stays as it is."""
     made = workload(lambda: nn.Sequential(Deep(), nn.Linear(WIDTH, 1)), rows=12)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, micro_batches=3), remat="always") as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=3), remat="always") as pipeline:
         for n in range(2):
             batch = made.make_batch(12, n)
             pipeline.step(batch, update=False)
@@ -117,7 +139,7 @@ def test_switched_off_it_is_plain_batch_norm_for_each_micro_batch():
     """With "micro_batch" every micro-batch moves the running values, as in a plain loop over them."""
     made = first()
     model = made.model()
-    with Pipeline(made, make_plan(made, micro_batches=3), batch_norm="micro_batch", remat="always") as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=3), batch_norm="micro_batch", remat="always") as pipeline:
         for n in range(2):
             batch = made.make_batch(12, n)
             pipeline.step(batch)
@@ -132,7 +154,7 @@ def test_the_loss_is_that_of_micro_batches():
     made = workload(normalised)
     found = []
     for choice in ("deferred", "micro_batch"):
-        with Pipeline(made, make_plan(made, micro_batches=2), batch_norm=choice, remat="always") as pipeline:
+        with pipeline_of(made, make_plan(made, micro_batches=2), batch_norm=choice, remat="always") as pipeline:
             losses = [pipeline.step(made.make_batch(8, n)) for n in range(3)]
             found.append((losses, {name: each.detach().clone() for name, each in pipeline.named_parameters()}))
     assert found[0][0] == found[1][0]
@@ -150,7 +172,7 @@ def test_a_failed_step_leaves_them():
         return F.mse_loss(output, targets)
 
     made = replace(first(), loss=failing)
-    with Pipeline(made, make_plan(made, micro_batches=3)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=3)) as pipeline:
         before = statistics(pipeline.state_dict().items())
         with pytest.raises(ArithmeticError):
             pipeline.step(made.make_batch(12, 0))
@@ -201,7 +223,7 @@ def test_inference_records_nothing(choice):
     """Such a BatchNorm uses each micro-batch's own figures, as torch does, and no evaluation moves its statistics."""
     made = workload(Adapting, "*", rows=12)
     model = made.model()
-    with Pipeline(made, make_plan(made, micro_batches=3), batch_norm=choice) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=3), batch_norm=choice) as pipeline:
         model.load_state_dict(pipeline.state_dict())
         x, y = made.make_batch(12, 0)
         expected = torch.cat([model(rows) for rows in x.split(4)]).detach()
@@ -225,7 +247,7 @@ class Activated(nn.BatchNorm1d):
 def test_a_subclass():
     """A class that overrides forward keeps it, and its statistics are deferred alike."""
     made = workload(lambda: nn.Sequential(Activated(WIDTH), nn.Linear(WIDTH, 1)), rows=12, optimizer=sgd)
-    with Pipeline(made, make_plan(made, micro_batches=4)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=4)) as pipeline:
         assert_plain(made, Reference(made), pipeline, (12, 9))
 
 
@@ -239,7 +261,7 @@ def test_what_cannot_run_is_refused():
         DeferredStatistics({"part": nn.Sequential(patched)}, "deferred")
     made = first()
     with pytest.raises(UsageError, match="batch_norm='never' is not allowed"):
-        Pipeline(made, make_plan(made), batch_norm="never")
+        pipeline_of(made, make_plan(made), batch_norm="never")
 
 
 @pytest.mark.parametrize(("rows", "micro_batches"), [(8, 3), (8, 4), (5, 3), (9, 5)])
@@ -247,7 +269,7 @@ def test_no_micro_batch_of_one_row_without_need(rows, micro_batches):
     """Whatever rows a batch has, from two on, it trains; running statistics are the plain model's where they can be."""
     made = replace(first(), batch_size=rows)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, micro_batches=micro_batches)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=micro_batches)) as pipeline:
         assert_plain(made, reference, pipeline, tuple(range(2, rows + 1)))
         with pytest.raises(UsageError, match=r"float64\[1, 8\]\) has one value of each channel") as caught:
             pipeline.step(made.make_batch(1, 0))
@@ -257,6 +279,6 @@ def test_no_micro_batch_of_one_row_without_need(rows, micro_batches):
 def test_micro_batches_that_are_planned_with_one_row():
     """They are told in words too, whatever the batch."""
     made = replace(first(), batch_size=3)
-    pipeline = Pipeline(made, make_plan(made, micro_batches=3))
+    pipeline = pipeline_of(made, make_plan(made, micro_batches=3))
     with pipeline, pytest.raises(UsageError, match="which BatchNorm cannot normalise"):
         pipeline.step(made.make_batch(3, 0))

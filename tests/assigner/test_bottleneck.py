@@ -8,13 +8,13 @@ from builders import make_plan, make_profile
 from drawn_plans import drawn
 
 from assigner import formatting
-from assigner.bottleneck import limiting
-from assigner.cost import CostModel
-from assigner.criticalpath import path_shares
-from assigner.objective import steady_s
-from assigner.plan import SolverReport
+from assigner.formats.plan import SolverReport
 from assigner.report.page.critical import critical_sheet
-from assigner.simulate import predict, simulated
+from assigner.schedule.bottleneck import limiting
+from assigner.schedule.cost import CostModel
+from assigner.schedule.criticalpath import path_shares
+from assigner.schedule.objective import steady_s
+from assigner.schedule.simulate import predict, simulated
 from assigner.solver import SolveOptions, solve
 
 

@@ -11,18 +11,18 @@ from builders import make_plan, make_profile, worker_name
 from drawn_plans import drawn
 from made_runs import run_in, slower_link, slower_worker, with_busy
 
-from assigner.agreement import agree, calibrated
-from assigner.agreement.links import corrected_link
-from assigner.agreement.observed import Samples
-from assigner.caution import cautioned, other_warnings
-from assigner.cost import CostModel, message_s
-from assigner.profile import Profile, load_profile, save_profile
-from assigner.simulate import predict, step_s, worker_memory
+from assigner.formats.profile import Profile, load_profile, save_profile
+from assigner.formats.profilewarnings import other_warnings, with_warnings
+from assigner.schedule.cost import CostModel, message_s
+from assigner.schedule.simulate import predict, step_s, worker_memory
 from assigner.solver import SolveOptions, solve
+from assigner.validation import agree, calibrated
+from assigner.validation.links import corrected_link
+from assigner.validation.observed import Samples
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.trace import Trace
+    from assigner.formats.plan import Plan
+    from assigner.formats.trace import Trace
 
 NAMES = [f"p{i}" for i in range(12)]
 PROFILE = make_profile(work=[2e-3] * 12, slowness=[1.0, 1.0, 1.0], bandwidth=2e8, edge_bytes=2e5, batch=16)
@@ -262,7 +262,7 @@ def test_points_of_a_link_follow_the_sizes_that_were_seen() -> None:
 def test_warnings_are_those_of_the_new_figures() -> None:
     """Spreads are said anew, what was seen while measuring stays, and a line is there once."""
     points = tuple(replace(each, spread=0.5) for each in PROFILE.measurements[:1])
-    profile = cautioned(
+    profile = with_warnings(
         replace(PROFILE, measurements=(*points, *PROFILE.measurements[1:]), environment={"calibrated": 5}),
         ("links share a wire",),
     )
@@ -270,7 +270,7 @@ def test_warnings_are_those_of_the_new_figures() -> None:
     new = corrected(profile, PLAN, run_in(PROFILE, PLAN))
     assert "links share a wire" in new.warnings
     assert "p9 on worker:9/cpu: seen by hand" in new.warnings
-    assert new.warnings == cautioned(new, other_warnings(new)).warnings
+    assert new.warnings == with_warnings(new, other_warnings(new)).warnings
     assert len(new.environment["calibrated"]) == 1
 
 

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from cutting import check, edges, of, outputs
 from torch import nn
-from workloads import WIDTH, Reference, language, workload
+from workloads import WIDTH, Reference, graph_of, language, workload
 
 from assigner.errors import MarkingError
-from assigner.marking import Value, partition_graph
+from assigner.model.marking import Value, partition_graph
 
 
 def test_in_place_glue():
@@ -115,7 +115,7 @@ def test_regions_that_cannot_be_cut():
 
 def test_shapes_of_more_than_the_rows():
     """Another sequence length than that of the example is worked out anew."""
-    graph = partition_graph(language())
+    graph = graph_of(language())
     ids = torch.zeros(2, 3, dtype=torch.long)
     reference = Reference(language())
     torch.testing.assert_close(outputs(graph, ids), reference.model(ids), rtol=0, atol=1e-12)
@@ -239,7 +239,7 @@ def test_a_mark_that_is_never_called():
 
 
 def test_control_flow_on_values_in_a_partition():
-    """It is allowed where the outputs look the same whichever way it goes; else the module and the line are named."""
+    """Whichever way it goes, the outputs are of one structure: a shape may depend on it, else the line is named."""
 
     class Routed(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -249,8 +249,13 @@ def test_control_flow_on_values_in_a_partition():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) if x.sum() > 0 else x[:, :1]
 
+    class Doubled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+            return super().forward(x), x if x.sum() > 0 else None
+
     check(of(lambda s, x: s.c(s.b(s.a(x))), b=lambda: Routed(WIDTH, WIDTH)))
-    made = of(lambda s, x: s.b(s.a(x)), "a", "b", b=lambda: Shortened(WIDTH, WIDTH))
+    check(of(lambda s, x: s.c(s.a(x) + s.b(s.a(x)).sum(1, keepdim=True)), b=lambda: Shortened(WIDTH, WIDTH)))
+    made = of(lambda s, x: s.b(s.a(x))[0], "a", "b", b=lambda: Doubled(WIDTH, WIDTH))
     with pytest.raises(MarkingError, match=r"decides what 'b' returns, at .*test_capture\.py:\d+") as caught:
         partition_graph(made)
     assert "tensor operations" in caught.value.hint

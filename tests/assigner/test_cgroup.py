@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assigner import cgroup
+from assigner.machine import cgroup
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,42 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import shutil
 from collections import defaultdict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import pytest
 import torch
-from safetensors import SafetensorError
+from checkpoint_cases import cut_short, trained, two_layers, weights
 from torch import nn
-from workloads import language, make_plan, skips, workload
+from workloads import graph_of, language, make_plan, skips, workload
 
 from assigner import Pipeline, load_weights
 from assigner.errors import FormatError, UsageError
-from assigner.runtime.moments import OptimizerState
-from assigner.runtime.shards import Index
+from assigner.runtime.optimizerstate import OptimizerState
 
 if TYPE_CHECKING:
-    from assigner.workload import Workload
-
-
-RUNS = Path(__file__).resolve().parent.parent / "runs"
-
-
-def trained(made: Workload, steps: int = 3) -> Pipeline:
-    pipeline = Pipeline(made, make_plan(made))
-    for n in range(steps):
-        pipeline.step(made.make_batch(8, n))
-    return pipeline
-
-
-def weights(pipeline: Pipeline) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in pipeline.state_dict().items()}
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 class Counting(torch.optim.SGD):
@@ -58,10 +40,6 @@ def counting(parameters: Any) -> torch.optim.Optimizer:
     return Counting(
         [{"params": every[:1], "lr": 0.1}, {"params": every[1:], "lr": 0.2, "nesterov": True}], momentum=0.9
     )
-
-
-def two_layers() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
 
 
 def test_training_goes_on_as_if_nothing_had_been(tmp_path: Path):
@@ -84,7 +62,7 @@ def test_without_training_weights_alone_are_read(tmp_path: Path):
     with trained(made) as pipeline:
         pipeline.save(tmp_path / "saved")
         saved = weights(pipeline)
-    with Pipeline(made, make_plan(made), training=False) as pipeline:
+    with Pipeline(made, make_plan(made), graph=graph_of(made), training=False) as pipeline:
         pipeline.load(tmp_path / "saved")
         assert all(torch.equal(tensor, saved[name]) for name, tensor in weights(pipeline).items())
         assert not pipeline.optimizer.state
@@ -159,8 +137,14 @@ def test_complete_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert list(tmp_path.iterdir()) == [tmp_path / "new"]
 
 
-def cut_short(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-40])
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pipeline, Path]]:
+    """A pipeline that has trained on since its checkpoint, and that."""
+    made, folder = language(), tmp_path_factory.mktemp("saved") / "at"
+    with trained(made) as pipeline:
+        pipeline.save(folder)
+        pipeline.step(made.make_batch(8, 9))
+        yield pipeline, folder
 
 
 def without(section: str) -> Any:
@@ -186,143 +170,16 @@ def without(section: str) -> Any:
         ("training.json", without("batches"), "batches: null is not allowed; expected a whole number"),
     ],
 )
-def test_a_damaged_checkpoint_changes_nothing(tmp_path: Path, file, damage, message):
+def test_a_damaged_checkpoint_changes_nothing(saved: tuple[Pipeline, Path], tmp_path: Path, file, damage, message):
     """The error names the file, and weights and optimizer are as before."""
-    made = language()
-    with trained(made) as pipeline:
-        pipeline.save(tmp_path / "saved")
-        damage(tmp_path / "saved" / file)
-        pipeline.step(made.make_batch(8, 9))
-        before, state = weights(pipeline), str(pipeline.optimizer.state_dict())
-        with pytest.raises(FormatError, match=message):
-            pipeline.load(tmp_path / "saved")
-        assert all(torch.equal(tensor, before[name]) for name, tensor in weights(pipeline).items())
-        assert str(pipeline.optimizer.state_dict()) == state
-
-
-@pytest.mark.parametrize("way", ["exchanged", "renamed"])
-def test_a_kill_during_a_save_leaves_a_whole_checkpoint(tmp_path: Path, way: str):
-    """Killed at every touch of a file and at random moments: the old or the new one, whole; no leftovers at last."""
-    done = subprocess.run(
-        [sys.executable, RUNS / "killed_saves.py", tmp_path / "at", way],
-        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout)
-    assert found["points"] > 20
-    assert found["old"] > 0
-    assert found["new"] > 0
-    assert (found["gone"] > 0) == (way == "renamed")
-
-
-def test_what_saves_have_left_is_named(tmp_path: Path):
-    """Where there is no checkpoint, or a broken one, `load` says what lies beside it, and what of it is whole."""
-    with trained(skips()) as pipeline:
-        pipeline.save(tmp_path / "at")
-        (tmp_path / "at").rename(tmp_path / ".at.before")
-        (tmp_path / ".at.part").mkdir()
-        with pytest.raises(UsageError, match="at is no checkpoint") as refused:
-            pipeline.load(tmp_path / "at")
-        assert f"left {tmp_path}/.at.part and {tmp_path}/.at.before (whole)" in refused.value.hint
-        with pytest.raises(UsageError, match="at is no checkpoint") as refused:
-            load_weights(tmp_path / "at")
-        assert f"{tmp_path}/.at.before (whole)" in refused.value.hint
-        pipeline.save(tmp_path / "at")
-        assert [path.name for path in tmp_path.iterdir()] == ["at"]
-        (tmp_path / ".at.part").mkdir()
-        cut_short(tmp_path / "at" / "training.json")
-        with pytest.raises(FormatError, match=r"training\.json: cannot be read") as broken:
-            pipeline.load(tmp_path / "at")
-        assert f"left {tmp_path}/.at.part:" in broken.value.hint
-
-
-def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """One half of the old one and one of the new one would be neither."""
-    made = skips()
-    read = Index.read
-    with trained(made) as pipeline:
-        pipeline.save(tmp_path / "at")
-
-        def replaced(folder: Path, kind: str) -> Index:
-            if kind == "model":
-                pipeline.save(tmp_path / "at", force=True)
-            return read(folder, kind)
-
-        monkeypatch.setattr(Index, "read", replaced)
-        with pytest.raises(FormatError, match="at was replaced while it was read"):
-            pipeline.load(tmp_path / "at")
-
-
-def test_a_full_disk_keeps_what_stood_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The error says why, nothing half is left, and training goes on."""
-    made = skips()
-    with trained(made) as pipeline:
-        pipeline.save(tmp_path / "at")
-        for name, error in (
-            ("shards.save_file", SafetensorError("Error while serializing: No space left on device (os error 28)")),
-            ("shards.flush", OSError(28, "No space left on device")),
-            ("checkpoint.put", OSError(28, "No space left on device")),
-        ):
-            with monkeypatch.context() as patch:
-                patch.setattr(f"assigner.runtime.{name}", mock.Mock(side_effect=error))
-                with pytest.raises(UsageError, match=r"cannot write .*at: .*No space left on device"):
-                    pipeline.save(tmp_path / "at", force=True)
-            assert [path.name for path in tmp_path.iterdir()] == ["at"]
-        assert pipeline.step(made.make_batch(8, 9)) > 0
-        pipeline.load(tmp_path / "at")
-        assert pipeline.steps == 3
-
-
-def test_a_place_that_cannot_be_is_told(tmp_path: Path):
-    """A name that is too long, one below a file, a link in a circle: an error with the path, and training goes on."""
-    (tmp_path / "file").write_text("")
-    (tmp_path / "circle").symlink_to("circle")
-    with trained(skips()) as pipeline:
-        for place in ("x" * 300, "file/at", "circle"):
-            with pytest.raises(UsageError, match=place):
-                pipeline.save(tmp_path / place)
-            with pytest.raises(UsageError, match=place):
-                pipeline.load(tmp_path / place)
-            with pytest.raises(UsageError, match=place):
-                load_weights(tmp_path / place)
-        deep: list[Any] = []
-        for _ in range(100_000):
-            deep = [deep]
-        for state in (deep, 10**5000):
-            with pytest.raises(UsageError, match="state cannot be saved"):
-                pipeline.save(tmp_path / "at", state=state)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["circle", "file"]
-
-
-def test_weights_that_have_diverged_replace_nothing(tmp_path: Path):
-    """A weight with NaN is not saved; a buffer may hold NaN, and does so again when it is loaded."""
-    made = workload(two_layers)
-    with trained(made) as pipeline:
-        pipeline.state_dict()["1.running_mean"][2] = float("nan")
-        pipeline.save(tmp_path / "at")
-        pipeline.load(tmp_path / "at")
-        assert pipeline.state_dict()["1.running_mean"].isnan().tolist() == [n == 2 for n in range(8)]
-        with torch.no_grad():
-            pipeline.state_dict()["0.weight"][0, 0] = float("nan")
-        with pytest.raises(UsageError, match=r"'0\.weight' holds 1 NaN"):
-            pipeline.save(tmp_path / "at", force=True)
-        pipeline.load(tmp_path / "at")
-        assert not any(each.isnan().any() for _, each in pipeline.named_parameters())
-
-
-def test_files_of_others_in_a_checkpoint_are_kept(tmp_path: Path):
-    """What somebody has put beside the weights is not removed with an old checkpoint; a link stays a link."""
-    with trained(skips()) as pipeline:
-        pipeline.save(tmp_path / "at")
-        (tmp_path / "at" / "config.json").write_text("{}")
-        with pytest.raises(UsageError, match=r"holds 'config\.json'"):
-            pipeline.save(tmp_path / "at", force=True)
-        (tmp_path / "at" / "config.json").rename(tmp_path / "config.json")
-        (tmp_path / "latest").symlink_to("at")
-        pipeline.steps = 7
-        pipeline.save(tmp_path / "latest", force=True)
-        assert (tmp_path / "latest").is_symlink()
-        assert json.loads((tmp_path / "at" / "training.json").read_text())["steps"] == 7
+    pipeline, whole = saved
+    shutil.copytree(whole, tmp_path / "saved")
+    damage(tmp_path / "saved" / file)
+    before, state = weights(pipeline), str(pipeline.optimizer.state_dict())
+    with pytest.raises(FormatError, match=message):
+        pipeline.load(tmp_path / "saved")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(pipeline).items())
+    assert str(pipeline.optimizer.state_dict()) == state
 
 
 class Tied(nn.Module):
@@ -359,6 +216,7 @@ def test_a_plain_model_takes_all_weights_strictly(tmp_path: Path):
     torch.testing.assert_close(model(batch[0]), expected, rtol=0, atol=1e-12)
 
 
+PLAIN = workload(two_layers)
 OPTIMIZERS = {
     "Adadelta": {}, "Adafactor": {}, "Adagrad": {}, "Adam": {"amsgrad": True}, "AdamW": {"foreach": True},
     "Adamax": {}, "ASGD": {}, "NAdam": {}, "RAdam": {}, "RMSprop": {"momentum": 0.9, "centered": True}, "Rprop": {},
@@ -374,10 +232,10 @@ def test_every_optimizer_of_torch_is_as_it_was(tmp_path: Path, name: str):
         return getattr(torch.optim, name)(parameters, **OPTIMIZERS[name])
 
     made = workload(two_layers, optimizer=make)
-    with trained(made) as pipeline:
+    with trained(made, like=PLAIN) as pipeline:
         pipeline.save(tmp_path / "at")
         expected = [pipeline.step(made.make_batch(8, n)) for n in (3, 4)]
-    with trained(made, steps=0) as pipeline:
+    with trained(made, steps=0, like=PLAIN) as pipeline:
         pipeline.load(tmp_path / "at")
         assert [pipeline.step(made.make_batch(8, n)) for n in (3, 4)] == expected
 
@@ -430,13 +288,15 @@ def test_what_the_script_keeps_comes_back(tmp_path: Path):
 def test_the_scalers_state_comes_back(tmp_path: Path):
     """Scale and count of good updates are those of the checkpoint, and gradients of before are gone."""
     made = skips()
-    with Pipeline(made, make_plan(made), scaler=torch.amp.GradScaler("cpu", init_scale=8.0)) as pipeline:
+    with Pipeline(
+        made, make_plan(made), graph=graph_of(made), scaler=torch.amp.GradScaler("cpu", init_scale=8.0)
+    ) as pipeline:
         for n in range(3):
             pipeline.step(made.make_batch(8, n))
         pipeline.save(tmp_path / "saved")
         expected = pipeline.scaler.state_dict()
         losses = [pipeline.step(made.make_batch(8, n)) for n in (3, 4)]
-    with Pipeline(made, make_plan(made), scaler=torch.amp.GradScaler("cpu")) as pipeline:
+    with Pipeline(made, make_plan(made), graph=graph_of(made), scaler=torch.amp.GradScaler("cpu")) as pipeline:
         pipeline.step(made.make_batch(8, 9), update=False)
         pipeline.load(tmp_path / "saved")
         assert pipeline.gradients() == {}
@@ -468,7 +328,7 @@ def test_checkpoints_of_old_load(tmp_path: Path):
 def test_a_checkpoint_is_replaced_only_where_it_is_asked_for(tmp_path):
     """`force=True` puts the new one in the old one's place; a folder that is no checkpoint is never removed."""
     made = language()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with Pipeline(made, make_plan(made), graph=graph_of(made)) as pipeline:
         pipeline.save(tmp_path / "at")
         pipeline.step(made.make_batch(8, 0))
         with pytest.raises(UsageError, match="exists") as refused:

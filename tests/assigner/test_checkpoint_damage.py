@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from workloads import make_plan, workload
+from workloads import graph_of, make_plan, workload
 
 from assigner import Pipeline, load_weights
 from assigner.errors import FormatError, UsageError
@@ -54,7 +54,9 @@ class Subject:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._whole = folder / "at", folder / "whole"
-        self.pipeline = Pipeline(MADE, make_plan(MADE), scaler=torch.amp.GradScaler("cpu", init_scale=8.0))
+        self.pipeline = Pipeline(
+            MADE, make_plan(MADE), scaler=torch.amp.GradScaler("cpu", init_scale=8.0), graph=graph_of(MADE)
+        )
         self._step()
         self.pipeline.save(self._whole, state={"seen": [1, 2], "best": float("inf")})
         self._step()

@@ -2,44 +2,40 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from drawn_combinations import MODELS_EVERY, differences, drawn_combination
 from drawn_models import drawn_model
 from workloads import Reference
 
-from assigner.marking import partition_graph
+from assigner.model.marking import partition_graph
 
-SCRIPT = Path(__file__).resolve().parent.parent / "runs" / "combinations.py"
+if TYPE_CHECKING:
+    from forked_ranks import ForkedRanks
 
 
-def run(*words: str | Path) -> tuple[int, int]:
-    """How many combinations were equal, and how many refused."""
-    done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=600, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[:8000]
-    counted = re.search(r"(\d+) equal, 0 not \[\], (\d+) refused", done.stdout)
-    assert counted is not None, done.stdout
-    return int(counted[1]), int(counted[2])
+def equal(forked: ForkedRanks, first: int, behind: int, *, ranks: int) -> int:
+    """How many combinations of these seeds were equal, none being refused."""
+    ends = forked.run("combinations.py", "--seeds", str(first), str(behind), ranks=ranks)
+    counted = re.search(r"(\d+) equal, 0 not \[\], 0 refused", ends[0].output)
+    assert counted is not None, ends[0].output
+    return int(counted[1])
 
 
 @pytest.mark.distributed
-def test_two_hundred_combinations_on_three_ranks():
+@pytest.mark.parametrize(
+    ("first", "behind"), [(0, 40), pytest.param(40, 200, marks=pytest.mark.long)], ids=["forty", "the others"]
+)
+def test_combinations_on_three_ranks(forked, first, behind):
     """Loss, gradients and weights are the plain model's to 1e-9; no model is one that cannot be cut."""
-    torchrun = "-m", "torch.distributed.run", "--nproc-per-node", "3"
-    assert run(*torchrun, SCRIPT, "--seeds", "0", "200") == (200, 0)
+    assert equal(forked, first, behind, ranks=3) == behind - first
 
 
-def test_combinations_in_one_process():
+def test_combinations_in_one_process(forked):
     """The same with all partitions on one worker, without a launcher."""
-    assert run(SCRIPT, "--seeds", "200", "224") == (24, 0)
+    assert equal(forked, 200, 224, ranks=0) == 24
 
 
 def test_a_wrong_result_is_found(monkeypatch):

@@ -62,7 +62,9 @@ def test_ragged_batches_do_not_compile_for_ever():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of inductor's own imports
-@pytest.mark.parametrize("given", [EAGER, True], ids=["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "given", [pytest.param(EAGER, id="aot_eager"), pytest.param(True, id="inductor", marks=pytest.mark.long)]
+)
 def test_dropout_is_that_of_the_eager_model(given):
     """A compiled partition draws the masks of one that is not, and a recompute those of its first forward."""
     if given is True and shutil.which("g++") is None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
-from workloads import WIDTH, Reference, make_plan, workload
+from workloads import WIDTH, Reference, make_plan, pipeline_of, workload
 
 from assigner import Pipeline
-from assigner.marking import partition_graph
+from assigner.model.marking import partition_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from assigner import Workload
 
 EXACT = 1e-10
 
@@ -55,7 +58,7 @@ def test_what_the_loop_changes_reaches_the_partitions(remat, monkeypatch):
     config = Config()
     made = tempered(config)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, micro_batches=1), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=1), remat=remat) as pipeline:
         for n in range(3):
             batch = made.make_batch(8, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
@@ -96,13 +99,19 @@ class Remembering(nn.Linear):
         return super().forward(x) + 1
 
 
+@functools.cache
+def keeping(kind: Callable[[], nn.Module]) -> Workload:
+    """One object for each kind, so that it is captured once."""
+    return workload(lambda: nn.Sequential(kind(), nn.Linear(WIDTH, 1)))
+
+
 @pytest.mark.parametrize("remat", ["never", "always"])
 @pytest.mark.parametrize("kind", [old_weight_norm, old_spectral_norm, Remembering])
 def test_a_module_may_keep_a_computed_tensor(kind: Callable[[], nn.Module], remat):
     """torch's old weight_norm and spectral_norm keep the computed weight on the module."""
-    made = workload(lambda: nn.Sequential(kind(), nn.Linear(WIDTH, 1)))
+    made = keeping(kind)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, micro_batches=1), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=1), remat=remat) as pipeline:
         for n in range(3):
             batch = made.make_batch(8, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)

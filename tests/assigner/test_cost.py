@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from builders import make_profile
 
-from assigner.cost import CostModel, message_s
 from assigner.errors import FormatError
-from assigner.profile import LinkPoint, Measurement, Tie
+from assigner.formats.profile import LinkPoint, Measurement, Tie
+from assigner.schedule.cost import CostModel, message_s
 
 PROFILE = make_profile(work=[1e-3, 2e-3, 3e-3], slowness=[1.0, 2.0])
 POINTS = (LinkPoint(1e3, 1e-4), LinkPoint(1e5, 4e-4), LinkPoint(1e6, 2e-3))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from builders import make_profile, worker_name
 
-from assigner.cost import CostModel, Output
+from assigner.schedule.cost import CostModel, PartitionOutput
 
 
 def test_workers_of_a_kind_share_prices_unless_they_were_measured():
@@ -36,7 +36,7 @@ def test_what_a_partition_makes_is_what_others_read():
     )
     cost = CostModel(replace(profile, edges=edges))
     assert {name: set(made) for name, made in cost.makes.items()} == {
-        "p0": {Output("p0", 0), Output("p0", 1)},
-        "p1": {Output("p1", 0)},
+        "p0": {PartitionOutput("p0", 0), PartitionOutput("p0", 1)},
+        "p1": {PartitionOutput("p1", 0)},
         "p2": set(),
     }

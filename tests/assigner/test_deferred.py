@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from assigner.deferred import DeferredModel
 from assigner.errors import UsageError
+from assigner.model.deferred import DeferredModel
 
 
 class Everything(nn.Module):

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from assigner.deferred import DeferredModel
 from assigner.errors import UsageError
+from assigner.model.deferred import DeferredModel
 
 randn = torch.randn
 

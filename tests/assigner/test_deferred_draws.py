@@ -7,8 +7,8 @@ import torch
 from test_deferred_builders import check, holding
 from torch import nn
 
-from assigner.deferred import DeferredModel
 from assigner.errors import UsageError
+from assigner.model.deferred import DeferredModel
 
 randn = torch.randn
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import UserList, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
-from workloads import WIDTH, Reference, graph_of, make_plan, numbers, workload
+from workloads import WIDTH, Reference, graph_of, make_plan, numbers, pipeline_of, recurrent, steps_and_rows, workload
 
-from assigner import Pipeline
 from assigner.errors import UsageError
+from assigner.model.workload import Workload
 from assigner.profiler.walk import collect_inputs
 from assigner.runtime.microbatch import Cutting, micro_batch_count
-from assigner.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +131,7 @@ REFUSED: dict[str, tuple[Callable[[int], Any], str]] = {
     ),
     "all boxes": (lambda rows: torch.ones(rows * (rows + 1), 6), r"a tensor with 20 entries for 4 rows, and 72 for 8"),
     "all labels": (lambda rows: list(range(3 * rows)), r"12 long for 4 rows, and 24 for 8"),
-    "columns": (lambda rows: torch.ones(3, rows), r"a tensor with the rows in dimension 1"),
+    "flattened": (lambda rows: torch.ones(5 * rows), r"a tensor with 20 entries for 4 rows, and 40 for 8"),
     "square": (torch.eye, r"a tensor with the rows in dimensions 0 and 1"),
     "by image": (lambda rows: dict.fromkeys(range(rows), 1), "a mapping with other keys for other rows"),
     "number": (lambda rows: {"rows": rows}, r"targets\['rows'\] cannot be cut .* the number of the batch's rows"),
@@ -254,7 +253,7 @@ def test_a_pipeline_trains_on_lists(batch, loss, remat):
     """Steps and losses are the plain model's, also for a ragged batch and with fewer rows than micro-batches."""
     made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), batch=batch, loss=loss)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, [(0, ["0"]), (0, ["1"])], micro_batches=3), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made, [(0, ["0"]), (0, ["1"])], micro_batches=3), remat=remat) as pipeline:
         for rows in (8, 5, 2):
             given = made.make_batch(rows, rows)
             assert pipeline.evaluate(given) == pytest.approx(reference.loss(given).item(), abs=1e-12)
@@ -282,7 +281,7 @@ def test_a_pipeline_trains_on_lists_of_images():
     """Micro-batches of other lengths run through graphs of their own; a profile has one graph, and says so."""
     made = workload(Images, "*", batch=images, loss=near)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, micro_batches=3)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=3)) as pipeline:
         for rows in (8, 5, 2):
             given = made.make_batch(rows, rows)
             assert pipeline.evaluate(given) == pytest.approx(reference.loss(given).item(), abs=1e-12)
@@ -309,16 +308,39 @@ def by_time(rows: int, generator: torch.Generator) -> Any:
     return x.view(5, rows, WIDTH), y[:rows]
 
 
-def test_rows_in_the_second_dimension_stay_whole():
-    """With one micro-batch such a model trains; several are refused, as nothing is cut along another dimension."""
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_rows_in_the_second_dimension_are_cut_there(micro_batches):
+    """Losses and weights are the plain loop's, also with as many rows as steps of time, and with one row."""
     made = workload(Recurrent, "*", batch=by_time)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, micro_batches=1)) as pipeline:
-        for rows in (8, 3):
+    with pipeline_of(made, make_plan(made, micro_batches=micro_batches)) as pipeline:
+        for rows in (8, 5, 3, 1):
             given = made.make_batch(rows, rows)
             assert pipeline.evaluate(given) == pytest.approx(reference.loss(given).item(), abs=1e-12)
             assert pipeline.step(given) == pytest.approx(reference.step(given), abs=1e-12)
         assert reference.distance(pipeline.named_parameters()) < 1e-12
-    pipeline = Pipeline(made, make_plan(made, micro_batches=2))
-    with pipeline, pytest.raises(UsageError, match=r"inputs cannot be cut .* with the rows in dimension 1"):
-        pipeline.step(made.make_batch(8, 0))
+
+
+def test_parts_along_another_dimension_lie_as_the_batch_does():
+    """Contiguous, so that they take the path that was captured; where the rows are the model says, not the sizes."""
+    x, y = torch.arange(40).view(5, 8), torch.arange(24).view(3, 8)
+    parts = cutting(lambda rows: y[:, :rows], inputs=lambda rows: x.repeat(1, 2)[:, :rows]).split((x, y), 3)
+    assert [part.rows for part in parts] == [3, 3, 2]
+    assert torch.equal(torch.cat([part.inputs[0] for part in parts], 1), x)
+    assert torch.equal(torch.cat([part.targets for part in parts], 1), y)
+    assert all(part.inputs[0].is_contiguous() and part.targets.is_contiguous() for part in parts)
+
+
+@pytest.mark.parametrize("loss_over", ["micro_batch", "batch"])
+def test_outputs_by_time_are_joined_along_the_rows(loss_over):
+    """Whatever sizes coincide: rows and time, one row, one step; and of new lengths the graph is captured once."""
+    made = replace(recurrent(), loss_over=loss_over)
+    reference = Reference(made)
+    sizes = [(8, 6), (7, 6), (6, 6), (3, 3), (2, 2), (8, 1), (1, 4), (1, 1), (5, 9), (4, 7), (9, 3)]
+    with pipeline_of(made, make_plan(made, micro_batches=3)) as pipeline:
+        for rows, length in sizes:
+            given = steps_and_rows(rows, torch.Generator().manual_seed(rows), length)
+            assert torch.allclose(pipeline.forward(given[0]), reference.output(given[0]), atol=1e-12)
+            assert pipeline.evaluate(given) == pytest.approx(reference.loss(given).item(), abs=1e-12)
+            assert pipeline.step(given) == pytest.approx(reference.step(given), abs=1e-12)
+        assert reference.distance(pipeline.named_parameters()) < 1e-12

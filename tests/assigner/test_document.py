@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import pytest
 
-from assigner.document import Count, Name, Range, Share, decode, encode, read, schema, write
 from assigner.errors import FormatError, UsageError
+from assigner.formats.document import Count, Name, Range, Share, decode, encode, read, schema, write
 
 
 @dataclass(frozen=True)

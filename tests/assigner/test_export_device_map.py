@@ -8,11 +8,11 @@ from torch import nn
 
 from assigner.errors import FormatError
 from assigner.export import device_map
-from assigner.export.held import Holding
-from assigner.marking import partition_graph
-from assigner.marking.holding import held_names
-from assigner.profile import Tie
-from assigner.workload import Workload
+from assigner.formats.partitioncontent import PartitionContent
+from assigner.formats.profile import Tie
+from assigner.model.marking import partition_graph
+from assigner.model.marking.content import model_content
+from assigner.model.workload import Workload
 
 NAMES = [f"p{n}" for n in range(4)]
 
@@ -54,7 +54,7 @@ def held():
         model=Net, batch=lambda rows, generator: (torch.randn(rows, 4, generator=generator), None),
         batch_size=4, marks=("blocks.*",),
     )  # fmt: skip
-    return held_names(partition_graph(workload))
+    return model_content(partition_graph(workload))
 
 
 def test_partitions_go_where_the_plan_has_them():
@@ -70,7 +70,10 @@ def test_what_stands_for_the_rest_is_never_left_on_the_cpu():
     profile, plan = on_one_host(["cpu", "cuda:0"])
     made = device_map(plan, profile)
     assert (made.data["p0"], made.data["p2"], made.data[""]) == ("cpu", "cuda:0", "cuda:0")
-    held = {"": Holding(()), **{name: Holding((f"{name[0]}.{name}",), (f"{name[0]}.scale",)) for name in NAMES}}
+    held = {
+        "": PartitionContent(()),
+        **{name: PartitionContent((f"{name[0]}.{name}",), (f"{name[0]}.scale",)) for name in NAMES},
+    }
     assert device_map(plan, profile, held).data["p"] == "cuda:0"
 
 
@@ -95,9 +98,9 @@ def test_what_accelerate_puts_on_one_device_at_first_is_noted():
     said = 'accelerate puts the whole model on cuda:0 at first, for the entry "": 3.00 MiB'
     assert f'{said}; dispatch_model(..., main_device="cuda:0") makes it that one' in device_map(plan, profile).notes
     assert said in device_map(plan, on_one_gpu(profile)).notes
-    held = {"": Holding(()), **{name: Holding((f"net.{name}",)) for name in NAMES}}
+    held = {"": PartitionContent(()), **{name: PartitionContent((f"net.{name}",)) for name in NAMES}}
     assert not any("at first" in note for note in device_map(plan, profile, held).notes)
-    held["p0"] = Holding(("net.p0",), ("net.position",))
+    held["p0"] = PartitionContent(("net.p0",), ("net.position",))
     assert any("all of net on cuda:0 at first" in note for note in device_map(plan, profile, held).notes)
 
 
@@ -109,10 +112,10 @@ def test_what_does_not_fit_at_first_is_refused():
     with pytest.raises(FormatError, match="the whole model on cuda:0 at first") as caught:
         device_map(plan, profile)
     assert "--workload" in caught.value.hint
-    held = {"": Holding(()), **{name: Holding((name,)) for name in NAMES}}
+    held = {"": PartitionContent(()), **{name: PartitionContent((name,)) for name in NAMES}}
     assert list(device_map(plan, profile, held).data) == NAMES
     with pytest.raises(FormatError, match='for the entry ""') as caught:
-        device_map(plan, profile, {**held, "p0": Holding(("p0",), ("position",))})
+        device_map(plan, profile, {**held, "p0": PartitionContent(("p0",), ("position",))})
     assert "a module of their own" in caught.value.hint
 
 
@@ -135,12 +138,12 @@ def test_values_of_two_devices_that_meet_are_noted():
         model=Joining, batch=lambda rows, generator: (torch.randn(rows, 2, generator=generator), None),
         batch_size=4, marks=("a", "b"),
     )  # fmt: skip
-    held = held_names(partition_graph(workload))
+    held = model_content(partition_graph(workload))
     assert (held["a"].meetings, held["b"].meetings) == ((), (frozenset("ab"),))
     with pytest.raises(RuntimeError, match="device"):
         accelerate.dispatch_model(Joining(), {"a": "cpu", "b": "meta"}, main_device="cpu")(torch.ones(1, 2))
     named = dict(zip(NAMES, ("a", "a.1", "b", "b.1"), strict=True))
-    known = {**held, "a.1": Holding(("a.1",)), "b.1": Holding(("b.1",))}
+    known = {**held, "a.1": PartitionContent(("a.1",)), "b.1": PartitionContent(("b.1",))}
     for devices, said in ((["cuda:0", "cuda:1"], True), (["cpu", "cpu"], False), (["cpu", "cuda:0"], False)):
         profile, plan = renamed(*on_one_host(devices), named)
         notes = [note for note in device_map(plan, profile, known).notes if "joins" in note]
@@ -202,9 +205,9 @@ def test_shared_parameters_on_several_devices_are_noted():
 
 def test_held_names_cover_the_model(held):
     """Unmarked modules and lone parameters are with the partition that runs them; what nothing uses is under ""."""
-    assert held["blocks.0"] == Holding(("blocks.0", "norm"), ("scale",))
-    assert held["blocks.1"] == Holding(("blocks.1",))
-    assert held[""] == Holding((), ("spare.weight", "spare.bias"))
+    assert held["blocks.0"] == PartitionContent(("blocks.0", "norm"), ("scale",))
+    assert held["blocks.1"] == PartitionContent(("blocks.1",))
+    assert held[""] == PartitionContent((), ("spare.weight", "spare.bias"))
 
 
 def test_accelerate_takes_the_map(held):
@@ -227,7 +230,7 @@ def test_accelerate_takes_the_map(held):
         expected = model(x)
         here = accelerate.dispatch_model(model, dict.fromkeys(made, "cpu"), force_hooks=True)
         torch.testing.assert_close(here(x), expected)
-    exact = device_map(plan, profile, {**held, "": Holding(())}).data
+    exact = device_map(plan, profile, {**held, "": PartitionContent(())}).data
     exact.pop("")
     with pytest.raises(ValueError, match=r"spare\.weight"):
         check_device_map(Net(), exact)
@@ -236,6 +239,8 @@ def test_accelerate_takes_the_map(held):
 def test_a_module_that_two_partitions_hold_is_mapped_once():
     """The first of them says where."""
     profile, plan = on_one_host(["cuda:0", "cuda:1"])
-    made = device_map(plan, profile, {"": Holding(()), **{name: Holding((name, "rope")) for name in NAMES}})
+    made = device_map(
+        plan, profile, {"": PartitionContent(()), **{name: PartitionContent((name, "rope")) for name in NAMES}}
+    )
     assert made.data["rope"] == "cuda:0"
     assert made.notes == ()

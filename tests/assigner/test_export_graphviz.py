@@ -9,7 +9,7 @@ from builders import make_plan, make_profile
 
 from assigner.errors import FormatError
 from assigner.export import palette, partition_drawing
-from assigner.profile import Tie
+from assigner.formats.profile import Tie
 
 ODD = 'a"quoted\\name', "two\nlines", "<b>&amp;</b>", "\\N\\", "null\0", "größe.0"
 

@@ -1,10 +1,6 @@
 import csv
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,12 +12,11 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, _si
 
 from assigner.errors import FormatError
 from assigner.export import module_names, schedule_csv
-from assigner.export.held import Holding
-from assigner.plan import Stage
-from assigner.profile import Tie
-from assigner.schedule import Kind, build_program
+from assigner.formats.partitioncontent import PartitionContent
+from assigner.formats.plan import Stage
+from assigner.formats.profile import Tie
+from assigner.schedule.program import ActionKind, build_program
 
-RUNS = Path(__file__).resolve().parent.parent / "runs"
 NAMES = [f"p{n}" for n in range(6)]
 GPIPE = [(0, NAMES[:2]), (1, NAMES[2:4]), (2, NAMES[4:])]
 LOOPED = [(1, NAMES[:1]), (0, NAMES[1:3]), (1, NAMES[3:5]), (0, NAMES[5:])]
@@ -85,22 +80,19 @@ def test_each_row_is_a_workers_own_order(profile):
         program = build_program(plan, profile.edges)
         rows = list(csv.reader(schedule_csv(plan, profile).text.splitlines()))
         for worker, row in zip(plan.workers, rows, strict=True):
-            order = [each for each in program.actions[worker] if each.kind in (Kind.FORWARD, Kind.BACKWARD)]
+            order = [each for each in program.actions[worker] if each.kind in (ActionKind.FORWARD, ActionKind.BACKWARD)]
             assert row == [f"{each.stage}{each.kind.value[0].upper()}{each.micro_batch}" for each in order]
 
 
 @pytest.mark.distributed
-def test_it_trains_as_the_plain_model(profile, tmp_path):
+def test_it_trains_as_the_plain_model(forked, profile, tmp_path):
     """Two ranks train through torch.distributed.pipelining with both files; gradients are those of the plain model."""
     for name in ("1f1b", "interleaved"):
         stages = LOOPED if name == "interleaved" else [(1, NAMES[:4]), (0, NAMES[4:])]
         plan = replace(make_plan(profile, stages), schedule=name)
         (tmp_path / f"{name}.csv").write_text(schedule_csv(plan, profile).text)
         (tmp_path / f"{name}.json").write_text(module_names(plan, profile).text)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", RUNS / "pipelining.py", tmp_path]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    forked.run("pipelining.py", tmp_path, ranks=2)
     for rank in range(2):
         worst = json.loads((tmp_path / f"rank{rank}.json").read_text())
         assert set(worst) == {"1f1b", "interleaved"}
@@ -116,7 +108,7 @@ def test_modules_in_torchtitans_form(profile):
 
 def test_what_a_partition_holds_stands_for_it(profile):
     """With the model at hand the modules are its own, and one that two partitions of a stage use stands there once."""
-    held = {name: Holding((f"model.{name}", "model.rope")) for name in NAMES}
+    held = {name: PartitionContent((f"model.{name}", "model.rope")) for name in NAMES}
     made = module_names(make_plan(profile, GPIPE), profile, held)
     assert made.data[0] == ["model.p0", "model.rope", "model.p1"]
     assert made.notes == ()
@@ -124,7 +116,7 @@ def test_what_a_partition_holds_stands_for_it(profile):
 
 def test_a_name_deeper_than_torchtitan_looks_is_noted(profile):
     """torchtitan splits children and items of their lists; what is deeper, or of no module, is worth a word."""
-    held = {name: Holding((f"transformer.h.{name}",), ("scale",)) for name in NAMES}
+    held = {name: PartitionContent((f"transformer.h.{name}",), ("scale",)) for name in NAMES}
     deep, lone = module_names(make_plan(profile, GPIPE), profile, held).notes
     assert "'transformer.h.p0'" in deep
     assert lone.startswith("scale: ")

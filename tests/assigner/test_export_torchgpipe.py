@@ -9,7 +9,7 @@ from torch import nn
 
 from assigner.errors import FormatError
 from assigner.export import balance
-from assigner.profile import Tie
+from assigner.formats.profile import Tie
 
 NAMES = [f"p{n}" for n in range(5)]
 

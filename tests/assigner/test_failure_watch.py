@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -16,14 +13,16 @@ from single_rank import be_only_rank
 from torch.distributed import DistError, HashStore
 
 from assigner.errors import WorkerError
-from assigner.launched import launched
+from assigner.launch.seal import SECRET, unseal
+from assigner.machine.launchedrank import launched
 from assigner.runtime import failure
 from assigner.runtime.failure import Failure, FailureWatch, joining
 from assigner.runtime.rendezvous import join_group, leave_group
-from assigner.seal import SECRET, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from forked_ranks import ForkedRanks
 
 
 @pytest.fixture
@@ -137,26 +136,16 @@ def test_a_host_is_silent(
 
 @pytest.mark.parametrize("agent", [False, True])
 @pytest.mark.distributed
-def test_a_rank_that_does_not_come(agent: bool) -> None:
+def test_a_rank_that_does_not_come(forked: ForkedRanks, agent: bool) -> None:
     """Those that have come say how many they are, where rank 0 hosts the store and where a launcher does."""
-    code = (
-        "from datetime import timedelta; from torch.distributed import TCPStore; import os\n"
-        "from assigner.launched import launched; from assigner.runtime.rendezvous import join_group\n"
-        "port = int(os.environ['MASTER_PORT'])\n"
-        f"kept = TCPStore('127.0.0.1', port, is_master=True, wait_for_workers=False) if {agent} else None\n"
-        "join_group(launched(), 3.0)"
-    )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     words = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     words["TORCHELASTIC_USE_AGENT_STORE"] = str(agent)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, **words},
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert re.search(r"1/2 clients joined|1 of 2 ranks have come to the run within 3 s", done.stderr), done.stderr
+    (end,) = forked.ended("coming.py", *["agent"] * agent, variables=[words])
+    assert end.code == 1
+    assert re.search(r"1/2 clients joined|1 of 2 ranks have come to the run within 3 s", end.errors), end.errors
 
 
 @pytest.mark.parametrize(

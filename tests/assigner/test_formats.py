@@ -8,24 +8,29 @@ from dataclasses import replace
 import pytest
 from builders import make_plan, make_profile
 
-from assigner.document import encode
-from assigner.errors import FormatError
-from assigner.graph import topological_order
+from assigner.errors import FormatError, UsageError
+from assigner.formats.document import encode
+from assigner.formats.graph import topological_order
+from assigner.formats.plan import Baseline, Candidate, SolverReport, Stage, WhatIf, load_plan, save_plan
+from assigner.formats.profile import Edge, LinkPoint, Tie, load_profile, save_profile
 from assigner.location import Location
-from assigner.plan import Baseline, Candidate, SolverReport, Stage, WhatIf, load_plan, save_plan
-from assigner.profile import Edge, LinkPoint, Tie, load_profile, save_profile
-from assigner.simulate import priced
+from assigner.schedule.simulate import priced
 
 PROFILE = make_profile(work=[1e-3] * 4, slowness=[1.0, 2.0])
 
 
-def test_files_give_back_what_was_written(tmp_path) -> None:
-    """A profile and a plan read from their files equal those that were written."""
+def test_files_give_back_what_was_written(tmp_path, monkeypatch) -> None:
+    """A profile and a plan read from their files equal those that were written; a plan that a launcher names, too."""
     plan = make_plan(PROFILE, [(0, ["p0", "p1"]), (1, ["p2", "p3"])])
     save_profile(PROFILE, tmp_path / "profile.json")
     save_plan(plan, tmp_path / "plan.json")
     assert load_profile(tmp_path / "profile.json") == PROFILE
     assert load_plan(tmp_path / "plan.json") == plan
+    monkeypatch.setenv("ASSIGNER_PLAN", str(tmp_path / "plan.json"))
+    assert load_plan() == plan
+    monkeypatch.delenv("ASSIGNER_PLAN")
+    with pytest.raises(UsageError, match="ASSIGNER_PLAN is not set"):
+        load_plan()
 
 
 def test_kind_and_version_come_first(tmp_path) -> None:

@@ -77,3 +77,8 @@ def test_bars_have_one_width(share):
     bar = fmt.bar(share, width=8)
     assert len(bar) == 8
     assert ("!" in bar) == (share > 1)
+
+
+def test_spreads_above_the_median_are_said_as_multiples():
+    """A share up to all of it, then how many times the median: 350 % of what, nobody would know."""
+    assert [fmt.spread(share) for share in (0.354, 1.0, 2.5)] == ["35 %", "100 %", "2.5 times the median"]

@@ -16,13 +16,15 @@ import pytest
 import torch
 
 from assigner.runtime import hostmemory
-from assigner.runtime.absent import absent_like, is_absent
 from assigner.runtime.hostmemory import SWITCH, Arena, HostMemory, is_elsewhere, openable, own_place, unannounced
+from assigner.runtime.missinggradients import is_missing, missing_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assigner.runtime.hostmemory import Place
+    from forked_ranks import ForkedRanks
+
+    from assigner.runtime.hostmemory import ProcessPlace
 
 RUNS = Path(__file__).resolve().parent.parent / "runs"
 CPU = torch.device("cpu")
@@ -32,7 +34,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory without 
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
+def place() -> Iterator[ProcessPlace]:
     """This process's place."""
     with own_place(CPU) as found:
         assert found is not None
@@ -47,7 +49,7 @@ def memory() -> Iterator[HostMemory]:
     made.close()
 
 
-def test_neighbours_are_those_whose_memory_opens(place: Place) -> None:
+def test_neighbours_are_those_whose_memory_opens(place: ProcessPlace) -> None:
     """Another system, another network, another process of that number and one that is not there are no neighbours."""
     others = [
         place,
@@ -63,7 +65,7 @@ def test_neighbours_are_those_whose_memory_opens(place: Place) -> None:
     assert openable(None, 99, others) == ()
 
 
-def test_a_network_of_its_own_is_another_host(place: Place) -> None:
+def test_a_network_of_its_own_is_another_host(place: ProcessPlace) -> None:
     """The lab's hosts are on one system; what tells them apart is the network that a process is in."""
     network = Path("/proc/self/ns/net").readlink()
     assert place.host.split(" ", 1) == [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(network)]
@@ -105,7 +107,7 @@ def test_what_is_taken_is_what_was_put(memory: HostMemory, tensor: torch.Tensor)
 def test_an_absent_gradient_stays_absent(memory: HostMemory) -> None:
     """Its bit pattern is a NaN's."""
     like = torch.ones(5, dtype=torch.float16)
-    assert is_absent(memory.take(1, memory.put(1, absent_like(like)), (5,), torch.float16))
+    assert is_missing(memory.take(1, memory.put(1, missing_gradient(like)), (5,), torch.float16))
 
 
 def test_places_are_free_again(memory: HostMemory) -> None:
@@ -217,20 +219,10 @@ def test_nothing_stays_open(memory: HostMemory) -> None:
     assert "assigner-messages" not in Path("/proc/self/maps").read_text()
 
 
-def start(*words: str | Path) -> None:
-    done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=240, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-
-
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What the three ranks of tests/runs/neighbours.py found."""
-    made = tmp_path_factory.mktemp("neighbours")
-    start("-m", "torch.distributed.run", "--nproc-per-node", "3", RUNS / "neighbours.py", made)
-    return [json.loads((made / f"{rank}.json").read_text()) for rank in range(3)]
+def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank of tests/runs/neighbours.py found."""
+    return forked.found("neighbours.py", tmp_path_factory.mktemp("neighbours"), ranks=3)
 
 
 @pytest.mark.distributed
@@ -264,10 +256,10 @@ def test_training_through_memory(ranks: list[dict[str, Any]]) -> None:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_that_is_killed_with_messages_in_memory(tmp_path: Path, victim: int) -> None:
+def test_a_rank_that_is_killed_with_messages_in_memory(forked: ForkedRanks, tmp_path: Path, victim: int) -> None:
     """The others end by themselves with its name, and nothing of it stays in /dev/shm."""
     case = f"killed rank {victim}"
-    start(RUNS / "through_memory.py", RUNS / "failures.py", tmp_path, case)
+    forked.run("through_memory.py", RUNS / "failures.py", tmp_path, case)
     found = json.loads((tmp_path / "found.json").read_text())[case]
     assert found["codes"] == [-9 if each == victim else 7 for each in range(3)]
     assert all(f"worker:{victim}" in text and "its process is gone" in text for text in found["stderr"] if text)

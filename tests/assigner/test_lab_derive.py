@@ -8,12 +8,12 @@ import pytest
 from builders import make_profile, worker_name
 
 from assigner.errors import FormatError, UsageError
+from assigner.formats.profile import LinkPoint
 from assigner.lab.cluster import parse_cluster
 from assigner.lab.clusterfile import cluster_text
 from assigner.lab.derive import START_UP_BYTES, derive
 from assigner.lab.machine import Machine, split_share
 from assigner.lab.wires import find_wires
-from assigner.profile import LinkPoint
 
 GIB = 2**30
 HERE = Machine(cores=4.0, memory_bytes=64 * GIB, processor="kind0")
@@ -211,7 +211,7 @@ def test_a_kind_says_how_much_of_a_processor_it_had():
 
 def test_the_whole_text_can_be_read_again(root):
     """Every sample profile gives a file that loads, whose every line is short."""
-    from assigner.profile import load_profile
+    from assigner.formats.profile import load_profile
 
     for path in sorted((root / "profiles").glob("*/profile.json")):
         profile = load_profile(path)

@@ -9,9 +9,9 @@ import sys
 import pytest
 from torch.distributed import DistError
 
-import assigner.launch as launching
+import assigner.launch.ranks as launching
 from assigner.errors import WorkerError
-from assigner.launch import Layout, launch
+from assigner.launch.ranks import Layout, launch
 
 COMMAND = [sys.executable, "-c", "pass"]
 

@@ -7,16 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.utils import _pytree as pytree
-from workloads import language, make_plan
+from workloads import graph_of, language, make_plan
 
-from assigner.marking import partition_graph
 from assigner.runtime.lookahead import posted_ahead
 from assigner.runtime.microbatch import MicroBatch
-from assigner.schedule import build_program
+from assigner.schedule.program import build_program
 
 
 def micro_batch(rows: int) -> MicroBatch:
-    return MicroBatch([torch.zeros(rows)], pytree.tree_structure(0), None, 1.0, rows)
+    return MicroBatch([torch.zeros(rows)], pytree.tree_structure(0), None, 1.0, rows, rows)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +23,7 @@ def micro_batch(rows: int) -> MicroBatch:
 )
 def test_it_depends_on_the_largest_message(bytes_per_sample, rows, ahead):
     """One large value that a worker receives is enough; the micro-batches say how large, not the program's plan."""
-    graph = partition_graph(language())
+    graph = graph_of(language())
     values = dict(graph.values)
     last = max(values, key=lambda value: graph.pieces.index(graph.piece[value.partition]) if value.partition else -1)
     values[last] = replace(values[last], bytes_per_sample=bytes_per_sample)

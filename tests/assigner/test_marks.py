@@ -7,7 +7,7 @@ from torch import nn
 
 from assigner import partition
 from assigner.errors import MarkingError
-from assigner.marking import Mark, find_marks
+from assigner.model.marking import Mark, find_marks
 
 
 class Model(nn.Module):

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from builders import make_profile
 
-from assigner.caution import launch_bound
-from assigner.cost import CostModel
 from assigner.errors import FormatError
-from assigner.merging import merged, updated
-from assigner.profile import Measurement
+from assigner.formats.merging import merged, updated
+from assigner.formats.profile import Measurement
+from assigner.formats.profilewarnings import launch_bound
+from assigner.schedule.cost import CostModel
 
 
 @pytest.fixture

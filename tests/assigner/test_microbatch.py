@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from assigner.errors import UsageError
+from assigner.model.workload import Workload
 from assigner.runtime.division import fair_sizes
 from assigner.runtime.microbatch import Cutting, MicroBatch, check_pair, loss_of_parts
-from assigner.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ def rows(count: int) -> torch.Tensor:
 
 
 def none_made(count: int, _: torch.Generator) -> Any:
-    raise NotImplementedError("this script brings its own batches")
+    raise AssertionError("a batch is cut, and none is made")
 
 
 def cutting(batch: Callable[[int, torch.Generator], Any] = none_made, **options: Any) -> Cutting:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
-from workloads import WIDTH, Reference, make_plan, workload
-
-from assigner import Pipeline
+from workloads import WIDTH, Reference, make_plan, pipeline_of, workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from assigner import Workload
 
 EXACT = 1e-10
 
@@ -101,14 +102,20 @@ MODELS = {
 }
 
 
+@functools.cache
+def made_of(name: str) -> Workload:
+    """One object for each name, so that it is captured once in each mode."""
+    return MODELS[name]()
+
+
 @pytest.mark.parametrize("remat", ["never", "always"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_models_own_modes(name, remat):
     """Losses in training and in eval mode, weights and statistics are the plain model's, with evaluations between."""
-    made = MODELS[name]()
+    made = made_of(name)
     reference = Reference(made)
     reference.model.train()
-    with Pipeline(made, make_plan(made, micro_batches=1), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=1), remat=remat) as pipeline:
         for n in range(3):
             batch = made.make_batch(8, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)

@@ -9,14 +9,14 @@ import pytest
 from builders import make_plan, make_profile, worker_name
 from drawn_plans import drawn
 
-from assigner.cost import CostModel
-from assigner.occupancy import Held, Occupancy, memory_over_time
-from assigner.schedule import build_program
-from assigner.simulate import run_program, worker_memory
+from assigner.schedule.cost import CostModel
+from assigner.schedule.occupancy import Held, Occupancy, memory_over_time
+from assigner.schedule.program import build_program
+from assigner.schedule.simulate import run_program, worker_memory
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.profile import Profile
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
 
 
 def with_share(profile: Profile, share: float) -> Profile:

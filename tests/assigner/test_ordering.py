@@ -5,12 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,20 +17,23 @@ from builders import make_plan, make_profile
 from drawn_plans import drawn
 
 from assigner.errors import UsageError
-from assigner.runtime.direct import DirectChannels, alone_on_theirs, check_workers, use_many_queues
+from assigner.runtime.nccl import DirectChannels, alone_on_theirs, check_workers, use_many_queues
 from assigner.runtime.ordering import Message, Posting, sending_orders
 from assigner.runtime.staging import Staging
-from assigner.schedule import SCHEDULES, Action, Kind, Payload, Program, Route, build_program
+from assigner.schedule.program import SCHEDULES, Action, ActionKind, Payload, Program, Route, build_program
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
+    from pathlib import Path
 
-RUN = Path(__file__).resolve().parent.parent / "runs" / "ordered.py"
+    from forked_ranks import ForkedRanks
+
+    from assigner.formats.plan import Plan
+
 ON_GPUS = {
     count: pytest.mark.skipif(torch.cuda.device_count() < count, reason=f"needs {count} CUDA devices")
     for count in (1, 2)
 }
-COMPUTE = (Kind.FORWARD, Kind.BACKWARD)
+COMPUTE = (ActionKind.FORWARD, ActionKind.BACKWARD)
 CASES = list(itertools.product(range(12), SCHEDULES))
 
 
@@ -61,7 +61,7 @@ class Receiver:
                     break
                 continue
             self.next = n + 1
-            if action.kind is Kind.RECEIVE:
+            if action.kind is ActionKind.RECEIVE:
                 assert action.route is not None
                 self.posted += self.posting.due(Message(action.route, action.micro_batch))
 
@@ -85,7 +85,7 @@ def run(program: Program, ahead: int) -> dict[str, list[Message]]:
                 action = actions[at[name]]
                 if action.route is not None:
                     message = Message(action.route, action.micro_batch)
-                    if action.kind is Kind.SEND:
+                    if action.kind is ActionKind.SEND:
                         assert place[message] == sent[message.channel]
                         sent[message.channel] += 1
                     elif place[message] >= sent[message.channel]:
@@ -166,15 +166,9 @@ def test_cuda_has_a_queue_for_each_channel(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.distributed
-def test_training_on_ordered_channels(tmp_path: Path) -> None:
+def test_training_on_ordered_channels(forked: ForkedRanks, tmp_path: Path) -> None:
     """Plans of every shape train as the plain model does when every message goes without a tag (gloo for NCCL)."""
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", RUN, tmp_path],
-        capture_output=True, text=True, timeout=400, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    for rank in range(3):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
+    for found in forked.found("ordered.py", tmp_path, ranks=3):
         assert found["messages"] > 100
         assert max(max(case.values()) for case in found["worst"].values()) < 1e-10
 
@@ -189,14 +183,9 @@ def test_training_on_ordered_channels(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.distributed
-def test_training_on_two_devices(tmp_path: Path, devices: str, *, through_nccl: bool) -> None:
+def test_training_on_two_devices(forked: ForkedRanks, tmp_path: Path, devices: str, *, through_nccl: bool) -> None:
     """It is the plain model's training on any two; messages go through NCCL where each rank has a GPU for itself."""
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", RUN.with_name("gpus.py"), tmp_path,
-         devices],
-        capture_output=True, text=True, timeout=400, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    forked.run("gpus.py", tmp_path, devices, ranks=2)
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert (found["messages"] > 10) == through_nccl

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from assigner.errors import FormatError, UsageError
-from assigner.origin import profile_path
-from assigner.plan import Plan, ProfileReference, Stage
-from assigner.profile import WorkloadReference
+from assigner.formats.origin import profile_path
+from assigner.formats.plan import Plan, ProfileReference, Stage
+from assigner.formats.profile import WorkloadReference
 
 
 def _plan(path: str, data: bytes) -> Plan:

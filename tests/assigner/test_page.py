@@ -17,21 +17,21 @@ from made_runs import with_busy
 from page_cases import page_plan, page_profile, read_back
 
 from assigner import formatting as fmt
-from assigner.cost import CostModel
-from assigner.criticalpath import critical_path
-from assigner.occupancy import memory_over_time
-from assigner.plan import Baseline, Plan, WhatIf
+from assigner.formats.plan import Baseline, Plan, WhatIf
 from assigner.report.page import page_data, page_html, shown
 from assigner.report.page.critical import critical_sheet
 from assigner.report.page.links import STEPS, matrices
 from assigner.report.page.markup import json_html, parts_html
 from assigner.report.page.starts import starts_sheet
 from assigner.report.sheet import Column, Line, Sheet
-from assigner.schedule import Kind
-from assigner.simulate import predict, priced, simulated, step_s
+from assigner.schedule.cost import CostModel
+from assigner.schedule.criticalpath import critical_path
+from assigner.schedule.occupancy import memory_over_time
+from assigner.schedule.program import ActionKind
+from assigner.schedule.simulate import predict, priced, simulated, step_s
 
 if TYPE_CHECKING:
-    from assigner.profile import Profile
+    from assigner.formats.profile import Profile
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
@@ -244,4 +244,4 @@ def test_plan_of_one_worker(profile):
     page = shown("plan", alone, make_profile(work=[1e-3] * 6, slowness=[1.0], batch=16))
     html = page_html([page], title="t", made_at="today")
     assert "nothing is sent" in html
-    assert all(event.action.kind is not Kind.SEND for event in page.timeline.events)
+    assert all(event.action.kind is not ActionKind.SEND for event in page.timeline.events)

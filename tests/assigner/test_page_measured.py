@@ -11,17 +11,17 @@ from builders import make_plan
 from made_runs import run_in, slower_link
 from page_cases import page_plan, page_profile, read_back
 
-from assigner.agreement import rehearsed
-from assigner.cost import CostModel
 from assigner.errors import FormatError
 from assigner.report.comparison import Named
 from assigner.report.page import page_data, page_html, runs_of, shown
 from assigner.report.page.sections import cards
-from assigner.simulate import simulated
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import simulated
+from assigner.validation import rehearsed
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.profile import Profile
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
 
 
 @pytest.fixture
@@ -95,6 +95,10 @@ def test_another_rematerialisation_is_drawn_as_it_was_run(plan, profile):
     as_planned = shown("plan", plan, profile, [("t.json", run_in(profile, plan))])
     run = page_data([as_planned], title="t")["plans"][0]["measured"][0]
     assert (run["as_run"], run["said"]) == (None, "")
+    trace = run_in(profile, plan)
+    trace = replace(trace, workers=(replace(trace.workers[0], starved=0.4), *trace.workers[1:]))
+    (run,) = page_data([shown("plan", plan, profile, [("t.json", trace)])], title="t")["plans"][0]["measured"]
+    assert run["said"].startswith("t.json: the run was on a busy machine: other programs had up to 40 % of the time of")
 
 
 def test_a_trace_goes_to_its_plan(plan, profile):

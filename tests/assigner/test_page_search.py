@@ -11,14 +11,14 @@ from builders import make_plan
 from made_runs import slower_worker
 from page_cases import page_plan, page_profile, searched
 
-from assigner.plan import ProfileReference
+from assigner.formats.plan import ProfileReference
 from assigner.report.page import Shown, page_data, page_html, shown
 from assigner.report.page.sections import cards, steps, summary
 from assigner.report.plan import status
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.profile import Profile
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from workloads import WIDTH, Reference, graph_of, language, make_plan, workload
+from workloads import WIDTH, Reference, graph_of, language, make_plan, pipeline_of, workload
 
-from assigner import Pipeline
 from assigner.errors import UsageError
 
 EXACT = 1e-10
@@ -65,7 +64,7 @@ def test_hooks_attributes_and_classes_of_parameters(remat):
     """A hook sees a step's whole gradient once, also under accumulation; groups are made by attributes and classes."""
     made = workload(Hung, "parts.*", "last", optimizer=by_attributes)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made), remat=remat) as pipeline:
         assert [len(names) for names in pipeline.optimizer.names] == [1, 3, 1, 2]
         for n in range(4):
             batch = made.make_batch(8, n)
@@ -90,7 +89,9 @@ def test_a_hook_on_a_shared_weight_sees_the_sum():
 
     made = replace(language(), model=hooked)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, [(0, ["tokens", "blocks.0"]), (0, ["blocks.1", "blocks.2", "head"])])) as run:
+    with pipeline_of(
+        made, make_plan(made, [(0, ["tokens", "blocks.0"]), (0, ["blocks.1", "blocks.2", "head"])])
+    ) as run:
         for n in range(2):
             batch = made.make_batch(8, n)
             assert run.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
@@ -101,7 +102,7 @@ def test_a_hook_of_the_script_is_one_too():
     """A hook that the loop registers on the pipeline's parameter is called once a step, until it is removed."""
     made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, 1)))
     seen: list[int] = []
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         weight = dict(pipeline.named_parameters())["0.weight"]
         handle = weight.register_hook(lambda gradient: seen.append(1) or gradient * 0)
         pipeline.step(made.make_batch(8, 0))
@@ -158,7 +159,7 @@ def test_what_is_trained_cannot_change():
         return model
 
     made = workload(builder)
-    pipeline = Pipeline(made, make_plan(made))
+    pipeline = pipeline_of(made, make_plan(made))
     pipeline.step(made.make_batch(8, 0))
     dict(pipeline.named_parameters())["0.bias"].requires_grad_(requires_grad=True)
     with pytest.raises(UsageError, match=r"requires_grad of 0\.bias is True now; the pipeline was made with False"):
@@ -170,7 +171,7 @@ def test_what_is_trained_may_be_frozen_for_a_while():
     """Gradual unfreezing: what was built trainable is trained again when the loop says so."""
     made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)))
     reference = Reference(made)
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         for n in range(4):
             for parameters in (dict(pipeline.named_parameters()), dict(reference.model.named_parameters())):
                 for name in ("0.weight", "0.bias"):
@@ -205,7 +206,7 @@ class Turning(nn.Linear):
 def test_a_forward_cannot_change_what_is_trained(monkeypatch, does, words):
     """Nor can a marked module's own forward, nor can it hook on to a weight."""
     made = workload(lambda: nn.Sequential(Turning(WIDTH, WIDTH), nn.Linear(WIDTH, 1)))
-    pipeline = Pipeline(made, make_plan(made))
+    pipeline = pipeline_of(made, make_plan(made))
     monkeypatch.setattr(Turning, "does", does)
     with pytest.raises(UsageError, match=words):
         pipeline.step(made.make_batch(8, 0))

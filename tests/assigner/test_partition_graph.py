@@ -12,9 +12,9 @@ import torch
 from cutting import check, edges, of
 from torch import nn
 from torch.utils import _pytree as pytree
-from workloads import WIDTH, language, pairs, skips, tokens, towers, workload
+from workloads import WIDTH, graph_of, language, pairs, skips, tokens, towers, workload
 
-from assigner.marking import partition, partition_graph
+from assigner.model.marking import partition, partition_graph
 from assigner.runtime.graph import plan_graph
 
 
@@ -33,7 +33,7 @@ def test_a_language_model():
 
 def test_equal_blocks_are_of_one_kind():
     """Blocks with the same structure and shapes share their kind; others do not, nor where no gradient goes back."""
-    graph = partition_graph(language())
+    graph = graph_of(language())
     assert graph.piece["blocks.0"].kind == graph.piece["blocks.1"].kind
     assert len({graph.piece[name].kind for name in ("tokens", "blocks.0", "head")}) == 3
     plain = partition_graph(workload(lambda: nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])))
@@ -190,7 +190,7 @@ def test_unmarked_modules_and_parameters():
 
 def test_patterns_in_place_of_the_workloads_own():
     """Given patterns replace the workload's, so that a model can be cut finer or coarser than its author meant."""
-    assert [piece.name for piece in partition_graph(skips()).pieces] == ["parts.0", "parts.1", "parts.2", "last"]
+    assert [piece.name for piece in graph_of(skips()).pieces] == ["parts.0", "parts.1", "parts.2", "last"]
     assert [piece.name for piece in partition_graph(skips(), ["parts.1", "last"]).pieces] == ["parts.1", "last"]
 
 
@@ -209,8 +209,9 @@ def test_a_plan_of_marks_in_code_alone_finds_them_again():
     graph = partition_graph(made, ["c"])
     assert [piece.name for piece in graph.pieces] == ["tail"]
     plan = SimpleNamespace(
-        partitions=("tail",), workload=SimpleNamespace(fingerprint=graph.fingerprint, name=made.name)
-    )
+        partitions=("tail",), micro_batches=1,
+        workload=SimpleNamespace(fingerprint=graph.fingerprint, name=made.name, batch_size=8, inputs=""),
+    )  # fmt: skip
     assert [piece.name for piece in plan_graph(made, plan).pieces] == ["tail"]
     assert [piece.name for piece in partition_graph(made).pieces] == ["a", "tail"]
     assert [piece.name for piece in partition_graph(made, ()).pieces] == ["tail"]
@@ -218,7 +219,7 @@ def test_a_plan_of_marks_in_code_alone_finds_them_again():
 
 def test_the_fingerprint_is_the_models():
     """Equal models have equal fingerprints; what differs in the graph differs in the fingerprint."""
-    graph = partition_graph(language())
+    graph = graph_of(language())
     assert partition_graph(language()).fingerprint == graph.fingerprint
     assert partition_graph(language(tied=False)).fingerprint != graph.fingerprint
     assert partition_graph(language(), ["norm"]).fingerprint != graph.fingerprint

@@ -6,14 +6,16 @@ import copy
 from dataclasses import replace
 from typing import Any
 
+import adversarial
 import pytest
 import torch
 from training_cases import make_scaler, overflowing
 from training_optimizers import muon_like, no_decay_by_name
-from workloads import language, make_plan, skips
+from workloads import Reference, language, make_plan, skips
 
 from assigner import Pipeline
 from assigner.errors import UsageError
+from assigner.runtime.optimizer import PipelineOptimizer
 
 
 def test_it_is_an_optimizer():
@@ -30,16 +32,107 @@ def test_it_is_an_optimizer():
         assert len(pipeline.optimizer.state) == 8
 
 
-def test_closures_are_refused():
-    """LBFGS is refused when the pipeline is made, a closure when it is given; and added groups."""
-    made = skips()
-    with pytest.raises(UsageError, match=r"LBFGS\.step needs a closure"):
-        Pipeline(replace(made, optimizer=torch.optim.LBFGS), make_plan(made))
+class Sharp(torch.optim.SGD):
+    """As sharpness-aware minimisation: a second call of its closure gives the gradients after a step uphill."""
+
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            loss = closure()
+        moves = [0.05 * each.grad for group in self.param_groups for each in group["params"]]
+        self._move(moves, 1)
+        with torch.enable_grad():
+            closure()
+        self._move(moves, -1)
+        super().step()
+        return loss
+
+    @torch.no_grad()
+    def _move(self, moves: Any, sign: int) -> None:
+        for each, move in zip((p for group in self.param_groups for p in group["params"]), moves, strict=True):
+            each.add_(move, alpha=sign)
+
+
+@pytest.mark.parametrize("build", [torch.optim.LBFGS, lambda parameters: Sharp(parameters, lr=0.1)])
+def test_closures_on_one_worker(build):
+    """Optimizers that call their closure several times train as in plain torch, by `step` and by a closure by hand."""
+    made = replace(skips(), optimizer=build)
+    reference = Reference(made)
     with Pipeline(made, make_plan(made)) as pipeline:
-        with pytest.raises(UsageError, match="takes no closure"):
-            pipeline.optimizer.step(lambda: 0.0)
-        with pytest.raises(UsageError, match="groups cannot be added"):
-            pipeline.optimizer.add_param_group({"params": []})
+        batch = made.make_batch(8, 0)
+
+        def closure() -> float:
+            pipeline.optimizer.zero_grad()
+            return pipeline.step(batch, update=False)
+
+        def plain() -> torch.Tensor:
+            reference.optimizer.zero_grad()
+            loss = reference.loss(batch)
+            loss.backward()
+            return loss
+
+        for step in (lambda: pipeline.step(batch), lambda: pipeline.optimizer.step(closure)):
+            assert step() == pytest.approx(float(reference.optimizer.step(plain).detach()), rel=0, abs=1e-10)
+        assert reference.distance(pipeline.named_parameters()) < 1e-9
+        assert pipeline.steps == 2
+        with pytest.raises(UsageError, match=r"step needs a closure, and there is none"):
+            pipeline.optimizer.step()
+
+
+def test_a_history_is_in_no_checkpoint(tmp_path):
+    """LBFGS keeps lists, which are refused with what to do; without them a checkpoint is saved and loaded."""
+    made = replace(skips(), optimizer=torch.optim.LBFGS)
+    with Pipeline(made, make_plan(made)) as pipeline:
+        batch = made.make_batch(8, 0)
+        pipeline.step(batch)
+        with pytest.raises(UsageError, match="is a list") as refused:
+            pipeline.save(tmp_path / "saved")
+        assert "state.clear" in str(refused.value.hint)
+        pipeline.optimizer.state.clear()
+        pipeline.save(tmp_path / "saved")
+        after = [pipeline.step(batch), pipeline.step(batch)]
+    with Pipeline(made, make_plan(made)) as pipeline:
+        pipeline.load(tmp_path / "saved")
+        assert [pipeline.step(batch), pipeline.step(batch)] == after
+
+
+def test_closures_that_are_not_for_pipelines():
+    """LBFGS where two workers have parameters, or under a loss scale; and added groups."""
+    made = skips()
+    searching = replace(made, optimizer=torch.optim.LBFGS)
+    named = dict(made.model().named_parameters())
+    first = next(iter(named))
+    with pytest.raises(UsageError, match=r"LBFGS\.step needs a closure, which .*; under this one 2 workers"):
+        PipelineOptimizer(
+            searching, named.items(), named, apply=lambda _: None, shares=[{first}, named.keys() - {first}]
+        )
+    with (
+        Pipeline(searching, make_plan(made), scaler=make_scaler()) as pipeline,
+        pytest.raises(UsageError, match="loss scale cannot go with a closure"),
+    ):
+        pipeline.step(made.make_batch(8, 0))
+    with (
+        Pipeline(made, make_plan(made)) as pipeline,
+        pytest.raises(UsageError, match="groups cannot be added"),
+    ):
+        pipeline.optimizer.add_param_group({"params": []})
+
+
+def test_kept_buffers():
+    """Forwards of the block leave no trace in buffers that match, and move the others; another pattern is refused."""
+    made = adversarial.workload()
+    with Pipeline(made, make_plan(made, micro_batches=2)) as pipeline:
+        before = {name: each.detach().clone() for name, each in pipeline.state_dict().items()}
+        with pipeline.kept_buffers("generator.**"):
+            pipeline.step(made.make_batch(8, 0))
+        moved = {name for name, each in pipeline.state_dict().items() if not torch.equal(each, before[name])}
+        assert {name for name in moved if "running" in name} == {
+            "discriminator.0.1.running_mean", "discriminator.0.1.running_var"
+        }  # fmt: skip
+        with (
+            pytest.raises(UsageError, match="the model has no such buffer"),
+            pipeline.kept_buffers("generator.*"),
+        ):
+            pass
 
 
 def test_a_builder_that_fails_is_named():

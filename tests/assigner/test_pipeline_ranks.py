@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,25 +17,20 @@ from workloads import language, make_plan
 
 from assigner import Pipeline, load_weights
 
+if TYPE_CHECKING:
+    from forked_ranks import ForkedRanks
+
 pytestmark = pytest.mark.distributed
 
 RUNS = Path(__file__).resolve().parent.parent / "runs"
 EXACT = 1e-10
 
 
-def start(*words: str | Path) -> None:
-    done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=600, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What tests/runs/ranks.py left."""
     made = tmp_path_factory.mktemp("ranks")
-    start("-m", "torch.distributed.run", "--nproc-per-node", "3", RUNS / "ranks.py", made)
+    forked.run("ranks.py", made, ranks=3)
     return made
 
 
@@ -46,10 +41,10 @@ def ranks(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def failures(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What tests/runs/failures.py saw."""
     made = tmp_path_factory.mktemp("failures")
-    start(RUNS / "failures.py", made)
+    forked.run("failures.py", made)
     found: dict[str, Any] = json.loads((made / "found.json").read_text())
     return found
 
@@ -171,14 +166,18 @@ def test_a_quiet_end(failures, case):
 
 def test_pipelines_one_after_another():
     """Each pipeline of a process meets the others' addresses of its own group, never those of the one before."""
-    start("-m", "torch.distributed.run", "--nproc-per-node", "2", RUNS / "rejoining.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", RUNS / "rejoining.py"],
+        capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
-def test_a_plan_changes_during_the_run():
+def test_a_plan_changes_during_the_run(forked):
     """Weights, statistics and optimizer state follow the partitions; training goes on as if nothing had happened."""
-    start("-m", "torch.distributed.run", "--nproc-per-node", "3", RUNS / "moving.py")
+    forked.run("moving.py", ranks=3)
 
 
-def test_hooks_and_changing_state_on_two_ranks():
+def test_hooks_and_changing_state_on_two_ranks(forked):
     """Hooks see shared gradients whole; what forwards change moves along, or is refused where ranks would differ."""
-    start("-m", "torch.distributed.run", "--nproc-per-node", "2", RUNS / "changing.py")
+    forked.run("changing.py", ranks=2)

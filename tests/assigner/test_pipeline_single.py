@@ -30,6 +30,8 @@ from workloads import (
 
 from assigner import Pipeline
 from assigner.errors import FormatError, UsageError
+from assigner.model.marking import partition_graph
+from assigner.profiler.assembly import workload_reference
 from assigner.runtime.vectormaths import settle_vector_maths
 
 if TYPE_CHECKING:
@@ -334,8 +336,25 @@ def test_a_plan_for_another_model():
     with pytest.raises(FormatError, match=r"partition 'blocks\.0' is in only one of the two"):
         Pipeline(language(), plan)
     wider = workload(lambda: nn.Sequential(nn.Linear(8, 9), nn.Linear(9, 1)))
+    narrow = workload(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
     with pytest.raises(FormatError, match="shapes, edges, autocast or a setting"):
-        Pipeline(wider, make_plan(workload(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))))
+        Pipeline(wider, make_plan(narrow))
+
+
+def test_a_plan_for_other_inputs():
+    """They are told apart from another model, also where the model cannot take them; plans of old say less."""
+    made = workload(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
+    plan = make_plan(made)
+    noted = replace(plan, workload=workload_reference(made, partition_graph(made), ""))
+    assert noted.workload.inputs == "float64[4, 8]"
+    changed = replace(made, batch=lambda rows, _: (torch.zeros(rows, 9).double(), torch.zeros(rows, 1)))
+    with pytest.raises(
+        FormatError, match=r"with other inputs: .* had \(float64\[4, 8\]\), .* gives \(float64\[4, 9\]\)"
+    ):
+        Pipeline(changed, noted)
+    with pytest.raises(FormatError, match="another one"):
+        Pipeline(changed, plan)
+    Pipeline(made, noted).close()
 
 
 def test_a_world_too_small():
@@ -354,7 +373,7 @@ def test_bad_batches():
     made = skips()
     with Pipeline(made, make_plan(made)) as pipeline:
         x, y = made.make_batch(8, 0)
-        with pytest.raises(UsageError, match="no tensor with rows"):
+        with pytest.raises(UsageError, match="the batch is empty: its inputs have 0 rows"):
             pipeline.step((x[:0], y[:0]))
     pipeline = Pipeline(replace(made, loss=lambda output, _: output), make_plan(made))
     with pytest.raises(UsageError, match=r"loss gave a tensor of shape \(2, 1\)"):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from builders import make_profile
 
-from assigner.merging import merged
+from assigner.formats.merging import merged
 from assigner.profiler.assembly import RankReport, renew
 from assigner.profiler.host import HostFacts
 from assigner.profiler.links import LinkSweep, SweepPoint

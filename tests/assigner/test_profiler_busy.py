@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from assigner.errors import MeasurementError
-from assigner.profiler import computing, links
-from assigner.profiler.computing import ComputeShare
+from assigner.profiler import computetimes, links
+from assigner.profiler.computetimes import ComputeMeasurement
 from assigner.profiler.forecast import Forecast
 from assigner.profiler.links import LinkOptions, LinkSweep
 from assigner.profiler.sampling import Sample
@@ -26,7 +26,9 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *shares: float) -> None:
         self.shares, self.measured = list(shares), 0
-        monkeypatch.setattr(computing, "StarvationWatch", lambda _: SimpleNamespace(share=lambda: self.shares.pop(0)))
+        monkeypatch.setattr(
+            computetimes, "StarvationWatch", lambda _: SimpleNamespace(share=lambda: self.shares.pop(0))
+        )
 
     def sample(self) -> list[tuple[Sample, ...]]:
         """One measurement."""
@@ -35,8 +37,8 @@ class Machine:
 
     def measure(self, *, force_busy: bool = False) -> tuple[float, float]:
         """Seconds that were kept, and how much they were disturbed."""
-        share = ComputeShare(
-            cast("computing.Workload", None), cast("computing.PartitionGraph", None), torch.device("cpu"),
+        share = ComputeMeasurement(
+            cast("computetimes.Workload", None), cast("computetimes.PartitionGraph", None), torch.device("cpu"),
             "worker:1/cpu", 1e9, Forecast(), lambda _: None, force_busy=force_busy,
         )  # fmt: skip
         ((sample,),), starved = share._undisturbed(self.sample, ["blocks.0", "blocks.1", "blocks.2", "head"])

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from assigner.marking import PartitionGraph, partition_graph
-from assigner.profiler.compute import PartitionBench, state_bytes
+from assigner.model.marking import PartitionGraph, partition_graph
+from assigner.model.workload import Workload
 from assigner.profiler.host import host_facts
 from assigner.profiler.memory import peak_bytes, saved_bytes
+from assigner.profiler.partitionbench import PartitionBench, state_bytes
 from assigner.profiler.rank import largest_message
 from assigner.profiler.update import UpdateBench, trained
 from assigner.profiler.walk import chunks, collect_inputs, representatives
 from assigner.runtime.partition import PartitionRunner
-from assigner.workload import Workload
 
 CPU = torch.device("cpu")
 ROWS, WIDTH = 6, 32
@@ -124,7 +124,7 @@ def test_peak_bytes_see_what_is_freed_again() -> None:
 
 def test_optimizer_state_is_the_users_own(graph: PartitionGraph) -> None:
     """Adam keeps two moments and a step count of each parameter."""
-    bench = UpdateBench(make_workload(), graph.build(["1"])["1"], CPU, room=1e9)
+    bench = UpdateBench(make_workload(), graph, "1", graph.build(["1"])["1"], CPU, room=1e9)
     bench.run()
     parameters = 4 * (WIDTH * WIDTH + WIDTH)
     assert bench.state_bytes() == 2 * parameters + 2 * 4
@@ -134,9 +134,8 @@ def test_optimizer_state_is_the_users_own(graph: PartitionGraph) -> None:
 def test_what_empties_the_caches_takes_little_of_the_free_memory(graph: PartitionGraph) -> None:
     """64 MiB, and an eighth of what is free where that is less."""
     module = graph.build(["1"])["1"]
-    assert [UpdateBench(make_workload(), module, CPU, room=room).others.nbytes for room in (1e12, 8000.0)] == [
-        64 << 20, 1000
-    ]  # fmt: skip
+    benches = [UpdateBench(make_workload(), graph, "1", module, CPU, room=room) for room in (1e12, 8000.0)]
+    assert [each.others.nbytes for each in benches] == [64 << 20, 1000]
     assert trained(nn.Tanh()) == []
 
 

@@ -9,6 +9,7 @@ import torch
 from workloads import skips
 
 from assigner.errors import UsageError
+from assigner.model.marking import partition_graph
 from assigner.profiler import host
 from assigner.profiler.host import host_facts, rank_device, ranks_on, share_of_free, start_up
 from assigner.profiler.stopwatch import Stopwatch
@@ -80,12 +81,12 @@ def test_ranks_of_one_gpu_share_its_memory(two_gpus: pytest.MonkeyPatch) -> None
 
 
 def test_start_up_leaves_only_what_is_loaded() -> None:
-    """A step of one number with the user's own optimizer; the random numbers that follow are as they were."""
+    """A step of small parameters with the user's own optimizer; the random numbers that follow are as they were."""
     made = skips()
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    start_up(made, CPU)
+    start_up(made, partition_graph(made), CPU)
     assert torch.equal(torch.rand(3), expected)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from assigner.profiler.forecast import Forecast, Standing, slowest
+from assigner.profiler.forecast import Forecast, RankProgress, slowest
 
 
 class Clock:
@@ -58,7 +58,7 @@ def test_each_kind_of_work_has_its_own_pace():
 
 def test_the_slowest_rank_is_shown():
     """The run takes as long as that one."""
-    fast, slow = Standing("worker:0/cpu", "links", 0.9, 1.0), Standing("worker:1/cpu", "compute", 0.1, 90.0)
+    fast, slow = RankProgress("worker:0/cpu", "links", 0.9, 1.0), RankProgress("worker:1/cpu", "compute", 0.1, 90.0)
     assert slowest([fast, slow]) is slow
-    starting = Standing("worker:2/cpu", "tracing the model", 0.0, None)
+    starting = RankProgress("worker:2/cpu", "tracing the model", 0.0, None)
     assert slowest([fast, slow, starting]) is starting

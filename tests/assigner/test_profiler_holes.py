@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import torch
 
-from assigner.profiler import computing
-from assigner.profiler.accord import Point
-from assigner.profiler.computing import ComputeShare
+from assigner.profiler import computetimes
+from assigner.profiler.computetimes import ComputeMeasurement
 from assigner.profiler.forecast import Forecast
 from assigner.profiler.host import allocator_share
 from assigner.profiler.memory import Growth
 from assigner.profiler.sampling import Sample
+from assigner.profiler.tasks import Point
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from assigner.profiler.company import Stage
+    from assigner.profiler.stagegroups import MeasuredStage
 
 MB = 10**6
 
@@ -31,7 +31,7 @@ class Heap:
     def __init__(self, holes: dict[int, int], tensors: dict[int, int]) -> None:
         self.holes, self.tensors, self.ran = holes, tensors, set[int]()
 
-    def stage(self, size: int) -> Stage:
+    def stage(self, size: int) -> MeasuredStage:
         """A stage of one partition at a micro-batch size."""
 
         def run() -> tuple[float, float]:
@@ -39,7 +39,7 @@ class Heap:
             return 1.0, 2.0
 
         bench = SimpleNamespace(run=run, watch=SimpleNamespace(launch_share=0.0))
-        return cast("Stage", SimpleNamespace(points=(Point("head", size),), bench=bench))
+        return cast("MeasuredStage", SimpleNamespace(points=(Point("head", size),), bench=bench))
 
     @contextlib.contextmanager
     def growth(self, _device: torch.device) -> Iterator[Growth]:
@@ -60,18 +60,18 @@ class Heap:
 def test_the_holes_of_large_micro_batches_are_not_added_to_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head's workspace at 4 rows was that of stages of 64 rows which took turns with it: 120 MB for 178 KiB."""
     heap = Heap(holes={4: 3 * MB, 64: 26 * MB}, tensors={4: 18 * MB, 64: 77 * MB})
-    monkeypatch.setattr(computing, "growth", heap.growth)
-    monkeypatch.setattr(computing, "peak_bytes", heap.peak)
+    monkeypatch.setattr(computetimes, "growth", heap.growth)
+    monkeypatch.setattr(computetimes, "peak_bytes", heap.peak)
 
     def interleaved(runs: list[Callable[[], tuple[float, ...]]], *_: object, **__: object) -> list[tuple[Sample, ...]]:
         for run in runs:
             run()
         return [(Sample(1.0, 0.0, 7), Sample(2.0, 0.0, 7))] * len(runs)
 
-    monkeypatch.setattr(computing, "measure_interleaved", interleaved)
-    share = ComputeShare(
-        cast("computing.Workload", None), cast("computing.PartitionGraph", None), torch.device("cpu"), "worker:0/cpu",
-        1e9, Forecast(), lambda _: None, force_busy=True,
+    monkeypatch.setattr(computetimes, "measure_interleaved", interleaved)
+    share = ComputeMeasurement(
+        cast("computetimes.Workload", None), cast("computetimes.PartitionGraph", None), torch.device("cpu"),
+        "worker:0/cpu", 1e9, Forecast(), lambda _: None, force_busy=True,
     )  # fmt: skip
     found = share._sampled([heap.stage(4), heap.stage(64)], 0, 2)
     beside = {point.micro_batch: timing.holes_bytes for point, timing in found.items()}

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from assigner.errors import FormatError
-from assigner.profile import Measurement
-from assigner.profiler.accord import Point
-from assigner.profiler.journal import Head, Journal, Note, OptimizerState, journal_path
+from assigner.formats.profile import Measurement
+from assigner.profiler.journal import Head, Journal, Note, OptimizerSize, journal_path
 from assigner.profiler.links import LinkSweep, SweepPoint
 from assigner.profiler.sampling import Sample
+from assigner.profiler.tasks import Point
 
 HEAD = Head(
     entry="model.py:workload", fingerprint="sha256:00", batch_size=8, optimizer="AdamW", micro_batches=(2, 4),
@@ -35,7 +35,7 @@ def path(tmp_path):
     where = journal_path(tmp_path / "profile.json", 1)
     journal = Journal(where, HEAD)
     for found in (
-        OptimizerState("k0", 96),
+        OptimizerSize("k0", 96),
         POINT,
         BAD,
         LINK,

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -19,7 +15,10 @@ from assigner.profiler.links import LinkOptions, SweepPoint, message_sizes
 from assigner.profiler.sampling import Sample
 from assigner.runtime.sending import LostConnectionError
 
-RUN = Path(__file__).resolve().parent.parent / "runs" / "links.py"
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forked_ranks import ForkedRanks
 
 
 def test_sweeps_reach_the_largest_message() -> None:
@@ -68,14 +67,9 @@ def test_a_lost_receiver_is_an_error_of_the_measurement() -> None:
 
 @pytest.mark.parametrize("way", [(), ("--ordered",)])
 @pytest.mark.distributed
-def test_both_directions_are_measured(tmp_path: Path, way: tuple[str, ...]) -> None:
+def test_both_directions_are_measured(forked: ForkedRanks, tmp_path: Path, way: tuple[str, ...]) -> None:
     """Each rank has the link that starts at it: growing sizes, positive times, shares from 0 to 1; notes are shared."""
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", str(RUN), str(tmp_path / "links"), *way]
-    done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=240, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    forked.run("links.py", tmp_path / "links", *way, ranks=2)
     both = [json.loads((tmp_path / f"links.{rank}").read_text()) for rank in range(2)]
     assert both[0]["notes"] == both[1]["notes"]
     for rank, made in enumerate(both):

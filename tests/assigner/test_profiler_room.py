@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import nn
 
-from assigner.marking import PartitionGraph, partition_graph
-from assigner.profile import Measurement
-from assigner.profiler import compute, computing, sampling
-from assigner.profiler.accord import Point
-from assigner.profiler.compute import PartitionBench, PartitionBytes, TooLargeError
-from assigner.profiler.computing import ComputeShare
+from assigner.formats.profile import Measurement
+from assigner.model.marking import PartitionGraph, partition_graph
+from assigner.model.workload import Workload
+from assigner.profiler import computetimes, partitionbench, sampling
+from assigner.profiler.computetimes import ComputeMeasurement
 from assigner.profiler.forecast import Forecast
-from assigner.profiler.journal import OptimizerState
+from assigner.profiler.journal import OptimizerSize
 from assigner.profiler.memory import memory_errors
+from assigner.profiler.partitionbench import PartitionBench, PartitionBytes, TooLargeError
 from assigner.profiler.stage import StageBench
+from assigner.profiler.tasks import Point
 from assigner.profiler.update import UpdateBench, optimizer_share
 from assigner.profiler.walk import collect_inputs
 from assigner.runtime.partition import PartitionRunner
-from assigner.workload import Workload
 
 CPU = torch.device("cpu")
 WIDTH, ROWS = 32, 4
@@ -76,7 +76,7 @@ def test_fewer_micro_batches_are_in_flight_where_few_fit(graph: PartitionGraph) 
     """The depth falls to what fits into the free memory, with the optimizer's state set aside, and to 1 at least."""
     rows = 64 * ROWS
     held = make_bench(graph, math.inf, rows=rows).prepare()
-    free = 1000 + compute._MARGIN * held.needed(depth=2) + 10
+    free = 1000 + partitionbench._MARGIN * held.needed(depth=2) + 10
     bench = make_bench(graph, free, rows=rows, optimizer_bytes=1000)
     bench.prepare()
     assert bench.depth == 2
@@ -99,9 +99,9 @@ def test_state_that_cannot_fit_is_told_before_the_first_run(graph: PartitionGrap
         make_bench(graph, 3 * PARAMETERS - 1, optimizer_bytes=2 * PARAMETERS).prepare()
 
 
-def test_the_optimizers_share_is_found_on_a_small_parameter() -> None:
+def test_the_optimizers_share_is_found_on_a_small_parameter(graph: PartitionGraph) -> None:
     """Adam keeps two bytes for each byte, and a step count; plain SGD nothing."""
-    assert optimizer_share(make_workload(), CPU) == pytest.approx(2, abs=0.01)
+    assert optimizer_share(make_workload(), graph, CPU) == pytest.approx(2, abs=0.01)
 
 
 class Measured:
@@ -110,9 +110,9 @@ class Measured:
     def __init__(self, graph: PartitionGraph, free: float, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("SAMPLE_S", "WARM_UP_S", "LIMIT_S"):
             monkeypatch.setattr(sampling, name, 0.0)
-        monkeypatch.setattr(computing, "share_of_free", lambda _, **__: free / computing._SAFE)
+        monkeypatch.setattr(computetimes, "share_of_free", lambda _, **__: free / computetimes._SAFE)
         self.forecast, self.found = Forecast(), list[object]()
-        self.share = ComputeShare(
+        self.share = ComputeMeasurement(
             make_workload(), graph, CPU, "worker:0/cpu", 1e9, self.forecast, lambda _: None, force_busy=True
         )
 
@@ -139,11 +139,11 @@ def test_a_size_that_does_not_fit_is_a_datum(graph: PartitionGraph, monkeypatch:
 
 def test_nothing_is_updated_where_no_size_fits(graph: PartitionGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not run for its gradients and state would be killed by an update: it has none."""
-    monkeypatch.setattr(computing, "UpdateBench", lambda *_, **__: pytest.fail("it is not made"))
+    monkeypatch.setattr(computetimes, "UpdateBench", lambda *_, **__: pytest.fail("it is not made"))
     run = Measured(graph, 3 * PARAMETERS - 1, monkeypatch)
     measured = run()
     assert all("gradients and optimizer state" in (each.infeasible or "") for each in measured.values())
-    assert not any(isinstance(each, OptimizerState) for each in run.found)
+    assert not any(isinstance(each, OptimizerSize) for each in run.found)
 
 
 def no_memory(*_: object) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from assigner.profiler import sampling
+from assigner.profiler.options import ProfileOptions
 from assigner.profiler.sampling import measure_interleaved, summarise
-from assigner.profiler.session import ProfileOptions, default_micro_batches
+from assigner.profiler.session import default_micro_batches
 
 
 class Clock:

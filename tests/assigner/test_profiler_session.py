@@ -13,20 +13,22 @@ from torch import nn
 from torch.distributed import PrefixStore
 
 from assigner.errors import FormatError, UsageError
-from assigner.profile import Profile, load_profile, save_profile
-from assigner.profiler import Output, ProfileOptions, company, profile_workload, sampling, session
-from assigner.profiler.accord import Point, RefusedError, Start
+from assigner.formats.profile import Profile, load_profile, save_profile
+from assigner.model.workload import Workload
+from assigner.profiler import sampling, session, stagegroups
 from assigner.profiler.journal import Note, journal_path
+from assigner.profiler.options import ProfileOptions
 from assigner.profiler.rank import Keeping, RankSession
-from assigner.workload import Workload
+from assigner.profiler.session import ProfileDestination, profile_workload
+from assigner.profiler.tasks import Point, RefusedError, Start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from torch.distributed import Store
 
-    from assigner.profiler.forecast import Standing
+    from assigner.profiler.forecast import RankProgress
 
 OPTIONS = ProfileOptions(micro_batches=(2,), force_busy=True)
 
@@ -42,22 +44,34 @@ def make_workload(width: int = 8) -> Workload:
     )
 
 
+SEEN: list[list[tuple[str, torch.Size]]] = []
+
+
+def by_name(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    """Looks names up, makes groups of them, and counts on all being there."""
+    pairs = list(named_parameters)
+    SEEN.append([(name, each.shape) for name, each in pairs])
+    named = dict(pairs)
+    return torch.optim.Adam([{"params": [named["0.weight"], named["0.bias"]]}, {"params": [named["1.1.weight"]]}])
+
+
 class Run:
     """Profiles the workload into one file, again and again."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path, self.monkeypatch = folder / "profile.json", monkeypatch
         self.said: list[str] = []
-        monkeypatch.setattr(company, "_IN_TURN", 1)  # each point is kept before the next is begun
+        monkeypatch.setattr(stagegroups, "_IN_TURN", 1)  # each point is kept before the next is begun
         for name, seconds in (("WARM_UP_S", 0.0), ("SAMPLE_S", 0.001), ("LIMIT_S", 0.05)):
             monkeypatch.setattr(sampling, name, seconds)
 
     def __call__(
-        self, *, width: int = 8, options: ProfileOptions = OPTIONS, progress: Callable[[Standing], None] | None = None,
+        self, *, width: int = 8, options: ProfileOptions = OPTIONS,
+        progress: Callable[[RankProgress], None] | None = None,
         resume: bool = False, only: tuple[str, ...] = (), others: tuple[Path, ...] = (),
     ) -> Profile:  # fmt: skip
         be_only_rank(self.monkeypatch)
-        output = Output(self.path, resume=resume, only=only, others=others, notice=self.said.append)
+        output = ProfileDestination(self.path, resume=resume, only=only, others=others, notice=self.said.append)
         made = profile_workload(make_workload(width), "m.py:workload", options, output=output, progress=progress)
         assert made is not None
         return made
@@ -65,7 +79,7 @@ class Run:
     def interrupted(self) -> bytes:
         """Run until the first partition is measured; what the journal then has."""
 
-        def stop(standing: Standing) -> None:
+        def stop(standing: RankProgress) -> None:
             if "'1' at micro-batch" in standing.what:
                 raise KeyboardInterrupt
 
@@ -219,3 +233,30 @@ def test_every_rank_does_what_rank_0_says(run: Run, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(RankSession, "agree", agree)
     run(only=("1",), options=replace(OPTIONS, isolated=True, links="sampled"))
     assert [(start.only, start.isolated, start.links) for start in started] == [(("1",), True, "sampled")]
+
+
+def test_the_optimizers_builder_sees_the_whole_model(tmp_path, monkeypatch):
+    """Every time, with all parameters in the model's order, though a partition's own share of it is measured."""
+    made = replace(make_workload(), optimizer=by_name)
+    SEEN.clear()
+    be_only_rank(monkeypatch)
+    for name, seconds in (("WARM_UP_S", 0.0), ("SAMPLE_S", 0.001), ("LIMIT_S", 0.05)):
+        monkeypatch.setattr(sampling, name, seconds)
+    found = profile_workload(made, "made.py:workload", OPTIONS)
+    assert found is not None
+    assert found.workload.optimizer == "Adam"
+    assert {tuple(each) for each in SEEN} == {tuple((n, p.shape) for n, p in made.model().named_parameters())}
+    assert [each.optimizer_bytes for each in found.partitions] == [2 * 4 * 72 + 2 * 4, 2 * 4 * 64 + 4]
+
+
+def test_an_optimizer_that_needs_a_closure_is_measured(tmp_path, monkeypatch):
+    """LBFGS with its history full: so many directions and steps, each as large as the partition's parameters."""
+    made = replace(make_workload(), optimizer=lambda parameters: torch.optim.LBFGS(parameters, history_size=7))
+    be_only_rank(monkeypatch)
+    for name, seconds in (("WARM_UP_S", 0.0), ("SAMPLE_S", 0.001), ("LIMIT_S", 0.05)):
+        monkeypatch.setattr(sampling, name, seconds)
+    found = profile_workload(made, "made.py:workload", OPTIONS)
+    assert found is not None
+    assert found.workload.optimizer == "LBFGS"
+    for each in found.partitions:
+        assert each.optimizer_bytes >= 2 * 7 * each.parameter_bytes

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from assigner.marking import PartitionGraph, partition_graph
-from assigner.profiler import company as company_module
+from assigner.model.marking import PartitionGraph, partition_graph
+from assigner.model.workload import Workload
 from assigner.profiler import stage as stage_module
-from assigner.profiler.accord import Point
-from assigner.profiler.company import company, stages
+from assigner.profiler import stagegroups
 from assigner.profiler.stage import StageBench
+from assigner.profiler.stagegroups import stage_partitions, stages
+from assigner.profiler.tasks import Point
 from assigner.profiler.walk import collect_inputs
 from assigner.profiler.workbench import Workbench
-from assigner.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -150,13 +150,13 @@ PARAMETERS = 4 * (WIDTH * WIDTH + WIDTH)
 )
 def test_like_partitions_keep_company_first(ten: PartitionGraph, names: list[str], beside: list[str]) -> None:
     """Six of a kind at most, the nearest first; neighbours of other kinds only until there are six in all."""
-    assert company(ten, names) == beside
+    assert stage_partitions(ten, names) == beside
 
 
 def test_company_keeps_to_its_budget(ten: PartitionGraph) -> None:
     """Parameters of two fit, and of none where there is no room for one."""
-    assert company(ten, ["1"], 2 * PARAMETERS) == ["2", "3"]
-    assert company(ten, ["1"], PARAMETERS - 1) == []
+    assert stage_partitions(ten, ["1"], 2 * PARAMETERS) == ["2", "3"]
+    assert stage_partitions(ten, ["1"], PARAMETERS - 1) == []
 
 
 def make_workbench(graph: PartitionGraph, room: float, wanted: Sequence[str] = ("1",)) -> Workbench:
@@ -215,4 +215,4 @@ def test_company_of_another_kind_is_tried_at_the_smallest_size_alone(ten: Partit
     workbench.companion(Point("0", ROWS))
     workbench.companion(Point("0", 4 * ROWS))
     assert {Point("0", ROWS), Point("0", 4 * ROWS)} == set(workbench.held)
-    assert company_module._ROOM_SHARE <= 0.5
+    assert stagegroups._ROOM_SHARE <= 0.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workloads import graph_of, language, make_plan
+from workloads import graph_of, make_plan, skips
 
 from assigner.runtime.programs import Programs
 
@@ -15,8 +15,8 @@ def test_row_counts_without_end():
         def know(self, routes: object) -> None:
             known.append(routes)
 
-    graph = graph_of(language())
-    plan = make_plan(language(), [(0, ["tokens", "blocks.0"]), (1, ["blocks.1", "blocks.2", "head"])])
+    graph = graph_of(skips())
+    plan = make_plan(skips(), [(0, ["parts.0", "parts.1"]), (1, ["parts.2", "last"])])
     programs = Programs(plan, graph, Knows())
     first, second = programs.training(1), programs.training(2)
     for rows in range(3, 34):

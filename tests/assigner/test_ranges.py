@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
-from workloads import language, make_plan
+from workloads import language, make_plan, pipeline_of
 
-from assigner import Pipeline
 from assigner.runtime import ranges
 from assigner.runtime.ranges import range_name
-from assigner.schedule import Action, Kind, Payload, Route
+from assigner.schedule.program import Action, ActionKind, Payload, Route
 
 
 def test_ranges_are_there_in_the_programs_order():
@@ -16,7 +15,7 @@ def test_ranges_are_there_in_the_programs_order():
     made = language()
     names = ["tokens", "blocks.0", "blocks.1", "blocks.2", "head"]
     plan = make_plan(made, [(0, names[:2]), (0, names[2:])], micro_batches=2, schedule="interleaved")
-    with Pipeline(made, plan) as pipeline:
+    with pipeline_of(made, plan) as pipeline:
         pipeline.step(made.make_batch(8, 0))
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
             pipeline.step(made.make_batch(8, 1))
@@ -35,7 +34,7 @@ def test_no_profiler_no_range(monkeypatch):
     """Without a profiler nothing is named."""
     monkeypatch.setattr(ranges, "range_name", None)
     made = language()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with pipeline_of(made, make_plan(made)) as pipeline:
         pipeline.step(made.make_batch(8, 0))
 
 
@@ -43,6 +42,9 @@ def test_names_of_messages():
     """A message's range says what it carries; that of a shared parameter's gradient has no micro-batch."""
     stages = make_plan(language()).stages
     there = Route(Payload.ACTIVATION, "blocks.1", 0, "worker:0/cpu", "worker:1/cpu")
-    assert range_name(Action(Kind.SEND, 0, 3, there), stages) == "assigner: send activation blocks.1[0] micro-batch 3"
+    assert (
+        range_name(Action(ActionKind.SEND, 0, 3, there), stages)
+        == "assigner: send activation blocks.1[0] micro-batch 3"
+    )
     tie = Route(Payload.TIE, "tokens", 2, "worker:0/cpu", "worker:1/cpu")
-    assert range_name(Action(Kind.RECEIVE, -1, -1, tie), stages) == "assigner: receive tie tokens[2]"
+    assert range_name(Action(ActionKind.RECEIVE, -1, -1, tie), stages) == "assigner: receive tie tokens[2]"

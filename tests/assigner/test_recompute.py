@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 from builders import make_profile, random_chain
 
-from assigner.cost import CostModel
-from assigner.plan import Plan, Stage
-from assigner.schedule import Kind
-from assigner.simulate import predict
+from assigner.formats.plan import Plan, Stage
+from assigner.schedule.cost import CostModel
+from assigner.schedule.program import ActionKind
+from assigner.schedule.simulate import predict
+from assigner.schedule.timing import stage_s
 from assigner.solver import SolveOptions, solve
-from assigner.timing import stage_s
 
 if TYPE_CHECKING:
-    from assigner.profile import Profile
+    from assigner.formats.profile import Profile
 
 WORKER = "worker:0/cpu"
 
@@ -37,8 +37,8 @@ def test_a_recompute_costs_what_was_measured(share: float | None, seconds: float
     plan = Plan(
         workload=profile.workload, micro_batches=4, micro_batch_size=2, stages=(Stage(WORKER, ("p0",), ("p0",)),)
     )
-    assert stage_s(cost, plan, 0, Kind.FORWARD) == pytest.approx(2.0)
-    assert stage_s(cost, plan, 0, Kind.BACKWARD) == pytest.approx(4.0 + 2 * seconds)
+    assert stage_s(cost, plan, 0, ActionKind.FORWARD) == pytest.approx(2.0)
+    assert stage_s(cost, plan, 0, ActionKind.BACKWARD) == pytest.approx(4.0 + 2 * seconds)
     assert predict(plan, profile).step_s == pytest.approx(4 * (6.0 + 2 * seconds) + 1e-4)
 
 

@@ -19,21 +19,23 @@ import pytest
 import torch
 from runs.held import KEPT_BYTES
 from runs.traced import CASES, KEPT
-from workloads import language, make_plan, skips
+from workloads import graph_of, language, make_plan, skips
 
 from assigner import Pipeline
 from assigner.errors import UsageError
-from assigner.marking import partition_graph
+from assigner.formats.trace import check_same_plan, load_trace
 from assigner.runtime import recorder
 from assigner.runtime.clock import ClockComparison, PeersClock
 from assigner.runtime.memory import MemoryGauge, held_bytes
-from assigner.schedule import build_program
-from assigner.trace import check_same_plan, load_trace
+from assigner.schedule.program import build_program
+from assigner.validation.observed import traced_route
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.schedule import Program
-    from assigner.trace import Trace, WorkerTrace
+    from forked_ranks import ForkedRanks
+
+    from assigner.formats.plan import Plan
+    from assigner.formats.trace import Trace, TracedAction, WorkerTrace
+    from assigner.schedule.program import Program, Route
 
 RUNS = Path(__file__).resolve().parent.parent / "runs"
 CPU = torch.device("cpu")
@@ -42,23 +44,22 @@ CPU = torch.device("cpu")
 def planned(name: str) -> tuple[Plan, Program]:
     make, stages, options = CASES[name]
     plan = make_plan(make(), stages, **options)
-    graph = partition_graph(make())
+    graph = graph_of(make())
     return plan, build_program(plan, graph.edges, graph.ties)
 
 
-def start(*words: str | Path, **variables: str) -> None:
-    done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=240, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+def route_of(action: TracedAction, worker: WorkerTrace) -> Route | None:
+    """The route of a send or a receive; None: it is another action."""
+    if action.message is None:
+        return None
+    return traced_route(action.message, worker.worker, sent=action.kind == "send")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What tests/runs/traced.py left."""
     made = tmp_path_factory.mktemp("traced")
-    start("-m", "torch.distributed.run", "--nproc-per-node", "3", RUNS / "traced.py", made)
+    forked.run("traced.py", made, ranks=3)
     return made
 
 
@@ -78,10 +79,9 @@ def test_every_step_is_the_program(folder, name):
         for step in range(KEPT):
             whole, *did = [action for action in worker.actions if action.step == step]
             assert whole.kind == "step"
-            assert [
-                (each.kind, each.stage, each.micro_batch, each.route(worker.worker) if each.message else None)
-                for each in did
-            ] == [(each.kind, each.stage, each.micro_batch, each.route) for each in program.actions[worker.worker]]
+            assert [(each.kind, each.stage, each.micro_batch, route_of(each, worker)) for each in did] == [
+                (each.kind, each.stage, each.micro_batch, each.route) for each in program.actions[worker.worker]
+            ]
             assert all(whole.start_s <= each.start_s <= each.end_s <= whole.end_s for each in did)
 
 
@@ -101,7 +101,7 @@ def test_messages_arrive_after_they_were_sent(folder):
     for trace, _ in traces(folder):
         sent, received = (
             {
-                (action.step, action.micro_batch, action.route(worker.worker)): (action, worker.clock_error_s)
+                (action.step, action.micro_batch, route_of(action, worker)): (action, worker.clock_error_s)
                 for worker in trace.workers
                 for action in worker.actions
                 if action.kind == kind
@@ -157,7 +157,7 @@ def test_clocks_that_agree_stretch_no_duration():
 def test_one_process_needs_no_group(tmp_path):
     """A plan on one worker is traced without a launcher; the first action is at 0 s, on an exact clock."""
     made = language()
-    with Pipeline(made, make_plan(made), remat="always") as pipeline:
+    with Pipeline(made, make_plan(made), remat="always", graph=graph_of(made)) as pipeline:
         with pipeline.trace(tmp_path / "trace.json"):
             losses = [pipeline.step(made.make_batch(8, n)) for n in range(2)]
         assert all(loss > 0 for loss in losses)
@@ -176,7 +176,7 @@ def test_steps_that_are_not_the_plans_program_are_not_kept(tmp_path):
     A step that ends an accumulation is, and no update that follows it.
     """
     made = skips()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with Pipeline(made, make_plan(made), graph=graph_of(made)) as pipeline:
         with pipeline.trace(tmp_path / "trace.json"):
             pipeline.step(made.make_batch(8, 0), update=False)
             pipeline.optimizer.step()
@@ -194,7 +194,10 @@ def test_tracing_changes_no_result(tmp_path):
     """Losses with a trace are to the last bit those without one."""
     made = language(dropout=0.3)
     batches = [made.make_batch(8, n) for n in range(4)]
-    with Pipeline(made, make_plan(made)) as plain, Pipeline(made, make_plan(made)) as watched:
+    with (
+        Pipeline(made, make_plan(made), graph=graph_of(made)) as plain,
+        Pipeline(made, make_plan(made), graph=graph_of(made)) as watched,
+    ):
         expected = [plain.step(batch) for batch in batches]
         with watched.trace(tmp_path / "trace.json"):
             assert [watched.step(batch) for batch in batches] == expected
@@ -203,13 +206,13 @@ def test_tracing_changes_no_result(tmp_path):
 def test_nothing_is_recorded_outside_of_a_trace(tmp_path, monkeypatch):
     """Without a trace, before one and after one, no span is made."""
     made = skips()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with Pipeline(made, make_plan(made), graph=graph_of(made)) as pipeline:
         with monkeypatch.context() as patch:
-            patch.setattr(recorder, "Span", None)
+            patch.setattr(recorder, "RecordedSpan", None)
             pipeline.step(made.make_batch(8, 0))
         with pipeline.trace(tmp_path / "trace.json"):
             pipeline.step(made.make_batch(8, 1))
-        monkeypatch.setattr(recorder, "Span", None)
+        monkeypatch.setattr(recorder, "RecordedSpan", None)
         pipeline.step(made.make_batch(8, 2))
 
 
@@ -220,7 +223,7 @@ def open_files() -> int:
 def test_nothing_leaks_over_a_hundred_traced_steps(tmp_path):
     """Only the last steps are held meanwhile, and nothing after it: no thread, no open file, no recorder."""
     made = skips()
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with Pipeline(made, make_plan(made), graph=graph_of(made)) as pipeline:
         gc.collect()  # what earlier tests left is none of this one's
         before = threading.active_count(), open_files()
         with pipeline.trace(tmp_path / "trace.json", last=4):
@@ -237,7 +240,7 @@ def test_a_second_trace_waits_for_the_first(tmp_path):
     """No two traces at a time, none of no step, and an existing file is replaced only by force."""
     made = skips()
     path = tmp_path / "trace.json"
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with Pipeline(made, make_plan(made), graph=graph_of(made)) as pipeline:
         for n in range(2):
             with pipeline.trace(path, force=True):
                 pipeline.step(made.make_batch(8, n))
@@ -259,7 +262,11 @@ def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
 def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WorkerTrace]:
     """The worker of each of the traces that tests/runs/held.py left."""
     made = tmp_path_factory.mktemp("held")
-    start(RUNS / "held.py", made, MALLOC_MMAP_THRESHOLD_="65536")
+    done = subprocess.run(  # a process from its start: the C library reads the variable there
+        [sys.executable, RUNS / "held.py", made], capture_output=True, text=True, timeout=240, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
     return {name: load_trace(made / f"{name}.json").workers[0] for name in ("kept", "again")}
 
 
@@ -287,7 +294,7 @@ def test_short_actions_share_a_look_at_the_memory(tmp_path, monkeypatch):
     """Actions that end soon after a look are without one; the trace says None of them."""
     made = skips()
     monkeypatch.setattr(recorder, "LOOK_EVERY_S", 3600)
-    with Pipeline(made, make_plan(made)) as pipeline, pipeline.trace(tmp_path / "trace.json"):
+    with Pipeline(made, make_plan(made), graph=graph_of(made)) as pipeline, pipeline.trace(tmp_path / "trace.json"):
         pipeline.step(made.make_batch(8, 0))
     held = [action.memory_bytes for action in load_trace(tmp_path / "trace.json").workers[0].actions]
     assert sum(each is not None for each in held) <= 1
@@ -318,7 +325,7 @@ def test_a_device_times_itself(tmp_path, always_looking):
     made = skips()
     plan = make_plan(made)
     plan = replace(plan, stages=(replace(plan.stages[0], worker="worker:0/cuda:0"),))
-    with Pipeline(made, plan) as pipeline, pipeline.trace(tmp_path / "trace.json"):
+    with Pipeline(made, plan, graph=graph_of(made)) as pipeline, pipeline.trace(tmp_path / "trace.json"):
         for n in range(3):
             pipeline.step(made.make_batch(8, n))
     (worker,) = load_trace(tmp_path / "trace.json").workers

@@ -12,16 +12,16 @@ from builders import make_plan as made_plan
 from builders import make_profile
 from made_runs import run_in
 from torch import nn
-from workloads import language, make_plan, skips, workload
+from workloads import graph_of, language, make_plan, skips, workload
 
 from assigner import Pipeline
-from assigner.agreement import agree, as_run
 from assigner.errors import UsageError
+from assigner.formats.trace import load_trace
 from assigner.report.agreement import agreement_report
 from assigner.report.sheet import markdown
 from assigner.runtime.remat import Rematerialisation
-from assigner.simulate import predict
-from assigner.trace import load_trace
+from assigner.schedule.simulate import predict
+from assigner.validation import agree, as_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +70,7 @@ def test_all_but_the_last_micro_batch(remat, micro_batches, forwards, kept):
         return (output - targets).square().mean()
 
     made = workload(lambda: nn.Sequential(Watched(8, 8), Watched(8, 1)), loss=loss)
-    with Pipeline(made, make_plan(made, micro_batches=micro_batches), remat=remat) as pipeline:
+    with Pipeline(made, make_plan(made, micro_batches=micro_batches), graph=graph_of(made), remat=remat) as pipeline:
         watched.forwards, watched.alive, most = 0, [], []
         pipeline.step(made.make_batch(8, 0))
         assert watched.forwards == forwards
@@ -84,7 +84,7 @@ def test_dropout_and_losses_are_those_without():
     made = language(dropout=0.3)
     found = []
     for remat in ("never", "except_last"):
-        with Pipeline(made, make_plan(made, micro_batches=3), remat=remat) as pipeline:
+        with Pipeline(made, make_plan(made, micro_batches=3), graph=graph_of(made), remat=remat) as pipeline:
             losses = [pipeline.step(made.make_batch(rows, rows)) for rows in (8, 7)]
             found.append((losses, {name: each.detach().clone() for name, each in pipeline.named_parameters()}))
     assert found[0][0] == found[1][0]
@@ -95,7 +95,7 @@ def test_a_step_of_1f1b():
     """The last micro-batch is the step's last, also where backwards of others lie before it."""
     made = workload(lambda: nn.Sequential(Watched(8, 8), Watched(8, 1)))
     watched.alive = []
-    with Pipeline(made, make_plan(made, schedule="1f1b"), remat="except_last") as pipeline:
+    with Pipeline(made, make_plan(made, schedule="1f1b"), graph=graph_of(made), remat="except_last") as pipeline:
         watched.forwards = 0
         pipeline.step(made.make_batch(8, 0))
     assert watched.forwards == 14
@@ -147,7 +147,7 @@ def test_what_needs_no_backward_runs_once():
         return made
 
     made = workload(model)
-    with Pipeline(made, make_plan(made), remat="always") as pipeline:
+    with Pipeline(made, make_plan(made), graph=graph_of(made), remat="always") as pipeline:
         watched.forwards, watched.alive = 0, []
         pipeline.step(made.make_batch(8, 0))
         assert watched.forwards == 4
@@ -177,7 +177,7 @@ class Counts(nn.Linear):
 def test_only_buffers_that_change_are_kept(monkeypatch: pytest.MonkeyPatch):
     """A recompute counts nothing twice, however it is counted, and copies no constant."""
     made = workload(lambda: nn.Sequential(Counts(8, 8), nn.Linear(8, 1)))
-    with Pipeline(made, make_plan(made), remat="always") as pipeline:
+    with Pipeline(made, make_plan(made), graph=graph_of(made), remat="always") as pipeline:
         for n in range(2):
             monkeypatch.setattr(Counts, "counts_late", n > 0)
             pipeline.step(made.make_batch(8, n))

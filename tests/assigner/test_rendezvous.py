@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch.distributed as dist
@@ -17,12 +16,12 @@ from workloads import make_plan, skips
 
 from assigner import Pipeline
 from assigner.errors import UsageError
-from assigner.launched import Launched
+from assigner.machine.launchedrank import Launched
 from assigner.runtime import rendezvous
 from assigner.runtime.rendezvous import join_group, leave_group, meeting_point
 
-RUN = Path(__file__).resolve().parent.parent / "runs" / "rejoining.py"
-NEITHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+if TYPE_CHECKING:
+    from forked_ranks import ForkedRanks
 
 
 def test_a_port_for_each_job() -> None:
@@ -115,45 +114,34 @@ def test_mpi_is_passed_through(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_group()
 
 
-def ranks(variables: list[dict[str, str]], tmp_path: Path) -> None:
-    """Start rejoining.py once for each set of variables, without a launcher; all end well and quietly."""
-    clean = {name: value for name, value in os.environ.items() if name not in NEITHER}
-    started = [
-        subprocess.Popen(
-            [sys.executable, RUN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-            env={**clean, "OMP_NUM_THREADS": "1", **each},
-        )
-        for each in variables
-    ]  # fmt: skip
-    try:
-        ended = [each.communicate(timeout=300) for each in started]
-    finally:
-        for each in started:
-            each.kill()
-    assert [each.returncode for each in started] == [0] * len(started), ended
-    lines = [line for _, errors in ended for line in errors.splitlines()]
+def check_ranks(forked: ForkedRanks, variables: list[dict[str, str]]) -> None:
+    """Run rejoining.py once for each set of variables, without a launcher; all end well and quietly."""
+    ends = forked.ended("rejoining.py", variables=variables)
+    assert [end.code for end in ends] == [0] * len(variables), ends
+    lines = [line for end in ends for line in end.errors.splitlines()]
     assert [line for line in lines if not re.match(r"\[W.*socket\.cpp", line)] == []  # torch's own, of a retry
 
 
 @pytest.mark.distributed
-def test_ranks_of_mpirun(tmp_path: Path) -> None:
+def test_ranks_of_mpirun(forked: ForkedRanks) -> None:
     """Two processes with Open MPI's variables alone are a run: pipelines one after another, and rank 0 leaves first."""
     names = {"SIZE": 2, "LOCAL_SIZE": 2}
     common = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in names.items()}
-    ranks(
+    check_ranks(
+        forked,
         [
             {**common, **{f"OMPI_COMM_WORLD_{name}": str(rank) for name in ("RANK", "LOCAL_RANK")},
              "PMIX_NAMESPACE": f"test-{os.getpid()}"}
             for rank in range(2)
         ],
-        tmp_path,
     )  # fmt: skip
 
 
 @pytest.mark.distributed
-def test_ranks_of_srun(tmp_path: Path) -> None:
+def test_ranks_of_srun(forked: ForkedRanks) -> None:
     """Two processes with Slurm's variables alone are a run on the first host of the step's list."""
-    ranks(
+    check_ranks(
+        forked,
         [
             {
                 "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2",
@@ -162,5 +150,4 @@ def test_ranks_of_srun(tmp_path: Path) -> None:
             }
             for rank in range(2)
         ],
-        tmp_path,
     )  # fmt: skip

@@ -10,12 +10,12 @@ import pytest
 from builders import make_plan, make_profile, worker_name
 from made_runs import run_in, slower_link, slower_worker, with_busy
 
-from assigner.agreement import Agreement, agree
 from assigner.report.agreement import agreement_data, agreement_report, largest_cause
 from assigner.report.sheet import Line, Sheet, markdown
+from assigner.validation import Agreement, agree
 
 if TYPE_CHECKING:
-    from assigner.profile import Profile
+    from assigner.formats.profile import Profile
 
 PROFILE = make_profile(work=[2e-3] * 6, slowness=[1.0, 1.5, 1.0], bandwidth=2e8, edge_bytes=2e5)
 PLAN = make_plan(PROFILE, [(0, ["p0", "p1"]), (1, ["p2"]), (2, ["p3", "p4", "p5"])], micro_batches=8)

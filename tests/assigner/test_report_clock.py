@@ -6,10 +6,10 @@ import pytest
 from builders import make_plan, make_profile
 
 from assigner.errors import FormatError
-from assigner.profile import Tie
+from assigner.formats.profile import Tie
 from assigner.report.clock import STAGE_LIMIT, clock, clock_data, clock_table
 from assigner.report.sheet import Line, Strip
-from assigner.schedule import Kind
+from assigner.schedule.program import ActionKind
 
 CHAIN = make_profile(work=[1e-3] * 4, slowness=[1, 2, 1, 1], batch=12)
 
@@ -60,9 +60,11 @@ def test_ticks_respect_the_dependencies(schedule, micro_batches, count, exact):
     assert len({(each.stage, each.tick) for each in found.placed}) == len(found.placed)
     busy = {(each.stage, each.tick) for each in found.placed}
     for (kind, stage, m), tick in at.items():
-        before = (Kind.FORWARD, stage - 1, m) if kind is Kind.FORWARD else (Kind.BACKWARD, stage + 1, m)
+        before = (
+            (ActionKind.FORWARD, stage - 1, m) if kind is ActionKind.FORWARD else (ActionKind.BACKWARD, stage + 1, m)
+        )
         needs = [at[before]] if before in at else []
-        needs += [at[Kind.FORWARD, stage, m]] if kind is Kind.BACKWARD else []
+        needs += [at[ActionKind.FORWARD, stage, m]] if kind is ActionKind.BACKWARD else []
         assert all(tick > each for each in needs)
         assert tick == 0 or (stage, tick - 1) in busy or tick - 1 in needs
     assert found.ticks == 1 + max(at.values())

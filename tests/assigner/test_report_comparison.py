@@ -4,7 +4,7 @@ import pytest
 from builders import make_plan, make_profile
 
 from assigner.errors import FormatError
-from assigner.plan import ProfileReference, SolverReport
+from assigner.formats.plan import ProfileReference, SolverReport
 from assigner.report.comparison import (
     Named,
     check_comparable,
@@ -17,9 +17,9 @@ from assigner.report.comparison import (
     stored_prices,
     transfer_share,
 )
-from assigner.report.moved import changes
+from assigner.report.placementchanges import changes
 from assigner.report.sheet import Line, Sheet
-from assigner.simulate import priced
+from assigner.schedule.simulate import priced
 
 PROFILE = make_profile(work=[1e-3] * 4, slowness=[1, 2])
 

@@ -7,8 +7,9 @@ from builders import make_plan, make_profile
 from made_runs import run_in, slower_worker
 
 from assigner.errors import FormatError
-from assigner.report.measured import Measured, Steps, assigned, measured, measured_data, speed_up
-from assigner.simulate import priced
+from assigner.report.measured import measured, measured_data
+from assigner.schedule.simulate import priced
+from assigner.validation.steps import PlanRuns, Steps, runs_by_plan, speed_up
 
 PROFILE = make_profile(work=[2e-3] * 4, slowness=[1, 3])
 
@@ -28,7 +29,7 @@ def trace(of, *, slower=1.0, steps=3):
 
 def of(*steps, remat="plan"):
     """What runs of these step times would be, as one trace."""
-    return Measured((Steps(steps, ("a",), remat),))
+    return PlanRuns((Steps(steps, ("a",), remat),))
 
 
 def spread(centre, count=12):
@@ -42,11 +43,24 @@ def lines(found):
 
 def test_a_trace_finds_its_plan():
     """Each trace goes to the plan that it ran, several of one plan are put together."""
-    found = assigned(PLANS, [("a", trace(BETTER)), ("b", trace(EQUAL)), ("c", trace(BETTER, slower=1.1))])
+    found = runs_by_plan(PLANS, [("a", trace(BETTER)), ("b", trace(EQUAL)), ("c", trace(BETTER, slower=1.1))])
     assert found["better"].traces == ("a", "c")
     assert found["equal"].traces == ("b",)
     assert len(found["better"].first.steps_s) == 6
     assert found["equal"].first.median_s == pytest.approx(EQUAL.predicted.step_s, rel=0.01)
+
+
+def test_a_run_that_others_starved_is_told():
+    """Where other programs took the processor's time the table says so, by plan and worker."""
+    quiet = trace(BETTER)
+    first, *others = quiet.workers
+    starved = replace(quiet, workers=(replace(first, starved=0.4), *others))
+    found = runs_by_plan(PLANS, [("a", trace(EQUAL)), ("b", quiet), ("c", starved)])
+    (told,) = [text for text in lines(found) if "busy" in text]
+    assert told == (
+        "better: the run was on a busy machine: other programs had up to 40 % of the time of worker:0; its steps took"
+        " longer"
+    )
 
 
 def test_a_trace_of_none_of_the_plans_is_refused():
@@ -55,12 +69,12 @@ def test_a_trace_of_none_of_the_plans_is_refused():
     with pytest.raises(
         FormatError, match=r"x\.json .* none of these plans: from equal.* micro-batches, micro-batch-size"
     ):
-        assigned(PLANS, [("x.json", trace(other))])
+        runs_by_plan(PLANS, [("x.json", trace(other))])
 
 
 def test_one_plan_under_two_names_gets_its_trace_twice():
     """Both names have it."""
-    found = assigned([("one", EQUAL), ("two", EQUAL)], [("a", trace(EQUAL))])
+    found = runs_by_plan([("one", EQUAL), ("two", EQUAL)], [("a", trace(EQUAL))])
     assert found["one"] == found["two"]
 
 
@@ -98,7 +112,7 @@ def test_batches_of_other_sizes_compare_by_samples():
 
 def test_table_and_verdict():
     """Median, IQR, speed-up over the baseline and the prediction's error; the order is told."""
-    found = assigned(PLANS, [("a", trace(EQUAL)), ("b", trace(BETTER, slower=1.2))])
+    found = runs_by_plan(PLANS, [("a", trace(EQUAL)), ("b", trace(BETTER, slower=1.2))])
     sheet, _, verdict = measured(PLANS, found)
     assert [row[0] for row in sheet.rows] == ["equal", "better"]
     assert sheet.rows[0][4] == "baseline"
@@ -139,7 +153,7 @@ def test_noise_and_a_missing_baseline_are_told():
 def test_runs_with_other_remat_stand_apart():
     """They are in no median of the plan's own runs, and the prediction has no error there; both is said."""
     own, again = trace(EQUAL), replace(trace(EQUAL, slower=2.0), remat="always")
-    found = assigned(PLANS, [("again", again), ("own", own), ("b", trace(BETTER))])
+    found = runs_by_plan(PLANS, [("again", again), ("own", own), ("b", trace(BETTER))])
     assert found["equal"].traces == ("own", "again")
     assert found["equal"].first.median_s == pytest.approx(EQUAL.predicted.step_s, rel=0.01)
     sheet, *said = measured(PLANS, found)
@@ -164,13 +178,13 @@ def test_remat_that_is_the_plans_own_is_as_planned(remat, again):
     """A run that rematerialised nothing is that of a plan which says so; and all of all."""
     stages = tuple(replace(each, rematerialise=each.partitions if again else ()) for each in EQUAL.stages)
     mine = replace(EQUAL, stages=stages)
-    found = assigned([("mine", mine)], [("a", replace(trace(mine), remat=remat))])
+    found = runs_by_plan([("mine", mine)], [("a", replace(trace(mine), remat=remat))])
     assert found["mine"].first.planned
 
 
 def test_json():
     """Every step, the median, the error and the interval; None without a trace."""
-    found = assigned(PLANS, [("a", trace(EQUAL)), ("b", trace(BETTER))])
+    found = runs_by_plan(PLANS, [("a", trace(EQUAL)), ("b", trace(BETTER))])
     data = measured_data(BETTER, found["better"], EQUAL, found["equal"])
     assert data["traces"] == ["b"]
     assert len(data["steps_s"]) == 3

@@ -6,7 +6,7 @@ import pytest
 from builders import make_plan, make_profile
 
 from assigner.report.memory import WORKER_LIMIT, contents, memory_bars, memory_data, misfit, stacked
-from assigner.simulate import priced
+from assigner.schedule.simulate import priced
 
 PROFILE = make_profile(work=[1e-3] * 4, slowness=[1, 2], capacity=4e7)
 

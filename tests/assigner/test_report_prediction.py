@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 from builders import make_plan, make_profile
 
-from assigner.cost import CostModel
-from assigner.occupancy import memory_over_time
 from assigner.report.prediction import prediction_data, prediction_report
 from assigner.report.sheet import Line, Report, Sheet
-from assigner.simulate import priced, simulated, summary
-from assigner.spans import predicted_spans
+from assigner.schedule.cost import CostModel
+from assigner.schedule.occupancy import memory_over_time
+from assigner.schedule.simulate import priced, simulated, summary
+from assigner.validation.spans import predicted_spans
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.profile import Profile
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
 
 PROFILE = make_profile(work=[2e-3] * 6, slowness=[1.0, 2.0])
 PLAN = priced(make_plan(PROFILE, [(0, ["p0", "p1", "p2", "p3"]), (1, ["p4", "p5"])]), PROFILE)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from builders import make_profile
 
-from assigner.profile import Measurement
+from assigner.formats.profile import Measurement
 from assigner.report.links import message_bytes
 from assigner.report.partitions import ROW_LIMIT, groups
 from assigner.report.profile import profile_data, profile_report

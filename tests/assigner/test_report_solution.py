@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 from builders import make_plan, make_profile
 
-from assigner.plan import Candidate, SolverReport, WhatIf
+from assigner.formats.plan import Candidate, SolverReport, WhatIf
 from assigner.report.sheet import Line, Sheet
 from assigner.report.solution import progress_text, solution_data, solution_report
 from assigner.report.spread import doubt
-from assigner.simulate import priced
+from assigner.schedule.simulate import priced
 from assigner.solver import FrontierPoint, Progress, Solution, SolveOptions
 
 PROFILE = make_profile(work=[1e-3] * 4, slowness=[1, 2])
@@ -20,7 +20,8 @@ def plan():
     step = plan.predicted.step_s
     others = tuple(Candidate("gpipe", n, 8 // n, None, 2 * step + n, "proven worse") for n in (1, 2, 8))
     report = SolverReport("HiGHS", "1.0", "optimal", step, 0.99 * step, 0.01, 0.5,
-                          {**SolveOptions().record(), "proven_by": ["dynamic program"]})  # fmt: skip
+                          SolveOptions().record(), "local search", ("dynamic program",),
+                          "plans with one stage a worker")  # fmt: skip
     return replace(
         plan, solver=report, what_if=(WhatIf("link", "twice the bandwidth", step, step),),
         candidates=(*others, Candidate("gpipe", 4, 2, step, step, "chosen"),
@@ -42,8 +43,11 @@ def test_the_screen_goes_from_the_choice_to_the_verdict(plan):
     assert titles(report)[:2] == ["candidates", "2 stages"]
     assert titles(report)[2].startswith("what if")
     status, bound, limit = lines(report)[-3:]
-    assert status == "status: optimal to 1.0 % with one stage a worker (HiGHS 1.0, solved in 500 ms)"
-    assert bound.endswith(" (dynamic program)")
+    assert status == (
+        "status: optimal to 1.0 % with one stage a worker"
+        " (found by local search, proven by dynamic program, with HiGHS 1.0, solved in 500 ms)"
+    )
+    assert "none of the plans with one stage a worker takes less than" in bound
     assert "limits the plan" in limit
 
 
@@ -63,7 +67,7 @@ def test_only_what_is_not_usual_was_asked_for(plan):
                          prices={"kind0": 2.5}, micro_batches=4)  # fmt: skip
     given = replace(plan, solver=replace(plan.solver, options={**asked.record(), "robust": True}))
     assert lines(solution_report(Solution(given)))[0] == (
-        "asked for: micro batches 4 · pins p0=worker:1 · apart p0,p1 · reserve worker:0=2.00 GiB · prices kind0=2.5"
+        "asked for: prices kind0=2.5 · micro batches 4 · pins p0=worker:1 · apart p0,p1 · reserve worker:0=2.00 GiB"
         " · gap 0.02 · robust yes"
     )
     assert any(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from builders import make_profile
 
-from assigner.caution import cautioned, wide_figures
+from assigner.formats.profilewarnings import wide_figures, with_warnings
 from assigner.report.partitions import groups
 from assigner.report.spread import doubt, spread_data, warnings, weighed
 
@@ -20,7 +20,7 @@ def loud(spreads, *, links=0):
         replace(link, points=(replace(link.points[0], spread=0.5), *link.points[1:])) if n < links else link
         for n, link in enumerate(PROFILE.links)
     )
-    return cautioned(replace(PROFILE, measurements=points, links=wires))
+    return with_warnings(replace(PROFILE, measurements=points, links=wires))
 
 
 def said(profile, **more):

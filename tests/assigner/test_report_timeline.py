@@ -9,11 +9,11 @@ import pytest
 from builders import make_plan, make_profile
 from made_runs import run_in, slower_worker
 
-from assigner.cost import CostModel
 from assigner.report.sheet import Line, Sheet
 from assigner.report.timeline import bar, timeline, timeline_data
-from assigner.simulate import simulated, summary
-from assigner.spans import Span, Spans, measured_spans, predicted_spans
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import simulated, summary
+from assigner.validation.spans import Span, Spans, measured_spans, predicted_spans
 
 PROFILE = make_profile(work=[2e-3] * 6, slowness=[1.0, 1.5, 1.0], bandwidth=2e8, edge_bytes=2e5)
 PLAN = make_plan(PROFILE, [(0, ["p0", "p1"]), (1, ["p2"]), (2, ["p3", "p4", "p5"])], micro_batches=8)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from builders import make_plan, make_profile
 
-from assigner.cost import CostModel
 from assigner.report.sheet import Line, Sheet
 from assigner.report.transfers import transfers
-from assigner.simulate import simulated, summary
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import simulated, summary
 
 PROFILE = make_profile(work=[1e-3] * 3, slowness=[1.0, 1.0, 1.0])
 COST = CostModel(PROFILE)

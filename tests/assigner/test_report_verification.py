@@ -2,7 +2,7 @@
 
 import pytest
 
-from assigner.profile import Verification
+from assigner.formats.profile import Verification
 from assigner.report.verification import verification_data, verification_report, verification_text
 
 

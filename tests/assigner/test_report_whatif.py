@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from builders import make_plan, make_profile
 
-from assigner.plan import Candidate, ProfileReference, SolverReport, WhatIf
+from assigner.formats.plan import Candidate, ProfileReference, SolverReport, WhatIf
 from assigner.report.candidates import candidates
-from assigner.report.flags import solve_flags
-from assigner.report.whatif import gain, proven, what_if, what_if_data, what_if_hint
-from assigner.simulate import priced
+from assigner.report.whatif import gain, proven, solve_flags, what_if, what_if_data, what_if_hint
+from assigner.schedule.simulate import priced
 from assigner.solver import SolveOptions
 
 PROFILE = make_profile(work=[1e-3] * 4, slowness=[1, 2])
@@ -73,8 +72,8 @@ def test_the_command_asks_for_what_the_plan_was_asked_for():
         only=("kind0", "worker:1"), rematerialise={"p2": "always"}, gap=0.05,
     )  # fmt: skip
     (line,) = what_if_hint(solved(**options.record()))
-    asked = "--schedule 1f1b --micro-batches 4 --pin 'p[01]=worker:0' --together p0,p1 --only kind0 --only worker:1"
-    assert line.text.endswith(f"-o PLAN {asked} --always-remat p2 --gap 0.05 --what-if")
+    asked = "--schedule 1f1b --micro-batches 4 --pin 'p[01]=worker:0' --together p0,p1 --always-remat p2"
+    assert line.text.endswith(f"-o PLAN {asked} --only kind0 --only worker:1 --gap 0.05 --what-if")
     assert solve_flags(SolveOptions().record()) == ()
     assert solve_flags({"gap": None, "pins": 3, "together": [1], "what": "ever", "seed": 1}) == ("--seed 1",)
 

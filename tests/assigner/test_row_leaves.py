@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from workloads import WIDTH, Reference, make_plan, numbers, workload
-
-from assigner import Pipeline
+from workloads import WIDTH, Reference, make_plan, numbers, pipeline_of, workload
 
 
 class Scaled(nn.Module):
@@ -40,7 +38,7 @@ def test_a_table_as_long_as_the_batch(entries, first):
     table = torch.arange(1, entries + 1, dtype=torch.float64) / entries
     made = workload(Scaled, "a", "b", batch=batch_with(table, first=first), rows=12)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, micro_batches=4)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=4)) as pipeline:
         for rows in (12, entries, 4, 3):
             batch = made.make_batch(rows, rows)
             assert pipeline.evaluate(batch) == pytest.approx(reference.loss(batch).item(), abs=1e-12)

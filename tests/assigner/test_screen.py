@@ -13,7 +13,7 @@ import assigner
 from assigner.report.plan import plan_report
 from assigner.report.profile import profile_report
 from assigner.report.sheet import draw
-from assigner.simulate import priced
+from assigner.schedule.simulate import priced
 from assigner.solver import Solution
 
 PROFILE = make_profile(work=[1e-3] * 4, slowness=[1, 2])

@@ -11,7 +11,7 @@ from torch.distributed import HashStore
 
 import assigner
 from assigner.errors import WorkerError
-from assigner.seal import SECRET, _mark, clean, seal, seal_first, secret, unseal
+from assigner.launch.seal import SECRET, _mark, clean, seal, seal_first, secret, unseal
 
 
 @dataclass(frozen=True)

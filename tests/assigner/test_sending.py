@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from assigner.runtime.ordering import Message
-from assigner.runtime.recorder import Span
-from assigner.runtime.sending import SMALL_BYTES, Departures, LostConnectionError
+from assigner.runtime.recorder import RecordedSpan
+from assigner.runtime.sending import SMALL_BYTES, LostConnectionError, PendingSends
 from assigner.runtime.transport import Transport
-from assigner.schedule import Payload, Route
+from assigner.schedule.program import Payload, Route
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,13 +46,13 @@ def wait(work: Any) -> None:
 
 
 @pytest.fixture
-def departures() -> Iterator[Departures]:
-    made = Departures(timedelta(seconds=10), wait)
+def departures() -> Iterator[PendingSends]:
+    made = PendingSends(timedelta(seconds=10), wait)
     yield made
     made.close()
 
 
-def test_small_sends_wake_no_thread(departures: Departures) -> None:
+def test_small_sends_wake_no_thread(departures: PendingSends) -> None:
     """The worker waits for them itself, where everything has to have left."""
     small, large = Sent(), Sent()
     departures.add("worker:1/cpu", SMALL, small)  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ def test_small_sends_wake_no_thread(departures: Departures) -> None:
     assert large.waited_in == "assigner-sends"
 
 
-def test_many_small_sends_do_not_pile_up(departures: Departures) -> None:
+def test_many_small_sends_do_not_pile_up(departures: PendingSends) -> None:
     """Beyond a number and a size the thread gets them."""
     sends = [Sent() for _ in range(300)]
     for each in sends:
@@ -72,7 +72,7 @@ def test_many_small_sends_do_not_pile_up(departures: Departures) -> None:
     assert sends[-1].waited_in == threading.current_thread().name
 
 
-def test_memory_is_free_when_a_send_has_left(departures: Departures) -> None:
+def test_memory_is_free_when_a_send_has_left(departures: PendingSends) -> None:
     """A large tensor goes with the message, without a flush."""
     tensor, sent = torch.zeros(SMALL_BYTES), Sent(gone=False)
     gone = threading.Event()
@@ -84,16 +84,16 @@ def test_memory_is_free_when_a_send_has_left(departures: Departures) -> None:
     assert gone.wait(10)
 
 
-def test_a_traced_send_is_seen_off(departures: Departures) -> None:
+def test_a_traced_send_is_seen_off(departures: PendingSends) -> None:
     """Its span ends when it has left, however small it is."""
-    span = Span(None, 0.0)
+    span = RecordedSpan(None, 0.0)
     departures.add("worker:1/cpu", SMALL, Sent(), span)  # type: ignore[arg-type]
     departures.flush()
     assert span.end_s > 0
 
 
 @pytest.mark.parametrize("tensor", [SMALL, LARGE])
-def test_a_lost_receiver_is_named(departures: Departures, tensor: torch.Tensor) -> None:
+def test_a_lost_receiver_is_named(departures: PendingSends, tensor: torch.Tensor) -> None:
     """Whoever waits learns which one is gone."""
     departures.add("worker:2/cpu", tensor, Sent("closed by peer"))  # type: ignore[arg-type]
     with pytest.raises(LostConnectionError, match="closed by peer") as raised:
@@ -103,7 +103,7 @@ def test_a_lost_receiver_is_named(departures: Departures, tensor: torch.Tensor) 
 
 def test_a_receiver_that_does_not_come() -> None:
     """A flush ends after the time-out, and names it."""
-    departures, sent = Departures(timedelta(seconds=0.05), wait), Sent(gone=False)
+    departures, sent = PendingSends(timedelta(seconds=0.05), wait), Sent(gone=False)
     departures.add("worker:3/cpu", LARGE, sent)  # type: ignore[arg-type]
     with pytest.raises(LostConnectionError, match=r"it took no message for 0\.05 s") as raised:
         departures.flush()
@@ -115,7 +115,7 @@ def test_a_receiver_that_does_not_come() -> None:
 def test_a_copied_send_starts_when_its_copy_is_there() -> None:
     """One that is still copied holds up no other thread; each starts after its own copy, in order."""
     attended: list[str] = []
-    departures = Departures(timedelta(seconds=10), wait, lambda: attended.append(threading.current_thread().name))
+    departures = PendingSends(timedelta(seconds=10), wait, lambda: attended.append(threading.current_thread().name))
     copies = [Copied(), Copied()]
     started: list[int] = []
     for n, copied in enumerate(copies):

@@ -277,3 +277,12 @@ def test_hooks_on_the_handle_need_one_worker():
     handle.check([NAMES])
     with pytest.raises(UsageError, match="sees the parameters of one worker"):
         handle.check(SHARES)
+
+
+def test_a_builder_that_asks_for_values_of_other_workers():
+    """It is told what stands in for them."""
+    with pytest.raises(UsageError, match=r"Workload\.optimizer failed at .*test_separability\.py:\d+") as caught:
+        check(
+            lambda parameters: torch.optim.SGD(list(parameters), lr=1 / float(sum(each.norm() for each in parameters)))
+        )
+    assert "no values" in (caught.value.hint or "")

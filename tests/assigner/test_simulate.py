@@ -10,11 +10,11 @@ import pytest
 from brute_force import random_instance
 from builders import make_plan, make_profile, worker_name
 
-from assigner.cost import CostModel
 from assigner.errors import FormatError
-from assigner.profile import Link, LinkPoint, Tie
-from assigner.schedule import Action, Kind, build_program
-from assigner.simulate import overfull, predict, run_program, step_s
+from assigner.formats.profile import Link, LinkPoint, Tie
+from assigner.schedule.cost import CostModel
+from assigner.schedule.program import Action, ActionKind, build_program
+from assigner.schedule.simulate import overfull, predict, run_program, step_s
 
 UPDATE = 1e-4
 
@@ -61,11 +61,11 @@ def test_busy_shares_hold_the_worker_and_not_the_message() -> None:
     plan = make_plan(profile, [(0, ["p0"]), (1, ["p1"])], micro_batches=8)
     timeline = run_program(build_program(plan, profile.edges), CostModel(profile))
     wire = 1e-3  # 1e6 bytes at 1e9 a second
-    starts = [e.start_s for e in timeline.events if e.worker == worker_name(0) and e.action.kind is Kind.FORWARD]
+    starts = [e.start_s for e in timeline.events if e.worker == worker_name(0) and e.action.kind is ActionKind.FORWARD]
     assert starts[1] - starts[0] == pytest.approx(1e-3 + 0.5 * wire)
-    first = next(e for e in timeline.events if e.worker == worker_name(1) and e.action.kind is Kind.FORWARD)
+    first = next(e for e in timeline.events if e.worker == worker_name(1) and e.action.kind is ActionKind.FORWARD)
     assert first.start_s == pytest.approx(1e-3 + wire)
-    second = [e for e in timeline.events if e.worker == worker_name(1) and e.action.kind is Kind.FORWARD][1]
+    second = [e for e in timeline.events if e.worker == worker_name(1) and e.action.kind is ActionKind.FORWARD][1]
     assert second.start_s == pytest.approx(max(starts[1] + 1e-3 + wire, first.end_s + 0.5 * wire))
 
 
@@ -111,7 +111,7 @@ def test_one_f_one_b_keeps_to_its_warm_up() -> None:
     program = build_program(plan, profile.edges)
 
     def order(worker: int) -> str:
-        names = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.UPDATE: "U"}
+        names = {ActionKind.FORWARD: "F", ActionKind.BACKWARD: "B", ActionKind.UPDATE: "U"}
         actions: tuple[Action, ...] = program.actions[worker_name(worker)]
         return "".join(names[action.kind] for action in actions if action.kind in names)
 
@@ -119,7 +119,7 @@ def test_one_f_one_b_keeps_to_its_warm_up() -> None:
     assert order(2) == "F" + "BF" * 7 + "B" + "U"
     deep = replace(plan, stages=(replace(plan.stages[0], in_flight=5), *plan.stages[1:]))
     first = [a.kind for a in build_program(deep, profile.edges).actions[worker_name(0)] if a.route is None]
-    assert first.index(Kind.BACKWARD) == 5
+    assert first.index(ActionKind.BACKWARD) == 5
     held = predict(deep, profile).workers[0].memory.activations
     assert held == pytest.approx(predict(plan, profile).workers[0].memory.activations * 5 / 3)
 
@@ -163,7 +163,7 @@ def test_the_step_time_alone_is_that_of_the_timeline(seed: int) -> None:
     timeline = run_program(build_program(plan, profile.edges, profile.ties), CostModel(profile))
     assert step_s(plan, CostModel(profile)) == timeline.step_s == max(event.end_s for event in timeline.events)
     assert len(timeline.events) == sum(
-        action.kind is not Kind.RECEIVE for actions in timeline.program.actions.values() for action in actions
+        action.kind is not ActionKind.RECEIVE for actions in timeline.program.actions.values() for action in actions
     )
 
 

@@ -10,15 +10,15 @@ from builders import make_plan, make_profile
 from drawn_plans import drawn
 from reference_simulator import reference
 
-from assigner.cost import CostModel
-from assigner.schedule import Kind, build_program
-from assigner.simulate import run_program, step_s
+from assigner.schedule.cost import CostModel
+from assigner.schedule.program import ActionKind, build_program
+from assigner.schedule.simulate import run_program, step_s
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.profile import Profile
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
 
-LETTER = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.UPDATE: "U"}
+LETTER = {ActionKind.FORWARD: "F", ActionKind.BACKWARD: "B", ActionKind.UPDATE: "U"}
 
 
 def assert_equal(profile: Profile, plan: Plan) -> None:

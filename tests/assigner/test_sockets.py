@@ -11,8 +11,8 @@ from contextlib import closing
 
 import pytest
 
-from assigner import sockets
-from assigner.sockets import Connections
+from assigner.launch import sockets
+from assigner.launch.sockets import Connections
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells how a connection fares")
 
@@ -110,7 +110,7 @@ def test_a_users_connection_survives_a_run_with_a_late_rank(tmp_path):
 
 LATE = """
 import os, socket, sys, threading, time
-from assigner.launched import launched
+from assigner.machine.launchedrank import launched
 from assigner.runtime.rendezvous import farewell, group_connections, join_group, leave_group
 
 rank = int(os.environ["RANK"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from assigner.profile import load_profile
+from assigner.formats.profile import load_profile
 from benchmarks.solver.amoebanet import amoebanet_d
 from benchmarks.solver.balances import PROFILE, PUBLISHED, like_workers, row
 

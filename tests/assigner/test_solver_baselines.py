@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 from builders import make_plan, make_profile, random_chain, worker_name
+from sweeps import sweep
 
-from assigner.cost import CostModel
-from assigner.profile import Edge
-from assigner.simulate import overfull, predict
+from assigner.formats.profile import Edge
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import overfull, predict
 from assigner.solver import SolveOptions, solve, solve_baseline
 from assigner.solver.baselines import TITLES, BaselineName, price_baselines
 from assigner.solver.problem import Problem
@@ -75,7 +76,7 @@ def test_prices_are_those_of_the_plans():
             assert not overfull(plan.predicted)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", sweep(range(10), quick=4))
 def test_no_split_of_the_chain_beats_the_plan(seed):
     """A proven optimum is never above a simpler way."""
     profile = random_chain(seed, partitions=6, workers=3, tight=seed % 2 == 0)

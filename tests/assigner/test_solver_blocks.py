@@ -8,14 +8,14 @@ import random
 import pytest
 from builders import random_chain
 
-from assigner.cost import CostModel
+from assigner.schedule.cost import CostModel
+from assigner.schedule.timing import step_s
 from assigner.solver.baselines.blocks import least_largest_blocks
 from assigner.solver.baselines.bound import least_step_s
-from assigner.solver.baselines.candidate import Candidate
-from assigner.solver.baselines.pricing import Pricing
+from assigner.solver.baselines.placement import SimplePlacement
+from assigner.solver.baselines.prices import BaselinePrices
 from assigner.solver.options import SolveOptions
 from assigner.solver.problem import Problem
-from assigner.timing import step_s
 
 
 def every_cut(n, blocks):
@@ -81,13 +81,13 @@ def test_the_bound_is_never_above_the_simulator(seed):
     profile = random_chain(seed, partitions=7, workers=3, busy=0.3 * (seed % 2))
     rng = random.Random(seed)
     remat = rng.choice(["auto", "never", "always"])
-    pricing = Pricing(Problem(profile, SolveOptions(remat=remat), CostModel(profile)))
+    pricing = BaselinePrices(Problem(profile, SolveOptions(remat=remat), CostModel(profile)))
     cuts = sorted(rng.sample(range(1, 7), rng.randrange(0, 5)))
     workers = [rng.choice(pricing.workers)]
     for _ in cuts:
         workers.append(rng.choice([each for each in pricing.workers if each != workers[-1]]))
     held = [profile.order[a:b] for a, b in itertools.pairwise((0, *cuts, 7))]
-    candidate = Candidate(rng.choice([1, 2, 4, 8]), tuple(zip(workers, held, strict=True)))
+    candidate = SimplePlacement(rng.choice([1, 2, 4, 8]), tuple(zip(workers, held, strict=True)))
     for plan in pricing._fitting(candidate):
         found = step_s(plan, pricing.problem.cost)
         assert least_step_s(pricing, candidate) <= found * (1 + 1e-12)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from assigner.cost import CostModel
-from assigner.profile import load_profile
+from assigner.formats.profile import load_profile
+from assigner.schedule.cost import CostModel
+from assigner.schedule.timing import step_s
 from assigner.solver import SolveOptions, solve
 from assigner.solver.ladder.depths import falling, fitting, nearby
-from assigner.timing import step_s
 
 PROFILES = Path(__file__).parent.parent.parent / "profiles"
 

@@ -9,12 +9,12 @@ import pytest
 from brute_force import best_plan, random_instance
 from builders import make_profile
 
-from assigner.cost import CostModel
-from assigner.simulate import predict
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import predict
 from assigner.solver import SolveOptions, solve
 from assigner.solver.chain.formula import turn_steps_s
 from assigner.solver.chain.placement import Placement, hops_of, make_plan
-from assigner.solver.instance import Instance
+from assigner.solver.prices import PriceTable
 from assigner.solver.problem import Problem
 
 
@@ -24,13 +24,13 @@ def random_pipelines(seed: int, number: int):
         seed, partitions=6, workers=4, busy=seed % 2 == 0, late_updates=seed % 3 == 0, alike=seed % 5 == 0,
         tight=seed % 4 == 0,
     )  # fmt: skip
-    instance = Instance(Problem(profile, SolveOptions(), CostModel(profile)), rng.choice([1, 2, 4]))
+    instance = PriceTable(Problem(profile, SolveOptions(), CostModel(profile)), rng.choice([1, 2, 4]))
     free = [len(group) for group in instance.groups]
     while number:
         cuts = sorted(rng.sample(range(1, 6), rng.randrange(4)))
         groups = [rng.randrange(len(free)) for _ in range(len(cuts) + 1)]
         columns = [
-            instance.columns.get((a, b - 1, group)) for a, b, group in zip([0, *cuts], [*cuts, 6], groups, strict=True)
+            instance.options.get((a, b - 1, group)) for a, b, group in zip([0, *cuts], [*cuts, 6], groups, strict=True)
         ]
         if all(columns) and all(groups.count(k) <= free[k] for k in groups):
             number -= 1
@@ -52,11 +52,11 @@ def test_the_ilps_objective_equals_the_formula(seed):
     """With x fixed to a pipeline, the ILP's optimum is the step time with the turn at the last stage, to 1e-9."""
     import pulp
 
-    from assigner.solver.backend import Backend
-    from assigner.solver.chain.model import SegmentModel
+    from assigner.solver.ilp.backend import Backend
+    from assigner.solver.ilp.gpipe import GPipeModel
 
     for instance, columns in random_pipelines(seed, 3):
-        model = SegmentModel(instance, list(instance.columns.values()), unit=1e-3)
+        model = GPipeModel(instance, list(instance.options.values()), unit=1e-3)
         for column, x in zip(model.columns, model.x, strict=True):
             model.problem.addConstraint(
                 pulp.LpConstraint(
@@ -90,9 +90,9 @@ def test_a_turn_before_the_last_stage_is_priced(solver):
     assert best is not None
     assert plan.predicted.step_s == pytest.approx(best[0], rel=1e-9)
     assert plan.solver.status == "optimal"
-    instance = Instance(Problem(profile, SolveOptions(), CostModel(profile)), plan.micro_batches)
+    instance = PriceTable(Problem(profile, SolveOptions(), CostModel(profile)), plan.micro_batches)
     group = {members[0]: number for number, members in enumerate(instance.groups)}
-    columns = tuple(instance.columns[i, i, group[stage.worker]] for i, stage in enumerate(plan.stages))
+    columns = tuple(instance.options[i, i, group[stage.worker]] for i, stage in enumerate(plan.stages))
     steps = turn_steps_s(columns, hops_of(instance, columns), instance.micro_batches)
     assert max(range(3), key=steps.__getitem__) == 1
     assert max(steps) == pytest.approx(predict(plan, profile).step_s, rel=1e-9)

@@ -8,13 +8,12 @@ from dataclasses import replace
 import pytest
 from brute_force import best_plan, random_instance
 from builders import make_profile
+from sweeps import sweep
 
-from assigner.graph import topological_orders
-from assigner.profile import Edge, Profile, Tie
-from assigner.simulate import predict
-from assigner.solver import SolveOptions, search, solve
-from assigner.solver.free import setting as free
-from assigner.solver.ladder import climbing
+from assigner.formats.graph import topological_orders
+from assigner.formats.profile import Edge, Profile, Tie
+from assigner.schedule.simulate import predict
+from assigner.solver import SolveOptions, solve, tuning
 
 
 def near_chain(seed: int) -> Profile:
@@ -44,7 +43,7 @@ def language_model(*, blocks: int = 4, workers: int = 2) -> Profile:
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", sweep(range(16), quick=4))
 def test_the_bound_is_below_every_plan_and_the_plan_within_its_gap(seed, schedule):
     profile = near_chain(seed)
     least = math.inf
@@ -93,12 +92,12 @@ def test_a_search_whose_counts_are_used_up_goes_on_while_time_is_left(limit, mon
     """With counts so small that they prove nothing at first, the gap is proven all the same."""
     profile = near_chain(1)
     if limit == "nodes":
-        monkeypatch.setattr(free, "NODES", 8)
+        monkeypatch.setattr(tuning, "NODES", 8)
         options = SolveOptions(schedule="gpipe", gap=0)
     else:
-        monkeypatch.setattr(climbing, "MOST_SIMULATED", 1)
-        monkeypatch.setattr(climbing, "DEPTHS", 1)
+        monkeypatch.setattr(tuning, "MOST_SIMULATED", 1)
+        monkeypatch.setattr(tuning, "MOST_DEPTHS", 1)
         options = SolveOptions(schedule="1f1b", gap=0)
     assert solve(profile, options).plan.solver.gap <= 1e-6
-    monkeypatch.setattr(search, "MOST_EFFORT", 1)
+    monkeypatch.setattr(tuning, "MOST_EFFORT", 1)
     assert solve(profile, options).plan.solver.gap > 1e-6

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 from builders import make_profile, random_chain
+from sweeps import sweep
 
-from assigner.schedule import warm_up
-from assigner.simulate import predict
+from assigner.schedule.program import warm_up
+from assigner.schedule.simulate import predict
 from assigner.solver import SolveOptions, solve, solve_baseline
 
 
@@ -28,12 +29,12 @@ def test_a_plan_keeps_no_more_micro_batches_in_flight_than_the_gap_is_worth():
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.01, 0.05])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", sweep(range(6), quick=2))
 def test_a_lighter_plan_is_within_the_gap_and_never_heavier(seed, gap, monkeypatch):
     profile = random_chain(seed, partitions=6, workers=3, busy=0.1 * (seed % 2))
     options = SolveOptions(gap=gap)
     chosen = solve(profile, options).plan
-    monkeypatch.setattr("assigner.solver.report.preferred", lambda _, best, __: best)
+    monkeypatch.setattr("assigner.solver.preference.preferred", lambda _, best, __: best)
     fastest = solve(profile, options).plan
     assert held(chosen) <= held(fastest) * (1 + 1e-9)
     assert chosen.solver.gap <= max(gap, fastest.solver.gap) + 1e-6
@@ -68,5 +69,5 @@ def test_a_lighter_plan_that_is_not_proven_in_time_is_not_taken(monkeypatch):
     monkeypatch.setattr("assigner.solver.search.Search.allows", lambda *_: False)
     profile = random_chain(1, partitions=6, workers=3)
     plan = solve(profile, SolveOptions(gap=0.05)).plan
-    monkeypatch.setattr("assigner.solver.report.preferred", lambda _, best, __: best)
+    monkeypatch.setattr("assigner.solver.preference.preferred", lambda _, best, __: best)
     assert plan.predicted.step_s == pytest.approx(solve(profile, SolveOptions(gap=0.05)).plan.predicted.step_s)

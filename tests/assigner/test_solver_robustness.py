@@ -12,7 +12,7 @@ from builders import make_plan, make_profile, random_chain, worker_name
 from spreading import spread_out
 
 from assigner.errors import FormatError, UsageError
-from assigner.simulate import predict
+from assigner.schedule.simulate import predict
 from assigner.solver import SolveOptions, solve
 from assigner.solver.robust import robustness
 from assigner.solver.robust.rivals import neighbours, resolver
@@ -20,8 +20,8 @@ from assigner.solver.robust.robustness import Robustness, assess
 from assigner.solver.robust.spreads import QUARTILE, Coverage, slow_end
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.profile import Profile
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
 
 FIRST_S, SECOND_S, SPREAD = 0.1, 0.101, 0.2
 

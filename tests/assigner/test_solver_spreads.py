@@ -11,12 +11,12 @@ import pytest
 from builders import make_profile, worker_name
 from spreading import spread_out
 
-from assigner.cost import CostModel
+from assigner.schedule.cost import CostModel
 from assigner.solver import SolveOptions, solve
 from assigner.solver.robust.spreads import Coverage, resampled, slow_end
 
 if TYPE_CHECKING:
-    from assigner.profile import Profile
+    from assigner.formats.profile import Profile
 
 TIMES = ("forward_s", "backward_s", "update_s")
 

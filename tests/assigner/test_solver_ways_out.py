@@ -11,15 +11,26 @@ from assigner.errors import InfeasibleError
 from assigner.solver import SolveOptions, solve
 from assigner.solver.why.amounts import ceiled, figure, floored, grain, least_figure
 from assigner.solver.why.case import Case
-from assigner.solver.why.choices import Batch, InFlight, Remat, StepLimit
+from assigner.solver.why.choices import Batch, FewerInFlight, Remat, StepLimit
 from assigner.solver.why.combined import combined
 from assigner.solver.why.dropped import Hints, MostWorkers
 from assigner.solver.why.enquiry import Enquiry
 from assigner.solver.why.family import least, least_set
-from assigner.solver.why.fleet import Links, OneMore
-from assigner.solver.why.memory import Memory, Reserve
+from assigner.solver.why.fleet import MoreLinks, OneMore
+from assigner.solver.why.memory import MoreMemory, Reserve
 
-FAMILIES = (InFlight(), Remat(), Hints(), MostWorkers(), StepLimit(), Reserve(), Batch(), Links(), OneMore(), Memory())
+FAMILIES = (
+    FewerInFlight(),
+    Remat(),
+    Hints(),
+    MostWorkers(),
+    StepLimit(),
+    Reserve(),
+    Batch(),
+    MoreLinks(),
+    OneMore(),
+    MoreMemory(),
+)
 
 
 @pytest.fixture
@@ -46,7 +57,7 @@ def test_memory_grows_by_the_least_figure(enquiry):
     """One worker gets what it needs and no figure more."""
     case = Case(chain(capacity=[1.2e7, 8e6]), SolveOptions())
     infeasible(case)
-    (way,) = Memory().ways_out(case, enquiry)
+    (way,) = MoreMemory().ways_out(case, enquiry)
     enough = way.change.apply(case)
     (grown,) = [w for w, old in zip(enough.workers, case.workers, strict=True) if w.memory_bytes > old.memory_bytes]
     assert solved(enough).stages
@@ -57,7 +68,7 @@ def test_memory_grows_by_the_least_figure(enquiry):
 def test_memory_of_several_workers_grows_by_one_factor(enquiry):
     """Where pins leave no worker out, each of them gets more."""
     case = Case(chain(count=2, capacity=3e6), SolveOptions(pins={"p0": "worker:0", "p1": "worker:1"}, batch_size=1))
-    (way,) = Memory().ways_out(case, enquiry)
+    (way,) = MoreMemory().ways_out(case, enquiry)
     assert way.change.how.count("give ") == 2
     assert solved(way.change.apply(case)).stages
 
@@ -111,7 +122,7 @@ def test_one_more_worker_has_the_links_of_the_one_that_it_is_like(enquiry):
 def test_only_the_links_that_are_needed_are_to_be_measured(enquiry):
     """Of three workers without links, the two on which p0 and p1 are pinned have to talk."""
     case = Case(chain(count=2, workers=3, links=False), SolveOptions(pins={"p0": "worker:0", "p1": "worker:2"}))
-    (way,) = Links().ways_out(case, enquiry)
+    (way,) = MoreLinks().ways_out(case, enquiry)
     assert way.change.how == "profile the links worker:0 - worker:2"
     infeasible(case)
 
@@ -142,9 +153,9 @@ def test_two_kinds_of_constraints_give_way_together(enquiry):
         chain(capacity=2.1e7, links=False, parameters=1e6),
         SolveOptions(remat="never", schedule="gpipe", pins={"p0": "worker:0", "p3": "worker:1"}),
     )
-    for family in (Remat(), Links()):
+    for family in (Remat(), MoreLinks()):
         assert not list(family.ways_out(case, enquiry))
-    (way,) = combined(case, (Remat(), Links()), enquiry)
+    (way,) = combined(case, (Remat(), MoreLinks()), enquiry)
     assert way.change.how == "--remat auto and profile the links worker:0 - worker:1"
     assert solved(way.change.apply(case)).stages
 

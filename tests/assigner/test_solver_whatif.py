@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from builders import make_profile, random_chain, worker_name
 
-from assigner.cost import CostModel
-from assigner.profile import Link
+from assigner.formats.profile import Link
+from assigner.schedule.cost import CostModel
+from assigner.schedule.timing import step_s
 from assigner.solver import SolveOptions, price_what_ifs, solve, what_ifs_are_cheap
 from assigner.solver.whatif import answered, questions
 from assigner.solver.why.case import Case
-from assigner.timing import step_s
 
 EXACT = SolveOptions(gap=0)
 
@@ -195,15 +195,6 @@ def test_a_worker_without_links_has_no_other_like_it():
     assert what_if(priced(unlinked), "worker") == []
 
 
-def test_an_edited_report_is_read_as_far_as_it_goes():
-    """`proven_by` that is no list of names says nothing of an interruption."""
-    profile = random_chain(2, partitions=4, workers=2)
-    solution = solve(profile, EXACT)
-    solver = replace(solution.plan.solver, options={**solution.plan.solver.options, "proven_by": None})
-    assert solver.proofs == ()
-    assert price_what_ifs(replace(solution, plan=replace(solution.plan, solver=solver)), profile, EXACT).plan.what_if
-
-
 def test_small_problems_have_them_by_default():
     """By the numbers of partitions, workers and kinds; skips count, and a graph with branches is no small problem."""
     skips = [(i, i + 1) for i in range(15)] + [(i, 15 - i) for i in range(7)]
@@ -223,5 +214,5 @@ def test_an_interrupted_search_is_followed_by_no_others():
 
     profile, options = random_chain(0, partitions=6, workers=3), replace(EXACT, schedule="gpipe")
     solution = solve(profile, options, progress=stop)
-    assert "interrupted" in solution.plan.solver.options["proven_by"]
+    assert solution.plan.solver.interrupted
     assert price_what_ifs(solution, profile, options).plan.what_if == ()

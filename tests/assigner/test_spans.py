@@ -9,11 +9,11 @@ import pytest
 from builders import make_plan, make_profile
 from made_runs import run_in, slower_worker
 
-from assigner.cost import CostModel
 from assigner.errors import FormatError, UsageError
-from assigner.simulate import simulated
-from assigner.spans import measured_spans, median_step, predicted_spans
-from assigner.trace import Trace, TracedAction, TracedMessage
+from assigner.formats.trace import Trace, TracedAction, TracedMessage
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import simulated
+from assigner.validation.spans import measured_spans, median_step, predicted_spans
 
 PROFILE = make_profile(work=[2e-3] * 4, slowness=[1.0, 2.0], bandwidth=1e7, edge_bytes=1e5)
 PLAN = make_plan(PROFILE, [(0, ["p0", "p1"]), (1, ["p2", "p3"])])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assigner import starvation
-from assigner.starvation import ProcessorTime, RanksWatch, allowed_share, processor_time, starved_share
+from assigner.machine import starvation
+from assigner.machine.starvation import ProcessorTime, RanksWatch, allowed_share, processor_time, starved_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import TYPE_CHECKING
 
@@ -10,27 +11,40 @@ import pytest
 import torch
 from changing_models import CHANGING, made_of, micro_batched, sharing, tied_and_renormed, tossing
 from torch import nn
-from workloads import WIDTH, Reference, graph_of, make_plan, workload
+from workloads import WIDTH, Reference, graph_of, make_plan, pipeline_of, workload
 
-from assigner import Pipeline
 from assigner.errors import UsageError
-from assigner.runtime.share import Share
+from assigner.runtime.localpartitions import LocalPartitions
 from assigner.runtime.state import WrittenTensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from assigner import Workload
+
 EXACT = 1e-10
 
 
-@pytest.mark.parametrize("remat", ["never", "always", "except_last"])
-@pytest.mark.parametrize("micro_batches", [1, 3])
+@functools.cache
+def changing(name: str) -> Workload:
+    """One object for each name, so that it is captured once."""
+    return made_of(CHANGING[name])
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "remat"),
+    [
+        (1, "always"), (3, "except_last"),  # one that recomputes; several, of which some do and the last one does not
+        pytest.param(1, "never", marks=pytest.mark.long), pytest.param(3, "never", marks=pytest.mark.long),
+        pytest.param(3, "always", marks=pytest.mark.long),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("name", CHANGING)
 def test_a_forward_may_change_more_than_its_outputs(name, micro_batches, remat):
     """Losses, gradients, weights and buffers are those of plain forwards one after the other, however they are kept."""
-    made = made_of(CHANGING[name])
+    made = changing(name)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, micro_batches=micro_batches), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=micro_batches), remat=remat) as pipeline:
         for n in range(4):
             batch = made.make_batch(micro_batches * 2, n)
             assert pipeline.step(batch) == pytest.approx(micro_batched(reference, batch, micro_batches), abs=EXACT)
@@ -47,7 +61,7 @@ def test_draws_of_python_and_numpy_depend_on_the_batch_alone():
     for stages, remat in (([(0, ["0", "1", "2"])], "never"), ([(0, ["0"]), (0, ["1", "2"])], "always")):
         random.seed(len(found))
         np.random.seed(len(found))
-        with Pipeline(made, make_plan(made, stages), remat=remat) as pipeline:
+        with pipeline_of(made, make_plan(made, stages), remat=remat) as pipeline:
             before = random.getstate(), np.random.get_state()[2]
             found.append([pipeline.step(made.make_batch(8, n)) for n in range(4)])
             found.append([float(each.detach().sum()) for _, each in pipeline.named_parameters()])
@@ -60,15 +74,15 @@ def test_draws_of_python_and_numpy_depend_on_the_batch_alone():
 @pytest.mark.parametrize("name", ["Assigned", "Lazy", "InPlace"])
 def test_a_checkpoint_has_the_buffers_as_they_are(name, tmp_path):
     """Assigned buffers, and such as were None at first, are saved, loaded and evaluated with as any other."""
-    made = made_of(CHANGING[name])
+    made = changing(name)
     batches = [made.make_batch(8, n) for n in range(4)]
-    with Pipeline(made, make_plan(made, micro_batches=1), remat="always") as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=1), remat="always") as pipeline:
         for batch in batches[:2]:
             pipeline.step(batch)
         pipeline.save(tmp_path / "kept")
         state = {key: tensor.detach().clone() for key, tensor in pipeline.state_dict().items()}
         expected = [pipeline.step(batch) for batch in batches[2:]]
-    with Pipeline(made, make_plan(made, micro_batches=1)) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
         pipeline.load(tmp_path / "kept")
         found = pipeline.state_dict()
         assert found.keys() == state.keys()
@@ -81,7 +95,7 @@ def test_a_shared_weight_that_one_partition_writes(remat):
     """On one worker all partitions see it written, and each backward reads it as its forward did."""
     made = tied_and_renormed()
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, micro_batches=2, remat=["table"]), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=2, remat=["table"]), remat=remat) as pipeline:
         for n in range(4):
             batch = made.make_batch(4, n)
             assert pipeline.step(batch) == pytest.approx(micro_batched(reference, batch, 2), abs=EXACT)
@@ -94,7 +108,7 @@ def test_a_shared_weight_that_another_worker_reads():
     made = tied_and_renormed()
     graph = graph_of(made)
     plan = make_plan(made, [(0, ["table", "body"]), (1, ["head"])])
-    share = Share(graph, plan, "worker:0/cpu", torch.device("cpu"))
+    share = LocalPartitions(graph, plan, "worker:0/cpu", torch.device("cpu"))
     written = WrittenTensors(share.modules.values(), share.held_elsewhere(plan))
     written.add(share.parameters["body.weight"])
     with pytest.raises(UsageError, match=r"writes table\.weight, which another worker holds too"):
@@ -137,7 +151,7 @@ def test_a_loss_with_a_memory(kind, remat):
     plain = workload(lambda: nn.Sequential(nn.Linear(WIDTH, 1)), loss=kind())
     reference = Reference(plain)
     made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, 1)), loss=kind())
-    with Pipeline(made, make_plan(made, micro_batches=1), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=1), remat=remat) as pipeline:
         for n in range(4):
             batch = made.make_batch(8, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
@@ -149,7 +163,7 @@ def test_two_partitions_on_one_storage(remat):
     """What one writes the other reads, and the recompute of either reads it as its forward did."""
     made = sharing()
     reference = Reference(made)
-    with Pipeline(made, make_plan(made, micro_batches=2), remat=remat) as pipeline:
+    with pipeline_of(made, make_plan(made, micro_batches=2), remat=remat) as pipeline:
         for n in range(3):
             batch = made.make_batch(4, n)
             assert pipeline.step(batch) == pytest.approx(micro_batched(reference, batch, 2), abs=EXACT)

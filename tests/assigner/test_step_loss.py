@@ -14,7 +14,7 @@ from workloads import WIDTH, Reference, make_plan, numbers, sgd, workload
 
 from assigner import Pipeline
 from assigner.errors import UsageError
-from assigner.workload import Workload
+from assigner.model.workload import Workload
 
 
 class Remembering:
@@ -69,9 +69,9 @@ def test_a_loss_with_a_memory_is_the_plain_one(remat):
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loss_over_the_batch_is_the_plain_one(name, micro_batches, remat):
-    """Losses, gradients and weights to 1e-10, with full and ragged batches."""
+    """Losses, gradients and weights to 1e-9, with full and ragged batches."""
     found = differences(name, (0, 0), micro_batches=micro_batches, remat=remat)
-    assert all(each < 1e-10 for each in found.values()), found
+    assert all(each < 1e-9 for each in found.values()), found
 
 
 def test_a_loss_over_parts_is_another_one():

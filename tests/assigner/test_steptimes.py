@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from builders import make_plan, make_profile
 
-from assigner.cause import VARIABLE
 from assigner.errors import FormatError
+from assigner.launch.failurereport import VARIABLE
+from assigner.launch.steptimes import StepClock, StepTimes, handed_over
 from assigner.report.steptimes import step_times_text
-from assigner.simulate import priced
-from assigner.steptimes import StepClock, StepTimes, handed_over
+from assigner.schedule.simulate import priced
 
 
 @pytest.fixture

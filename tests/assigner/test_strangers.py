@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from workloads import WIDTH, make_plan, workload
+from workloads import WIDTH, make_plan, pipeline_of, workload
 
-from assigner import Pipeline
 from assigner.errors import MarkingError, UsageError
-from assigner.marking import partition_graph
+from assigner.model.marking import partition_graph
 
 
 def test_a_loss_that_reads_the_model_of_the_builder():
@@ -24,7 +23,7 @@ def test_a_loss_that_reads_the_model_of_the_builder():
         return (made - wanted).square().mean() + sum(each.square().sum() for each in built[-1].parameters())
 
     made = workload(builder, loss=loss)
-    pipeline = Pipeline(made, make_plan(made))
+    pipeline = pipeline_of(made, make_plan(made))
     with pytest.raises(UsageError, match="the loss reads weights of the model that its builder has made"):
         pipeline.step(made.make_batch(8, 0))
     pipeline.close()
@@ -57,7 +56,7 @@ class Watching(nn.Linear):
 def test_a_backward_that_moves_a_buffer(micro_batches, remat):
     """Where forwards of other micro-batches, or a recompute, come between, it is refused."""
     made = workload(lambda: nn.Sequential(Watching(WIDTH, WIDTH), nn.Linear(WIDTH, 1)))
-    pipeline = Pipeline(made, make_plan(made, micro_batches=micro_batches), remat=remat)
+    pipeline = pipeline_of(made, make_plan(made, micro_batches=micro_batches), remat=remat)
     with pytest.raises(UsageError, match="the backward of partition '0' changes a buffer or a weight"):
         pipeline.step(made.make_batch(8, 0))
     pipeline.close()

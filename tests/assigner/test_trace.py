@@ -8,10 +8,19 @@ from dataclasses import replace
 import pytest
 from builders import make_plan, make_profile
 
-from assigner.document import encode
 from assigner.errors import FormatError, UsageError
-from assigner.schedule import Payload, Route
-from assigner.trace import Trace, TracedAction, TracedMessage, WorkerTrace, check_same_plan, load_trace, save_trace
+from assigner.formats.document import encode
+from assigner.formats.trace import (
+    Trace,
+    TracedAction,
+    TracedMessage,
+    WorkerTrace,
+    check_same_plan,
+    load_trace,
+    save_trace,
+)
+from assigner.schedule.program import Payload, Route
+from assigner.validation.observed import traced_route
 
 PLAN = make_plan(make_profile(work=[1e-3] * 4, slowness=[1.0, 2.0]), [(0, ["p0", "p1"]), (1, ["p2", "p3"])])
 FIRST, SECOND = PLAN.workers
@@ -71,7 +80,10 @@ def test_what_passes_between_two_steps_is_of_neither() -> None:
 
 def test_both_ends_name_one_route() -> None:
     """The route of a send and that of its receive are the same."""
-    assert SEND.route(FIRST) == RECEIVE.route(SECOND) == Route(Payload.ACTIVATION, "p1", 0, FIRST, SECOND)
+    assert SEND.message is not None
+    assert RECEIVE.message is not None
+    sent, received = traced_route(SEND.message, FIRST, sent=True), traced_route(RECEIVE.message, SECOND, sent=False)
+    assert sent == received == Route(Payload.ACTIVATION, "p1", 0, FIRST, SECOND)
     assert SEND.seconds == pytest.approx(0.3)
 
 

@@ -12,16 +12,16 @@ from builders import make_plan, make_profile, random_chain
 from made_runs import run_in, slower_worker
 from trace_event_rules import Read, read_trace_events
 
-from assigner.cost import CostModel
 from assigner.errors import UsageError
-from assigner.occupancy import memory_over_time
-from assigner.plan import Plan
-from assigner.profile import Profile, Tie
-from assigner.schedule import Kind
-from assigner.simulate import simulated, summary
-from assigner.spans import Spans, measured_spans, predicted_spans
-from assigner.trace import Trace, load_trace
-from assigner.traceevents import save_trace_events, trace_events
+from assigner.export.traceevents import save_trace_events, trace_events
+from assigner.formats.plan import Plan
+from assigner.formats.profile import Profile, Tie
+from assigner.formats.trace import Trace, load_trace
+from assigner.schedule.cost import CostModel
+from assigner.schedule.occupancy import memory_over_time
+from assigner.schedule.program import ActionKind
+from assigner.schedule.simulate import simulated, summary
+from assigner.validation.spans import Spans, measured_spans, predicted_spans
 
 MIB = 2**20
 PROFILE = make_profile(work=[2e-3] * 6, slowness=[1.0, 1.5, 1.0], bandwidth=2e8, edge_bytes=2e5)
@@ -78,7 +78,7 @@ def test_the_formats_rules_are_kept(case: str) -> None:
     measured = measured_spans(run_in(slower_worker(profile, 0, forward=1.3), plan), plan, step=1)
     seen = written(predicted_spans(timeline, cost), measured, memory=memory_over_time(timeline, cost))
     actions = [action for mine in program.actions.values() for action in mine]
-    messages = sum(action.kind is Kind.SEND for action in actions)
+    messages = sum(action.kind is ActionKind.SEND for action in actions)
     assert len(seen.arrows) == 2 * messages
     for side in ("predicted", "measured"):
         slices = {key: found for key, found in seen.slices.items() if key[0].endswith(side)}

@@ -9,8 +9,8 @@ from training_cases import CASES
 from workloads import graph_of, make_plan
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.workload import Workload
+    from assigner.formats.plan import Plan
+    from assigner.model.workload import Workload
 
 EXACT = 1e-10
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from training_cases import CASES
+from training_optimizers import OPTIMIZERS, SCHEDULERS
 from workloads import language
+
+if TYPE_CHECKING:
+    from forked_ranks import ForkedRanks
 
 pytestmark = pytest.mark.distributed
 
@@ -19,16 +18,9 @@ EXACT = 1e-10
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank of tests/runs/training.py found."""
-    folder = tmp_path_factory.mktemp("training")
-    run = Path(__file__).resolve().parent.parent / "runs" / "training.py"
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", str(run), str(folder)],
-        capture_output=True, text=True, timeout=400, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(3)]
+    return forked.found("training.py", tmp_path_factory.mktemp("training"), ranks=3)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -38,6 +30,16 @@ def test_equal_to_the_plain_loop(ranks, case):
         for placement, differences in found[case].items():
             assert differences
             assert (placement, {key: each for key, each in differences.items() if not each < EXACT}) == (placement, {})
+
+
+@pytest.mark.long
+def test_every_optimizer_and_scheduler_is_equal(forked, tmp_path):
+    """Also those that do the same to each parameter, whoever has it, and schedulers in both kinds of loop."""
+    for found in forked.found("training.py", tmp_path, "every", ranks=3):
+        for case, names in (("optimizers", OPTIMIZERS), ("schedulers", SCHEDULERS)):
+            differences = found[case]["one_idle"]
+            assert {key.partition(": ")[0] for key in differences} == set(names)
+            assert {key: each for key, each in differences.items() if not each < EXACT} == {}
 
 
 def test_an_overflow_on_one_rank_is_one_on_all(ranks):

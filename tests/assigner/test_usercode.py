@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import traceback
 
 import pytest
 import torch
 from torch import nn
 
 from assigner.errors import UsageError
-from assigner.usercode import user_code, user_line, user_place
+from assigner.usercode import user_code, user_line, user_place, user_trace
 
 INSTALLED = "/home/u/venv/lib/python3.11/site-packages/transformers/auto.py"
 
@@ -54,3 +55,33 @@ def test_it_imports_no_torch():
     use = "from assigner.usercode import user_place; user_place([('a.py', 1)])"
     code = f"import sys; {use}; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def _fail() -> None:
+    nn.Linear(2, 2)(torch.zeros(3))
+
+
+def test_a_traceback_has_the_users_frames_alone():
+    """Those of torch and of this package are left out; an error of this package's own has none."""
+    with pytest.raises(UsageError) as caught, user_code("Workload.model"):
+        _fail()
+    shown = user_trace("".join(traceback.format_exception(caught.value)))
+    assert shown.startswith("Traceback")
+    assert shown.count("Traceback") == 1
+    assert [line for line in shown.splitlines() if line.startswith("  File")] == [
+        line for line in shown.splitlines() if f'File "{__file__}"' in line
+    ]
+    assert "nn.Linear(2, 2)(torch.zeros(3))" in shown
+    assert shown.splitlines()[-1].startswith("RuntimeError: ")
+    assert user_trace(caught.value.trace) == shown
+    with pytest.raises(UsageError) as refused, user_code("Workload.model"):
+        raise UsageError("this is refused")
+    assert user_trace("".join(traceback.format_exception(refused.value))) == ""
+
+
+def test_a_traceback_of_an_endless_recursion_has_an_end():
+    """Twenty frames of it are shown."""
+    frames = "".join(f'  File "/home/u/net.py", line {n}, in f\n    f()\n' for n in range(900))
+    shown = user_trace(f"Traceback (most recent call last):\n{frames}RecursionError: too deep\n")
+    assert shown.count("  File") == 20
+    assert "... 880 more" in shown

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+from typing import TYPE_CHECKING
+
 import pytest
 from odd_values import CASES
-from workloads import Reference, graph_of, make_plan
+from workloads import Reference, make_plan, pipeline_of
 
-from assigner import Pipeline
+if TYPE_CHECKING:
+    from assigner import Workload
 
 EXACT = 1e-10
+
+
+@functools.cache
+def made_of(name: str) -> Workload:
+    """One object for each name, so that it is captured once."""
+    return CASES[name]()
 
 
 @pytest.mark.parametrize("remat", ["never", "always"])
 @pytest.mark.parametrize("name", CASES)
 def test_any_value_between_partitions(name, remat):
     """Loss, gradients and weights are those of the plain model, for whole and ragged batches."""
-    made = CASES[name]()
+    made = made_of(name)
     reference = Reference(made)
-    with Pipeline(made, make_plan(made), remat=remat, graph=graph_of(made)) as pipeline:
+    with pipeline_of(made, make_plan(made), remat=remat) as pipeline:
         for n, rows in enumerate((8, 5)):
             batch = made.make_batch(rows, n)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from odd_values import CASES
 
+if TYPE_CHECKING:
+    from forked_ranks import ForkedRanks
+
 pytestmark = pytest.mark.distributed
 
-RUN = Path(__file__).resolve().parent.parent / "runs" / "values.py"
 EXACT = 1e-9
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of the two ranks found."""
-    folder = tmp_path_factory.mktemp("values")
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", RUN, folder],
-        capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank of tests/runs/values.py found."""
+    return forked.found("values.py", tmp_path_factory.mktemp("values"), ranks=2)
 
 
 @pytest.mark.parametrize("case", [*CASES, "other shapes"])

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from cutting import of
 from torch import nn
-from workloads import WIDTH, Reference, graph_of, language, make_plan, numbers, workload
+from workloads import WIDTH, Reference, graph_of, language, make_plan, numbers, pipeline_of, workload
 
 from assigner import Pipeline
 from assigner.errors import MarkingError, UsageError
-from assigner.marking import partition_graph
-from assigner.marking.domain import input_key, input_structure
+from assigner.model.marking import partition_graph
+from assigner.model.marking.domain import input_key, input_structure
 
 EXACT = 1e-10
 
@@ -196,11 +196,11 @@ def test_strange_inputs():
 
 
 def test_inputs_of_another_kind():
-    """Inputs that the model cannot take are shown beside the workload's own, in one line; not where the trace ended."""
+    """Inputs that the model cannot take are shown beside the workload's own, in one line, with what is wrong."""
     made = language()
     pipeline = Pipeline(made, make_plan(made), graph=graph_of(made))
     batch, targets = made.make_batch(8, 0)
-    own = r"; the workload's own are \(int64\[4, 5\]\)"
+    own = r": .+; the workload's own are \(int64\[4, 5\]\)"
     with pytest.raises(UsageError, match=r"cannot take inputs \(float32\[2, 5\]\)" + own):
         pipeline.step((batch.float(), targets))
     with pytest.raises(UsageError, match=r"cannot take inputs \(tokens=int64\[2, 5\]\)" + own):
@@ -215,10 +215,94 @@ def test_inputs_of_another_kind():
     assert pipeline.step((batch, targets)) > 0
 
 
+class Remembering(nn.Module):
+    """A recurrent layer of torch between two others, rows first."""
+
+    def __init__(self, kind: type[nn.RNNBase], **settings: Any) -> None:
+        super().__init__()
+        self.a, self.memory = nn.Linear(WIDTH, WIDTH), kind(WIDTH, 5, batch_first=True, **settings)
+        self.b = nn.Linear(10 if self.memory.bidirectional else self.memory.proj_size or 5, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made, ends = self.memory(self.a(x))
+        last = ends[0] if isinstance(ends, tuple) else ends
+        return self.b(made) + last.mean()
+
+
+def sequences(rows: int, generator: torch.Generator, length: int = 6) -> Any:
+    x = torch.randn(rows, length, WIDTH, generator=generator, dtype=torch.float64)
+    return x, x.mean(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [(nn.LSTM, {"num_layers": 2}), (nn.LSTM, {"bidirectional": True}), (nn.LSTM, {"proj_size": 3}), (nn.GRU, {}),
+     (nn.RNN, {"nonlinearity": "relu"})],
+)  # fmt: skip
+def test_sequences_of_any_length_take_one_graph(kind, settings):
+    """A recurrent layer's graph holds for all lengths from 2 on, and computes what the plain model computes."""
+    made = workload(lambda: Remembering(kind, **settings), "a", "memory", "b", batch=sequences)
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made, micro_batches=1)) as pipeline:
+        for length in (6, 9, 2, 3, 17):
+            batch = sequences(8, torch.Generator().manual_seed(length), length)
+            assert pipeline.evaluate(batch) == pytest.approx(reference.loss(batch).item(), abs=EXACT)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
+        assert reference.distance(pipeline.named_parameters()) < EXACT
+        variants = pipeline._installed.training.variants
+        assert [len(variants._made[training]) for training in (True, False)] == [1, 1]
+
+
+class KeepsMask(nn.Module):
+    """Asks for `len(x)`, and keeps a mask of that size, as pytorch/examples' language model does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.mask: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.mask is None or self.mask.size(0) != len(x):
+            self.mask = torch.tril(torch.ones(len(x), len(x))).double()
+        return self.b(torch.einsum("ij,jbw->ibw", self.mask, self.a(x)))
+
+
+def by_time(rows: int, generator: torch.Generator, length: int = 6) -> Any:
+    x, y = sequences(rows, generator, length)
+    return x.transpose(0, 1).contiguous(), y.transpose(0, 1).contiguous()
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attribute")
+def test_a_mask_of_the_length_takes_one_graph():
+    """`len` of a tensor is as good as its shape, and what is kept of a shape follows it; `len` is as before then."""
+    made = workload(KeepsMask, "a", "b", batch=by_time)
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
+        for length in (6, 9, 2, 3, 9):
+            batch = by_time(8, torch.Generator().manual_seed(length), length)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
+        assert len(pipeline._installed.training.variants._made[True]) == 1
+    assert "len" not in globals()
+
+
+def test_the_graphs_that_were_used_last_are_kept(monkeypatch):
+    """One that batches go on using stays, however long ago it was captured."""
+    monkeypatch.setattr("assigner.runtime.variants._MOST_VARIANTS", 3)
+    made = replace(workload(Choosy, "a", "b", "c", batch=choosy), name="lasting")
+    with Pipeline(made, make_plan(made, micro_batches=1), graph=partition_graph(made)) as pipeline:
+        variants = pipeline._installed.training.variants
+        inputs, targets = made.make_batch(8, 0)
+        held = []
+        for scale in (0.1, 0.2, 0.1, 0.3, 0.1, 0.4, 0.1):
+            pipeline.step(({**inputs, "scale": scale}, targets))
+            held.append(variants._made[True][-1])
+        assert len({id(each) for each in held[::2]}) == 1
+
+
 def test_few_keys_and_graphs_are_kept(monkeypatch):
     """Shapes without end do not fill the memory: the oldest graphs go."""
     monkeypatch.setattr("assigner.runtime.variants._MOST_VARIANTS", 2)
-    monkeypatch.setattr("assigner.marking.cut._MOST_RECUTS", 2)
+    monkeypatch.setattr("assigner.model.marking.cut._MOST_RECUTS", 2)
     made = replace(workload(Choosy, "a", "b", "c", batch=choosy), name="kept")
     reference = Reference(made)
     with Pipeline(made, make_plan(made, micro_batches=1), graph=partition_graph(made)) as pipeline:

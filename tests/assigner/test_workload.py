@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from workloads import skips, towers
+from workloads import make_plan, skips, towers
 
-from assigner.errors import UsageError
-from assigner.workload import call_arguments, load_workload
+from assigner import Pipeline
+from assigner.errors import FormatError, UsageError
+from assigner.model.workload import call_arguments, entry_settings, load_workload
 
 FILE = """
 from neighbour import WIDTH
@@ -39,6 +40,27 @@ def test_an_entry_is_called(file):
     assert load_workload(f"{file}:workload").model()[0].in_features == 3
     made = load_workload(f"{file}:workload(width=5, name='five')")
     assert (made.model()[0].in_features, made.name) == (5, "five")
+
+
+def test_settings_of_an_entry(file):
+    """Keywords take the place of the entry's own and of defaults; all of them are read back, and know no others."""
+    made = load_workload(f"{file}:workload(width=5)", name="mine")
+    assert dict(made.settings) == {"width": 5, "name": "mine"}
+    assert (made.model()[0].in_features, made.name) == (5, "mine")
+    assert entry_settings(f"{file}:workload(width=5)") == {"width": 5, "name": "x"}
+    with pytest.raises(UsageError, match="has no setting 'lr'") as caught:
+        load_workload(f"{file}:workload", lr=0.1)
+    assert caught.value.hint == "it has width, name"
+
+
+def test_a_setting_that_makes_another_model(file):
+    """A plan takes settings that leave its model as it is; the refusal of others names them, then and now."""
+    entry = f"{file}:workload(name='five')"
+    plan = make_plan(load_workload(entry))
+    plan = replace(plan, workload=replace(plan.workload, entry=entry))
+    Pipeline(load_workload(entry, name="mine"), plan).close()
+    with pytest.raises(FormatError, match=r"another one: .*; it was made with width=5 in place of 3\n"):
+        Pipeline(load_workload(entry, width=5), plan)
 
 
 @pytest.mark.parametrize(

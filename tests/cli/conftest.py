@@ -6,21 +6,30 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from assigner_cli import console
 from assigner_cli.app import app
 from builders import make_plan, make_profile
 from typer.testing import CliRunner
 
-from assigner.plan import Baseline, Plan, SolverReport, Stage, save_plan
-from assigner.profile import Profile, save_profile
-from assigner.simulate import priced
+from assigner.formats.plan import Baseline, Plan, SolverReport, Stage, save_plan
+from assigner.formats.profile import Profile, save_profile
+from assigner.schedule.simulate import priced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from typer.testing import Result
 
 NAMES = [f"p{i}" for i in range(6)]
+
+
+@pytest.fixture(autouse=True)
+def global_flags() -> Iterator[None]:
+    """Commands called in this process have no other's -q and -v, and leave theirs to nobody."""
+    console.configure(console.Settings())
+    yield
+    console.configure(console.Settings())
 
 
 @pytest.fixture
@@ -72,3 +81,9 @@ def assigner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Res
         return CliRunner().invoke(app, list(args), prog_name="assigner")
 
     return call
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`assigner profile` looks at the workload here: to start a process for that takes longer than all the rest."""
+    monkeypatch.setattr("assigner_cli.profile._apart", lambda body, *args, **kwargs: body(*args, **kwargs))

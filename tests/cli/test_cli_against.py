@@ -5,9 +5,9 @@ import pytest
 from made_runs import run_in, slower_worker
 from trace_event_rules import read_trace_events
 
-from assigner.plan import save_plan
-from assigner.profile import load_profile
-from assigner.trace import load_trace, save_trace
+from assigner.formats.plan import save_plan
+from assigner.formats.profile import load_profile
+from assigner.formats.trace import load_trace, save_trace
 
 
 @pytest.fixture

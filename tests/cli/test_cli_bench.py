@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from made_runs import run_in, slower_worker
 
-from assigner import launch
-from assigner.plan import load_plan, save_plan
-from assigner.trace import load_trace, save_trace
+from assigner.formats.plan import load_plan, save_plan
+from assigner.formats.trace import load_trace, save_trace
+from assigner.launch import ranks as launch
 
 
 @pytest.fixture

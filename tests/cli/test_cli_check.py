@@ -63,7 +63,7 @@ def test_a_model_that_would_train_something_else_is_an_error(assigner):
     assert "hint: the gradients were equal, so it is the optimizer" in result.stderr
 
 
-def test_profile_refuses_it_before_anything_is_measured(assigner, folder):
+def test_profile_refuses_it_before_anything_is_measured(assigner, folder, in_this_process):
     """No rank is started, and no file is there."""
     result = assigner("profile", "model.py:workload(clips=True)", "-o", "new.json")
     assert result.exit_code == 2

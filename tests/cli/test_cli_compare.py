@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from made_runs import run_in
 
-from assigner.plan import ProfileReference, save_plan
-from assigner.profile import save_profile
-from assigner.trace import save_trace
+from assigner.formats.plan import ProfileReference, save_plan
+from assigner.formats.profile import save_profile
+from assigner.formats.trace import save_trace
 
 
 def test_baseline_and_speed_up(assigner, equal, solved):

@@ -92,7 +92,7 @@ def home(folder, monkeypatch):
 def shell(*command, text=""):
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=600, check=False)
 
 
 BASH = """

@@ -123,7 +123,7 @@ def test_a_bug_and_its_traceback_are_told_in_plain_words(assigner, monkeypatch):
     def explode(_):
         raise RuntimeError(RED + "x" * 100_000)
 
-    monkeypatch.setattr("assigner.plan.load_plan", explode)
+    monkeypatch.setattr("assigner.formats.plan.load_plan", explode)
     result = assigner("show", "solved.json")
     assert result.exit_code == 1
     assert ESCAPED in result.stderr

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from assigner.trace import load_trace
+from assigner.formats.trace import load_trace
 
 NET = """
 from torch import nn
@@ -55,6 +55,7 @@ def test_gaps_are_said(assigner, net):
     result = assigner("init", "net.py:Translator", "-o", "other.py")
     assert result.exit_code == 0
     assert "to do: Translator needs width" in result.stderr
+    assert "next: do that in other.py; after it, assigner profile other.py:workload" in result.stderr
     assert "return Translator(width=...)" in (net / "other.py").read_text()
 
 
@@ -83,7 +84,9 @@ def test_the_models_own_file_is_never_written_over(assigner, net, model, flags):
 
 def test_what_the_model_prints_is_no_result(assigner, net):
     """stdout stays empty: it prints as it is imported, built and called."""
-    noisy = f"print('import')\n{NET}".replace("super().__init__()", "super().__init__(); print('built')")
+    noisy = f"print('import')\n{NET}".replace("layers=3", "layers=1").replace(
+        "super().__init__()", "super().__init__(); print('built')"
+    )
     (net / "net.py").write_text(noisy.replace("return self.out", "print('called')\n        return self.out"))
     result = assigner("init", "net.py:Translator")
     assert (result.exit_code, result.stdout) == (0, "")
@@ -125,6 +128,7 @@ def test_the_children_of_a_sequential_are_its_partitions(assigner, net):
 
 
 @pytest.mark.distributed
+@pytest.mark.long
 def test_from_init_to_a_trained_step(net):
     """init, profile, solve, run and bench, with nothing changed in between; the loss falls, and times are told."""
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -13,8 +10,8 @@ from builders import make_profile
 
 from assigner import lab
 from assigner.errors import WorkerError
+from assigner.formats.profile import save_profile
 from assigner.lab import Lack, Machine, load_cluster
-from assigner.profile import save_profile
 
 NETEM = Lack("the queue netem for latency", "modprobe sch_netem", "latency")
 CPU = Lack("the cgroup controller cpu: shares of the processor", "docker run --privileged", "cpu")
@@ -174,22 +171,6 @@ def test_here_measures_this_machine(assigner, folder, monkeypatch):
     save_profile(here, folder / "here.json")
     result = assigner("lab", "--from", "profile.json", "--here", "here.json", "-o", "like.toml")
     assert "1 s of the profile is 2.35 s on them" in result.stderr
-
-
-@pytest.mark.parametrize("line", [["--help"], ["--check"], ["--from", "profile.json"]])
-def test_starting_the_lab_imports_nothing_heavy(folder, line):
-    """Making hosts needs neither torch nor numpy nor PuLP, and running a command imports none of them."""
-    code = (
-        "import sys\nfrom assigner_cli import main\n"
-        f"sys.argv = ['assigner', 'lab', *{line!r}]\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    pass\n"
-        "import assigner.lab\n"
-        "heavy = {'torch', 'pulp', 'numpy', 'highspy'} & set(sys.modules)\nassert not heavy, heavy\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, timeout=60, env=dict(os.environ), check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
 
 
 def test_a_machine_that_cannot_is_told_before_anything_is_made(assigner, cluster, monkeypatch):

@@ -6,7 +6,7 @@ import sys
 import pytest
 from assigner_cli.measuring import MeasuringProgress, left_text
 
-from assigner.profiler.forecast import Standing
+from assigner.profiler.forecast import RankProgress
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def shown(monkeypatch, stream, *, wanted=True):
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
     with MeasuringProgress(wanted=wanted) as progress:
-        progress.update(Standing("worker:1/cpu", "partition 'head' at micro-batch 4", 0.25, 130.0))
+        progress.update(RankProgress("worker:1/cpu", "partition 'head' at micro-batch 4", 0.25, 130.0))
     return stream.getvalue()
 
 

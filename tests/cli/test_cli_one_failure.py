@@ -22,14 +22,18 @@ def run(folder, script, *flags):
     """`assigner run` of a script on two ranks."""
     (folder / "s.py").write_text(START + script)
     command = [sys.executable, "-m", "assigner_cli", *flags, "run", "solved.json", "--", "s.py"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_a_rank_that_raises_is_told_once(folder):
-    """Two lines: the worker, the error and its line, and where its traceback is kept."""
-    done = run(folder, "if rank == 1:\n    raise ValueError('no such data')\ntime.sleep(60)\n")
+    """The frames of the script, then the worker, the error and its line, and where the whole traceback is kept."""
+    done = run(folder, "if rank == 1:\n    raise ValueError('no such data')\ntime.sleep(600)\n")
     assert (done.returncode, done.stdout) == (7, "")
-    error, hint = done.stderr.splitlines()
+    *shown, error, hint = done.stderr.splitlines()
+    assert [line.strip() for line in shown] == [
+        "Traceback (most recent call last):", f'File "{folder / "s.py"}", line 4, in <module>',
+        "raise ValueError('no such data')", "ValueError: no such data",
+    ]  # fmt: skip
     assert error == "error: worker:1: ValueError: no such data (s.py:4)"
     kept = re.fullmatch(r"hint: (\S+) has the traceback; -v shows it", hint)
     assert kept is not None
@@ -37,9 +41,10 @@ def test_a_rank_that_raises_is_told_once(folder):
     shutil.rmtree(Path(kept[1]).parent)
 
 
+@pytest.mark.long
 def test_verbose_shows_the_traceback_of_the_rank(folder):
     """-v prints it above the error, once."""
-    done = run(folder, "if rank == 1:\n    raise ValueError('no such data')\ntime.sleep(60)\n", "-v")
+    done = run(folder, "if rank == 1:\n    raise ValueError('no such data')\ntime.sleep(600)\n", "-v")
     assert done.returncode == 7
     assert done.stderr.count("Traceback") == 1
     shutil.rmtree(Path(done.stderr.rpartition("hint: ")[2].split()[0]).parent)
@@ -57,7 +62,7 @@ def test_what_every_rank_says_is_said_once(folder):
 
 def test_a_rank_that_is_killed_is_named_with_its_signal(folder):
     """What other ranks notice of it is a consequence, and not said."""
-    done = run(folder, "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)\n")
+    done = run(folder, "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)\n")
     assert done.returncode == 7
     assert done.stderr.splitlines()[0] == "error: worker:1 was killed by SIGKILL"
     assert len(done.stderr.splitlines()) == 2
@@ -65,28 +70,47 @@ def test_a_rank_that_is_killed_is_named_with_its_signal(folder):
 
 def test_interrupting_a_run_is_130(folder):
     """Ctrl-C ends the ranks, with a line and no traceback."""
-    (folder / "s.py").write_text(START + "open(f'up{rank}', 'w').close()\ntime.sleep(60)\n")
+    (folder / "s.py").write_text(START + "open(f'up{rank}', 'w').close()\ntime.sleep(600)\n")
     command = [sys.executable, "-m", "assigner_cli", "run", "solved.json", "--", "s.py"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 600
         while not all((folder / f"up{rank}").exists() for rank in range(2)) and time.monotonic() < end:
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
         assert process.stderr is not None
         said = process.stderr.read()
-        assert process.wait(timeout=60) == 130
+        assert process.wait(timeout=600) == 130
     assert said.splitlines()[-1] == "error: interrupted"
     assert "KeyboardInterrupt" not in said
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_ends_before_it_joins_is_named(folder):
+    """Exit code 0 is no success of a rank for which another waits."""
+    join = (
+        "from assigner.machine.launchedrank import launched\nfrom assigner.runtime.rendezvous import join_group\n"
+        "if rank == 1:\n    sys.exit(0)\n"
+        "try:\n    join_group(launched(), 600.0)\nexcept assigner.AssignerError as error:\n"
+        "    sys.exit(assigner.tell(error))\n"
+    )
+    done = run(folder, join)
+    assert done.returncode == 7, done.stderr
+    error, hint = done.stderr.splitlines()
+    assert re.fullmatch(rf"error: worker:1:?( it)? {LEFT}.*", error)
+    assert hint.startswith("hint: every rank ")
+
+
+LEFT = "ended with exit code 0 while others waited for it"
+CLOSED = r"its pipeline was closed, or its script came to an end, at \S+leaving\.py:\d+, while worker:"
+
+
 @pytest.mark.parametrize(
-    ("way", "code", "message"),
+    ("rank", "way", "code", "message"),
     [
-        ("before", 7, "ended with exit code 0 while others waited for it"),
-        ("abruptly", 7, "ended with exit code 0 while others waited for it"),
-        ("normally", 2, "its pipeline was closed, or its script came to an end, while worker:"),
-        ("early", 2, "its pipeline was closed, or its script came to an end, while worker:"),
+        (0, "normally", 2, CLOSED),
+        pytest.param(1, "abruptly", 7, LEFT, marks=pytest.mark.long),
+        pytest.param(0, "before", 7, LEFT, marks=pytest.mark.long),
+        pytest.param(1, "normally", 2, CLOSED, marks=pytest.mark.long),
+        pytest.param(0, "early", 2, CLOSED, marks=pytest.mark.long),
     ],
 )
 def test_a_rank_that_leaves_is_named(folder, root, rank, way, code, message):
@@ -103,10 +127,10 @@ def test_a_rank_that_leaves_is_named(folder, root, rank, way, code, message):
 def test_a_run_on_one_host_listens_to_that_host_alone(folder, root):
     """The store and what the ranks open to each other: nothing of it can be reached from another host."""
     listen = (
-        "from assigner.launched import launched\nfrom assigner.runtime.rendezvous import join_group\n"
+        "from assigner.machine.launchedrank import launched\nfrom assigner.runtime.rendezvous import join_group\n"
         f"sys.path.append({str(root / 'tests')!r})\nfrom listening import listening\n"
         "join_group(launched(), 60.0)\nfound = listening() + listening(int(os.environ['MASTER_PORT']))\n"
-        "print(sorted(set(found)), flush=True)\nos.environ['ASSIGNER_SECRET']\n"
+        "os.write(1, f'{sorted(set(found))}\\n'.encode())\nos.environ['ASSIGNER_SECRET']\n"  # whole: ranks share a pipe
     )
     done = run(folder, listen)
     assert done.returncode == 0, done.stderr

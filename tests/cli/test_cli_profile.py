@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from builders import make_profile
 
-from assigner.profile import load_profile, save_profile
+from assigner.formats.profile import load_profile, save_profile
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_profile_of_another_workload_is_refused(assigner, folder, other):
         (("model.py:workload", "--micro-batches", "4,x"), "expected whole numbers"),
     ],
 )
-def test_what_makes_no_sense_is_a_usage_error(assigner, folder, flags, said):
+def test_what_makes_no_sense_is_a_usage_error(assigner, folder, in_this_process, flags, said):
     """Exit code 2 before anything is measured, and nothing is written."""
     result = assigner("profile", *flags, "-o", "all.json")
     assert result.exit_code == 2
@@ -78,7 +78,7 @@ def test_what_makes_no_sense_is_a_usage_error(assigner, folder, flags, said):
 
 def test_a_lost_measurement_names_both_ways_on(assigner, folder, monkeypatch, capfd):
     """--resume goes on, and the traceback that was kept is named: a file that nobody knows of would be left behind."""
-    from assigner import launch
+    from assigner.launch import ranks as launch
     from assigner.profiler.journal import journal_path
 
     def lost(*_):

@@ -21,7 +21,7 @@ def stream(monkeypatch):
 
 
 def wait_for(stream, text):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 600
     while text not in stream.getvalue() and time.monotonic() < end:
         time.sleep(0.01)
     return text in stream.getvalue()

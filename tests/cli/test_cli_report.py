@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from assigner.agreement import rehearsed
-from assigner.cost import CostModel
-from assigner.origin import file_hash
-from assigner.plan import save_plan
-from assigner.profile import save_profile
-from assigner.simulate import simulated
-from assigner.trace import save_trace
+from assigner.formats.origin import file_hash
+from assigner.formats.plan import save_plan
+from assigner.formats.profile import save_profile
+from assigner.formats.trace import save_trace
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import simulated
+from assigner.validation import rehearsed
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from assigner.agreement.rehearsal import rehearsed
-from assigner.cost import CostModel
-from assigner.document import encode
-from assigner.schedule import build_program
-from assigner.simulate import run_program
+from assigner.formats.document import encode
+from assigner.schedule.cost import CostModel
+from assigner.schedule.program import build_program
+from assigner.schedule.simulate import run_program
+from assigner.validation.rehearsal import rehearsed
 
 KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": int | float}
 

@@ -1,4 +1,4 @@
-"""What every command shows, kept as text files: at three widths, on a pipe, without colours and on a dumb terminal.
+"""What every command shows, kept as text files: on 80 columns, wider where that shows more, and on a pipe.
 
     ASSIGNER_SCREENS=update .venv/bin/pytest -q tests/cli/test_cli_screens.py      writes the files anew
 
@@ -25,14 +25,14 @@ from builders import make_profile
 from made_runs import run_in, slower_worker
 from typer.main import get_command
 
-from assigner.plan import ProfileReference, save_plan
-from assigner.profile import save_profile
+from assigner.formats.plan import ProfileReference, save_plan
+from assigner.formats.profile import save_profile
+from assigner.formats.trace import save_trace
 from assigner.report.machine import Finding
-from assigner.trace import save_trace
 
 SCREENS = Path(__file__).parent / "screens"
 UPDATE = os.environ.get("ASSIGNER_SCREENS") == "update"
-WIDTHS = (80, 120, 200)
+PIPED = 0
 
 LINES = {
     "show-profile": "show profile.json",
@@ -60,6 +60,14 @@ LINES = {
     "help": "--help",
     **{f"help-{name}": f"{name} --help" for name in get_command(app).commands},
 }
+WIDER = {
+    "compare": (80, 120, PIPED),  # a column more at 120 than at 80, all of them on a pipe
+    "simulate": (80, 200, PIPED),  # bars as long as the terminal allows, and of 120 columns on a pipe
+    "show-plan": (80, 120, PIPED),
+    "help-": (80,),
+    "help-solve": (80, 120, PIPED),
+}
+"""Widths of the screens that begin so, the longest beginning counting; others are the same on all wide terminals."""
 MESSAGES = ("wrong", "infeasible", "profile", "export", "report", "check-refused")
 MASKS = (
     (r"HiGHS \d+\.\d+\.\d+", "HiGHS #.#.#"),
@@ -158,17 +166,30 @@ def check(name, found):
     assert text == path.read_text(encoding="utf-8")
 
 
+def widths(name):
+    begins = [begin for begin in WIDER if name.startswith(begin)]
+    return WIDER[max(begins, key=len)] if begins else (80, PIPED)
+
+
 @pytest.mark.parametrize("name", LINES)
 def test_screen(assigner, bench, monkeypatch, name):
-    """As kept, at 80, 120 and 200 columns and piped; never wider than the terminal."""
-    for columns in WIDTHS if not name.startswith("help") else WIDTHS[:2]:
+    """As kept, and never wider than the terminal; on a pipe without escape codes."""
+    for columns in widths(name):
+        if columns == PIPED:
+            found = screen(assigner, LINES[name], monkeypatch)
+            assert "\x1b" not in found
+            check(f"{name}.piped", found)
+            continue
         found = screen(assigner, LINES[name], monkeypatch, columns, TERM="xterm-256color")
         check(f"{name}.{columns}", found)
         if not name.startswith(MESSAGES):  # the terminal wraps those, so that they can be copied
             assert max(map(len, plain(found).splitlines())) <= columns
-    found = screen(assigner, LINES[name], monkeypatch)
-    assert "\x1b" not in found
-    check(f"{name}.piped", found)
+
+
+def test_every_kept_screen_is_compared():
+    """No file is left of a screen that nothing shows any more."""
+    wanted = {f"{name}.{columns or 'piped'}.txt" for name in LINES for columns in widths(name)}
+    assert {path.name for path in SCREENS.iterdir()} == wanted
 
 
 @pytest.mark.parametrize("name", ["show-profile", "show-plan", "compare", "simulate", "solve", "doctor", "help"])

@@ -7,7 +7,7 @@ from assigner_cli.app import app
 from assigner_cli.configuration import TABLES
 from typer.main import get_command
 
-from assigner import launch
+from assigner.launch import ranks as launch
 
 COMMANDS = get_command(app).commands
 
@@ -16,7 +16,7 @@ COMMANDS = get_command(app).commands
 def started(folder, monkeypatch):
     """Layout and environment of what `assigner run` would start."""
     calls = []
-    monkeypatch.setattr(launch, "launch", lambda _, *given: calls.append(given))
+    monkeypatch.setattr(launch, "launch", lambda _, *given, **__: calls.append(given))
     (folder / "s.py").write_text("")
     return calls
 
@@ -61,6 +61,7 @@ def test_one_file_serves_several_commands(assigner, folder, started):
     [
         ("ASSIGNER_GAP", "wide", "solve profile.json -o x.json", "invalid value for ASSIGNER_GAP"),
         ("ASSIGNER_GAP", "7", "solve profile.json -o x.json", "error: ASSIGNER_GAP: 7.0 is not allowed"),
+        ("ASSIGNER_MAX_STEP", "-1", "solve profile.json -o x.json", "error: ASSIGNER_MAX_STEP: -1.0 is not allowed"),
         ("ASSIGNER_MICRO_BATCHES", "no", "solve profile.json -o x.json", "error: ASSIGNER_MICRO_BATCHES: 'no'"),
         ("ASSIGNER_PROFILE_WORKERS", "0", "profile w.py:f -o x.json", "invalid value for ASSIGNER_PROFILE_WORKERS"),
         ("ASSIGNER_RUN_RANKS", "1", "run solved.json -- s.py", "error: ASSIGNER_RUN_RANKS 1: the plan needs 2 ranks"),

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from builders import make_profile
 
-from assigner.caution import cautioned
-from assigner.plan import ProfileReference, save_plan
-from assigner.profile import save_profile
+from assigner.formats.plan import ProfileReference, save_plan
+from assigner.formats.profile import save_profile
+from assigner.formats.profilewarnings import with_warnings
 
 
 def test_profile_has_workers_partitions_and_links(assigner):
@@ -140,7 +140,7 @@ def test_a_profile_takes_no_profile(assigner):
 def test_spreads_are_summed_up(assigner, folder, profile):
     """Many wide figures are a few lines that say what matters; -v lists each."""
     points = tuple(replace(each, spread=0.3) for each in profile.measurements)
-    save_profile(cautioned(replace(profile, measurements=points)), folder / "loud.json")
+    save_profile(with_warnings(replace(profile, measurements=points)), folder / "loud.json")
     short, whole = (assigner("show", "loud.json", *flag).stdout for flag in ((), ("-v",)))
     assert short.count("warning:") == 1
     assert "12 of 12 timings" in short

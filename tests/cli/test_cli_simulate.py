@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from trace_event_rules import read_trace_events
 
-from assigner.plan import ProfileReference, save_plan
-from assigner.profile import save_profile
+from assigner.formats.plan import ProfileReference, save_plan
+from assigner.formats.profile import save_profile
 
 
 def test_same_profile_agrees(assigner, solved):

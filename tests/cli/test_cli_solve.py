@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
-from assigner.plan import load_plan
-from assigner.report.flags import solve_flags
+from assigner.formats.plan import load_plan
+from assigner.report.whatif import solve_flags
 from assigner.solver import SolveOptions
 
 
@@ -173,3 +173,24 @@ def test_the_flags_of_a_plan_ask_for_the_same_again(assigner, folder):
     asked = SolveOptions().record()
     assert {name: one[name] for name in asked} == {name: two[name] for name in asked}
     assert sum(one[name] != asked[name] for name in asked) >= 16
+
+
+def test_the_integer_program_is_written_and_said_what_of(assigner, folder):
+    """Beside the plan; the file is guarded as every output, and what has no integer program is refused before."""
+    result = assigner("solve", "profile.json", "-o", "new.json", "--export-model", "model.lp", "--schedule", "gpipe")
+    assert result.exit_code == 0, result.stderr
+    assert "wrote model.lp: the integer program of gpipe with " in result.stderr
+    assert "is the least step time of these plans" in result.stderr
+    assert "Minimize" in (folder / "model.lp").read_text()
+    for line, said in {
+        "--export-model model.lp": "model.lp exists",
+        "--export-model profile.json --force": "profile.json is a file that this command reads",
+        "--export-model other.json": "both name other.json",
+        "--export-model other.txt": ".lp or .mps",
+        "--export-model other.lp --objective throughput": "objective throughput",
+        "--export-model other.lp --robust": "leave out one of the two",
+    }.items():
+        result = assigner("solve", "profile.json", "-o", "other.json", *shlex.split(line))
+        assert result.exit_code == 2
+        assert said in result.stderr
+        assert not (folder / "other.json").exists()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from assigner.plan import load_plan, save_plan
+from assigner.formats.plan import load_plan, save_plan
 
 
 def solved(assigner, folder, *flags):
@@ -165,7 +165,7 @@ def test_help_names_every_baseline(assigner):
 def test_a_worker_without_links_is_told(assigner, folder):
     from dataclasses import replace
 
-    from assigner.profile import load_profile, save_profile
+    from assigner.formats.profile import load_profile, save_profile
 
     profile = load_profile(folder / "profile.json")
     lost = profile.workers[-1].name

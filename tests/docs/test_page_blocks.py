@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 PAGES = page_names()
 RUN = [name for name in PAGES if any(block.language in ("console", "python") for block in read_page(name))]
+FOREIGN = ("git ", "cd ", "pip ", "python -m http.server")
+QUICK = "docs/errors.md"
+"""The page that runs in no time: that a page is run, and compared, is seen without the long ones too."""
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("page", RUN)
+@pytest.mark.parametrize(
+    "page", [pytest.param(name, marks=[] if name == QUICK else [pytest.mark.long]) for name in RUN]
+)
 def test_every_block_of_a_page_works_and_gives_what_is_shown(page: str, tmp_path: Path) -> None:
     """A page's blocks, run in order in one folder, end as they should and print what the page says they print."""
     with Session(tmp_path) as session:
@@ -33,24 +38,30 @@ def test_every_block_of_a_page_works_and_gives_what_is_shown(page: str, tmp_path
                 assert lost is None, f"{block.place}: {command.text}: not said: {lost!r}\n" + "\n".join(said)
 
 
-def unrun() -> list[Block]:
-    """The blocks that are marked as not run."""
-    return [block for name in PAGES for block in read_page(name) if block.note("not run") is not None]
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_shows_is_at_least_spelled_right(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands and flags are those of the real programs, and Python is Python, whether a block is run or not.
 
-
-@pytest.mark.parametrize("block", unrun(), ids=lambda block: f"{block.place} ({block.note('not run')})")
-def test_what_is_not_run_is_at_least_spelled_right(block: Block) -> None:
-    """A block that no test can run says why, and its commands and flags are those of the real programs."""
-    assert block.note("not run")
-    if block.language == "python":
-        compile(block.code, block.place, "exec")
-        return
-    assert block.language == "console"
-    for command in block.commands:
-        if command.text.startswith("make "):
-            assert f"\n{command.text.split()[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
-        elif not command.text.startswith(("git ", "cd ", "pip ", "python -m http.server")):
-            assert check_command(command.text), f"{block.place}: {command.text}: nothing in it can be checked"
+    A block that no test can run says why, and each of its commands can be looked at.
+    """
+    monkeypatch.chdir(tmp_path)  # where the page's files are: a --config is read together with the flags
+    for block in read_page(page):
+        if block.title:
+            (tmp_path / block.title).write_text(block.code, encoding="utf-8")
+        if block.language == "python":
+            compile(block.code, block.place, "exec")
+        if block.note("not run") is not None:
+            assert block.note("not run"), block.place
+            assert block.language in ("python", "console"), block.place
+        for command in block.commands if block.language == "console" and not block.hidden else ():
+            if command.text.startswith("make "):
+                assert f"\n{command.text.split()[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
+                continue
+            checked = check_command(command.text)
+            if block.note("not run") is not None and not command.text.startswith(FOREIGN):
+                assert checked, f"{block.place}: {command.text}: nothing in it can be checked"
 
 
 def scripts() -> list[Block]:

@@ -18,6 +18,9 @@ for needed in ("mkdocs", "material", "mkdocstrings"):
     pytest.importorskip(needed, reason="pip install -e '.[docs]'")
 
 
+pytestmark = pytest.mark.long  # to build it takes longer than to look at it
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site; a warning, such as for a broken link or anchor, ends the build."""

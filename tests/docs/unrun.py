@@ -1,4 +1,4 @@
-"""The commands that a test cannot run, held against the real parsers: `assigner`'s own and torchrun's."""
+"""The commands of pages, run or not, held against the real parsers: `assigner`'s own and torchrun's."""
 
 from __future__ import annotations
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from example_plans import ROOT, cut, make_plan, torchrun
+from example_plans import ROOT, cut, make_plan
 from workloads import Reference
 
 import assigner
-from assigner.deferred import DeferredModel
-from assigner.plan import save_plan
-from assigner.workload import load_workload
+from assigner.formats.plan import save_plan
+from assigner.model.deferred import DeferredModel
+from assigner.model.workload import load_workload
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: pip install 'assigner[examples]'"
@@ -23,6 +23,8 @@ transformers = pytest.importorskip(
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from forked_ranks import ForkedRanks
 
 TINY = {
     "gpt2": "blocks=2,width=16,heads=2,context=12,batch_size=8,learning_rate=1e-2",
@@ -150,13 +152,14 @@ CASES = (Case("gpt2", "eager", ((1, 2), (0, 2)), 3), Case("bert", "sdpa", ((1, 1
 
 
 @pytest.mark.distributed
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.function}, {case.ranks} ranks")
-def test_ten_steps_equal_the_model_in_one_piece(case: Case, tmp_path: Path) -> None:
+def test_ten_steps_equal_the_model_in_one_piece(case: Case, tmp_path: Path, forked: ForkedRanks) -> None:
     """Loss, gradients and weights on every rank are those of plain transformers, to 1e-9 in float64."""
     workload = exact(case.function, case.attention)
     save_plan(make_plan(workload, case.stages, micro_batches=case.micro_batches), tmp_path / "plan.json")
-    done = torchrun(case.ranks, ROOT / "tests" / "runs" / "equality.py", workload, tmp_path / "plan.json", tmp_path)
-    assert "[transformers]" not in done.stdout + done.stderr
+    for end in forked.run("equality.py", workload, tmp_path / "plan.json", tmp_path, ranks=case.ranks):
+        assert "[transformers]" not in end.output + end.errors
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(case.ranks)]
     assert {name for each in found for name in each["parameters"]} == set(found[0]["all"])
     for each in found:

@@ -8,14 +8,16 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from example_plans import ROOT, make_plan, tiny, torchrun
+from example_plans import ROOT, make_plan, tiny
 
-from assigner.plan import load_plan, save_plan
-from assigner.trace import check_same_plan, load_trace
+from assigner.formats.plan import load_plan, save_plan
+from assigner.formats.trace import check_same_plan, load_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
+
+    from forked_ranks import ForkedRanks
 
 SCRIPT = ROOT / "examples" / "train.py"
 
@@ -51,20 +53,23 @@ def test_training_says_how_it_goes(script: ModuleType, tmp_path: Path, capsys: p
     found = numbers(tmp_path / "run.json")
     assert len(found["losses"]) == len(found["step_s"]) == 3
     assert found["predicted_step_s"] is None
+    slower = ["--plan", str(plan), "--steps", "3", "--json", str(tmp_path / "slow.json"), "--set"]
+    assert script.main([*slower, "learning_rate=1e-9"]) == 0
+    assert numbers(tmp_path / "slow.json")["losses"][0] == found["losses"][0]
+    assert numbers(tmp_path / "slow.json")["losses"][2] > found["losses"][2]
 
 
 @pytest.mark.distributed
-def test_a_run_goes_on_under_another_plan(script: ModuleType, tmp_path: Path) -> None:
+def test_a_run_goes_on_under_another_plan(script: ModuleType, tmp_path: Path, forked: ForkedRanks) -> None:
     """Two steps on two ranks, then two on one from the checkpoint, are the four steps of one run on one rank."""
     workload = tiny("gpt", "double=True,tied=True")
     one, two = plan_file(tmp_path, workload, (0, 5)), plan_file(tmp_path, workload, (1, 2), (0, 3))
     first, second, whole = (tmp_path / f"{name}.json" for name in ("first", "second", "whole"))
     saved = tmp_path / "saved"
-    done = torchrun(
-        2, SCRIPT, "--plan", two, "--steps", 2, "--save", saved, "--json", first, "--trace", tmp_path / "trace.json"
-    )
-    assert done.stdout.endswith(f"checkpoint: {saved}\ntrace: {tmp_path / 'trace.json'}\n")
-    assert done.stdout.count("in 2 steps") == 1
+    words = ("--plan", two, "--steps", "2", "--save", saved, "--json", first, "--trace", tmp_path / "trace.json")
+    said = "".join(end.output for end in forked.run(str(SCRIPT), *words, ranks=2))
+    assert said.endswith(f"checkpoint: {saved}\ntrace: {tmp_path / 'trace.json'}\n")
+    assert said.count("in 2 steps") == 1
     trace = load_trace(tmp_path / "trace.json")
     check_same_plan(trace, load_plan(two))
     assert trace.steps == 2
@@ -102,10 +107,9 @@ def test_a_missing_plan_is_a_usage_error(
 def test_bad_options_are_refused_before_anything_is_loaded(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No plan, no steps, or a checkpoint folder or a trace that exists: exit code 2."""
-    monkeypatch.delenv("ASSIGNER_PLAN", raising=False)
+    """A setting without a name, no steps, or a checkpoint folder or a trace that exists: exit code 2."""
     for arguments in (
-        [], ["--plan", "p", "--steps", "0"], ["--plan", "p", "--save", str(tmp_path)],
+        ["--plan", "p", "--set", "3"], ["--plan", "p", "--steps", "0"], ["--plan", "p", "--save", str(tmp_path)],
         ["--plan", "p", "--trace", str(tmp_path)],
     ):  # fmt: skip
         with pytest.raises(SystemExit) as stopped:

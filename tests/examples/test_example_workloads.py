@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from example_plans import ROOT, TINY, entry, make_plan, tiny, torchrun
+from example_plans import TINY, entry, make_plan, tiny
 
 import assigner
-from assigner.marking import PartitionGraph, partition_graph
-from assigner.plan import save_plan
-from assigner.workload import load_workload
+from assigner.formats.plan import save_plan
+from assigner.model.marking import PartitionGraph, partition_graph
+from assigner.model.workload import load_workload
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from forked_ranks import ForkedRanks
 
 
 def cut(example: str, arguments: str = "") -> PartitionGraph:
@@ -156,18 +158,23 @@ CASES = {
 }
 
 
+LONG = ("gpt, uneven micro-batches", "clicks, the embedding alone")
+
+
 @pytest.mark.distributed
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_ten_steps_equal_the_model_in_one_piece(case: Case, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=name, marks=[pytest.mark.long] if name in LONG else []) for name, case in CASES.items()],
+)
+def test_ten_steps_equal_the_model_in_one_piece(case: Case, tmp_path: Path, forked: ForkedRanks) -> None:
     """Loss, gradients, weights and buffers on every rank are those of plain PyTorch, to 1e-10 in float64.
 
     BatchNorm's statistics are those of a micro-batch, so the ResNet's reference takes the same micro-batches.
     """
     workload = tiny(case.example, f"double=True,{case.arguments}")
     save_plan(make_plan(workload, case.stages, micro_batches=case.micro_batches), tmp_path / "plan.json")
-    script = ROOT / "tests" / "runs" / "equality.py"
-    piece = () if case.piece is None else ("--reference-rows", case.piece)
-    torchrun(case.ranks, script, workload, tmp_path / "plan.json", tmp_path, *piece)
+    piece = () if case.piece is None else ("--reference-rows", str(case.piece))
+    forked.run("equality.py", workload, tmp_path / "plan.json", tmp_path, *piece, ranks=case.ranks)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(case.ranks)]
     assert {name for each in found for name in each["parameters"]} == set(found[0]["all"])
     assert bool([name for each in found for name in each["buffers"]]) == (case.example == "resnet")

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from workloads import workload
 
 if TYPE_CHECKING:
-    from assigner.workload import Workload  # noqa: TC004
+    from assigner.model.workload import Workload  # noqa: TC004
 
 MODULES = (
     "inplace", "backward", "hooks", "checkpoints", "buffers", "written", "python_state", "randomness", "aliases",

@@ -124,3 +124,104 @@ class Decorated(Net):
 
     def middle(self, h):
         return self.second(h) + h
+
+
+class Asking(nn.Linear):
+    """A marked layer whose forward asks for values."""
+
+    def __init__(self):
+        super().__init__(WIDTH, WIDTH)
+
+
+def inside(name, **words):
+    """A model whose second layer has the forward `f(layer, h)`: it asks for values that a capture has not."""
+
+    def add(f):
+        layer = type("Layer", (Asking,), {"forward": f, "__module__": f.__module__})
+        made = type("Inside", (Net,), {"make": lambda _: layer(), "__module__": f.__module__})
+        return case(f"inside a partition: {name}", *MARKS, inherent=True, **words)(made)
+
+    return add
+
+
+@inside("NumPy there and back, and a formatted print")
+def _(layer, h):
+    kept = h.detach().numpy()
+    assert f"{h.mean():.3f}" != "nan"
+    return nn.functional.linear(h, layer.weight) * torch.from_numpy((kept > kept.mean()).astype(kept.dtype))
+
+
+@inside("tolist and a loop over the rows")
+def _(layer, h):
+    lengths = (h > 0).sum(1).clamp(min=1).tolist()
+    rows = [nn.functional.linear(row, layer.weight)[:n].mean() for row, n in zip(h, lengths, strict=True)]
+    return h + torch.stack(rows).unsqueeze(1)
+
+
+@inside("a number of columns that a value decides, padded again")
+def _(layer, h):
+    columns = 1 + int(h.abs().sum()) % (WIDTH - 1)
+    kept = nn.functional.linear(h, layer.weight)[:, :columns]
+    return nn.functional.pad(kept, (0, WIDTH - columns))
+
+
+class Columns(Asking):
+    def forward(self, h):
+        return nn.functional.linear(h, self.weight)[:, : 1 + int(h.detach().numpy().sum() * 10) % (WIDTH - 1)]
+
+
+@case("inside a partition: a shape that a value decides, read by another partition", *MARKS, inherent=True)
+class Narrowed(Net):
+    def make(self):
+        return Columns()
+
+    def middle(self, h):
+        return h + self.second(h).sum(1, keepdim=True)
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent = nn.LSTM(1, WIDTH, batch_first=True)
+
+    def forward(self, h):
+        lengths = (h > 0).sum(1).clamp(min=1)
+        packed = nn.utils.rnn.pack_padded_sequence(h.unsqueeze(2), lengths, batch_first=True, enforce_sorted=False)
+        out, (last, _) = self.recurrent(packed)
+        return last[-1] + nn.utils.rnn.pad_packed_sequence(out, batch_first=True)[0].sum(1)
+
+
+@case("inside a partition: a packed LSTM", *MARKS)
+class PackedInside(Net):
+    def make(self):
+        return Packed()
+
+
+class Both(Asking):
+    def forward(self, h):
+        made = nn.functional.linear(h, self.weight)
+        return (made, made * 2) if h.sum() > 0 else (made, None)
+
+
+@case("inside a partition: a value decides what is returned", *MARKS, refusal="decides what 'second' returns")
+class Either(Net):
+    def make(self):
+        return Both()
+
+    def middle(self, h):
+        return self.second(h)[0]
+
+
+class Number(Asking):
+    def forward(self, h):
+        return nn.functional.linear(h, self.weight), h.detach().numpy().sum().item()
+
+
+@case("inside a partition: a number that depends on values is returned", *MARKS, refusal="depends on its input")
+class Numbered(Net):
+    def make(self):
+        return Number()
+
+    def middle(self, h):
+        made, number = self.second(h)
+        return made * number

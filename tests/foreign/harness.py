@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from assigner import AssignerError, Pipeline
-from assigner.marking import PartitionGraph, partition_graph
-from assigner.plan import Plan, Stage
-from assigner.profile import WorkloadReference
+from assigner.formats.plan import Plan, Stage
+from assigner.formats.profile import WorkloadReference
+from assigner.model.marking import PartitionGraph, partition_graph
+from assigner.model.workload import Workload, call_arguments
 from assigner.runtime.microbatch import Cutting, micro_batch_count
-from assigner.workload import Workload, call_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +114,7 @@ def pieces(made: Workload, batch: Any, micro_batches: int) -> Iterator[tuple[Any
     cutting = Cutting(made)
     planned = -(-made.batch_size // micro_batches)
     count = micro_batch_count(cutting.row_count(batch[0]), micro_batches, planned)
-    for mine, targets, weight, _ in cutting.parts(batch, count):
+    for mine, targets, weight, *_ in cutting.parts(batch, count):
         yield call_arguments(mine), targets, weight
 
 
@@ -174,7 +174,7 @@ def equal_plan(made: Workload, graph: PartitionGraph, setting: Setting) -> Plan:
 
 
 def distance(mine: Any, theirs: Any) -> float:
-    """Relative; infinite where one is missing or of another shape."""
+    """Relative; infinite where one is missing, of another shape, or nan or infinite elsewhere than the other."""
     if mine is None or theirs is None:
         return 0.0 if mine is theirs else math.inf
     mine, theirs = torch.as_tensor(mine).detach(), torch.as_tensor(theirs).detach()
@@ -183,8 +183,11 @@ def distance(mine: Any, theirs: Any) -> float:
     if not mine.numel():
         return 0.0
     mine, theirs = (each.to_dense() if each.layout is not torch.strided else each for each in (mine, theirs))
-    off = float((mine.to(torch.complex128) - theirs.to(torch.complex128)).abs().max())
-    return off / max(1.0, float(theirs.abs().max())) if math.isfinite(off) else math.inf
+    mine, theirs = (each.to(torch.complex128) for each in (mine, theirs))
+    same = (mine == theirs) | (mine.isnan() & theirs.isnan())  # what plain torch makes nan or infinite must be that
+    off = float((mine - theirs).masked_fill(same, 0.0).abs().max())
+    largest = float(theirs.abs().nan_to_num(0.0, 0.0).max())
+    return off / max(1.0, largest) if math.isfinite(off) else math.inf
 
 
 def first_difference(pipeline: Pipeline, made: Workload, record: Record, case: Case) -> Iterator[str]:
@@ -226,11 +229,13 @@ class Judge:
 
     Args:
         case: The case.
+        timeout_s: How long a rank waits for another one in the pipeline.
     """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, timeout_s: float = 30.0) -> None:
         self.case = case
-        self._graph: PartitionGraph | None = None
+        self._timeout_s = timeout_s
+        self._found: tuple[Workload, PartitionGraph] | None = None
         self._refused: AssignerError | None = None
         self._records: dict[int, Record] = {}
 
@@ -239,16 +244,18 @@ class Judge:
             self._records[micro_batches] = plain(self.case.make(), micro_batches, self.case.loop)
         return self._records[micro_batches]
 
-    def _partitions(self, made: Workload) -> PartitionGraph:
+    def _partitions(self) -> tuple[Workload, PartitionGraph]:
+        """A workload with the graph of its own model: a loss may close over what the builder made."""
         if self._refused is not None:
             raise self._refused
-        if self._graph is None or self.case.group in REMEMBERING:
+        if self._found is None or self.case.group in REMEMBERING:
+            made = self.case.make()
             try:
-                self._graph = partition_graph(made)
+                self._found = made, partition_graph(made)
             except AssignerError as error:
                 self._refused = error
                 raise
-        return self._graph
+        return self._found
 
     def verdict(self, setting: Setting) -> Verdict:
         """What a setting gives on this rank."""
@@ -269,12 +276,11 @@ class Judge:
                 inherent = not self.case.random and unlike(record, whole, self.case.tolerance)
                 if not self.case.inherent:
                     record = whole
-            made = self.case.make()
-            graph = self._partitions(made)
+            made, graph = self._partitions()
             plan = equal_plan(made, graph, setting)
             moved = "micro_batch" if self.case.inherent else "deferred"
             with Pipeline(
-                made, plan, remat=REMAT[setting.remat], graph=graph, batch_norm=moved, timeout_s=30
+                made, plan, remat=REMAT[setting.remat], graph=graph, batch_norm=moved, timeout_s=self._timeout_s
             ) as pipeline:
                 lost = tuple(sorted(record.moved - set(pipeline.state_dict())))
                 found = next(iter([*first_difference(pipeline, made, record, self.case)]), "")  # all ranks go on

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from workloads import sgd
 
-from assigner.workload import Workload
+from assigner.model.workload import Workload
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the import that reads it
 import transformers

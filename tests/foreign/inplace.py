@@ -13,7 +13,7 @@ from workloads import WIDTH, workload
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from assigner.workload import Workload
+    from assigner.model.workload import Workload
 
 
 class Between(nn.Module):

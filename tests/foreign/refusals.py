@@ -50,6 +50,8 @@ REFUSALS = {
     "blind: the root sets a plain attribute of a marked module before it calls it": "is set from outside",
     "blind: torch.func.jvp of an unmarked layer, at the root": "cannot be traced",
     "blind: torch.func.jvp, in a marked module": "cannot be traced",
+    "blind: optimizer: the rate from the norm of all first weights": "other workers hold have .*no values",
+    "blind: tolist() of a buffer that a marked module moves": "which another worker holds too",
     "blind: vmap of jacrev at the root": "cannot be traced",
 }
 

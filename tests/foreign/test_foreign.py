@@ -3,38 +3,57 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+import json
+import math
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from foreign.case import Case, all_cases
-from foreign.harness import Judge, Setting
+from foreign.daily import DAILY
+from foreign.harness import Judge, Setting, Verdict, distance
 from foreign.hooks import Net
 from foreign.refusals import SHOWS_THROUGH
+from foreign.run import found, read, write
 from torch.nn.functional import mse_loss
 from workloads import workload
 
 from assigner.errors import AssignerError
-from assigner.marking import partition_graph
+from assigner.model.marking import partition_graph
 from assigner.verification import check_model
 
 if TYPE_CHECKING:
-    from assigner.workload import Workload
+    from _pytest.mark import ParameterSet
+
+    from assigner.model.workload import Workload
 
 
-@pytest.mark.parametrize(
-    "each", [each for each in all_cases() if each.usual], ids=lambda each: f"{each.group}: {each.name}"
-)
+def parameter(each: Case) -> ParameterSet:
+    marks = () if each.name in DAILY else pytest.mark.long
+    return pytest.param(each, id=f"{each.group}: {each.name}", marks=marks)
+
+
+@pytest.mark.parametrize("each", [parameter(each) for each in all_cases() if each.usual])
 def test_one_worker_trains_as_plain_torch(each: Case):
-    """Whole batches and two micro-batches, nothing recomputed and everything, in training and in evaluation."""
+    """In training and in evaluation, with rows cut and all recomputed; those of every day also without either."""
     judge = Judge(each)
-    for micro_batches, remat in itertools.product((1, 2), ("none", "all")):
-        setting = Setting(1, micro_batches, remat)
+    for setting in (Setting(1, 2, "all"), Setting(1, 1, "none"))[: 2 if each.name in DAILY else 1]:
         verdict = judge.verdict(setting).settled()
         assert each.allows(verdict.kind, verdict.words), f"{setting}: {verdict.kind}: {verdict.words}"
 
 
-@pytest.mark.parametrize("name", sorted(SHOWS_THROUGH))
+def test_every_day_has_cases_of_every_module():
+    """The names of those that `make test` runs are in the list, and every module of it has one."""
+    daily = [each for each in all_cases() if each.name in DAILY]
+    assert {each.name for each in daily} == DAILY
+    assert all(each.usual for each in daily)
+    assert {each.group for each in daily} == {each.group for each in all_cases()}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in DAILY else pytest.mark.long) for each in sorted(SHOWS_THROUGH)]
+)
 def test_what_shows_through_a_capture_is_found_by_the_check(name: str):
     """Code that asks for the type of its tensors takes another way in a capture: no plan is made for it."""
     made = next(each for each in all_cases() if each.name == name).make()
@@ -71,6 +90,30 @@ def test_rows_cut_wrongly_are_found():
 
 def over_rows(made, wanted):
     return (made.mean() - wanted.mean()).square()
+
+
+def test_no_number_is_equal_to_no_number():
+    """What plain torch makes nan or infinite has to be that, in the same places, and nothing else may be."""
+    nan, inf = math.nan, math.inf
+    for mine, theirs, off in (
+        (nan, nan, 0.0), (inf, inf, 0.0), ([1.0, nan, inf, 2.0], [1.0, nan, inf, 4.0], 0.5),
+        (nan, 1.0, inf), (1.0, nan, inf), (inf, -inf, inf), (inf, 1.0, inf), ([1.0, nan], [nan, 1.0], inf),
+    ):  # fmt: skip
+        assert distance(torch.tensor(mine), torch.tensor(theirs)) == off
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path):
+    """Verdicts are read as they were written; a case counts when all its ranks have said something."""
+    setting, path = Setting(2, 2, "all"), tmp_path / "found.json"
+    verdicts = {("dropout", setting): Verdict("equal", "", inherent=True, lost=("0.weight",))}
+    write(verdicts, path)
+    assert read(path) == verdicts
+    assert read(tmp_path / "none") == {}
+    for rank in range(2):
+        words = {"setting": asdict(setting), **asdict(Verdict("equal"))}
+        lines = [json.dumps({"case": name, **words}) for name in ("both", "first of them")[: 2 - rank]]
+        (tmp_path / f"{rank}.jsonl").write_text("\n".join(lines))
+    assert found(tmp_path) == {("both", setting): Verdict("equal")}
 
 
 def test_a_refusal_counts_where_its_words_do():

@@ -15,7 +15,7 @@ from assigner import Pipeline
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
 from mixed_precision import Mixed, make_workload, plain_step
-from workloads import Skips, make_plan
+from workloads import Skips, graph_of, make_plan
 
 STAGES = {
     Mixed: [(0, ["blocks.0"]), (1, ["blocks.1", "head"])],
@@ -28,7 +28,9 @@ for model, stages in STAGES.items():
     plain = made.model()
     batch = made.make_batch(8, 0)
     expected = plain_step(made, plain, batch, micro_batches=4)
-    with Pipeline(made, make_plan(made, stages, micro_batches=4, remat=["parts.1", "blocks.1"])) as pipeline:
+    with Pipeline(
+        made, make_plan(made, stages, micro_batches=4, remat=["parts.1", "blocks.1"]), graph=graph_of(made)
+    ) as pipeline:
         loss, gradients, named = pipeline.step(batch), pipeline.gradients(), dict(plain.named_parameters())
         assert abs(loss - expected) < 1e-6, (loss, expected)
         assert gradients

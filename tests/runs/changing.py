@@ -17,7 +17,7 @@ from assigner import Pipeline, UsageError
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
 from changing_models import CHANGING, made_of, micro_batched, tied_and_renormed
-from workloads import Reference, language, make_plan
+from workloads import Reference, graph_of, language, make_plan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,7 +37,7 @@ def hooked() -> nn.Module:
 made = replace(language(), model=hooked)
 reference = Reference(made)
 two = [(0, ["tokens", "blocks.0"]), (1, ["blocks.1", "blocks.2", "head"])]
-with Pipeline(made, make_plan(made, two)) as pipeline:
+with Pipeline(made, make_plan(made, two), graph=graph_of(made)) as pipeline:
     for n in range(3):
         batch = made.make_batch(8, n)
         assert abs(pipeline.step(batch) - reference.step(batch)) < EXACT
@@ -54,7 +54,7 @@ for name in MOVING:
     reference = Reference(made)
     layouts = [[(0, ["first", "middle"]), (1, ["last"])], [(0, ["first"]), (1, ["middle", "last"])]]
     plans = [make_plan(made, stages, micro_batches=2, remat=["middle"]) for stages in layouts]
-    with Pipeline(made, plans[0]) as pipeline:
+    with Pipeline(made, plans[0], graph=graph_of(made)) as pipeline:
         for n in range(4):
             batch = made.make_batch(4, n)
             assert abs(pipeline.step(batch) - micro_batched(reference, batch, 2)) < EXACT, (name, n)
@@ -62,7 +62,7 @@ for name in MOVING:
         assert reference.distance(pipeline.state_dict().items()) < EXACT, name
 
 made = made_of(CHANGING["Counting"])
-with Pipeline(made, make_plan(made, layouts[0], micro_batches=2)) as pipeline:
+with Pipeline(made, make_plan(made, layouts[0], micro_batches=2), graph=graph_of(made)) as pipeline:
     losses = [pipeline.step(made.make_batch(4, 0))]
     try:
         pipeline.move(make_plan(made, layouts[1]))
@@ -74,7 +74,7 @@ with Pipeline(made, make_plan(made, layouts[0], micro_batches=2)) as pipeline:
 
 made = tied_and_renormed()
 try:
-    with Pipeline(made, make_plan(made, [(0, ["table", "body"]), (1, ["head"])])) as pipeline:
+    with Pipeline(made, make_plan(made, [(0, ["table", "body"]), (1, ["head"])]), graph=graph_of(made)) as pipeline:
         pipeline.step(made.make_batch(8, 0))
     raise AssertionError("another worker read old weights")
 except UsageError as error:

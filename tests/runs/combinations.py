@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from assigner import MarkingError
-from assigner.marking import PartitionGraph, partition_graph
+from assigner.model.marking import PartitionGraph, partition_graph
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import assigner
-from assigner.workload import Workload, load_workload
+from assigner.model.workload import Workload, load_workload
 
 
 def rows_of(tree: object, start: int, stop: int) -> object:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assigner import Pipeline
-from assigner.runtime import direct
+from assigner.runtime import nccl
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from assigner import Workload
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
     from assigner.runtime.ordering import Message
 
 messages = 0
 
 
-class Counted(direct.DirectChannels):
+class Counted(nccl.DirectChannels):
     """Channels that count."""
 
     def start(self, message: Message, tensor: torch.Tensor) -> dist.Work | None:
@@ -61,7 +61,7 @@ def train(made: Workload, plan: Plan) -> float:
 
 
 def main() -> None:
-    direct.DirectChannels = Counted
+    nccl.DirectChannels = Counted
     devices = sys.argv[2].split(",")
     tied, shared = language(), skips()
     cases = {

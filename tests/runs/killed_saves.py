@@ -27,7 +27,7 @@ from assigner.runtime import swapping
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 
-from workloads import language, make_plan
+from workloads import graph_of, make_plan, skips
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,9 +101,9 @@ def main(folder: Path, way: str) -> None:
     torch.set_num_threads(1)
     if way == "renamed":
         swapping._exchange = lambda *_: False
-    made = language()
+    made = skips()
     found = {"old": 0, "new": 0, "gone": 0}
-    with Pipeline(made, make_plan(made)) as pipeline:
+    with Pipeline(made, make_plan(made), graph=graph_of(made)) as pipeline:
         fill(pipeline, 0)
         pipeline.save(folder)
 

@@ -16,7 +16,7 @@ from assigner import AssignerError, Pipeline, launched_rank, tell
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
-from workloads import make_plan, skips
+from workloads import graph_of, make_plan, skips
 
 folder = Path(sys.argv[1])
 leaver, way = (int(sys.argv[2]), sys.argv[3]) if len(sys.argv) > 2 else (-1, "")
@@ -27,7 +27,7 @@ plan = make_plan(made, [(0, ["parts.0", "parts.1"]), (1, ["parts.2", "last"])])
 
 def train() -> None:
     """Steps, of which one rank makes two."""
-    with Pipeline(made, plan, timeout_s=600) as pipeline:
+    with Pipeline(made, plan, timeout_s=600, graph=graph_of(made)) as pipeline:
         for step in range(1_000_000):
             if step == 2:
                 (folder / str(rank)).write_text(str(os.getpid()))

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from assigner.profiler import busy, contention, links
 from assigner.profiler.host import host_facts
 from assigner.profiler.links import LinkOptions, LinkSweep, measure_links
-from assigner.runtime import direct
+from assigner.runtime import nccl
 
 TIMEOUT_S = 60.0
 
@@ -29,8 +29,8 @@ def main(path: Path) -> None:
     links._BUDGET_S, busy._ALONE_S, busy._STREAM_S = 0.02, 0.02, 0.05
     contention._LARGEST_BYTES = 1 << 20
     if sys.argv[2:] == ["--ordered"]:
-        direct.GROUP_BACKEND = "gloo"
-        direct.direct_ranks = lambda *_: frozenset(range(2))
+        nccl.GROUP_BACKEND = "gloo"
+        nccl.direct_ranks = lambda *_: frozenset(range(2))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     cpu = torch.device("cpu")

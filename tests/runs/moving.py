@@ -14,7 +14,7 @@ from assigner import Pipeline, UsageError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
-from workloads import Reference, language, make_plan, normalised, workload
+from workloads import Reference, graph_of, language, make_plan, normalised, workload
 
 EXACT = 1e-10
 LAYOUTS = [
@@ -28,7 +28,7 @@ made = language(dropout=0.0)
 reference = Reference(made)
 plans = [make_plan(made, stages, micro_batches=n + 1, remat=["blocks.1"]) for n, stages in enumerate(LAYOUTS)]
 plans[1] = make_plan(made, LAYOUTS[1], schedule="1f1b")
-with Pipeline(made, plans[0]) as pipeline:
+with Pipeline(made, plans[0], graph=graph_of(made)) as pipeline:
     ours = torch.optim.lr_scheduler.StepLR(pipeline.optimizer, 2, gamma=0.5)
     theirs = torch.optim.lr_scheduler.StepLR(reference.optimizer, 2, gamma=0.5)
     for step in range(10):
@@ -57,7 +57,7 @@ with Pipeline(made, plans[0]) as pipeline:
 made = workload(normalised)
 reference = Reference(made)
 plans = [make_plan(made, stages, micro_batches=1) for stages in ([(0, "0"), (1, "123")], [(2, "01"), (0, "23")])]
-with Pipeline(made, plans[0]) as pipeline:
+with Pipeline(made, plans[0], graph=graph_of(made)) as pipeline:
     for step in range(4):
         batch = made.make_batch(8, step)
         assert abs(pipeline.step(batch) - reference.step(batch)) < EXACT

@@ -19,9 +19,9 @@ import torch.distributed as dist
 
 from assigner.runtime import hostmemory
 from assigner.runtime.ordering import Message
-from assigner.runtime.recorder import Span
+from assigner.runtime.recorder import RecordedSpan
 from assigner.runtime.transport import Transport
-from assigner.schedule import Payload, Route
+from assigner.schedule.program import Payload, Route
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 
@@ -64,7 +64,7 @@ def exchange(transport: Transport, ahead: int) -> dict[str, Any]:
     others = [each for each in range(world) if each != rank]
     ways = [(source, target) for source in range(world) for target in range(world) if source != target]
     transport.know(route(*way) for way in ways)
-    spans = [Span(None, 0.0) for _ in range(2)]
+    spans = [RecordedSpan(None, 0.0) for _ in range(2)]
     for n in range(MICRO_BATCHES):
         for other in others:
             transport.send(Message(route(rank, other), n), sent(rank, other, n), spans[0] if n == 4 else None)

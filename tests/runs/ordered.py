@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from assigner.runtime import direct
+from assigner.runtime import nccl
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 messages = 0
 
 
-class Counted(direct.DirectChannels):
+class Counted(nccl.DirectChannels):
     """Channels that count."""
 
     def start(self, message: Message, tensor: torch.Tensor) -> dist.Work | None:
@@ -37,10 +37,10 @@ class Counted(direct.DirectChannels):
 
 
 def main() -> None:
-    direct.GROUP_BACKEND = "gloo"
-    direct.direct_ranks = lambda *_: frozenset(range(dist.get_world_size()))
-    direct.DirectChannels = Counted
-    ranks.DRAWN = 2
+    nccl.GROUP_BACKEND = "gloo"
+    nccl.direct_ranks = lambda *_: frozenset(range(dist.get_world_size()))
+    nccl.DirectChannels = Counted
+    ranks.DRAWN = 1
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     found = {name: ranks.written(name) for name in ranks.PLANS}

@@ -21,16 +21,16 @@ from assigner import AssignerError, Pipeline, UsageError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
-from workloads import Reference, diamond, language, make_plan, random_plan, skips, towers
+from workloads import Reference, diamond, graph_of, language, make_plan, random_plan, skips, towers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from assigner import Workload
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
 
-DRAWN = 6
-"""Random plans for each model."""
+DRAWN = 2
+"""Random plans for each model; tests/runs/combinations.py draws many more, and the models too."""
 
 TRAINED = [(2, ["tokens", "blocks.0"]), (0, ["blocks.1"]), (1, ["blocks.2", "head"])]
 RESUMED = [(1, ["tokens"]), (2, ["blocks.0", "blocks.1", "blocks.2", "head"])]
@@ -55,7 +55,7 @@ def against_the_plain_model(made: Workload, plan: Plan) -> dict[str, float]:
     """The largest differences over steps of 8, 7, 1 and 8 rows."""
     reference = Reference(made)
     found = {"loss": 0.0, "gradients": 0.0, "weights": 0.0}
-    with Pipeline(made, plan) as pipeline:
+    with Pipeline(made, plan, graph=graph_of(made)) as pipeline:
         for n, rows in enumerate((8, 7, 1, 8)):
             batch = made.make_batch(rows, n)
             found["loss"] = max(found["loss"], abs(pipeline.step(batch) - reference.step(batch)))
@@ -90,7 +90,7 @@ def accumulation() -> dict[str, float]:
     for batch in batches:
         reference.loss(batch).backward()
     reference.optimizer.step()
-    with Pipeline(made, make_plan(made, TRAINED)) as pipeline:
+    with Pipeline(made, make_plan(made, TRAINED), graph=graph_of(made)) as pipeline:
         for batch in batches:
             pipeline.step(batch, update=False)
         pipeline.optimizer.step()
@@ -103,7 +103,10 @@ def accumulation() -> dict[str, float]:
 def dropout() -> dict[str, float]:
     """The loss under three workers less the loss under one, over three steps with dropout."""
     made = language(dropout=0.4)
-    with Pipeline(made, make_plan(made, TRAINED, remat=["blocks.0"])) as many, Pipeline(made, make_plan(made)) as one:
+    with (
+        Pipeline(made, make_plan(made, TRAINED, remat=["blocks.0"]), graph=graph_of(made)) as many,
+        Pipeline(made, make_plan(made), graph=graph_of(made)) as one,
+    ):
         batches = [made.make_batch(8, n) for n in range(3)]
         return {"loss": max(abs(many.step(batch) - one.step(batch)) for batch in batches)}
 
@@ -111,7 +114,7 @@ def dropout() -> dict[str, float]:
 def leaks() -> dict[str, int]:
     """How many threads and open files 30 steps leave behind."""
     made = skips()
-    with Pipeline(made, make_plan(made, PLANS["skips over three workers"][1])) as pipeline:
+    with Pipeline(made, make_plan(made, PLANS["skips over three workers"][1]), graph=graph_of(made)) as pipeline:
         counts = []
         for n in range(40):
             pipeline.step(made.make_batch(8, n))
@@ -123,7 +126,7 @@ def leaks() -> dict[str, int]:
 def checkpoints(folder: Path) -> dict[str, Any]:
     """Save under one plan, go on under it and under another one from the checkpoint."""
     made = language()
-    with Pipeline(made, make_plan(made, TRAINED)) as pipeline:
+    with Pipeline(made, make_plan(made, TRAINED), graph=graph_of(made)) as pipeline:
         for n in range(3):
             pipeline.step(made.make_batch(8, n))
         pipeline.save(folder)
@@ -132,7 +135,7 @@ def checkpoints(folder: Path) -> dict[str, Any]:
         except UsageError as error:
             again = str(error)
         expected = [pipeline.step(made.make_batch(8, n)) for n in range(3, 6)]
-    with Pipeline(made, make_plan(made, RESUMED)) as pipeline:
+    with Pipeline(made, make_plan(made, RESUMED), graph=graph_of(made)) as pipeline:
         refused = refusals(pipeline, folder)
         pipeline.load(folder)
         losses = [pipeline.step(made.make_batch(8, n)) for n in range(3, 6)]

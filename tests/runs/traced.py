@@ -19,7 +19,7 @@ from assigner import Pipeline, UsageError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
-from workloads import language, make_plan, skips, towers
+from workloads import graph_of, language, make_plan, skips, towers
 
 CASES = {
     "gpipe": (skips, [(0, ["parts.0"]), (1, ["parts.1"]), (2, ["parts.2", "last"])], {}),
@@ -40,7 +40,10 @@ def traced(name: str, path: Path) -> None:
     """Five steps of a case, of which the last three are kept; one more, of fewer rows, is not."""
     make, stages, options = CASES[name]
     made = make()
-    with Pipeline(made, make_plan(made, stages, **options)) as pipeline, pipeline.trace(path, last=KEPT):
+    with (
+        Pipeline(made, make_plan(made, stages, **options), graph=graph_of(made)) as pipeline,
+        pipeline.trace(path, last=KEPT),
+    ):
         for n, rows in enumerate((8, 8, 8, 5, 8, 8)):
             pipeline.step(made.make_batch(rows, n))
 
@@ -49,7 +52,7 @@ def troubled(folder: Path) -> dict[str, Any]:
     """A refused trace and one that an exception ends; the pipeline goes on after both."""
     made = skips()
     found: dict[str, Any] = {}
-    with Pipeline(made, make_plan(made, CASES["gpipe"][1])) as pipeline:
+    with Pipeline(made, make_plan(made, CASES["gpipe"][1]), graph=graph_of(made)) as pipeline:
         try:
             with pipeline.trace(folder / "gpipe.json"):
                 found["entered"] = True

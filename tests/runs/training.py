@@ -1,8 +1,9 @@
 """The cases of tests/training_cases.py on three ranks, most of them under two placements.
 
-    torchrun --nproc-per-node 3 tests/runs/training.py FOLDER
+    torchrun --nproc-per-node 3 tests/runs/training.py FOLDER [every]
 
 Writes FOLDER/RANK.json: case -> placement -> what this rank found; and what else only several ranks can show.
+`every`: with every optimizer and scheduler, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ from assigner.errors import UsageError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
-from training_cases import CASES, make_scaler, overflowing
+from training_cases import CASES, PARTED, make_scaler, optimizers, overflowing, schedulers
 from workloads import graph_of, language, make_plan
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
-    from assigner.workload import Workload
+    from assigner.formats.plan import Plan
+    from assigner.model.workload import Workload
 
 
-LONG = ("optimizers", "schedulers")
-"""Cases that run under one placement."""
+THINNED = {
+    "optimizers": lambda place: optimizers(place, PARTED),
+    "schedulers": lambda place: schedulers(place, in_turn=True),
+}
+"""Cases that run under one placement, without what a plan cannot change."""
 
 
 def spread(made: Workload) -> Plan:
@@ -48,7 +52,7 @@ def one_idle(made: Workload) -> Plan:
 def alike() -> dict[str, Any]:
     """Numbers that every rank must have alike, though only one of them overflows."""
     made = overflowing()
-    with Pipeline(made, spread(made), scaler=make_scaler()) as pipeline:
+    with Pipeline(made, spread(made), scaler=make_scaler(), graph=graph_of(made)) as pipeline:
         norms, scales = [], []
         for n in range(6):
             pipeline.step(made.make_batch(8, n), update=False)
@@ -65,7 +69,7 @@ def alike() -> dict[str, Any]:
 def not_finite() -> str:
     """`error_if_nonfinite` raises on every rank, and the run goes on."""
     made = overflowing()
-    with Pipeline(made, spread(made), scaler=make_scaler()) as pipeline:
+    with Pipeline(made, spread(made), scaler=make_scaler(), graph=graph_of(made)) as pipeline:
         pipeline.step(made.make_batch(8, 0), update=False)
         try:
             pipeline.clip_grad_norm_(1.0, error_if_nonfinite=True)
@@ -80,11 +84,13 @@ def one_scaler() -> dict[str, Any]:
     """A scaler that disabled itself on some ranks, as "cuda" does without a GPU; then one that is set otherwise."""
     made, rank = overflowing(), dist.get_rank()
     mine = make_scaler() if rank == 1 else torch.amp.GradScaler("cpu", enabled=False)
-    with Pipeline(made, spread(made), scaler=mine) as pipeline:
+    with Pipeline(made, spread(made), scaler=mine, graph=graph_of(made)) as pipeline:
         losses = [pipeline.step(made.make_batch(8, n)) for n in range(30)]
         found = {"losses": losses, "state": pipeline.scaler.state_dict(), "steps": pipeline.steps}
     try:
-        Pipeline(made, spread(made), scaler=torch.amp.GradScaler("cpu", growth_interval=5 + rank // 2))
+        Pipeline(
+            made, spread(made), scaler=torch.amp.GradScaler("cpu", growth_interval=5 + rank // 2), graph=graph_of(made)
+        )
     except UsageError as error:
         return {**found, "error": error.message}
     return found
@@ -104,7 +110,7 @@ def checkpoint(folder: Path) -> dict[str, Any]:
             scheduler.step()
         return [group["lr"] for group in pipeline.optimizer.param_groups]
 
-    with Pipeline(made, spread(made), scaler=make_scaler()) as pipeline:
+    with Pipeline(made, spread(made), scaler=make_scaler(), graph=graph_of(made)) as pipeline:
         scheduler = scheduled(pipeline)
         for n in range(3):
             pipeline.step(made.make_batch(8, n))
@@ -112,7 +118,7 @@ def checkpoint(folder: Path) -> dict[str, Any]:
         pipeline.save(folder, state={"scheduler": scheduler.state_dict(), "position": (3, "train")})
         scale = pipeline.scaler.get_scale()
         rates = go_on(pipeline, scheduler, "expected")
-    with Pipeline(made, one_idle(made), scaler=make_scaler()) as pipeline:
+    with Pipeline(made, one_idle(made), scaler=make_scaler(), graph=graph_of(made)) as pipeline:
         scheduler = scheduled(pipeline)
         state = pipeline.load(folder)
         scheduler.load_state_dict(state["scheduler"])
@@ -127,7 +133,7 @@ def handle() -> dict[str, Any]:
     """State by name, put together from all ranks, loads under another placement."""
     made = language()
     states: list[Any] = [None] * 3
-    with Pipeline(made, spread(made)) as pipeline:
+    with Pipeline(made, spread(made), graph=graph_of(made)) as pipeline:
         for n in range(2):
             pipeline.step(made.make_batch(8, n))
         weights: list[Any] = [None] * 3
@@ -135,7 +141,7 @@ def handle() -> dict[str, Any]:
         dist.all_gather_object(weights, {name: each.detach() for name, each in pipeline.named_parameters()})
         expected = pipeline.step(made.make_batch(8, 2)), pipeline.step(made.make_batch(8, 3))
     together = {name: each for state in states for name, each in state["state"].items()}
-    with Pipeline(made, one_idle(made)) as pipeline:
+    with Pipeline(made, one_idle(made), graph=graph_of(made)) as pipeline:
         for name, parameter in pipeline.named_parameters():
             parameter.data.copy_(next(held[name] for held in weights if name in held))
         pipeline.optimizer.load_state_dict({"state": together, "param_groups": states[0]["param_groups"]})
@@ -147,19 +153,25 @@ def handle() -> dict[str, Any]:
     }
 
 
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def usual(folder: Path) -> dict[str, Any]:
+    """All cases, two of them thinned."""
     found: dict[str, Any] = {}
     for name, case in CASES.items():
-        places = (one_idle,) if name in LONG else (spread, one_idle)
-        found[name] = {place.__name__: case(place) for place in places}
+        places = (one_idle,) if name in THINNED else (spread, one_idle)
+        found[name] = {place.__name__: THINNED.get(name, case)(place) for place in places}
     found |= {"alike": alike(), "not finite": not_finite(), "handle": handle()}
     found["one scaler"] = one_scaler()
     found["checkpoint"] = checkpoint(folder / "checkpoint")
+    return found
+
+
+def main(folder: Path, every: bool) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = {name: {"one_idle": CASES[name](one_idle)} for name in THINNED} if every else usual(folder)
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), every=sys.argv[2:] == ["every"])

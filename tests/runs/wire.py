@@ -16,7 +16,7 @@ from assigner import Pipeline, WorkerError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
-from workloads import make_plan, skips
+from workloads import graph_of, make_plan, skips
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 torch.set_num_threads(1)
@@ -24,7 +24,7 @@ made = skips()
 plan = make_plan(made, [(0, ["parts.0"]), (1, ["parts.1", "parts.2"]), (2, ["last"])])
 batch = made.make_batch(8, 0)
 try:
-    with Pipeline(made, plan) as pipeline:
+    with Pipeline(made, plan, graph=graph_of(made)) as pipeline:
         while True:
             pipeline.step(batch)
             if pipeline.steps == 5:

@@ -6,12 +6,12 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.criticalpath import time_on_path
 from assigner.report.page.markup import barred
 from assigner.report.sheet import Column, Sheet
+from assigner.schedule.criticalpath import time_on_path
 
 if TYPE_CHECKING:
-    from assigner.simulate import Timeline
+    from assigner.schedule.simulate import Timeline
 
 MOST = 10
 """Rows of the path's table; what takes least is added up in the last one."""

@@ -17,7 +17,6 @@ from assigner import formatting as fmt
 from assigner.report.candidates import candidates
 from assigner.report.comparison import Named, comparison_report
 from assigner.report.hosts import with_hosts
-from assigner.report.measured import assigned
 from assigner.report.page import sections
 from assigner.report.page.critical import critical_sheet
 from assigner.report.page.figures import page_data
@@ -28,6 +27,7 @@ from assigner.report.page.shown import unlike_batches
 from assigner.report.page.starts import starts_sheet
 from assigner.report.sheet import Line
 from assigner.report.whatif import what_if, what_if_hint
+from assigner.validation.steps import runs_by_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -146,7 +146,7 @@ def _comparison(pages: Sequence[Shown], priced_by: str) -> str:
     pairs = [(page.name, page.plan) for page in pages]
     runs = {run.name: run.trace for page in pages for run in page.runs}  # each once, if it is of several plans alike
     named = [Named(page.name, page.plan, page.profile, page.notes) for page in pages]
-    report = comparison_report(named, traces=assigned(pairs, list(runs.items())), priced_by=priced_by)
+    report = comparison_report(named, traces=runs_by_plan(pairs, list(runs.items())), priced_by=priced_by)
     return _section("comparison", "Plans side by side", placement_html(pages) + parts_html(report))
 
 

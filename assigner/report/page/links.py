@@ -10,12 +10,12 @@ from assigner import formatting as fmt
 from assigner.location import Location
 from assigner.report.links import message_bytes
 from assigner.report.links import rate as link_rate
-from assigner.timing import route_bytes
+from assigner.schedule.timing import route_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from assigner.profile import Link
+    from assigner.formats.profile import Link
     from assigner.report.page.shown import Shown
 
 STEPS = 8
@@ -27,7 +27,7 @@ Ends = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Cell:
+class MatrixCell:
     """One link: its figure, its shade (0: least, `STEPS` - 1: most; None: no link), and whether the plan uses it."""
 
     text: str
@@ -47,7 +47,7 @@ class Matrix:
 
     title: str
     workers: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[MatrixCell, ...], ...]
 
 
 def matrices(page: Shown) -> tuple[Matrix, ...]:
@@ -101,11 +101,11 @@ def _matrix(
 ) -> Matrix:
     scale = _scale([value for value in values.values() if value > 0 and math.isfinite(value)], log=log)
 
-    def cell(ends: Ends) -> Cell:
+    def cell(ends: Ends) -> MatrixCell:
         if ends not in values:
-            return Cell("·" if links and ends in links else "", None, used=False)
+            return MatrixCell("·" if links and ends in links else "", None, used=False)
         text = show(values[ends]) if callable(show) else show[ends]
-        return Cell(text, scale(values[ends]), ends in used)
+        return MatrixCell(text, scale(values[ends]), ends in used)
 
     return Matrix(title, names, tuple(tuple(cell((one, two)) for two in names) for one in names))
 

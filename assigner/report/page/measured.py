@@ -14,16 +14,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from assigner.agreement.observed import CALL_S
 from assigner.report.agreement import other_remat
 from assigner.report.page.memory import memory_data
 from assigner.report.page.timeline import timeline_data
-from assigner.spans import measured_spans, median_step
+from assigner.validation.observed import CALL_S
+from assigner.validation.spans import measured_spans, median_step
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from assigner.formats.trace import Trace
     from assigner.report.page.shown import Run, Shown
-    from assigner.spans import Spans
-    from assigner.trace import Trace
+    from assigner.validation.spans import Spans
 
 _UNIT_S = 1e-6
 MOST = 6000
@@ -54,13 +56,20 @@ def measured_data(page: Shown, run: Run) -> dict[str, Any]:
     return {
         "name": run.name,
         "remat": trace.remat,
-        "said": f"{run.name}: {other_remat(trace.remat)}." if run.as_run else "",
+        "said": " ".join(_said(run)),
         "as_run": {"timeline": line, "memory": memory_data(beside)} if run.as_run else None,
         "clock_error_s": run.agreement.clock_error_s,
         "peak_bytes": {each.worker: each.peak_bytes for each in trace.workers},
         "step_s": list(trace.step_s),
         "steps": [{"label": label, **_step(measured_spans(trace, page.plan, step=n), places)} for n, label in chosen],
     }
+
+
+def _said(run: Run) -> Iterator[str]:
+    """What to know of a run beside its figures, a sentence each."""
+    if run.as_run:
+        yield f"{run.name}: {other_remat(run.trace.remat)}. Both sides are drawn so."
+    yield from (f"{run.name}: {text}; not all is the model's error." for text in run.agreement.disturbances)
 
 
 def _chosen(trace: Trace) -> list[tuple[int, str]]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from assigner.occupancy import Occupancy
-    from assigner.plan import WorkerPrediction
+    from assigner.formats.plan import WorkerPrediction
     from assigner.report.page.shown import Shown
+    from assigner.schedule.occupancy import Occupancy
 
 
 def memory_data(page: Shown) -> list[dict[str, Any]]:

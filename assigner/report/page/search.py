@@ -1,7 +1,7 @@
 """What the page may say of a plan's search: its bound, where nothing on the page contradicts it, and what is left out.
 
 A search looks at the plans that its options allow (so many workers, such schedules), with the measurements that it had:
-its bound says nothing of other options. What no longer holds of a plan at all, `standing` has taken from it.
+its bound says nothing of other options. What no longer holds of a plan at all, `checked_plan` has taken from it.
 """
 
 from __future__ import annotations

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
-from assigner import __version__
 from assigner import formatting as fmt
-from assigner.bottleneck import limiting
-from assigner.criticalpath import path_shares
 from assigner.report.agreement import agreement_report, other_remat
 from assigner.report.memory import PARTS, fullness, misfit
 from assigner.report.page.markup import barred
@@ -17,6 +14,7 @@ from assigner.report.page.shown import unlike_batches
 from assigner.report.page.splits import MOST
 from assigner.report.plan import (
     best_baseline,
+    method,
     objective_text,
     proof,
     proven_gap,
@@ -26,13 +24,16 @@ from assigner.report.plan import (
 )
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.report.transfers import transfers
-from assigner.schedule import Kind, warm_up
-from assigner.timing import stage_s
+from assigner.schedule.bottleneck import limiting
+from assigner.schedule.criticalpath import path_shares
+from assigner.schedule.program import ActionKind, warm_up
+from assigner.schedule.timing import stage_s
+from assigner.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from assigner.plan import SolverReport
+    from assigner.formats.plan import SolverReport
     from assigner.report.page.shown import Run, Shown
 
 
@@ -74,7 +75,7 @@ def _searched(pages: Sequence[Shown], page: Shown, solver: SolverReport) -> Iter
             yield f"bound {objective_text(page.plan.objective, solver.bound_s)}"
     elif solver.gap < 1:
         yield f"bound {fmt.seconds(solver.bound_s)}"
-    yield f"{solver.name} {solver.version}".strip() + f", {fmt.seconds(solver.seconds)}"
+    yield f"{method(solver)}, {fmt.seconds(solver.seconds)}"
 
 
 def _split(page: Shown) -> str:
@@ -148,7 +149,10 @@ def _times(pages: Sequence[Shown], page: Shown) -> Iterator[tuple[float, str]]:
 def stage_sheet(page: Shown) -> Sheet:
     """One row for each stage: what one micro-batch takes there, and how its worker spends a step."""
     plan, cost = page.plan, page.cost
-    once = [[stage_s(cost, plan, n, kind) for kind in (Kind.FORWARD, Kind.BACKWARD)] for n in range(len(plan.stages))]
+    once = [
+        [stage_s(cost, plan, n, kind) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)]
+        for n in range(len(plan.stages))
+    ]
     said = {each.worker: each for each in page.predicted.workers}
     unit = fmt.time_unit(*(seconds for pair in once for seconds in pair))
     whole = fmt.time_unit(*(each.compute_s for each in said.values()))

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from assigner.agreement import Agreement, agree
-from assigner.cost import CostModel
-from assigner.occupancy import Occupancy, memory_over_time
-from assigner.plan import Plan, Prediction, ProfileReference
-from assigner.profile import Profile
-from assigner.report.measured import assigned
+from assigner.formats.plan import Plan, Prediction, ProfileReference
+from assigner.formats.profile import Profile
+from assigner.formats.trace import Trace
 from assigner.report.page.splits import Split, splits
-from assigner.report.standing import standing
-from assigner.simulate import Timeline, simulated, summary
-from assigner.trace import Trace
+from assigner.schedule.cost import CostModel
+from assigner.schedule.occupancy import Occupancy, memory_over_time
+from assigner.schedule.simulate import Timeline, simulated, summary
+from assigner.validation import Agreement, agree
+from assigner.validation.checkedplan import checked_plan
+from assigner.validation.steps import runs_by_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Shown:
         timeline: The simulated step.
         memory: Of that, by worker.
         runs: Traced runs of it.
-        notes: Why its figures are not those of its file, as `standing` tells it.
+        notes: Why its figures are not those of its file, as `checked_plan` tells it.
     """
 
     name: str
@@ -107,7 +107,7 @@ def _simulated(name: str, plan: Plan, profile: Profile, source: ProfileReference
     cost = CostModel(profile)
     timeline = simulated(plan, cost)
     own = source.sha256 == plan.profile.sha256 if source and plan.profile else None
-    held, notes = standing(plan, profile, own=own)
+    held, notes = checked_plan(plan, profile, own=own)
     now = replace(held, predicted=summary(timeline, cost), profile=source)
     return Shown(name, now, plan, profile, cost, timeline, memory_over_time(timeline, cost), notes=notes)
 
@@ -134,6 +134,6 @@ def runs_of(plans: Sequence[Named], traces: Sequence[tuple[str, Trace]]) -> list
     Raises:
         FormatError: a trace is a run of none of them.
     """
-    mine = assigned([(each.name, each.plan) for each in plans], traces)
+    mine = runs_by_plan([(each.name, each.plan) for each in plans], traces)
     by_name = dict(traces)
     return [[(name, by_name[name]) for name in mine[each.name].traces] if each.name in mine else [] for each in plans]

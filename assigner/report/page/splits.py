@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from assigner.document import encode
-from assigner.simulate import step_s, worker_memory
+from assigner.formats.document import encode
+from assigner.schedule.simulate import step_s, worker_memory
 
 if TYPE_CHECKING:
-    from assigner.cost import CostModel
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
     from assigner.report.page.shown import Shown
+    from assigner.schedule.cost import CostModel
 
 MOST = 512
 """Micro-batches above which no plan is priced."""
@@ -49,10 +49,11 @@ class Split:
 
 
 def splits(plan: Plan, cost: CostModel) -> tuple[Split, ...]:
-    """The plan's placement at every number of micro-batches that cuts its batch, fewest first."""
+    """The plan's placement at every number of micro-batches that its batch may be cut into, fewest first."""
     batch = plan.workload.batch_size
     counts = dict.fromkeys(-(-batch // size) for size in range(batch, 0, -1))
-    return tuple(_priced(plan, cost, count) for count in counts if count <= MOST)
+    most = min(MOST, plan.workload.fineness.most(batch))
+    return tuple(_priced(plan, cost, count) for count in counts if count <= most or count == plan.micro_batches)
 
 
 def _priced(plan: Plan, cost: CostModel, count: int) -> Split:

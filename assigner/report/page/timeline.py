@@ -15,17 +15,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from assigner.criticalpath import critical_path
 from assigner.report.hosts import host_names
-from assigner.schedule import Kind
-from assigner.timing import route_bytes, stage_s, update_s
+from assigner.schedule.criticalpath import critical_path
+from assigner.schedule.program import ActionKind
+from assigner.schedule.timing import route_bytes, stage_s, update_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from assigner.cost import CostModel
     from assigner.report.page.shown import Shown
-    from assigner.schedule import Action, Route
+    from assigner.schedule.cost import CostModel
+    from assigner.schedule.program import Action, Route
 
 Hung = tuple[tuple[int, ...], tuple[int, ...]]
 """Routes that an action waits for, and those that it sends on, as positions."""
@@ -90,10 +90,10 @@ def _hanging(actions: Sequence[Action], number: dict[Route, int]) -> Iterator[tu
     waited: tuple[int, ...] = ()
     behind: list[int] = []
     for action in actions:
-        if action.kind is Kind.RECEIVE:
+        if action.kind is ActionKind.RECEIVE:
             assert action.route is not None
             before.append(number[action.route])
-        elif action.kind is Kind.SEND:
+        elif action.kind is ActionKind.SEND:
             assert action.route is not None
             behind.append(number[action.route])
         else:
@@ -107,12 +107,12 @@ def _hanging(actions: Sequence[Action], number: dict[Route, int]) -> Iterator[tu
 def _seconds(page: Shown, worker: int, kind: str, stage: int) -> tuple[float, float]:
     """How long an action takes, and how much of it is running forward again."""
     plan, cost = page.plan, page.cost
-    if kind == Kind.UPDATE:
+    if kind == ActionKind.UPDATE:
         return update_s(cost, plan, plan.workers[worker]), 0.0
     held = plan.stages[stage]
-    again = held.rematerialise if kind == Kind.BACKWARD else ()
+    again = held.rematerialise if kind == ActionKind.BACKWARD else ()
     recompute = sum(cost.partition(name, held.worker, plan.micro_batch_size).recompute_s for name in again)
-    return stage_s(cost, plan, stage, Kind(kind)), recompute
+    return stage_s(cost, plan, stage, ActionKind(kind)), recompute
 
 
 def _route(cost: CostModel, route: Route, place: dict[str, int], micro_batch: int) -> list[Any]:

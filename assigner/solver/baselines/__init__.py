@@ -4,7 +4,7 @@
     pipedream.py    PipeDream's planner
     greedy.py       list scheduling by earliest finish
     weighted.py     softmax descent on a weighted sum of memory, compute and bandwidth (machin)
-    pricing.py      what all of them are priced by; bound.py spares the simulator
+    prices.py      what all of them are priced by; bound.py spares the simulator
 
 Each takes the micro-batch count that suits it best by its step time under GPipe, rematerialises nothing, or everything
 where it does not fit otherwise, and keeps the hints. One that does not fit in any way has no step time. The last two
@@ -16,18 +16,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from assigner.plan import Baseline, Plan
-from assigner.simulate import priced
+from assigner.formats.plan import Baseline, Plan
+from assigner.schedule.simulate import priced
 from assigner.solver.baselines.greedy import earliest_finish
 from assigner.solver.baselines.pipedream import least_bottleneck
-from assigner.solver.baselines.pricing import Pricing
+from assigner.solver.baselines.prices import BaselinePrices
 from assigner.solver.baselines.splits import balanced, equal, proportional, single
 from assigner.solver.baselines.weighted import descent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from assigner.solver.baselines.candidate import Candidate
+    from assigner.solver.baselines.placement import SimplePlacement
     from assigner.solver.problem import Problem
 
 BaselineName = Literal["single", "equal", "proportional", "balance", "pipedream", "greedy", "weighted"]
@@ -49,14 +49,14 @@ TITLES: Mapping[str, str] = dict(
 )
 """Names of the baselines, short and in full."""
 
-_MAKERS: Mapping[str, Callable[[Pricing], Iterable[Candidate]]] = {
+_MAKERS: Mapping[str, Callable[[BaselinePrices], Iterable[SimplePlacement]]] = {
     "single": single, "equal": equal, "proportional": proportional, "balance": balanced, "pipedream": least_bottleneck,
     "greedy": earliest_finish, "weighted": descent,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Simple:
+class FoundBaseline:
     """A baseline as it was found.
 
     Args:
@@ -75,10 +75,10 @@ class Simple:
         return Baseline(self.title, None if self.plan is None else self.step_s)
 
 
-def find_baselines(problem: Problem) -> tuple[Simple, ...]:
+def find_baselines(problem: Problem) -> tuple[FoundBaseline, ...]:
     """All baselines in a fixed order."""
-    pricing = Pricing(problem)
-    return tuple(Simple(title, *pricing.best(_MAKERS[name](pricing))) for name, title in TITLES.items())
+    pricing = BaselinePrices(problem)
+    return tuple(FoundBaseline(title, *pricing.best(_MAKERS[name](pricing))) for name, title in TITLES.items())
 
 
 def price_baselines(problem: Problem) -> tuple[Baseline, ...]:
@@ -93,6 +93,6 @@ def baseline_plan(problem: Problem, name: str) -> Plan | None:
         problem: What is to be placed; its options hold for the baseline too.
         name: A key of `TITLES`.
     """
-    pricing = Pricing(problem)
+    pricing = BaselinePrices(problem)
     plan, _ = pricing.best(_MAKERS[name](pricing))
     return plan and priced(plan, problem.profile, problem.cost)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.solver.baselines.candidate import Candidate
-    from assigner.solver.baselines.pricing import Pricing
+    from assigner.solver.baselines.placement import SimplePlacement
+    from assigner.solver.baselines.prices import BaselinePrices
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class _Load:
     behind_s: float = 0.0
 
 
-def least_step_s(pricing: Pricing, candidate: Candidate) -> float:
+def least_step_s(pricing: BaselinePrices, candidate: SimplePlacement) -> float:
     """No step is shorter; inf: a partition has no price where it is, or a worker cannot hold its parameters."""
     problem, count = pricing.problem, candidate.micro_batches
     stages = [_load(pricing, worker, names, count) for worker, names in candidate.stages]
@@ -56,7 +56,7 @@ def least_step_s(pricing: Pricing, candidate: Candidate) -> float:
     return max(count * load.once_s + load.behind_s + max(load.before_s, load.update_s) for load in workers.values())
 
 
-def _load(pricing: Pricing, worker: str, names: Sequence[str], count: int) -> _Load | None:
+def _load(pricing: BaselinePrices, worker: str, names: Sequence[str], count: int) -> _Load | None:
     problem, prices, load = pricing.problem, pricing.prices_on(worker, count), _Load()
     for name in names:
         price = prices[problem.position[name]]
@@ -80,7 +80,7 @@ def _along(stages: Sequence[_Load], hops: Sequence[float]) -> None:
         stage.behind_s = max(0.0, whole - gone)
 
 
-def _hops(pricing: Pricing, candidate: Candidate) -> list[float]:
+def _hops(pricing: BaselinePrices, candidate: SimplePlacement) -> list[float]:
     """Seconds of the values into each stage of a chain, and of their gradients back."""
     problem, cost, size = pricing.problem, pricing.problem.cost, pricing.size(candidate.micro_batches)
     found = [0.0]

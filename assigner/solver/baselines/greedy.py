@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from assigner.solver.baselines.candidate import Candidate
+from assigner.solver.baselines.placement import SimplePlacement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from assigner.cost import Output, PartitionCost
-    from assigner.solver.baselines.pricing import Pricing
+    from assigner.schedule.cost import PartitionCost, PartitionOutput
+    from assigner.solver.baselines.prices import BaselinePrices
 
     Array = NDArray[np.float64]
     Mask = NDArray[np.bool_]
 
 
-def earliest_finish(pricing: Pricing) -> Iterator[Candidate]:
+def earliest_finish(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
     """Its placement at each micro-batch count; none where no worker has room or may hold a partition."""
     modes = {"auto": (False, True), "never": (False,), "always": (True,)}[pricing.problem.options.remat]
     for count in pricing.counts:
@@ -68,7 +68,7 @@ class _Placing:
         leaving: Bytes of the messages to others.
     """
 
-    def __init__(self, pricing: Pricing, count: int, *, again: bool) -> None:
+    def __init__(self, pricing: BaselinePrices, count: int, *, again: bool) -> None:
         import numpy as np
 
         self.problem, self.count, self.again = pricing.problem, count, again
@@ -83,16 +83,20 @@ class _Placing:
         self.stage = np.full(len(self.workers), -1)
         self.stages: list[_Stage] = []
         self.stage_of: dict[str, int] = {}
-        self.read_in: dict[Output, NDArray[Any]] = {}  # per value: the number of each worker's last stage that reads it
-        self.left: set[Output] = set()  # values that are read on another worker
+        self.read_in: dict[
+            PartitionOutput, NDArray[Any]
+        ] = {}  # per value: the number of each worker's last stage that reads it
+        self.left: set[PartitionOutput] = set()  # values that are read on another worker
         self.round_trip = cache(self._round_trip)
 
-    def place(self) -> Candidate | None:
+    def place(self) -> SimplePlacement | None:
         """The placement; None: at some partition no worker has room, or none may hold it."""
         for position, name in enumerate(self.problem.order):
             if not self._place(position, name):
                 return None
-        return Candidate(self.count, tuple((self.workers[each.worker], tuple(each.names)) for each in self.stages))
+        return SimplePlacement(
+            self.count, tuple((self.workers[each.worker], tuple(each.names)) for each in self.stages)
+        )
 
     def _place(self, position: int, name: str) -> bool:
         import numpy as np
@@ -121,7 +125,7 @@ class _Placing:
         stage.first_s, stage.done_s = float(start[worker] + each[worker]), float(done[worker])
         return True
 
-    def _open(self, worker: int, name: str, *, joins: bool, inputs: Sequence[Output]) -> None:
+    def _open(self, worker: int, name: str, *, joins: bool, inputs: Sequence[PartitionOutput]) -> None:
         """Put a partition on a worker: into its last stage, or into a new one."""
         import numpy as np
 
@@ -138,7 +142,7 @@ class _Placing:
                 self.left.add(output)
                 self.leaving[maker] += self._message_bytes(output)
 
-    def _arrivals(self, inputs: Sequence[Output], joins: Mask) -> tuple[Array, Array]:
+    def _arrivals(self, inputs: Sequence[PartitionOutput], joins: Mask) -> tuple[Array, Array]:
         """When the first and the last micro-batch of all inputs would be on each worker; its own are no matter."""
         import numpy as np
 
@@ -164,10 +168,10 @@ class _Placing:
         back: Array = there + np.array([cost.transfer_s(other, here, size) for other in self.workers])
         return back
 
-    def _graded(self, output: Output) -> bool:
+    def _graded(self, output: PartitionOutput) -> bool:
         return any(edge.gradient for edge in self.problem.cost.readers[output])
 
-    def _message_bytes(self, output: Output) -> float:
+    def _message_bytes(self, output: PartitionOutput) -> float:
         return self.problem.cost.output_bytes(output, self.size) * (1 + self._graded(output))
 
     def _own_messages(self, name: str) -> float:

@@ -20,12 +20,12 @@ from assigner.solver.baselines.blocks import least_largest_blocks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assigner.solver.baselines.candidate import Candidate
-    from assigner.solver.baselines.pricing import Pricing
+    from assigner.solver.baselines.placement import SimplePlacement
+    from assigner.solver.baselines.prices import BaselinePrices
     from assigner.solver.problem import Problem
 
 
-def least_bottleneck(pricing: Pricing) -> Iterator[Candidate]:
+def least_bottleneck(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
     """Its plan at each micro-batch count; a tie goes to fewer stages, and then to the more even ones."""
     workers = pricing.workers[: pricing.problem.most_workers]
     bandwidth = mean_bandwidth(pricing.problem)

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from assigner.solver.baselines.candidate import Candidate
+from assigner.solver import tuning
+from assigner.solver.baselines.placement import SimplePlacement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,40 +25,32 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from assigner.cost import PartitionCost
-    from assigner.solver.baselines.pricing import Pricing
+    from assigner.schedule.cost import PartitionCost
+    from assigner.solver.baselines.prices import BaselinePrices
     from assigner.solver.problem import Problem
 
     Array = NDArray[np.float64]
-
-BANDWIDTH, COMPUTE, MEMORY, ENTROPY = 5.0, 1.0, 1.0, 0.3
-"""Weights of the costs: what did best on the synthetic clusters of benchmarks/solver/clusters.py and small chains."""
-
-ITERATIONS, FEWEST, RATE = 300, 60, 0.1
-"""Steps and step size of Adam (Kingma and Ba, ICLR 2015); of more than `LARGE` probabilities fewer, larger steps."""
-
-LARGE = 10_000
 
 SMALLEST = -60.0
 """Logarithm of the least probability."""
 
 
-def descent(pricing: Pricing) -> Iterator[Candidate]:
+def descent(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
     """One placement, found at the middle one of the micro-batch counts, for all of them."""
     import numpy as np
 
     count = pricing.counts[len(pricing.counts) // 2]
     units = _units(pricing.problem)
     names = pricing.quickest(count)
-    matter = _matter(pricing, names, units, count)
-    if matter is None:
+    shares = _shares(pricing, names, units, count)
+    if shares is None:
         return
-    scores = np.random.default_rng(pricing.problem.options.seed).standard_normal(matter.allowed.shape)
-    chosen = _descend(matter, scores).argmax(axis=1)
+    scores = np.random.default_rng(pricing.problem.options.seed).standard_normal(shares.allowed.shape)
+    chosen = _descend(shares, scores).argmax(axis=1)
     workers = {name: names[int(chosen[n])] for n, unit in enumerate(units) for name in unit}
     stages = _stages(pricing.problem, workers)
     for each in pricing.counts:
-        yield Candidate(each, stages)
+        yield SimplePlacement(each, stages)
 
 
 def _units(problem: Problem) -> list[list[str]]:
@@ -85,7 +78,7 @@ def _stages(problem: Problem, workers: dict[str, str]) -> tuple[tuple[str, tuple
     return tuple((worker, tuple(names)) for worker, names in stages)
 
 
-class _Matter(NamedTuple):
+class _Shares(NamedTuple):
     """What the costs are made of, for n units and m workers.
 
     Args:
@@ -107,7 +100,9 @@ class _Matter(NamedTuple):
     traffic: Array
 
 
-def _matter(pricing: Pricing, workers: Sequence[str], units: Sequence[Sequence[str]], count: int) -> _Matter | None:
+def _shares(
+    pricing: BaselinePrices, workers: Sequence[str], units: Sequence[Sequence[str]], count: int
+) -> _Shares | None:
     """The figures of these workers at one micro-batch count; None: a unit may be nowhere."""
     import numpy as np
 
@@ -127,7 +122,7 @@ def _matter(pricing: Pricing, workers: Sequence[str], units: Sequence[Sequence[s
     unit_of = {name: n for n, unit in enumerate(units) for name in unit}
     edges = [edge for edge in problem.profile.edges if unit_of[edge.source] != unit_of[edge.target]]
     traffic = np.array([edge.bytes_per_sample * pricing.size(count) + edge.fixed_bytes for edge in edges])
-    return _Matter(
+    return _Shares(
         allowed=allowed,
         work=seconds / whole,
         speed=(1 / whole) / (1 / whole).sum(),
@@ -143,7 +138,7 @@ def _seconds(prices: Sequence[PartitionCost | None]) -> float:
 
 
 def _bytes(
-    pricing: Pricing, unit: Sequence[str], row: Sequence[Sequence[PartitionCost | None]], count: int
+    pricing: BaselinePrices, unit: Sequence[str], row: Sequence[Sequence[PartitionCost | None]], count: int
 ) -> list[float]:
     """On each worker: state, values read and, if they are stored, activations of all micro-batches."""
     cost = pricing.problem.cost
@@ -155,7 +150,7 @@ def _bytes(
     return [held + count * sum(price.activation_bytes for price in prices if price is not None) for prices in row]
 
 
-def _distance(pricing: Pricing, workers: Sequence[str], size: float) -> Array:
+def _distance(pricing: BaselinePrices, workers: Sequence[str], size: float) -> Array:
     import numpy as np
 
     cost = pricing.problem.cost
@@ -169,22 +164,22 @@ def _distance(pricing: Pricing, workers: Sequence[str], size: float) -> Array:
     return distance
 
 
-def _descend(matter: _Matter, scores: Array) -> Array:
+def _descend(shares: _Shares, scores: Array) -> Array:
     """The scores (n, m) at the end; -inf where a unit may not be."""
     import numpy as np
 
     first, second = np.zeros_like(scores), np.zeros_like(scores)
-    iterations = max(FEWEST, min(ITERATIONS, ITERATIONS * LARGE // scores.size))
-    rate = RATE * ITERATIONS / iterations
+    iterations = max(tuning.FEWEST, min(tuning.ITERATIONS, tuning.ITERATIONS * tuning.LARGE // scores.size))
+    rate = tuning.RATE * tuning.ITERATIONS / iterations
     for step in range(1, iterations + 1):
-        logs = _log_softmax(scores, matter.allowed)
+        logs = _log_softmax(scores, shares.allowed)
         placed = np.exp(logs)
-        gradient = _gradient(matter, placed, logs, ENTROPY * step / iterations)
+        gradient = _gradient(shares, placed, logs, tuning.ENTROPY * step / iterations)
         gradient = placed * (gradient - (gradient * placed).sum(axis=1, keepdims=True))
         first = 0.9 * first + 0.1 * gradient
         second = 0.999 * second + 0.001 * gradient**2
         scores = scores - rate * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-12)
-    return np.where(matter.allowed, scores, -np.inf)
+    return np.where(shares.allowed, scores, -np.inf)
 
 
 def _log_softmax(scores: Array, allowed: NDArray[np.bool_]) -> Array:
@@ -197,17 +192,17 @@ def _log_softmax(scores: Array, allowed: NDArray[np.bool_]) -> Array:
     return logs
 
 
-def _gradient(matter: _Matter, placed: Array, logs: Array, entropy: float) -> Array:
+def _gradient(shares: _Shares, placed: Array, logs: Array, entropy: float) -> Array:
     """Of the sum of the four costs by the probabilities."""
     import numpy as np
 
-    load = (placed * matter.work).sum(axis=0) / matter.speed  # 1: as much as its speed is worth
-    total: Array = COMPUTE * 2 * (load - 1) * matter.work
-    over = (placed * matter.size).sum(axis=0) > 1
-    total += MEMORY * over * matter.size
+    load = (placed * shares.work).sum(axis=0) / shares.speed  # 1: as much as its speed is worth
+    total: Array = tuning.COMPUTE * 2 * (load - 1) * shares.work
+    over = (placed * shares.size).sum(axis=0) > 1
+    total += tuning.MEMORY * over * shares.size
     total -= entropy * (logs + 1) / len(placed)
-    source, target = matter.ends
-    far = placed @ matter.distance * BANDWIDTH
-    np.add.at(total, source, matter.traffic[:, None] * far[target])
-    np.add.at(total, target, matter.traffic[:, None] * far[source])
+    source, target = shares.ends
+    far = placed @ shares.distance * tuning.BANDWIDTH
+    np.add.at(total, source, shares.traffic[:, None] * far[target])
+    np.add.at(total, target, shares.traffic[:, None] * far[source])
     return total

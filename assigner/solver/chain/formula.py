@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.solver.instance import Hop
-    from assigner.solver.segments import Column
+    from assigner.solver.prices import Hop, StageOption
 
 
-def turn_steps_s(columns: Sequence[Column], hops: Sequence[Hop], micro_batches: int) -> list[float]:
+def turn_steps_s(columns: Sequence[StageOption], hops: Sequence[Hop], micro_batches: int) -> list[float]:
     """The longest way, in seconds, with the turn at each stage t; their largest is the step time.
 
     The last entry is what the ILP minimises. An entry before it is 0 where it cannot be the largest: only a message

@@ -5,33 +5,37 @@ A pipeline through column j takes at least
     into[first, k] + f[j] + b[j] + out[last + 1, k]           the sums at their least over all chains (counts left out)
     + (M - 1) (max(f[j], rest.F[j]) + max(b[j], rest.B[j]))   the slowest server: j, or one of those that do the rest
 
-The rest is what lies outside j, for the workers but one of k. With any weights w[k] >= 0, loads of at most m give
-m sum(w) >= sum over partitions of min over k of w[k] f[i, k]; with w[k] the speed of k this is the perfect split.
+The rest is what lies outside j, for the workers but one of k: the perfect split (perfect_split.py).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import TYPE_CHECKING
+
+import numpy as np
+
+from assigner.solver.perfect_split import least_work, perfect_split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.cost import PartitionCost
-    from assigner.solver.instance import Instance
-    from assigner.solver.segments import Column
+    from numpy.typing import NDArray
+
+    from assigner.solver.prices import PriceTable, StageOption
+
+    Floats = NDArray[np.float64]
 
 
-def chain_bounds(instance: Instance) -> dict[Column, float]:
+def chain_bounds(instance: PriceTable) -> dict[StageOption, float]:
     """For each column, seconds that no pipeline with it can beat; inf: it is in no pipeline."""
-    own = {key: instance.spine_s(column) for key, column in instance.columns.items()}
+    own = {key: instance.spine_s(column) for key, column in instance.options.items()}
     into, out = _sums(instance, {key: sum(seconds) for key, seconds in own.items()})
     spine = instance.problem.spine
-    rest_f = _Rest(instance, [_on(row, spine.forward, "forward_s") for row in instance.prices])
-    rest_b = _Rest(instance, [_on(row, spine.backward, "backward_s") for row in instance.prices])
+    rest_f = _OthersSplit(instance, _on(instance, spine.forward, "forward_s"))
+    rest_b = _OthersSplit(instance, _on(instance, spine.backward, "backward_s"))
     bounds, more = {}, instance.micro_batches - 1
-    for key, column in instance.columns.items():
+    for key, column in instance.options.items():
         first, last, group = key
         forward, backward = own[key]
         slowest = max(forward, rest_f.least(*key)) + max(backward, rest_b.least(*key))
@@ -43,12 +47,13 @@ def chain_bounds(instance: Instance) -> dict[Column, float]:
     return bounds
 
 
-def _on(prices: Sequence[PartitionCost | None], spine: Sequence[bool], name: str) -> list[float | None]:
-    """Seconds of each position, 0 off the spine; None: not there."""
-    return [None if price is None else getattr(price, name) * on for price, on in zip(prices, spine, strict=True)]
+def _on(instance: PriceTable, spine: Sequence[bool], name: str) -> Floats:
+    """Seconds [group, position], 0 off the spine; inf: not there."""
+    rows = [[math.inf if price is None else getattr(price, name) for price in row] for row in instance.rows]
+    return np.where(np.isfinite(rows), np.where(spine, rows, 0.0), np.inf)
 
 
-def _sums(instance: Instance, own: dict[tuple[int, int, int], float]) -> tuple[list[list[float]], list[list[float]]]:
+def _sums(instance: PriceTable, own: dict[tuple[int, int, int], float]) -> tuple[list[list[float]], list[list[float]]]:
     """Least seconds in front of a stage that starts at i on k, and behind one that ends at i - 1 on k: [i][k]."""
     n, groups = len(instance.problem.order), len(instance.groups)
     into = [[math.inf] * groups for _ in range(n + 1)]
@@ -90,33 +95,25 @@ def _step(
         at[here] = min(at[here], done[there] + seconds)
 
 
-class _Rest:
+class _OthersSplit:
     """The perfect split of everything outside a segment among all workers but one.
 
     Args:
         instance: Groups and their counts.
-        seconds: Per group and position; None: not there.
+        seconds: [group, position]; inf: not there.
     """
 
-    def __init__(self, instance: Instance, seconds: Sequence[Sequence[float | None]]) -> None:
-        totals = [sum(value for value in row if value is not None) for row in seconds]
-        weights = [1 / total if total > 0 else 0.0 for total in totals]
-        counts = [len(group) for group in instance.groups]
+    def __init__(self, instance: PriceTable, seconds: Floats) -> None:
+        weights, _ = perfect_split(seconds)
+        counts = np.array([len(group) for group in instance.groups])
         self._weight, self._work, self._stuck = [], [], []
         for without in range(len(counts)):
-            left = [count - (group == without) for group, count in enumerate(counts)]
-            self._weight.append(sum(count * weight for count, weight in zip(left, weights, strict=True)))
-            work, stuck = [], []
-            for i in range(len(seconds[0])):
-                found = [
-                    weights[group] * value
-                    for group, count in enumerate(left)
-                    if count and (value := seconds[group][i]) is not None
-                ]
-                work.append(min(found, default=0.0))
-                stuck.append(not found)
-            self._work.append(list(itertools.accumulate(work, initial=0.0)))
-            self._stuck.append(list(itertools.accumulate(stuck, initial=0)))
+            left = counts - (np.arange(len(counts)) == without)
+            least = least_work(np.where(left[:, None] > 0, seconds, np.inf), weights)
+            some = np.isfinite(least)
+            self._weight.append(float(left @ weights))
+            self._work.append([0.0, *np.cumsum(np.where(some, least, 0.0)).tolist()])
+            self._stuck.append([0, *np.cumsum(~some).tolist()])
 
     def least(self, first: int, last: int, without: int) -> float:
         """Least possible slowest server among the other workers, in seconds; inf: they cannot do the rest."""

@@ -1,8 +1,8 @@
 """Placement from the coarse to the fine, with a proven bound: kinds and hosts, then workers, then cuts.
 
     paths.py   which kind of worker runs which partitions, host by host: a path, and a bound for all plans
-    crew.py    which workers those are: the links between neighbours at their least
-    line.py    where to cut between them, exactly, with the links that they have
+    assignment.py    which workers those are: the links between neighbours at their least
+    cuts.py    where to cut between them, exactly, with the links that they have
 
 A plan that this finds is a plan of the real workers, priced exactly; the bound comes from the first level alone, and
 holds for every plan with one stage a worker.
@@ -14,34 +14,19 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+from assigner.solver import tuning
 from assigner.solver.chain.placement import Placement
-from assigner.solver.fleet.cells import Cells
-from assigner.solver.fleet.crew import Crew
-from assigner.solver.fleet.fleet import Fleet
-from assigner.solver.fleet.line import Line
-from assigner.solver.fleet.paths import Paths
+from assigner.solver.fleet.assignment import WorkerAssignment
+from assigner.solver.fleet.bottlenecks import BottleneckSearch
+from assigner.solver.fleet.cuts import FixedOrder
+from assigner.solver.fleet.paths import KindPaths
+from assigner.solver.fleet.relaxation import KindRelaxation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from assigner.solver.fleet.sweep import Found
-    from assigner.solver.instance import Instance
-    from assigner.solver.segments import Column
-
-START = 3.0
-"""Segments up to so many times the slowest server of a perfect split are priced first."""
-
-WIDER = 1.05
-"""Ratio of the limits that are tried one after the other until there is a pipeline."""
-
-BETTER = 2e-4
-"""A pipeline of kinds is made into a plan if it promises to be better than the last by this share."""
-
-CUTS = 40
-"""Sweeps of the cuts between fixed workers, for each plan."""
-
-TELL_S = 0.2
-"""Seconds between two calls of `watch`."""
+    from assigner.solver.fleet.path_program import KindPipeline
+    from assigner.solver.prices import PriceTable, StageOption
 
 ROUNDING = 1e-9
 """Share by which bounds are lowered: sums are taken in another order here."""
@@ -58,15 +43,15 @@ class Hierarchy:
     """
 
     def __init__(
-        self, instance: Instance, *, take: Callable[[Placement], None], target: Callable[[], float],
+        self, instance: PriceTable, *, take: Callable[[Placement], None], target: Callable[[], float],
         watch: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        self.fleet = Fleet(instance)
+        self.fleet = KindRelaxation(instance)
         self._instance, self._take = instance, take
         self._wanted = target
         self._watch, self._watched = watch, time.monotonic()
-        self._paths: Paths | None = None
-        self._cells: Cells | None = None
+        self._paths: KindPaths | None = None
+        self._cells: BottleneckSearch | None = None
         self._best = self._until = math.inf
 
     def _target(self) -> float:
@@ -89,20 +74,20 @@ class Hierarchy:
         Returns:
             False where there is no plan at all, however long a step may take.
         """
-        (low_f, low_b), share, self._until = self.fleet.low, WIDER, until
-        limit = START * low_f if self.fleet.more and low_f else math.inf
+        (low_f, low_b), share, self._until = self.fleet.low, tuning.WIDER_LIMIT, until
+        limit = tuning.START_LIMIT * low_f if self.fleet.more and low_f else math.inf
         while not self._stop():
             paths = self._within(limit)
             while share * low_f <= limit < math.inf and not self._stop():
-                if self._tried(paths, share * low_f, share * low_b * WIDER):
+                if self._tried(paths, share * low_f, share * low_b * tuning.WIDER_LIMIT):
                     return True
-                share *= WIDER
+                share *= tuning.WIDER_LIMIT
             if paths.prices.table.longest == self.fleet.n:
                 return self._tried(paths, math.inf, math.inf)
             limit *= 2
         return True
 
-    def _tried(self, paths: Paths, limit_f: float, limit_b: float) -> bool:
+    def _tried(self, paths: KindPaths, limit_f: float, limit_b: float) -> bool:
         """Make a plan of the pipeline within two limits, if there is one."""
         found = paths.least(limit_f, limit_b)
         if found is not None:
@@ -119,7 +104,7 @@ class Hierarchy:
                 return
             paths = self._within(high[0])
             high = min(high[0], paths.largest[0]), min(high[1], paths.largest[1])
-            self._cells = Cells(
+            self._cells = BottleneckSearch(
                 self._swept, self._target, more=self.fleet.more, low=self.fleet.low, high=high, above=target,
                 servers=paths.servers,
             )  # fmt: skip
@@ -129,47 +114,47 @@ class Hierarchy:
     def _stop(self) -> bool:
         """Whether the time is over; a good moment to tell where the search stands."""
         now = time.monotonic()
-        if self._watch is not None and now - self._watched > TELL_S:
+        if self._watch is not None and now - self._watched > tuning.TELL_S:
             self._watched = now
             self._watch()
         return now > self._until
 
-    def _within(self, limit: float) -> Paths:
+    def _within(self, limit: float) -> KindPaths:
         """Paths that have all segments up to a limit."""
         if self._paths is None or self.fleet.reach(limit) > self._paths.prices.table.longest:
-            self._paths = Paths(self.fleet, limit)
+            self._paths = KindPaths(self.fleet, limit)
         return self._paths
 
-    def _swept(self, limit_f: float, limit_b: float) -> Found | None:
+    def _swept(self, limit_f: float, limit_b: float) -> KindPipeline | None:
         assert self._paths is not None
         found = self._paths.least(limit_f, limit_b)
-        if found is not None and self._paths.seconds(found) < self._best * (1 - BETTER):
+        if found is not None and self._paths.seconds(found) < self._best * (1 - tuning.BETTER_PATH):
             self._realise(found)
         return found
 
-    def _realise(self, found: Found) -> None:
+    def _realise(self, found: KindPipeline) -> None:
         """Make a plan of a pipeline of kinds: workers, then cuts."""
         paths = self._paths
         assert paths is not None
         self._best = min(self._best, paths.seconds(found))
-        groups = Crew(paths).line(found.steps, paths.slowest(found.steps))
+        groups = WorkerAssignment(paths).line(found.steps, paths.slowest(found.steps))
         value = self._placed(found, groups)
         if paths.exact and all(len(kind.groups) == 1 for kind in self.fleet.kinds):
             return  # the path is the plan
         self._cut(groups, value)
 
-    def _placed(self, found: Found, groups: Sequence[int]) -> float:
+    def _placed(self, found: KindPipeline, groups: Sequence[int]) -> float:
         """Price and take a pipeline; its step time, inf if it cannot be."""
         paths = self._paths
         assert paths is not None
-        columns: list[Column] = []
+        options: list[StageOption] = []
         for step, group in zip(found.steps, groups, strict=True):
             paths.real.settle(paths.row[group], step.first, step.length)
-            column = paths.real.table.column(step.first, step.first + step.length - 1, group)
-            if column is None:
+            option = paths.real.table.options.find(step.first, step.first + step.length - 1, group)
+            if option is None:
                 return math.inf
-            columns.append(column)
-        placement = Placement.of(self._instance, columns)
+            options.append(option)
+        placement = Placement.of(self._instance, options)
         self._take(placement)
         return placement.step_s
 
@@ -177,16 +162,18 @@ class Hierarchy:
         """Better cuts between the same workers."""
         paths, best = self._paths, value
         assert paths is not None
-        line = Line(paths, groups)
+        line = FixedOrder(paths, groups)
 
-        def sweep(limit_f: float, limit_b: float) -> Found | None:
+        def sweep(limit_f: float, limit_b: float) -> KindPipeline | None:
             nonlocal best
             cut = line.least(limit_f, limit_b)
-            if cut is not None and line.seconds(cut) < best * (1 - BETTER):
+            if cut is not None and line.seconds(cut) < best * (1 - tuning.BETTER_PATH):
                 best = min(best, self._placed(cut, groups))
             return cut
 
         high = self.fleet.highest(best) if math.isfinite(best) else paths.largest
-        cells = Cells(sweep, lambda: best * (1 - BETTER), more=self.fleet.more, low=self.fleet.low, high=high)
-        left = iter(range(CUTS))
+        cells = BottleneckSearch(
+            sweep, lambda: best * (1 - tuning.BETTER_PATH), more=self.fleet.more, low=self.fleet.low, high=high
+        )
+        left = iter(range(tuning.CUT_SWEEPS))
         cells.run(lambda: next(left, None) is None or self._stop())

@@ -1,6 +1,6 @@
 """Paths through a fleet: pipelines of kinds of workers, with the least sum within two limits on the slowest servers.
 
-Where links inside a host are faster than between hosts, visits to hosts are part of the path (sweep.py).
+Where links inside a host are faster than between hosts, visits to hosts are part of the path (path_program.py).
 """
 
 from __future__ import annotations
@@ -9,29 +9,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.solver.fleet.sweep import Stages, Sweep
-from assigner.solver.fleet.table import Kind, SegmentTable
+from assigner.solver import tuning
+from assigner.solver.fleet.option_arrays import OptionArrays
+from assigner.solver.fleet.path_program import PathProgram, ServerPrices
+from assigner.solver.prices import WorkerKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from assigner.solver.fleet.fleet import Fleet
-    from assigner.solver.fleet.links import LinkTable
-    from assigner.solver.fleet.sweep import Found, Step
-    from assigner.solver.instance import Instance
+    from assigner.solver.fleet.hop_arrays import HopArrays
+    from assigner.solver.fleet.path_program import KindPipeline, KindStage
+    from assigner.solver.fleet.relaxation import KindRelaxation
+    from assigner.solver.prices import PriceTable
 
     Floats = NDArray[np.float64]
 
-VISIT_STATES = 20_000_000
-"""Visits to hosts are looked at if there are no more positions times states than this."""
 
-SETTLED = 400_000
-"""With no more partitions than this, over all segments whose remat is a bound, all are priced exactly at the start."""
-
-
-class Prices:
+class KindPrices:
     """A table of segments as a sweep sees it.
 
     Args:
@@ -43,11 +39,11 @@ class Prices:
     Attributes:
         table: The segments.
         stages: Their seconds, as far as they lie on the spine; as servers with the least that messages keep them busy.
-        busy: That least (`LinkTable.busy`).
+        busy: That least (`HopArrays.busy`).
     """
 
-    def __init__(self, instance: Instance, kinds: Sequence[Kind], longest: int, links: LinkTable) -> None:
-        table, spine = SegmentTable(instance, kinds, longest), instance.problem.spine
+    def __init__(self, instance: PriceTable, kinds: Sequence[WorkerKind], longest: int, links: HopArrays) -> None:
+        table, spine = OptionArrays(instance, kinds, longest), instance.problem.spine
         forward, backward = (
             np.where(table.anywhere(on) | ~np.isfinite(seconds), seconds, 0.0)
             for seconds, on in ((table.forward, spine.forward), (table.backward, spine.backward))
@@ -57,7 +53,7 @@ class Prices:
             seconds[:, 0] += table.update[:, 0]
         self.busy = links.busy(kinds)
         busy_f, busy_b = (_at_ends(*busy, longest) for busy in self.busy)
-        self.table, self.stages = table, Stages(seconds, forward + busy_f, backward + busy_b)
+        self.table, self.stages = table, ServerPrices(seconds, forward + busy_f, backward + busy_b)
         self._on = table.anywhere(spine.backward)
 
     def settle(self, kind: int, first: int, length: int) -> None:
@@ -78,7 +74,7 @@ def _at_ends(left: Floats, right: Floats, longest: int) -> Floats:
     return both
 
 
-class Paths:
+class KindPaths:
     """Paths through a fleet, with segments up to some length.
 
     Args:
@@ -91,22 +87,22 @@ class Paths:
         exact: Whether all prices of segments within the limit are exact, and not bounds.
     """
 
-    def __init__(self, fleet: Fleet, limit: float) -> None:
+    def __init__(self, fleet: KindRelaxation, limit: float) -> None:
         self.fleet, instance = fleet, fleet.instance
-        self.prices = Prices(instance, fleet.kinds, fleet.reach(limit), fleet.links)
+        self.prices = KindPrices(instance, fleet.kinds, fleet.reach(limit), fleet.links)
         self._sweep = _sweep(fleet)
         table = self.prices.table
         open_ = np.argwhere(~table.settled & np.less_equal(table.forward, limit))
-        self.exact = int(open_[:, 2].sum()) <= SETTLED
+        self.exact = int(open_[:, 2].sum()) <= tuning.SETTLED
         if self.exact:
             for kind, first, length in open_:
                 self.prices.settle(int(kind), int(first), int(length) + 1)
-        firsts = sorted(set(table.like))
+        firsts = sorted(set(instance.like))
         self.merged = len(firsts) > len(fleet.kinds)
-        self.row = [firsts.index(like) for like in table.like]
+        self.row = [firsts.index(like) for like in instance.like]
         self.real = self.prices
         if self.merged:
-            self.real = Prices(instance, [Kind((first,), 1) for first in firsts], table.longest, fleet.links)
+            self.real = KindPrices(instance, [WorkerKind((first,), 1) for first in firsts], table.longest, fleet.links)
         else:
             number = {group: n for n, kind in enumerate(fleet.kinds) for group in kind.groups}
             self.row = [number[group] for group in range(len(instance.groups))]
@@ -136,28 +132,28 @@ class Paths:
         )
         return forward, backward if self.exact else None
 
-    def least(self, limit_f: float, limit_b: float) -> Found | None:
+    def least(self, limit_f: float, limit_b: float) -> KindPipeline | None:
         """The path with the least sum of which no server is above its limit; None: there is none."""
         return self._sweep.least(self.prices.stages, limit_f, limit_b)
 
-    def slowest(self, steps: tuple[Step, ...]) -> tuple[float, float]:
+    def slowest(self, steps: tuple[KindStage, ...]) -> tuple[float, float]:
         """The slowest stage forward and backward."""
         at = tuple(np.array([(step.kind, step.first, step.length - 1) for step in steps]).T)
         return float(self.prices.stages.forward[at].max()), float(self.prices.stages.backward[at].max())
 
-    def seconds(self, found: Found) -> float:
+    def seconds(self, found: KindPipeline) -> float:
         """The step time of a path."""
         return found.seconds + self.fleet.more * sum(self.slowest(found.steps))
 
 
-def _sweep(fleet: Fleet) -> Sweep:
+def _sweep(fleet: KindRelaxation) -> PathProgram:
     """The sweep of a fleet, with visits to hosts where that tells more and is small enough."""
     instance, kinds, links = fleet.instance, fleet.kinds, fleet.links
     counts, most = [kind.count for kind in kinds], instance.problem.most_workers
     every = links.between(kinds)
     inside, between = (links.between(kinds, where=where) for where in (links.same_host, links.apart))
     if not (links.same_host | links.apart).all() or not (between.total > inside.total).any():
-        return Sweep(counts, most=most, work=fleet.work, between=every)
+        return PathProgram(counts, most=most, work=fleet.work, between=every)
     worker = instance.problem.profile.worker
     hosts: dict[str, list[int]] = {}
     for number, kind in enumerate(kinds):
@@ -165,9 +161,9 @@ def _sweep(fleet: Fleet) -> Sweep:
             for name in instance.groups[group]:
                 hosts.setdefault(worker[name].host, [0] * len(kinds))[number] += 1
     each_host = [tuple(used) for used in hosts.values()]
-    visits = Sweep(counts, most=most, work=fleet.work, between=between, inside=inside, hosts=each_host)
-    if visits.states * fleet.n <= VISIT_STATES:
+    visits = PathProgram(counts, most=most, work=fleet.work, between=between, inside=inside, hosts=each_host)
+    if visits.states * fleet.n <= tuning.VISIT_STATES:
         return visits
     some = np.isfinite(between.total[1:])
     toll = float(np.min((between.total[1:] - every.total[1:])[some], initial=np.inf)) if some.any() else 0.0
-    return Sweep(counts, most=most, work=fleet.work, between=every, hosts=each_host, toll=max(0.0, toll))
+    return PathProgram(counts, most=most, work=fleet.work, between=every, hosts=each_host, toll=max(0.0, toll))

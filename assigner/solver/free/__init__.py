@@ -1,8 +1,11 @@
 """Placements of any shape: branches of a graph on different workers, several stages a worker.
 
-Problem ── Table (prices in numbers) ── Room (memory, remat) ─┬─ Exhaustive ── Rows ── Sweep   small: proven optimum
-                                                             ├─ starts ── Wander ── Sweep     larger: good plans
-                                                             └─ Bounds, LoadModel             larger: a lower bound
+Problem ── SetPrices ── SetMemory (what is rematerialised) ─┬─ Exhaustive ── StageOrders   small: proven optimum
+                                                            ├─ starts ── Annealing         larger: good plans
+                                                            └─ Bounds, PlacementModel      larger: a lower bound
+
+The first two ask a Pricing: StepPricing times a placement as the simulator would (StepTiming), SteadyPricing has the
+slowest worker or link of the steady state.
 """
 
 from __future__ import annotations

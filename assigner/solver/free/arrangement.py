@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assigner.plan import Plan, Schedule, Stage
-from assigner.solver.free.room import Masks, Room
-from assigner.solver.free.sweep import row_step_s
-from assigner.solver.free.table import Table, bits
+from assigner.formats.plan import Plan, Stage
+from assigner.solver.free.set_memory import Masks, SetMemory
+from assigner.solver.free.set_prices import SetPrices, bits
+from assigner.solver.free.step_timing import row_step_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from assigner.formats.terms import Schedule
 
 Stages = tuple[tuple[int, int], ...]
 """(worker, mask of positions) of each stage, in a topological order."""
@@ -25,13 +27,13 @@ class Arrangement:
         table: The prices.
         stages: The stages.
         again: Of each stage the mask of what it rematerialises.
-        step_s: The step time, in seconds.
+        value_s: The step time, or that of M micro-batches in the steady state, in seconds.
     """
 
-    table: Table
+    table: SetPrices
     stages: Stages
     again: Masks
-    step_s: float
+    value_s: float
 
     def plan(self, schedule: Schedule) -> Plan:
         """The plan, without a prediction."""
@@ -42,6 +44,7 @@ class Arrangement:
             rows.sort(key=lambda row: order.index(row[0]))  # every value goes along that order: still topological
         return Plan(
             workload=problem.workload,
+            objective=problem.options.objective,
             schedule=schedule,
             micro_batches=self.table.micro_batches,
             micro_batch_size=self.table.size,
@@ -74,15 +77,15 @@ def joined(stages: Stages, chosen: Sequence[Masks]) -> Masks:
     return tuple(again)
 
 
-def again_s(room: Room, stages: Stages, again: Masks) -> tuple[float, ...]:
+def again_s(room: SetMemory, stages: Stages, again: Masks) -> tuple[float, ...]:
     """Seconds that each stage's backward takes longer."""
     return tuple(room.again_s(worker, list(bits(mask))) for (worker, _), mask in zip(stages, again, strict=True))
 
 
-def priced(room: Room, stages: Stages) -> Arrangement | None:
+def priced(room: SetMemory, stages: Stages) -> Arrangement | None:
     """Some stages with the rematerialisation of least added time; None: they do not fit, or a link is missing.
 
-    With one stage a worker no other choice is faster; with several another one may be (room.py).
+    With one stage a worker no other choice is faster; with several another one may be (set_memory.py).
     """
     chosen = []
     for worker, numbers in held_stages(stages).items():

@@ -20,10 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from assigner.solver.free.table import bits
+import numpy as np
+
+from assigner.solver.free.set_prices import bits
+from assigner.solver.perfect_split import perfect_split
 
 if TYPE_CHECKING:
-    from assigner.solver.free.room import Room
+    from assigner.solver.free.set_memory import SetMemory
 
 NEVER = -math.inf
 
@@ -60,7 +63,7 @@ class Bounds:
         room: Prices and memory.
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: SetMemory) -> None:
         self.room, self.table = room, room.table
         table = self.table
         self.n, self.more = len(table.problem.order), table.micro_batches - 1
@@ -78,18 +81,13 @@ class Bounds:
         self._graded = self._reaching(gradient=True)
 
     def _perfect_split(self) -> tuple[list[float], list[float], float]:
-        """Weight of each worker (its speed), least weighted work of each position, and the weights that a plan can use.
-
-        Loads of at most L give L sum(w) >= sum of w[k] load[k] >= sum over positions of min over k of w[k] work[i, k].
-        """
+        """Weight of each worker, least weighted work of each position, and the weights that a plan can use."""
         table = self.table
         work = [
             [table.micro_batches * (p.forward_s + p.backward_s) + p.update_s if p else math.inf for p in row]
             for row in table.prices
         ]
-        totals = [sum(seconds for seconds in row if seconds < math.inf) for row in work]
-        weight = [1 / total if total else 0.0 for total in totals]
-        share = [min((weight[w] * work[w][i] for w in homes), default=math.inf) for i, homes in enumerate(table.homes)]
+        weight, share = (found.tolist() for found in perfect_split(np.array(work)))
         return weight, share, sum(sorted(weight)[-table.problem.most_workers :])
 
     def _reaching(self, *, gradient: bool) -> list[int]:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from assigner.solver.free.table import bits
+from assigner.solver.free.set_prices import bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.solver.free.room import Room
+    from assigner.solver.free.set_memory import SetMemory
 
 NEVER = -math.inf
 
@@ -31,7 +31,7 @@ class ConvexBounds:
         room: Prices and memory.
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: SetMemory) -> None:
         self._room, self._table = room, room.table
         table = self._table
         self._n, self._workers = len(table.problem.order), len(table.names)
@@ -81,39 +81,34 @@ class ConvexBounds:
                 (back + backward[a] + after[a] for a, _, back in into[each]), default=0.0
             )  # fmt: skip
             after[each] = max(after[each], update[each])
+        there_to = {each: [(b, there) for b, there, _ in ways] for each, ways in out.items()}
+        back_from = {each: [(b, back) for b, _, back in ways] for each, ways in out.items()}
         bound = 0.0
         for sink in range(n):
             if not table.behind[sink]:
-                turn = self._there_s(node[sink], order, out, head, forward)
-                bound = max(bound, turn + self._back_s(node[sink], order, out, after, backward))
+                turn = self._way_s(node[sink], order, there_to, head, forward)
+                bound = max(bound, turn + self._way_s(node[sink], order, back_from, after, backward))
         return bound
 
-    def _there_s(
-        self, sink: int, order: Sequence[int], out: dict[int, list[tuple[int, float, float]]], head: dict[int, float],
-        forward: Sequence[float],
+    def _way_s(
+        self, sink: int, order: Sequence[int], hops: dict[int, list[tuple[int, float]]], beyond: dict[int, float],
+        seconds: Sequence[float],
     ) -> float:  # fmt: skip
-        """Seconds until the sink's last forward is over."""
-        times, found = self._table.micro_batches, 0.0
-        tail: dict[int, float] = {}
-        for each in reversed(order):
-            ways = [there + forward[b] + tail[b] for b, there, _ in out[each]]
-            tail[each] = 0.0 if each == sink else max(ways, default=NEVER)
-            found = max(found, head[each] + times * forward[each] + tail[each])
-            for b, there, _ in out[each]:
-                found = max(found, head[each] + forward[each] + times * there + forward[b] + tail[b])
-        return found
+        """Seconds between the sink and the far end of the step, one way.
 
-    def _back_s(
-        self, sink: int, order: Sequence[int], out: dict[int, list[tuple[int, float, float]]], after: dict[int, float],
-        backward: Sequence[float],
-    ) -> float:  # fmt: skip
-        """Seconds from the sink's last forward to the end of the step."""
+        Args:
+            sink: Its node.
+            order: The nodes in a topological order.
+            hops: Of each node those behind it, with the seconds of the message; -inf: there is none this way.
+            beyond: Seconds between each node and the far end.
+            seconds: Of each node, one micro-batch.
+        """
         times, found = self._table.micro_batches, 0.0
-        head: dict[int, float] = {}
+        near: dict[int, float] = {}
         for each in reversed(order):
-            ways = [head[b] + backward[b] + back for b, _, back in out[each]]
-            head[each] = 0.0 if each == sink else max(ways, default=NEVER)
-            found = max(found, head[each] + times * backward[each] + after[each])
-            for b, _, back in out[each]:
-                found = max(found, head[b] + backward[b] + times * back + backward[each] + after[each])
+            ways = [near[b] + seconds[b] + wire for b, wire in hops[each]]
+            near[each] = 0.0 if each == sink else max(ways, default=NEVER)
+            found = max(found, near[each] + times * seconds[each] + beyond[each])
+            for b, wire in hops[each]:
+                found = max(found, near[b] + seconds[b] + times * wire + seconds[each] + beyond[each])
         return found

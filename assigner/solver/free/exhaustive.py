@@ -2,7 +2,8 @@
 
 Partitions are put on workers one by one in topological order; a choice whose bound reaches the target is dropped, and
 of workers that are alike only the first unused one is tried. Of every assignment that is left all rows of stages
-(rows.py) with all choices of rematerialisation (room.py) are timed as the simulator would.
+(stage_orders.py) with all choices of rematerialisation (set_memory.py) are timed as the simulator would. With one stage
+a worker an assignment has one price (pricing.py).
 
 Source: A. H. Land and A. G. Doig, An automatic method of solving discrete programming problems, 1960.
 """
@@ -13,20 +14,19 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assigner.solver.free.arrangement import Arrangement, priced
-from assigner.solver.free.bounds import Bounds, Turn
-from assigner.solver.free.convex import ConvexBounds
+from assigner.solver.free.bounds import Turn
 from assigner.solver.free.order import stages_in_order
-from assigner.solver.free.rows import Rows
+from assigner.solver.free.stage_orders import StageOrders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from assigner.solver.free.room import Room
+    from assigner.solver.free.arrangement import Arrangement
+    from assigner.solver.free.pricing import Pricing
 
 
 @dataclass(slots=True)
-class _Node:
+class _SearchNode:
     bound: float
     turns: list[Turn]
     worker: int
@@ -36,8 +36,7 @@ class Exhaustive:
     """One search.
 
     Args:
-        room: Prices and memory.
-        one_stage: True: at most one stage a worker; else any number.
+        pricing: Bounds and values.
         limit: What a plan must beat, in seconds.
         take: Takes a better plan; returns what the next one must beat.
         nodes: So many nodes are looked at: the same answer every time.
@@ -48,12 +47,11 @@ class Exhaustive:
     """
 
     def __init__(
-        self, room: Room, *, one_stage: bool, limit: float, take: Callable[[Arrangement], float], nodes: int,
+        self, pricing: Pricing, *, limit: float, take: Callable[[Arrangement], float], nodes: int,
         stop: Callable[[], bool],
     ) -> None:  # fmt: skip
-        self._room, self._table, self._one_stage = room, room.table, one_stage
+        self._pricing, self._room, self._table = pricing, pricing.room, pricing.room.table
         self._limit, self._take, self._nodes, self._stop = limit, take, nodes, stop
-        self._bounds, self._convex = Bounds(room), ConvexBounds(room)
         self._n = len(self._table.problem.order)
         self._where = [-1] * self._n
         self._masks = [0] * len(self._table.names)
@@ -87,17 +85,15 @@ class Exhaustive:
             self._where[i] = -1
             self._masks[node.worker] ^= 1 << i
 
-    def _children(self, i: int, known: float) -> Iterator[_Node]:
+    def _children(self, i: int, known: float) -> Iterator[_SearchNode]:
         for worker in self._table.homes[i]:
             if self._may(i, worker):
                 self._tick()
                 self._where[i] = worker
                 self._masks[worker] |= 1 << i
-                bound, turns = self._bounds.least(self._where, self._masks)
-                if self._one_stage and bound < self._limit:
-                    bound = max(bound, self._convex_bound())
+                bound, turns = self._pricing.least(self._where, self._masks, self._limit)
                 if not math.isinf(bound):
-                    yield _Node(max(bound, known), turns, worker)
+                    yield _SearchNode(max(bound, known), turns, worker)
                 self._where[i] = -1
                 self._masks[worker] ^= 1 << i
 
@@ -126,24 +122,19 @@ class Exhaustive:
                     return False
         return True
 
-    def _convex_bound(self) -> float:
-        """A bound with one stage a worker; inf: two stages wait for each other, whatever comes."""
-        stages = stages_in_order(self._table.before, self._masks)
-        return math.inf if stages is None else self._convex.least(self._where, stages)
-
     def _finish(self, bound: float, turns: list[Turn]) -> None:
         """Time all rows of a whole assignment."""
         ways = self._table.ways(self._where)
         if ways is None:
             return
-        if self._one_stage:
+        if self._pricing.one_stage:
             stages = stages_in_order(self._table.before, self._masks)
             assert stages is not None
-            found = priced(self._room, stages)
-            if found is not None and found.step_s < self._limit:
+            found = self._pricing.price(stages)
+            if found is not None and found.value_s < self._limit:
                 self._limit = self._take(found)
             return
-        rows = Rows(
+        rows = StageOrders(
             self._room, self._where, self._masks, ways, turns, take=self._take, limit=self._limit, tick=self._tick
         )
         self._limit = rows.search()

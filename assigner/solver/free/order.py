@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assigner.solver.free.table import bits
+from assigner.solver.free.set_prices import bits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
-def stages_in_order(before: Sequence[int], masks: Sequence[int]) -> tuple[tuple[int, int], ...] | None:
+def stages_in_order(
+    before: Sequence[int], masks: Sequence[int], choose: Callable[[Sequence[int], int], int] = lambda ready, _: ready[0]
+) -> tuple[tuple[int, int], ...] | None:
     """One stage for each worker's positions, in a topological order; None: two of them wait for each other.
 
     Args:
         before: Per position: the positions whose values it reads.
         masks: Positions of each worker; those of all workers need not be all there are.
+        choose: Which comes next of the workers whose stages wait for no other, with so many stages left; the first.
     """
     placed = sum(masks)
     needs = {}
@@ -27,10 +30,11 @@ def stages_in_order(before: Sequence[int], masks: Sequence[int]) -> tuple[tuple[
             needs[worker] = read & placed & ~mask
     done, stages = 0, []
     while needs:
-        ready = next((worker for worker, need in needs.items() if need & ~done == 0), None)
-        if ready is None:
+        ready = [worker for worker, need in needs.items() if need & ~done == 0]
+        if not ready:
             return None
-        stages.append((ready, masks[ready]))
-        done |= masks[ready]
-        del needs[ready]
+        chosen = choose(ready, len(needs))
+        stages.append((chosen, masks[chosen]))
+        done |= masks[chosen]
+        del needs[chosen]
     return tuple(stages)

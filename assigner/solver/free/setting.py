@@ -2,52 +2,35 @@
 
 What is proven: of a small instance the optimum over every placement, every order of stages and every choice of
 rematerialisation, by exhaustive search, unless it runs out of nodes or time. Of a larger one plans come from local
-search, and the bound, from a relaxation (relaxation.py), holds for every placement of the setting.
+search, and the bound, from a relaxation (`ilp/placements.py`), holds for every placement of the setting.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+from assigner.solver import tuning
 from assigner.solver.chain.gpipe import GPipeSetting
-from assigner.solver.free.bounds import Bounds
+from assigner.solver.contest import EXHAUSTIVE, INTEGER_PROGRAM, LOCAL, RELAXATION, TOTAL_WORK
+from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.exhaustive import Exhaustive
-from assigner.solver.free.relaxation import LoadModel
-from assigner.solver.free.room import Room
+from assigner.solver.free.pricing import StepPricing
+from assigner.solver.free.set_memory import SetMemory
+from assigner.solver.free.set_prices import SetPrices
 from assigner.solver.free.starts import starts
-from assigner.solver.free.table import Table
-from assigner.solver.free.wander import Wander
+from assigner.solver.ilp.placements import PlacementModel
 from assigner.solver.setting import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from assigner.plan import Schedule
+    from assigner.formats.terms import Schedule
     from assigner.solver.contest import Contest
-    from assigner.solver.free.arrangement import Arrangement
+    from assigner.solver.free.arrangement import Arrangement, Stages
+    from assigner.solver.free.pricing import Pricing
     from assigner.solver.problem import Problem
-
-SMALL = 1 << 20
-"""Exhaustive search is made if there are no more ways to put partitions on workers: 10 on 4, 12 on 3, 20 on 2."""
-
-CONVEX = 1 << 48
-"""The same with one stage a worker, where most choices soon end: 24 on 4, 16 on 8."""
-
-CERTAIN = 1 << 16
-"""Up to here the search ends in a second or two: 8 on 4, 10 on 3, 16 on 2."""
-
-NODES = 150_000
-"""So many nodes of the exhaustive search are looked at at first: some 20 seconds. Counted: the same answer."""
-
-VARIABLES = 6_000
-"""With more binaries than this the load model is not built."""
-
-TELL_S = 0.2
-"""Seconds between two reports of progress."""
-
-STARTS = 2
-"""The local search starts from so many of the best placements at hand."""
 
 
 class FreeSetting(Setting):
@@ -62,65 +45,78 @@ class FreeSetting(Setting):
 
     schedule: Schedule = "interleaved"
     one_stage = False
-    most_ways = SMALL
+    most_ways = tuning.SMALL
+    most_certain = tuning.CERTAIN
 
     def __init__(self, contest: Contest, micro_batches: int) -> None:
         super().__init__(contest, micro_batches)
-        self.room = Room(Table(self.problem, micro_batches))
+        self.room = SetMemory(SetPrices(self.problem, micro_batches))
         self._starts: list[Arrangement] = []
         self.ways = math.prod(max(1, len(homes)) for homes in self.room.table.homes)
-        self.small, self.certain = self.ways <= self.most_ways, self.ways <= CERTAIN
+        self.small, self.certain = self.ways <= self.most_ways, self.ways <= self.most_certain
 
-    def _take(self, found: Arrangement) -> float:
-        self.offer(found.step_s, lambda: found.plan(self.schedule))
+    def _take(self, found: Arrangement, found_by: str = LOCAL) -> float:
+        self.offer(found.value_s, lambda: found.plan(self.schedule), found_by)
         return self.contest.target
+
+    @property
+    def closable(self) -> bool:
+        """As `Setting` has it: where every placement can be looked at."""
+        return self.small
+
+    @cached_property
+    def pricing(self) -> Pricing:
+        """What a placement is worth."""
+        return StepPricing(self.room, one_stage=self.one_stage)
+
+    def _starting(self) -> Iterable[Stages]:
+        """Placements to start from, some of which may not fit."""
+        return starts(self.contest, self.room.table, loops=not self.one_stage)
 
     def price(self) -> None:
         """Bound by the longest path and the perfect split."""
         table = self.room.table
-        bound, _ = Bounds(self.room).least([-1] * len(self.problem.order), [0] * len(table.names))
+        bound, _ = self.pricing.least([-1] * len(self.problem.order), [0] * len(table.names), 0.0)
         self.bound = bound
         self.decided = math.isinf(bound)
 
-    def prepare(self) -> None:
+    def start(self) -> None:
         """Offer good placements at once."""
-        contest, table = self.contest, self.room.table
-        if self.bound >= contest.target:
-            self.decided = True
+        contest = self.contest
+        self.raise_bound(self.bound, TOTAL_WORK)
+        if self.decided:
             return
         if self.certain and contest.best is not None:
             return
-        wander = self._wander()
-        found = {
-            each.stages: each for each in map(wander.start, starts(contest, table, loops=not self.one_stage)) if each
-        }
-        for first in sorted(found.values(), key=lambda each: each.step_s)[:STARTS]:
+        annealing = self._annealing()
+        found = {each.stages: each for each in map(annealing.start, self._starting()) if each}
+        for first in sorted(found.values(), key=lambda each: each.value_s)[: tuning.STARTS]:
             self._take(first)
             self._starts.append(first)
 
-    def relax(self) -> None:
+    def tighten(self) -> None:
         """Bound a larger instance by the load model's relaxation."""
         contest = self.contest
         model = None if self.certain else self._model()
         if model is not None:
             outcome = contest.backend.relax(model.problem, time_limit=contest.left_s)
             if outcome.finished:
-                self.raise_bound(outcome.bound * model.unit, "relaxation")
+                self.raise_bound(outcome.bound * model.unit, RELAXATION)
 
     def prove(self) -> None:
         """Local search, unless the instance is tiny; then look at every placement, or raise the bound by the ILP."""
         contest = self.contest
         for first in [] if self.certain else self._starts:
             if contest.left_s > 0:
-                self._take(self._wander().run(first))
+                self._take(self._annealing().run(first))
         if self.small and contest.left_s > 0:
             self.look_at_all()
         model = None if self.decided or contest.left_s <= 0 else self._model()
         if model is not None:
             outcome = contest.backend.search(
-                model.problem, gap=contest.options.gap, cutoff=contest.target / model.unit, time_limit=contest.share_s
+                model.problem, gap=contest.gap, cutoff=contest.target / model.unit, time_limit=contest.share_s
             )
-            self.raise_bound(outcome.bound * model.unit, "ILP")
+            self.raise_bound(outcome.bound * model.unit, INTEGER_PROGRAM)
 
     def _over(self) -> Callable[[], bool]:
         """Asked now and then, tells of progress, and says whether this setting's share of the time is over."""
@@ -130,31 +126,34 @@ class FreeSetting(Setting):
         def over() -> bool:
             nonlocal told
             now = contest.elapsed_s
-            if now - told > TELL_S and contest.backend.watch is not None:
+            if now - told > tuning.TELL_S:
                 told = now
-                contest.backend.watch()
+                contest.watch()
             return now > until
 
         return over
 
-    def _wander(self) -> Wander:
-        return Wander(self.room, one_stage=self.one_stage, seed=self.contest.options.seed, stop=self._over())
+    def _annealing(self) -> Annealing:
+        return Annealing(self.pricing, seed=self.contest.options.seed, stop=self._over())
 
     def look_at_all(self) -> None:
         """Exhaustive search, as far as the nodes and the time reach."""
         contest = self.contest
         search = Exhaustive(
-            self.room, one_stage=self.one_stage, limit=contest.target, take=self._take, nodes=NODES * self.effort,
-            stop=self._over(),
+            self.pricing, limit=contest.target, nodes=tuning.NODES * self.effort, stop=self._over(),
+            take=lambda found: self._take(found, EXHAUSTIVE),
         )  # fmt: skip
         self.cut_short = not search.run()
-        self.raise_bound(min(search.floor, contest.target), "exhaustive search")
+        self.raise_bound(min(search.floor, contest.target), EXHAUSTIVE)
 
-    def _model(self) -> LoadModel | None:
+    def _model(self) -> PlacementModel | None:
         table = self.room.table
-        if len(table.problem.order) * len(set(table.group)) > VARIABLES:
+        if len(table.problem.order) * len(set(table.group)) > tuning.VARIABLES:
             return None
-        return LoadModel(self.room, one_stage=self.one_stage, unit=self.contest.unit)
+        return PlacementModel(
+            self.room, one_stage=self.one_stage, unit=self.contest.unit, turns=self.schedule != "1f1b",
+            steady=self.problem.options.objective == "throughput",
+        )  # fmt: skip
 
 
 class ConvexSetting(FreeSetting):
@@ -162,7 +161,7 @@ class ConvexSetting(FreeSetting):
 
     schedule: Schedule = "gpipe"
     one_stage = True
-    most_ways = CONVEX
+    most_ways = tuning.SMALL_CONVEX
 
 
 class OrderedSetting(GPipeSetting):
@@ -171,11 +170,11 @@ class OrderedSetting(GPipeSetting):
     def prove(self) -> None:
         """As of a chain; then, of a small graph, every placement: pipelines differ by more than the ILP knows."""
         super().prove()
-        if not self.decided and self.contest.left_s > 0 and _pipelines(self.problem) <= SMALL:
+        if not self.decided and self.contest.left_s > 0 and _pipelines(self.problem) <= tuning.SMALL:
             every = ConvexSetting(self.contest, self.micro_batches)
             every.effort = self.effort
             every.look_at_all()
-            self.raise_bound(every.bound)
+            self.raise_bound(every.bound, EXHAUSTIVE)
             self.cut_short |= every.cut_short
             if every.best_value < self.best_value:
                 self.best = every.best

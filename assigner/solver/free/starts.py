@@ -13,28 +13,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assigner.solver.chain.beam import Beam
+from assigner.solver import tuning
 from assigner.solver.chain.gpipe import GPipeSetting
-from assigner.solver.chain.placement import Placement
+from assigner.solver.chain.placement import beam
 from assigner.solver.contest import Contest
-from assigner.solver.instance import Instance
 from assigner.solver.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
     from assigner.solver.free.arrangement import Stages
-    from assigner.solver.free.table import Table
-
-COLUMNS = 30_000
-"""With more segments than this the beam takes too long to be only a start of a search."""
-
-PIPELINES = 3
-"""So many of the beam's plans for each order."""
+    from assigner.solver.free.set_prices import SetPrices
 
 
-def starts(contest: Contest, table: Table, *, loops: bool) -> Iterator[Stages]:
+def starts(contest: Contest, table: SetPrices, *, loops: bool) -> Iterator[Stages]:
     """Placements worth a look, some of which may not fit.
 
     Args:
@@ -45,7 +38,7 @@ def starts(contest: Contest, table: Table, *, loops: bool) -> Iterator[Stages]:
     if contest.best is not None:
         yield of_plan(table.problem, contest.best.plan)
     n = len(table.problem.order)
-    if n * (n + 1) // 2 * len(set(table.group)) <= COLUMNS:
+    if n * (n + 1) // 2 * len(set(table.group)) <= tuning.START_COLUMNS:
         for order in orders(table):
             yield from _pipelines(table, order)
     else:
@@ -62,7 +55,7 @@ def of_plan(problem: Problem, plan: Plan) -> Stages:
     )
 
 
-def orders(table: Table) -> list[tuple[int, ...]]:
+def orders(table: SetPrices) -> list[tuple[int, ...]]:
     """A few topological orders: the profile's, and branch by branch in two ways; those that differ."""
     n = len(table.problem.order)
     found = [tuple(range(n))]
@@ -73,7 +66,7 @@ def orders(table: Table) -> list[tuple[int, ...]]:
     return found
 
 
-def _by_branches(table: Table, *, backwards: bool) -> tuple[int, ...]:
+def _by_branches(table: SetPrices, *, backwards: bool) -> tuple[int, ...]:
     """The order that follows a branch as far as it can before it takes the next (depth first)."""
     waits = [before.bit_count() for before in table.before]
     ready = [i for i, count in enumerate(waits) if not count]
@@ -92,30 +85,30 @@ def _by_branches(table: Table, *, backwards: bool) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _pipelines(table: Table, order: Sequence[int]) -> Iterator[Stages]:
+def _pipelines(table: SetPrices, order: Sequence[int]) -> Iterator[Stages]:
     """The beam's pipelines whose stages are intervals of an order."""
     problem = table.problem
     ordered = replace(problem, sequence=tuple(problem.order[i] for i in order))
-    instance = Instance(ordered, table.micro_batches)
-    for columns in Beam(instance).run(most=PIPELINES):
-        yield of_plan(problem, Placement.of(instance, columns).plan())
+    instance = ordered.prices(table.micro_batches)
+    for placement in beam(instance, most=tuning.START_PIPELINES):
+        yield of_plan(problem, placement.plan())
 
 
-def _coarse(contest: Contest, table: Table) -> Iterator[Stages]:
+def _coarse(contest: Contest, table: SetPrices) -> Iterator[Stages]:
     """What the pipeline solver starts from where there are too many segments for the beam."""
     problem = table.problem
     options = replace(problem.options, time_limit=max(contest.share_s / 4, 0.1))
-    apart = Contest(Problem(problem.profile, options, problem.cost), contest.backend.watch or (lambda: None))
+    apart = Contest(Problem(problem.profile, options, problem.cost), contest.watch)
     setting = GPipeSetting(apart, table.micro_batches)
     apart.settings = [setting]
     setting.price()
     if not setting.decided:
-        setting.prepare()
+        setting.start()
     if setting.best is not None:
         yield of_plan(table.problem, setting.best.plan)
 
 
-def _loop(table: Table, times: int) -> Stages:
+def _loop(table: SetPrices, times: int) -> Stages:
     """The partitions in their order, in pieces of about equal work, dealt to all workers `times` times."""
     workers = [w for w, row in enumerate(table.prices) if any(row)]
     workers = workers[: table.problem.most_workers]

@@ -15,36 +15,29 @@ import math
 from typing import TYPE_CHECKING
 
 from assigner.errors import AssignerError, FormatError
-from assigner.objective import latency_s, steady_s
-from assigner.plan import Plan, Stage
-from assigner.solver.chain.improve import moves
-from assigner.solver.contest import PROVEN
-from assigner.solver.instance import Instance
+from assigner.formats.plan import Plan, Stage
+from assigner.schedule.objective import latency_s, steady_s
+from assigner.schedule.timing import step_s
+from assigner.solver import tuning
+from assigner.solver.contest import DYNAMIC_PROGRAM, ENUMERATION, INTEGER_PROGRAM, LOCAL, PROVEN, RELAXATION, TOTAL_WORK
+from assigner.solver.dynamic_program import DynamicProgram
+from assigner.solver.ilp.one_f_one_b import OneFOneBModel
 from assigner.solver.ladder.depths import falling, falling_count, fitting, nearby
-from assigner.solver.ladder.ladder import Ladder
-from assigner.solver.ladder.rungs import Rungs
-from assigner.solver.ladder.tally import LatencyTally, SteadyTally, StepTally
+from assigner.solver.local_search import is_better, local_search, pipeline_moves
+from assigner.solver.objectives import Latency, OneFOneBStep, SteadyState
+from assigner.solver.prices import StageOptions
 from assigner.solver.setting import Setting
-from assigner.timing import step_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from assigner.plan import Objective, Schedule
+    from assigner.formats.terms import Objective, Schedule
     from assigner.solver.contest import Contest
     from assigner.solver.ladder.depths import Depths
-    from assigner.solver.ladder.rungs import Rung
-    from assigner.solver.ladder.tally import Tally
+    from assigner.solver.local_search import Intervals
+    from assigner.solver.objectives import PipelineObjective
+    from assigner.solver.prices import StageOption
     from assigner.solver.problem import Problem
-
-CLIMBED, SEEN = "dynamic program", "enumeration"
-"""How a bound was proven: by the ladder, or by simulating every pipeline below it."""
-
-FIRST_WIDTH, PROOF_WIDTH, ALL_WIDTH = 300, 6_000, 10_000
-"""Labels kept at a position: for good plans, for a bound, and to find every plan below the target."""
-
-MOST_SIMULATED = 400
-"""So many pipelines are simulated for a proof."""
 
 _Key = tuple[tuple[int, int, tuple[int, ...]], ...]
 """A pipeline: where each stage starts, the group of its worker, what it runs twice."""
@@ -54,30 +47,13 @@ _UNKNOWN: Depths = ()
 TIE = 1e-12
 """Plans that differ by less, as a share, are as good: rounding must not choose between them."""
 
-MOST_TRIED = 24
-"""So many are simulated where there is no proof to be had from it."""
-
-DEPTHS = 200
-"""Up to so many choices of warm-up depths, all are simulated; of more, those of a few policies."""
-
-LABELS = 40_000_000
-"""So many labels a ladder may make in one climb: with many rungs it keeps fewer at a position."""
-
-MOST_LABELS = 4 * LABELS
-"""The same where it goes on because time is left: memory is the limit."""
-
-FULL = 8_000
-"""With more rungs than this, a ladder leaves memory out."""
-
-COARSE = 100_000
-"""With more rungs than this, there is no ladder: the perfect split of all work is the bound."""
-
-SIMULATED = 200_000
-"""Local search ends after so many simulated actions: counted, not timed, so that the answer is the same every time."""
-
 
 class LadderSetting(Setting):
     """One stage a worker, with M micro-batches.
+
+    Attributes:
+        statement: The ILP of its step time.
+        cuts: Pipelines with the seconds that they take, where the ILP says less.
 
     Args:
         contest: What it shares with the other settings.
@@ -86,47 +62,50 @@ class LadderSetting(Setting):
         problem: As of `Setting`.
     """
 
+    statement = OneFOneBModel
+
     def __init__(
         self, contest: Contest, schedule: Schedule, micro_batches: int, problem: Problem | None = None
     ) -> None:
         super().__init__(contest, micro_batches, problem)
         self.schedule = schedule
-        self.instance = Instance(self.problem, micro_batches)
+        self.instance = self.problem.prices(micro_batches)
         self._objective: Objective = self.problem.options.objective
-        self._rungs = Rungs(self.instance, deep=schedule == "1f1b")
-        self._ladder: Ladder | None = None
+        self._options = StageOptions(self.instance, deep=schedule == "1f1b")
+        self._program: DynamicProgram | None = None
         self._wider = False  # labels or pipelines were lost for want of room that more effort gives
         self._few = False  # few enough pipelines are below the target to look at all of them
-        self._start: tuple[float, Sequence[Rung]] = (math.inf, ())
+        self._start: tuple[float, Sequence[StageOption]] = (math.inf, ())
+        self.cuts: list[tuple[Sequence[StageOption], float]] = []
         self._seen: dict[_Key, tuple[float, Depths]] = {}  # the best that was simulated
         self._deepened: set[_Key] = set()
         self._deep: dict[int, Depths] = {}  # by the number of stages: what the search for depths made of the best plan
-        self._actions = SIMULATED
+        self._actions = tuning.SIMULATED_ACTIONS
 
-    def _tally(self) -> Tally:
+    def _additive(self) -> PipelineObjective:
         if self._objective == "throughput":
-            return SteadyTally(self.micro_batches)
-        return LatencyTally() if self._objective == "latency" else StepTally(self.micro_batches)
+            return SteadyState(self.micro_batches)
+        return Latency() if self._objective == "latency" else OneFOneBStep(self.micro_batches)
 
-    def raise_bound(self, bound: float, proof: str | None = None) -> None:
+    def raise_bound(self, bound: float, proof: str) -> None:
         """Take a bound; of a graph with branches, not the ladder's, which knows the intervals of one order only."""
-        if not (self.problem.branched and proof in (CLIMBED, SEEN)):
+        if not (self.problem.branched and proof in (DYNAMIC_PROGRAM, ENUMERATION)):
             super().raise_bound(bound, proof)
 
     def price(self) -> None:
         """The perfect split of all work: no plan of any schedule is faster."""
-        rungs = Rungs(self.instance, deep=True, relaxed=True) if self._coarse else self._rungs
-        self._ladder = Ladder(self.instance, rungs, self._tally(), until=self.contest.until)
-        self.raise_bound(self._ladder.least())
+        options = StageOptions(self.instance, deep=True, relaxed=True) if self._coarse else self._options
+        self._program = DynamicProgram(self.instance, options, self._additive(), until=self.contest.until)
+        self.raise_bound(self._program.least(), TOTAL_WORK)
         self.decided = math.isinf(self.bound)
 
-    def prepare(self) -> None:
+    def start(self) -> None:
         """Simulate the ladder's best."""
         if self.bound >= self.contest.target:
             self.decided = True
             return
-        for rungs in self._climb(FIRST_WIDTH, simulated=12):
-            self._start = min(self._start, (self._simulate(rungs), rungs), key=lambda each: each[0])
+        for pipeline in self._climb(tuning.FIRST_WIDTH, simulated=12):
+            self._start = min(self._start, (self._simulate(pipeline), pipeline), key=lambda each: each[0])
 
     def improve(self) -> None:
         """Local search from the best of them."""
@@ -135,66 +114,124 @@ class LadderSetting(Setting):
         elif self._start[1]:
             self._improve(*self._start)
 
-    def relax(self) -> None:
+    def tighten(self) -> None:
         """Climb with more room, for the sake of the bound."""
-        for rungs in self._climb(PROOF_WIDTH, simulated=MOST_TRIED):
-            self._simulate(rungs)
+        for pipeline in self._climb(tuning.PROOF_WIDTH, simulated=tuning.MOST_TRIED):
+            self._simulate(pipeline)
 
-    def _climb(self, width: int, *, simulated: int) -> Sequence[Sequence[Rung]]:
+    def _climb(self, width: int, *, simulated: int) -> Sequence[Sequence[StageOption]]:
         """Pipelines below the target, the best first; the bound is raised to what the ladder proves."""
-        assert self._ladder is not None
-        if self.decided or self._rungs.count() > COARSE:
+        assert self._program is not None
+        if self.decided or self._options.count() > tuning.COARSE_OPTIONS:
             return ()
         target = self.contest.target
-        climb = self._ladder.climb(cutoff=target, width=self._room(width), most=MOST_SIMULATED * self.effort)
+        climb = self._program.run(cutoff=target, width=self._room(width), most=tuning.MOST_SIMULATED * self.effort)
         least = climb.pipelines[0][0] if climb.pipelines else math.inf
         self._few = climb.complete and not self._coarse
-        room = self.effort < MOST_LABELS // LABELS or len(climb.pipelines) >= MOST_SIMULATED * self.effort
+        room = (
+            self.effort < tuning.MOST_LABELS // tuning.LABELS
+            or len(climb.pipelines) >= tuning.MOST_SIMULATED * self.effort
+        )
         self._wider = room and not climb.complete
-        self.raise_bound(min(least, climb.lost, target), CLIMBED)
-        found = (rungs for _, rungs in climb.pipelines[:simulated])
+        self.raise_bound(min(least, climb.lost, target), DYNAMIC_PROGRAM)
+        found = (pipeline for _, pipeline in climb.pipelines[:simulated])
         if self._coarse:
-            fitting = (self._ladder_rungs([(r.column.first, r.column.group) for r in rungs]) for rungs in found)
-            return [rungs for rungs in fitting if rungs is not None]
+            fitting = (self._stages([(r.first, r.group) for r in pipeline]) for pipeline in found)
+            return [pipeline for pipeline in fitting if pipeline is not None]
         return list(found)
 
     def prove(self) -> None:
         """Simulate every pipeline whose price is below the target, the lowest first, while there is room and time."""
-        assert self._ladder is not None
+        assert self._program is not None
         if self.effort > 1:
             self._seen.clear()  # more of their warm-up depths may be tried now
-            self.relax()
+            self.tighten()
         if self.decided or not self._few:
             self.cut_short = self._wider
             return
-        climb = self._ladder.climb(
-            cutoff=self.contest.target, width=self._room(ALL_WIDTH), dominance=False, most=MOST_SIMULATED * self.effort
+        climb = self._program.run(
+            cutoff=self.contest.target,
+            width=self._room(tuning.ALL_WIDTH),
+            dominance=False,
+            most=tuning.MOST_SIMULATED * self.effort,
         )
         open_ = climb.lost
         self.cut_short = not climb.complete
-        for price, rungs in climb.pipelines:
+        for price, pipeline in climb.pipelines:
             if self.contest.left_s <= 0:
                 open_ = min(open_, price)
                 break
-            self.raise_bound(min(price, open_, self.contest.target), SEEN)
+            self.raise_bound(min(price, open_, self.contest.target), ENUMERATION)
             if self.decided:
                 return
-            self._simulate(rungs, price)
-            self._deepen(rungs)
-            deeper = any(rung.promised > rung.deepest for rung in rungs)  # warm-ups that no rung stands for
-            if self._objective == "step" and (deeper or not self._all_depths(rungs)):
+            self._simulate(pipeline, price)
+            self._deepen(pipeline)
+            deeper = any(option.promised > option.deepest for option in pipeline)  # warm-ups that no option stands for
+            if self._objective == "step" and (deeper or not self._all_depths(pipeline)):
                 open_ = min(open_, price)
                 self.cut_short |= not deeper
-        self.raise_bound(min(open_, self.contest.target), SEEN)
+        self.raise_bound(min(open_, self.contest.target), ENUMERATION)
+
+    @property
+    def closable(self) -> bool:
+        """As `Setting` has it: by the number of stage options; of throughput and latency the ladder itself is exact."""
+        return self._objective == "step" and self._options.count() <= tuning.CLOSE_OPTIONS >= len(self._options.all)
+
+    def close(self) -> None:
+        """Have the ILP name pipelines whose bound is below the target, and simulate each, until there is none."""
+        contest, target = self.contest, self.contest.target
+        options = [
+            option for option in self._options.all
+            if self.micro_batches * (option.forward_s + option.backward_s) < target
+        ]  # fmt: skip
+        model = OneFOneBModel(self.instance, options, unit=contest.unit)
+        outcome = contest.backend.relax(model.problem, time_limit=contest.left_s).scaled(model.unit)
+        if not outcome.finished:
+            return
+        self.raise_bound(min(outcome.bound, target), RELAXATION)
+        if self.decided:
+            return
+        kept = [
+            option for option, x in zip(model.columns, model.x, strict=True)
+            if outcome.value + max(0.0, x.dj or 0.0) * model.unit < target * (1 + PROVEN)
+        ]  # fmt: skip
+        model = OneFOneBModel(self.instance, kept, unit=contest.unit)
+        for _ in range(tuning.CLOSE_CUTS):
+            target = contest.target
+            found = contest.backend.search(
+                model.problem, gap=contest.gap, cutoff=target / model.unit, time_limit=contest.share_s,
+                nodes=contest.nodes,
+            ).scaled(model.unit)  # fmt: skip
+            self.raise_bound(min(found.bound, target), INTEGER_PROGRAM)
+            if self.decided or not found.found:
+                return
+            pipeline = model.chosen()
+            if not self._all_depths(pipeline) or any(option.promised > option.deepest for option in pipeline):
+                return  # the simulator cannot say what it takes at best
+            key = _key(pipeline)
+            if key not in self._seen:
+                self._simulate(pipeline, found.bound, found_by=INTEGER_PROGRAM)
+            self.cuts.append((pipeline, self._seen[key][0]))
+            model.cut(*self.cuts[-1])
+
+    def settle(self) -> bool:
+        """With no gap left: have the ILP find the best plan; whether that came to an end."""
+        self.close()
+        return self.decided
+
+    @property
+    def stage_options(self) -> Sequence[StageOption]:
+        """Every stage option: the columns of its ILP."""
+        return self._options.all
 
     def _room(self, width: int) -> int:
         """Labels to keep at a position."""
-        effort = min(self.effort, MOST_LABELS // LABELS)
-        return max(50, min(width * effort, LABELS * effort // max(1, len(self._rungs.all))))
+        effort = min(self.effort, tuning.MOST_LABELS // tuning.LABELS)
+        return max(50, min(width * effort, tuning.LABELS * effort // max(1, len(self._options.all))))
 
     @property
     def _coarse(self) -> bool:
-        return self._rungs.count() > FULL
+        return self._options.count() > tuning.FULL_OPTIONS
 
     def adopt(self) -> None:
         """Improve the best pipeline of all settings under this one; where there is none, that of a baseline."""
@@ -209,9 +246,9 @@ class LadderSetting(Setting):
         placed = sorted(
             (min(position[name] for name in stage.partitions), group[stage.worker]) for stage in plan.stages
         )
-        rungs = self._ladder_rungs(placed)
-        if rungs is not None:
-            self._improve(self._simulate(rungs), rungs)
+        pipeline = self._stages(placed)
+        if pipeline is not None:
+            self._improve(self._simulate(pipeline, found_by=LOCAL), pipeline)
 
     def _baseline(self) -> Plan | None:
         """A simple placement to start from, for want of anything better."""
@@ -220,19 +257,22 @@ class LadderSetting(Setting):
         found = (baseline_plan(self.problem, name) for name in ("proportional", "equal", "single"))
         return next((plan for plan in found if plan is not None), None)
 
-    def _simulate(self, rungs: Sequence[Rung], price: float | None = None) -> float:
+    def _simulate(
+        self, pipeline: Sequence[StageOption], price: float | None = None, *, found_by: str = DYNAMIC_PROGRAM
+    ) -> float:
         """Offer a pipeline at the warm-up depths that it has room for; its best value, inf: it cannot run.
 
         Args:
-            rungs: The pipeline.
+            pipeline: The pipeline.
             price: The ladder's, to compare with; None: it was not asked.
+            found_by: What has found it.
         """
-        key = _key(rungs)
+        key = _key(pipeline)
         if key in self._seen:
             return math.inf
         best, chosen = (math.inf, math.inf), _UNKNOWN
-        for depths in self._depths(rungs):
-            value, step = self._worth(self._plan(rungs, depths))
+        for depths in self._depths(pipeline):
+            value, step = self._worth(self._plan(pipeline, depths))
             as_good = value < best[0] * (1 + TIE) or math.isinf(best[0])
             if value < best[0] * (1 - TIE) or (as_good and step < best[1] * (1 - TIE)):
                 best, chosen = (value, step), depths
@@ -241,31 +281,29 @@ class LadderSetting(Setting):
             return math.inf
         if price is not None:
             self._check(price, best[0])
-        self.offer(best[0], lambda: self._plan(rungs, chosen))
+        self.offer(best[0], lambda: self._plan(pipeline, chosen), found_by)
         return best[0]
 
-    def _deepen(self, rungs: Sequence[Rung]) -> float:
+    def _deepen(self, pipeline: Sequence[StageOption]) -> float:
         """The best value of a simulated pipeline after local search over its warm-up depths, where some are untried."""
-        key = _key(rungs)
+        key = _key(pipeline)
         value, depths = self._seen.get(key, (math.inf, _UNKNOWN))
-        if key in self._deepened or self._objective != "step" or not depths or self._all_depths(rungs):
+        if key in self._deepened or self._objective != "step" or not depths or self._all_depths(pipeline):
             return value
         self._deepened.add(key)
-        ranges, improved = self._ranges(rungs), True
-        while improved:
-            improved = False
-            for tried in nearby(depths, ranges):
-                if self._actions <= 0 or self.contest.left_s <= 0:
-                    break
-                self._actions -= 2 * self.micro_batches * len(rungs)
-                found, _ = self._worth(self._plan(rungs, tried))
-                if found < value * (1 - 1e-9):
-                    value, depths, improved = found, tried, True
-                    break
+        ranges = self._ranges(pipeline)
+
+        def price(tried: Depths) -> float:
+            self._actions -= 2 * self.micro_batches * len(pipeline)
+            return self._worth(self._plan(pipeline, tried))[0]
+
+        depths, value = local_search(
+            depths, value, neighbours=lambda at: nearby(at, ranges), price=price, may_go_on=self._may_go_on
+        )
         self._seen[key] = value, depths
-        self.offer(value, lambda: self._plan(rungs, depths))
+        self.offer(value, lambda: self._plan(pipeline, depths), LOCAL)
         if value <= self.best_value:
-            self._deep[len(rungs)] = depths
+            self._deep[len(pipeline)] = depths
         return value
 
     def _worth(self, plan: Plan) -> tuple[float, float]:
@@ -286,51 +324,51 @@ class LadderSetting(Setting):
         exact = self.problem.exact and self._objective in ("throughput", "latency")
         if value < price * (1 - PROVEN) or (exact and value > price * (1 + PROVEN)):
             raise AssignerError(
-                f"the dynamic program says {price:.9g} s for a plan that takes {value:.9g} s",
+                f"the search says {price:.9g} s for a plan that takes {value:.9g} s",
                 hint="this is a bug in the solver: please report it with the profile",
             )
 
-    def _all_depths(self, rungs: Sequence[Rung]) -> bool:
+    def _all_depths(self, pipeline: Sequence[StageOption]) -> bool:
         """True if every choice of warm-up depths is simulated; of a chain, of those that do not grow."""
-        ranges = [range(rung.least, rung.deepest + 1) for rung in rungs]
+        ranges = [range(option.least, option.deepest + 1) for option in pipeline]
         choices = falling_count(ranges, self.micro_batches) if self.problem.exact else math.prod(map(len, ranges))
-        return choices <= DEPTHS * self.effort
+        return choices <= tuning.MOST_DEPTHS * self.effort
 
-    def _depths(self, rungs: Sequence[Rung]) -> Iterator[tuple[int, ...]]:
+    def _depths(self, pipeline: Sequence[StageOption]) -> Iterator[tuple[int, ...]]:
         """Warm-up depths to try: the usual ones first, then all, or, of too many, those of a few policies.
 
         In a chain, a stage that warms up deeper than the one in front of it would wait for ever.
         """
-        ranges = self._ranges(rungs)
+        ranges = self._ranges(pipeline)
         if not all(ranges):
             return
-        yield from fitting(itertools.islice(self._policies(rungs), 1), ranges)
-        if self._all_depths(rungs):
+        yield from fitting(itertools.islice(self._policies(pipeline), 1), ranges)
+        if self._all_depths(pipeline):
             yield from falling(ranges, self.micro_batches) if self.problem.exact else itertools.product(*ranges)
             return
-        yield from fitting(self._policies(rungs), ranges)
+        yield from fitting(self._policies(pipeline), ranges)
 
-    def _ranges(self, rungs: Sequence[Rung]) -> list[range]:
+    def _ranges(self, pipeline: Sequence[StageOption]) -> list[range]:
         """The warm-up depths that each stage may have."""
-        full = self._tally().flows
+        full = self._additive().flows
         return [
-            range(max(rung.least, self._rungs.usual(len(rungs) - n) if full else 0), rung.deepest + 1)
-            for n, rung in enumerate(rungs)
+            range(max(option.least, self._options.usual(len(pipeline) - n) if full else 0), option.deepest + 1)
+            for n, option in enumerate(pipeline)
         ]
 
-    def _policies(self, rungs: Sequence[Rung]) -> Iterator[Sequence[int]]:
+    def _policies(self, pipeline: Sequence[StageOption]) -> Iterator[Sequence[int]]:
         """Depths worth a try: the usual ones, what covers the round trip at the pace of the slowest stage, and more.
 
         The last stage's warm-up is left alone: deeper, it only puts the first backward off.
         """
-        usual = [self._rungs.usual(len(rungs) - n) for n in range(len(rungs))]
-        pace = max(rung.column.forward_s + rung.column.backward_s for rung in rungs) or 1.0
-        trips, trip = [0] * len(rungs), 0.0
-        for n in range(len(rungs) - 1, -1, -1):
-            column = rungs[n].column
+        usual = [self._options.usual(len(pipeline) - n) for n in range(len(pipeline))]
+        pace = max(option.forward_s + option.backward_s for option in pipeline) or 1.0
+        trips, trip = [0] * len(pipeline), 0.0
+        for n in range(len(pipeline) - 1, -1, -1):
+            column = pipeline[n]
             hop = (
-                self.instance.hop(rungs[n + 1].column.first, column.group, rungs[n + 1].column.group)
-                if (n + 1 < len(rungs))
+                self.instance.hop(pipeline[n + 1].first, column.group, pipeline[n + 1].group)
+                if (n + 1 < len(pipeline))
                 else None
             )
             trip += column.forward_s + column.backward_s + (hop.forward_s + hop.backward_s if hop else 0.0)
@@ -345,20 +383,19 @@ class LadderSetting(Setting):
             lambda d, _: self.micro_batches if d > 1 else 1,
         ):
             yield [policy(d, t) for d, t in zip(usual, trips, strict=True)]
-        if len(rungs) in self._deep:  # what was best elsewhere
-            yield self._deep[len(rungs)]
+        if len(pipeline) in self._deep:  # what was best elsewhere
+            yield self._deep[len(pipeline)]
 
-    def _plan(self, rungs: Sequence[Rung], depths: Sequence[int]) -> Plan:
+    def _plan(self, pipeline: Sequence[StageOption], depths: Sequence[int]) -> Plan:
         problem = self.problem
         free = [list(reversed(group)) for group in self.instance.groups]
         stages = []
-        for n, (rung, depth) in enumerate(zip(rungs, depths, strict=True)):
-            column, default = rung.column, self._rungs.usual(len(rungs) - n)
-            worker = free[column.group].pop()
+        for n, (option, depth) in enumerate(zip(pipeline, depths, strict=True)):
+            default, worker = self._options.usual(len(pipeline) - n), free[option.group].pop()
             stages.append(
                 Stage(
-                    worker, problem.names(range(column.first, column.last + 1)),
-                    problem.names(column.rematerialise),
+                    worker, problem.names(range(option.first, option.last + 1)),
+                    problem.names(option.rematerialise),
                     in_flight=None if depth == default else depth,
                     threads=problem.profile.worker[worker].threads,
                 )
@@ -368,40 +405,47 @@ class LadderSetting(Setting):
             micro_batches=self.micro_batches, micro_batch_size=self.size, stages=tuple(stages),
         )  # fmt: skip
 
-    def _improve(self, value: float, rungs: Sequence[Rung]) -> None:
-        """Single moves from a pipeline as long as they make it faster."""
-        n, sizes = len(self.problem.order), tuple(len(group) for group in self.instance.groups)
-        value, improved = min(value, self._deepen(rungs)), True
-        while improved:
-            improved = False
-            stages = tuple((rung.column.first, rung.column.group) for rung in rungs)
-            for moved in moves(stages, n, sizes):
-                if self._actions <= 0 or self.contest.left_s <= 0:
-                    return
-                tried = self._ladder_rungs(moved)
-                if tried is not None:
-                    self._actions -= 8 * self.micro_batches * len(tried)
-                    found = self._simulate(tried)
-                    if found < value * (1 - 1e-9):
-                        value, rungs, improved = min(found, self._deepen(tried)), tried, True
-                        break
+    def _may_go_on(self) -> bool:
+        """Whether local search has actions and time left."""
+        return self._actions > 0 and self.contest.left_s > 0
 
-    def _ladder_rungs(self, stages: Sequence[tuple[int, int]]) -> tuple[Rung, ...] | None:
-        """The rungs, recomputing least, of stages given as (start, group); None: one of them does not fit."""
+    def _improve(self, value: float, pipeline: Sequence[StageOption]) -> None:
+        """Single moves from a pipeline as long as they make it faster."""
+        n, sizes = len(self.problem.order), tuple(map(len, self.instance.groups))
+        least = min(value, self._deepen(pipeline))
+
+        def price(stages: Intervals) -> float:
+            nonlocal least
+            tried = self._stages(stages)
+            if tried is None:
+                return math.inf
+            self._actions -= 8 * self.micro_batches * len(tried)
+            found = self._simulate(tried, found_by=LOCAL)
+            if is_better(found, least):
+                least = found = min(found, self._deepen(tried))
+            return found
+
+        local_search(
+            tuple((option.first, option.group) for option in pipeline), least, price=price,
+            may_go_on=self._may_go_on, neighbours=lambda at: pipeline_moves(at, n, sizes),
+        )  # fmt: skip
+
+    def _stages(self, stages: Sequence[tuple[int, int]]) -> tuple[StageOption, ...] | None:
+        """The stage options, recomputing least, of stages given as (start, group); None: one of them does not fit."""
         if len(stages) > self.problem.most_workers:
             return None
         ends = [start for start, _ in stages[1:]] + [len(self.problem.order)]
         found = [
-            self._rungs.find(start, end - 1, group, len(stages) - n)
+            self._options.find(start, end - 1, group, len(stages) - n)
             for n, ((start, group), end) in enumerate(zip(stages, ends, strict=True))
         ]
-        whole = tuple(rung for rung in found if rung is not None)
+        whole = tuple(option for option in found if option is not None)
         meets = all(
-            self.instance.hop(right.column.first, left.column.group, right.column.group) is not None
+            self.instance.hop(right.first, left.group, right.group) is not None
             for left, right in itertools.pairwise(whole)
         )
         return whole if len(whole) == len(found) and meets else None
 
 
-def _key(rungs: Sequence[Rung]) -> _Key:
-    return tuple((rung.column.first, rung.column.group, rung.column.rematerialise) for rung in rungs)
+def _key(pipeline: Sequence[StageOption]) -> _Key:
+    return tuple((option.first, option.group, option.rematerialise) for option in pipeline)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from assigner.cost import CostModel
-from assigner.objective import objective_value
-from assigner.plan import Plan
-from assigner.schedule import build_program
-from assigner.simulate import run_program
+from assigner.formats.plan import Plan
+from assigner.schedule.cost import CostModel
+from assigner.schedule.objective import objective_value
+from assigner.schedule.program import build_program
+from assigner.schedule.simulate import run_program
 from assigner.solver.options import SolveOptions
 
 

@@ -9,20 +9,18 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from assigner.errors import InfeasibleError
+from assigner.solver import tuning
 from assigner.solver.robust.race import value_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from assigner.plan import Plan
-    from assigner.profile import Profile
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
     from assigner.solver.options import SolveOptions
 
     Rival = Callable[[Profile], Plan | None]
     """From a drawn profile to a plan that may be better there than the chosen one; None: none was found."""
-
-RESOLVE_S = 10.0
-"""Seconds for one draw that is solved again."""
 
 
 def baselines(profile: Profile, options: SolveOptions) -> Iterator[Plan]:
@@ -37,7 +35,7 @@ def baselines(profile: Profile, options: SolveOptions) -> Iterator[Plan]:
             continue
 
 
-def resolver(plan: Plan, options: SolveOptions, *, seconds: float = RESOLVE_S) -> Rival:
+def resolver(plan: Plan, options: SolveOptions, *, seconds: float = tuning.RESOLVE_S) -> Rival:
     """Solve again for a draw, as far as the solver's first plans: what its dynamic programs and local search find.
 
     The chosen plan is the first one to beat, which leaves out what is proven not to beat it. Looked at are all
@@ -48,9 +46,8 @@ def resolver(plan: Plan, options: SolveOptions, *, seconds: float = RESOLVE_S) -
         options: What it was solved with, resolved (hints.py).
         seconds: For a draw; after that the best plan so far is the answer.
     """
-    from assigner.solver.contest import Proposal
+    from assigner.solver.contest import GIVEN, Proposal
     from assigner.solver.search import Search
-    from assigner.solver.setting import Setting
 
     hasty = replace(options, gap=0.0, time_limit=min(seconds, options.time_limit))
 
@@ -58,15 +55,17 @@ def resolver(plan: Plan, options: SolveOptions, *, seconds: float = RESOLVE_S) -
         search = Search(drawn, hasty)
         value = value_of(plan, options, search.problem.cost)
         if math.isfinite(value):
-            search.contest.best = Proposal(plan, value)
+            search.contest.best = Proposal(plan, value, GIVEN)
         near = neighbours(plan.micro_batches, sorted({each.micro_batches for each in search.settings}))
         settings = [each for each in search.settings if each.micro_batches in near]
         for setting in settings:
             setting.price()
-        for phase, key in ((Setting.prepare, attrgetter("bound")), (Setting.improve, attrgetter("best_value"))):
-            for setting in sorted(settings, key=key):
-                if not setting.decided and search.contest.left_s > 0:
-                    getattr(setting, phase.__name__)()
+        for setting in sorted(settings, key=attrgetter("bound")):
+            if not setting.decided and search.contest.left_s > 0:
+                setting.start()
+        for setting in sorted(settings, key=attrgetter("best_value")):
+            if not setting.decided and search.contest.left_s > 0:
+                setting.improve()
         return None if search.contest.best is None else search.contest.best.plan
 
     return rival

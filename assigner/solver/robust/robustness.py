@@ -19,10 +19,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from assigner.cost import CostModel
 from assigner.errors import UsageError
-from assigner.plan import Objective, Plan
-from assigner.simulate import overfull, predict, priced
+from assigner.formats.terms import Objective
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import overfull, predict, priced
 from assigner.solver import solve
 from assigner.solver.hints import resolve
 from assigner.solver.options import ScheduleChoice, SolveOptions
@@ -34,7 +34,8 @@ from assigner.solver.robust.spreads import Coverage, resampled, slow_end
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from assigner.profile import Profile
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
     from assigner.solver.answer import Progress, Solution
     from assigner.solver.robust.rivals import Rival
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from assigner.profile import Link, Measurement, Profile
+    from assigner.formats.profile import Link, Measurement, Profile
 
 QUARTILE = NormalDist().inv_cdf(0.75)
 """The upper quartile of a standard normal, 0.6745."""

@@ -14,32 +14,27 @@ from typing import TYPE_CHECKING
 
 from assigner import errors
 from assigner import formatting as fmt
+from assigner.solver import tuning
 from assigner.solver.why.case import Case
-from assigner.solver.why.choices import Batch, InFlight, Remat, StepLimit
+from assigner.solver.why.choices import Batch, FewerInFlight, Remat, StepLimit
 from assigner.solver.why.combined import combined
 from assigner.solver.why.dropped import Hints, MostWorkers
 from assigner.solver.why.enquiry import Enquiry
-from assigner.solver.why.fleet import Links, OneMore
-from assigner.solver.why.memory import Memory, Reserve
+from assigner.solver.why.fleet import MoreLinks, OneMore
+from assigner.solver.why.memory import MoreMemory, Reserve
 from assigner.solver.why.obstacle import obstacle
 
 if TYPE_CHECKING:
-    from assigner.profile import Profile
+    from assigner.formats.profile import Profile
     from assigner.solver.options import SolveOptions
-    from assigner.solver.why.case import WayOut
+    from assigner.solver.why.case import Remedy
     from assigner.solver.why.family import Family
 
-FLAGS: tuple[Family, ...] = (InFlight(), Remat(), Hints(), MostWorkers(), StepLimit(), Reserve())
+FLAGS: tuple[Family, ...] = (FewerInFlight(), Remat(), Hints(), MostWorkers(), StepLimit(), Reserve())
 """What only has to be said otherwise, the cheapest first: a flag, a wish given up."""
 
-THINGS: tuple[Family, ...] = (Batch(), Links(), OneMore(), Memory())
+THINGS: tuple[Family, ...] = (Batch(), MoreLinks(), OneMore(), MoreMemory())
 """What changes the training or the machines, the cheapest first: other results, a measurement, hardware."""
-
-MOST = 6
-"""Ways out that are told."""
-
-LEAST_S, MOST_S = 5.0, 30.0
-"""Seconds for the questions: so many even where the search has used up its own, and no more where it has not."""
 
 
 def explain(profile: Profile, options: SolveOptions, *, left_s: float) -> errors.InfeasibleError:
@@ -50,11 +45,11 @@ def explain(profile: Profile, options: SolveOptions, *, left_s: float) -> errors
         options: What was asked, best in the user's own words, for the ways out are told in them.
         left_s: Seconds that may be spent; a few are taken in any case.
     """
-    case, enquiry = Case(profile, options), Enquiry(min(max(left_s, LEAST_S), MOST_S))
+    case, enquiry = Case(profile, options), Enquiry(min(max(left_s, tuning.LEAST_S), tuning.MOST_S))
     enquiry.share(8)
     message = obstacle(case, enquiry)
     found, untried = ways_out(case, enquiry)
-    told = tuple(_told(way, options) for way in found[:MOST])
+    told = tuple(_told(way, options) for way in found[: tuning.WAYS_OUT])
     if not told:
         hint = "a smaller model, or other workers: no other way out was found"
     else:
@@ -62,20 +57,20 @@ def explain(profile: Profile, options: SolveOptions, *, left_s: float) -> errors
     return errors.InfeasibleError(message, hint=hint, ways_out=told, untried=tuple(untried))
 
 
-def _told(way: WayOut, options: SolveOptions) -> errors.WayOut:
+def _told(way: Remedy, options: SolveOptions) -> errors.WayOut:
     """A way out in words. The ways out are solved for the step time, so what it takes may be to ask for no more."""
     if way.change.how:
         return errors.WayOut(way.change.what, way.change.how, way.step_s)
     return errors.WayOut(f"objective step instead of {options.objective}", "--objective step", way.step_s)
 
 
-def ways_out(case: Case, enquiry: Enquiry) -> tuple[list[WayOut], list[str]]:
+def ways_out(case: Case, enquiry: Enquiry) -> tuple[list[Remedy], list[str]]:
     """Ways out, cheapest first, and the titles of those that the time was too short for."""
-    found: list[WayOut] = []
+    found: list[Remedy] = []
     untried: list[str] = []
     families = FLAGS + THINGS
     for n, family in enumerate(families):
-        if len(found) >= MOST:
+        if len(found) >= tuning.WAYS_OUT:
             break
         enquiry.share(len(families) - n + 1)
         if family is THINGS[0] and not found:

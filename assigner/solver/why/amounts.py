@@ -10,7 +10,7 @@ from assigner.solver.why.family import least
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
 
 UNITS = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
 

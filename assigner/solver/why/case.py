@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from assigner.cost import CostModel
-from assigner.plan import Plan
-from assigner.profile import Profile
+from assigner.formats.plan import Plan
+from assigner.formats.profile import Profile
+from assigner.schedule.cost import CostModel
 from assigner.solver.hints import resolve
 from assigner.solver.options import SolveOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from assigner.profile import Worker
+    from assigner.formats.profile import Worker
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class WayOut:
+class Remedy:
     """A change, and a plan that was found with it.
 
     Args:

@@ -14,8 +14,8 @@ from assigner.solver.why.family import Family, least
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assigner.plan import Plan
-    from assigner.solver.why.case import WayOut
+    from assigner.formats.plan import Plan
+    from assigner.solver.why.case import Remedy
     from assigner.solver.why.enquiry import Enquiry
 
 
@@ -24,7 +24,7 @@ def chosen(what: str, how: str, **options: Any) -> Change:
     return Change(what, how, partial(Case.with_options, **options))
 
 
-class InFlight(Family):
+class FewerInFlight(Family):
     """Fewer micro-batches in flight, or smaller ones: another schedule, another number of them."""
 
     title = "another schedule or number of micro-batches"
@@ -35,7 +35,7 @@ class InFlight(Family):
             return None
         return case.with_options(schedule="auto", micro_batches=None)
 
-    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[WayOut]:
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[Remedy]:
         """The schedule alone, the number alone; both only where neither does it."""
         options, alone = case.options, False
         freed: list[dict[str, Any]] = []
@@ -55,7 +55,7 @@ class InFlight(Family):
             if plan is not None:
                 yield from self._named(case, plan, enquiry)
 
-    def _named(self, case: Case, plan: Plan, enquiry: Enquiry) -> Iterator[WayOut]:
+    def _named(self, case: Case, plan: Plan, enquiry: Enquiry) -> Iterator[Remedy]:
         """The change that leads to the plan's own schedule and number."""
         options = case.options
         what: list[str] = []
@@ -84,7 +84,7 @@ class Remat(Family):
         """As the solver likes."""
         return None if case.options.remat == "auto" else case.with_options(remat="auto")
 
-    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[WayOut]:
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[Remedy]:
         """There is one."""
         if case.options.remat != "auto":
             change = chosen(f"remat auto instead of {case.options.remat}", "--remat auto", remat="auto")
@@ -102,7 +102,7 @@ class StepLimit(Family):
         """Any step time."""
         return None if case.options.max_step_s is None else case.with_options(max_step_s=None)
 
-    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[WayOut]:
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[Remedy]:
         """The step time of the fastest plan, rounded up."""
         limit = case.options.max_step_s
         plan = None if limit is None else enquiry.fastest(case)
@@ -131,7 +131,7 @@ class Batch(Family):
         sizes = self._sizes(case)
         return case.with_options(batch_size=sizes[0]) if sizes else None
 
-    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[WayOut]:
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[Remedy]:
         """The largest divisor of the batch that has a plan."""
         sizes = self._sizes(case)
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from assigner.solver import tuning
 from assigner.solver.why.case import together
 from assigner.solver.why.family import least_set, opened
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.solver.why.case import Case, Change, WayOut
+    from assigner.solver.why.case import Case, Change, Remedy
     from assigner.solver.why.enquiry import Enquiry
     from assigner.solver.why.family import Family
 
-MOST = 3
-"""Pairs that are told."""
 
-
-def combined(case: Case, families: Sequence[Family], enquiry: Enquiry) -> list[WayOut]:
+def combined(case: Case, families: Sequence[Family], enquiry: Enquiry) -> list[Remedy]:
     """Ways out by pairs of families, cheapest first; by a least set of them where no pair is enough.
 
     Args:
@@ -28,9 +26,9 @@ def combined(case: Case, families: Sequence[Family], enquiry: Enquiry) -> list[W
         enquiry: What is asked.
     """
     there = [family for family in families if family.opened(case) is not None]
-    found: list[WayOut] = []
+    found: list[Remedy] = []
     for pair in sorted(itertools.combinations(range(len(there)), 2), key=lambda pair: (pair[1], pair[0])):
-        if len(found) < MOST:
+        if len(found) < tuning.COMBINED:
             found += _refined(case, [there[n] for n in pair], enquiry)
     if found or enquiry.plan(opened(case, there)) is None:
         return found
@@ -39,7 +37,7 @@ def combined(case: Case, families: Sequence[Family], enquiry: Enquiry) -> list[W
     return _refined(case, [family for family in there if family in needed], enquiry)
 
 
-def _refined(case: Case, families: Sequence[Family], enquiry: Enquiry) -> list[WayOut]:
+def _refined(case: Case, families: Sequence[Family], enquiry: Enquiry) -> list[Remedy]:
     """The least change of each family in turn, those after it opened; empty: together they are not enough."""
     if enquiry.plan(opened(case, families)) is None:
         return []

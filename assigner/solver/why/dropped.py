@@ -8,6 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
+from assigner.solver import tuning
 from assigner.solver.why.amounts import figure
 from assigner.solver.why.case import Case, Change, together
 from assigner.solver.why.choices import chosen
@@ -16,18 +17,9 @@ from assigner.solver.why.family import Family, least_set
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from assigner.profile import Partition
-    from assigner.solver.why.case import WayOut
+    from assigner.formats.profile import Partition
+    from assigner.solver.why.case import Remedy
     from assigner.solver.why.enquiry import Enquiry
-
-MOST = 2
-"""Rows for hints, of the many that may do."""
-
-MOST_TRIED = 24
-"""Hints that are tried one by one; where there are more, all are dropped and then taken back as far as that goes."""
-
-MOST_NAMED = 6
-"""Hints that are listed in one sentence."""
 
 
 class Hints(Family):
@@ -40,19 +32,19 @@ class Hints(Family):
         found = hints(case)
         return together(found).apply(case) if found else None
 
-    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[WayOut]:
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[Remedy]:
         """Single hints; a least set of them only where no single one does it."""
         found = hints(case)
-        if len(found) <= MOST_TRIED:
+        if len(found) <= tuning.HINTS_TRIED:
             singles = [way for hint in found if (way := enquiry.way_out(case, hint)) is not None]
             if singles:
-                yield from sorted(singles, key=lambda way: way.step_s)[:MOST]
+                yield from sorted(singles, key=lambda way: way.step_s)[: tuning.HINTS_AT_ONCE]
                 return
         if not found or (plan := enquiry.plan(together(found).apply(case))) is None:
             return
         needed = least_set(found, lambda some: enquiry.plan(together(some).apply(case)) is not None)
         change = together(needed)
-        if len(needed) > MOST_NAMED:
+        if len(needed) > tuning.HINTS_NAMED:
             what = f"{len(needed)} of {len(found)} hints dropped"
             change = Change(what, f"drop {named([title(hint) for hint in needed])}", change.apply)
         yield from filter(None, [enquiry.way_out(case, change, plan if len(needed) == len(found) else None)])
@@ -68,7 +60,7 @@ class MostWorkers(Family):
         most = case.options.max_workers
         return None if most is None or most >= len(case.workers) else case.with_options(max_workers=None)
 
-    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[WayOut]:
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[Remedy]:
         """The least number that has a plan."""
         opened = self.opened(case)
         plan = None if opened is None else enquiry.plan(opened)
@@ -101,7 +93,11 @@ def named(titles: Sequence[str]) -> str:
     """Hints in a list, cut off where it grows long."""
     if len(titles) == 1:
         return titles[0]
-    *first, last = [*titles[:MOST_NAMED], f"{len(titles) - MOST_NAMED} more"] if len(titles) > MOST_NAMED else titles
+    *first, last = (
+        [*titles[: tuning.HINTS_NAMED], f"{len(titles) - tuning.HINTS_NAMED} more"]
+        if len(titles) > tuning.HINTS_NAMED
+        else titles
+    )
     return f"{', '.join(first)} and {last}"
 
 

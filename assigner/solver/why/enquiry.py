@@ -8,16 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
-from assigner.simulate import predict
+from assigner.schedule.simulate import predict
+from assigner.solver import tuning
 from assigner.solver.search import Search
-from assigner.solver.why.case import WayOut
+from assigner.solver.why.case import Remedy
 
 if TYPE_CHECKING:
-    from assigner.plan import Plan
+    from assigner.formats.plan import Plan
     from assigner.solver.why.case import Case, Change
-
-QUESTION_S = 5.0
-"""Seconds that one question may take at most."""
 
 
 class Enquiry:
@@ -72,7 +70,7 @@ class Enquiry:
         profile, options = case.resolved
         limit = options.max_step_s or math.inf
         for last in (not first_plan, True):
-            left_s = min(QUESTION_S, self._until - time.monotonic())
+            left_s = min(tuning.QUESTION_S, self._until - time.monotonic())
             if left_s <= 0:
                 break
             search = Search(profile, replace(options, objective="step", max_step_s=None, time_limit=left_s))
@@ -88,7 +86,7 @@ class Enquiry:
         self.undecided = True
         return None
 
-    def way_out(self, case: Case, change: Change, plan: Plan | None = None) -> WayOut | None:
+    def way_out(self, case: Case, change: Change, plan: Plan | None = None) -> Remedy | None:
         """The change, if there is a plan with it.
 
         Args:
@@ -100,4 +98,4 @@ class Enquiry:
         plan = plan or self.plan(changed)
         if plan is None:
             return None
-        return WayOut(change, plan, predict(plan, changed.resolved[0], changed.cost).step_s)
+        return Remedy(change, plan, predict(plan, changed.resolved[0], changed.cost).step_s)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from assigner.plan import Plan
-    from assigner.solver.why.case import Case, WayOut
+    from assigner.formats.plan import Plan
+    from assigner.solver.why.case import Case, Remedy
     from assigner.solver.why.enquiry import Enquiry
 
     Item = TypeVar("Item")
@@ -29,7 +29,7 @@ class Family(ABC):
         """The case with these constraints out of the way altogether; None: it has none."""
 
     @abstractmethod
-    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterable[WayOut]:
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterable[Remedy]:
         """The least changes with which the case has a plan, the best first; nothing: it has none even when opened."""
 
 

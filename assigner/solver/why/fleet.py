@@ -7,27 +7,25 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from assigner.cost import message_s
-from assigner.profile import Link, LinkPoint
-from assigner.schedule import build_program
+from assigner.formats.profile import Link, LinkPoint
+from assigner.schedule.cost import message_s
+from assigner.schedule.program import build_program
+from assigner.solver import tuning
 from assigner.solver.why.case import Change, short, together
 from assigner.solver.why.family import Family, least_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from assigner.plan import Plan
-    from assigner.profile import Profile, Worker
-    from assigner.solver.why.case import Case, WayOut
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile, Worker
+    from assigner.solver.why.case import Case, Remedy
     from assigner.solver.why.enquiry import Enquiry
-
-MOST_TRIED = 16
-"""Pairs of workers that are tried one by one."""
 
 Pair = tuple[str, str]
 
 
-class Links(Family):
+class MoreLinks(Family):
     """Links that were not measured."""
 
     title = "links between more workers"
@@ -37,13 +35,13 @@ class Links(Family):
         missing = _missing(case.profile)
         return _linked(case, missing) if missing else None
 
-    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[WayOut]:
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[Remedy]:
         """The missing links between two workers; a least set of pairs where that is not enough."""
         missing = _missing(case.profile)
         plan = enquiry.plan(_linked(case, missing)) if missing else None
         if plan is None:
             return
-        if len(missing) <= MOST_TRIED:
+        if len(missing) <= tuning.LINKS_TRIED:
             singles = [way for pair in missing if (way := enquiry.way_out(case, _change(case, [pair]))) is not None]
             if singles:
                 yield min(singles, key=lambda way: way.step_s)
@@ -65,7 +63,7 @@ class OneMore(Family):
         """One more of each kind."""
         return together(self._copies(case)).apply(case) if not case.options.order else None
 
-    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[WayOut]:
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[Remedy]:
         """Of one kind; of a least set of kinds where that is not enough."""
         if case.options.order:  # a worker that it does not name would not be used
             return
@@ -105,13 +103,17 @@ def _missing(profile: Profile) -> list[Pair]:
 
 
 def _linked(case: Case, pairs: Iterable[Pair]) -> Case:
-    """The case with links between the pairs: as slow as the slowest that is known, for theirs is not."""
+    """The case with links between the pairs: as slow as the slowest that is known, for theirs is not.
+
+    Pairs may name workers that another change adds; without it they are left out.
+    """
     links = case.profile.links
     there = {(link.source, link.target) for link in links}
     like = _slowest(links)
     more = [
         replace(like, source=source, target=target)
-        for u, v in pairs for source, target in ((u, v), (v, u)) if (source, target) not in there
+        for u, v in pairs if u in case.profile.worker and v in case.profile.worker
+        for source, target in ((u, v), (v, u)) if (source, target) not in there
     ]  # fmt: skip
     return case.with_profile(links=(*links, *more))
 

@@ -6,7 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.simulate import worker_memory
+from assigner.schedule.simulate import worker_memory
+from assigner.solver import tuning
 from assigner.solver.why.amounts import ceiled, figure, floored, least_figure
 from assigner.solver.why.case import Case, Change, short
 from assigner.solver.why.choices import chosen
@@ -15,16 +16,13 @@ from assigner.solver.why.family import Family, least, least_set
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from assigner.plan import Plan
-    from assigner.profile import Worker
-    from assigner.solver.why.case import WayOut
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Worker
+    from assigner.solver.why.case import Remedy
     from assigner.solver.why.enquiry import Enquiry
 
 PLENTY = 1e18
 """Bytes that hold any model."""
-
-MOST_TRIED = 8
-"""Workers whose memory is raised by itself; where there are more, the largest of each kind come first."""
 
 
 class Reserve(Family):
@@ -38,7 +36,7 @@ class Reserve(Family):
             return None
         return case.with_options(reserve={worker.name: 0 for worker in case.workers})
 
-    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[WayOut]:
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[Remedy]:
         """The least reduction, of one worker's reserve; of a least set of them, by one factor, where one is too few."""
         reserved = [worker for worker in case.workers if worker.reserve_bytes]
         some = _fewest(
@@ -66,7 +64,7 @@ class Reserve(Family):
         yield from filter(None, [enquiry.way_out(case, change(percent), plan)])
 
 
-class Memory(Family):
+class MoreMemory(Family):
     """More memory."""
 
     title = "more memory"
@@ -75,10 +73,10 @@ class Memory(Family):
         """As much as can be."""
         return case.with_memory({worker.name: PLENTY for worker in case.workers})
 
-    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[WayOut]:
+    def ways_out(self, case: Case, enquiry: Enquiry) -> Iterator[Remedy]:
         """The least raise of one worker's memory; of a least set, by one factor, where one is too few."""
-        singles: list[tuple[float, WayOut]] = []
-        for worker in _by_kind(case.workers)[:MOST_TRIED]:
+        singles: list[tuple[float, Remedy]] = []
+        for worker in _by_kind(case.workers)[: tuning.MEMORIES_TRIED]:
             plan = enquiry.plan(case.with_memory({worker.name: PLENTY}))
             if plan is not None:
                 found = self._raised(case, worker, plan, enquiry)
@@ -92,7 +90,7 @@ class Memory(Family):
             yield from filter(None, [self._scaled(case, some, enquiry)])
 
     @staticmethod
-    def _raised(case: Case, worker: Worker, plan: Plan, enquiry: Enquiry) -> tuple[float, WayOut] | None:
+    def _raised(case: Case, worker: Worker, plan: Plan, enquiry: Enquiry) -> tuple[float, Remedy] | None:
         """The least memory of one worker that is enough.
 
         Returns:
@@ -110,7 +108,7 @@ class Memory(Family):
         return None if way is None else (size - worker.memory_bytes, way)
 
     @staticmethod
-    def _scaled(case: Case, some: Sequence[Worker], enquiry: Enquiry) -> WayOut | None:
+    def _scaled(case: Case, some: Sequence[Worker], enquiry: Enquiry) -> Remedy | None:
         """The least factor for the memory of several workers."""
 
         def change(percent: int) -> Change:
@@ -148,7 +146,7 @@ def _reserves(case: Case, changed: Mapping[str, float]) -> dict[str, float]:
 
 def _fewest(workers: Sequence[Worker], enough: Callable[[Sequence[Worker]], Plan | None]) -> list[Worker]:
     """A single worker of those that are enough, or a least set of them; empty: all of them are not."""
-    for worker in _by_kind(workers)[:MOST_TRIED]:
+    for worker in _by_kind(workers)[: tuning.MEMORIES_TRIED]:
         if enough([worker]) is not None:
             return [worker]
     if enough(workers) is None:

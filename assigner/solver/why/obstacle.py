@@ -19,13 +19,13 @@ from assigner.solver.why.case import short, together
 from assigner.solver.why.choices import StepLimit
 from assigner.solver.why.dropped import Hints, MostWorkers, hints, limits, named, title
 from assigner.solver.why.family import Family, least_set, opened
-from assigner.solver.why.fleet import Links
-from assigner.solver.why.memory import Memory
+from assigner.solver.why.fleet import MoreLinks
+from assigner.solver.why.memory import MoreMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from assigner.profile import Worker
+    from assigner.formats.profile import Worker
     from assigner.solver.problem import Problem
     from assigner.solver.why.case import Case, Change
     from assigner.solver.why.enquiry import Enquiry
@@ -40,11 +40,11 @@ def obstacle(case: Case, enquiry: Enquiry) -> str:
     """
     search = Search(*case.resolved)
     all_in_flight = all(setting.schedule == "gpipe" for setting in search.settings)
-    sums = Sums(search.problem, all_in_flight=all_in_flight)
+    sums = StateSums(search.problem, all_in_flight=all_in_flight)
     return sums.misplaced() or sums.too_large() or sums.too_much() or _binding(case, enquiry)
 
 
-class Sums:
+class StateSums:
     """Obstacles that adding up proves.
 
     Args:
@@ -161,7 +161,7 @@ def _title(names: Sequence[str]) -> str:
 def _binding(case: Case, enquiry: Enquiry) -> str:
     """Which kinds of constraints leave no plan, by searches without the others."""
     families: dict[str, list[Family]] = {
-        "the hints": [Hints(), MostWorkers()], "the memory": [Memory()], "the links": [Links()],
+        "the hints": [Hints(), MostWorkers()], "the memory": [MoreMemory()], "the links": [MoreLinks()],
         "the step time asked for": [StepLimit()],
     }  # fmt: skip
     there = {name: some for name, some in families.items() if opened(case, some) is not case}
@@ -184,7 +184,7 @@ def _binding(case: Case, enquiry: Enquiry) -> str:
 
 def _contradiction(case: Case, enquiry: Enquiry) -> str:
     """The least set of hints that leave no plan, whatever the memory and the links."""
-    free = opened(case, [Memory(), Links(), StepLimit()])
+    free = opened(case, [MoreMemory(), MoreLinks(), StepLimit()])
     held = hints(case) + limits(case)
 
     def contradict(some: Sequence[Change]) -> bool:

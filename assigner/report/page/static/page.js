@@ -31,7 +31,7 @@ const page = {
   },
   lay() {
     document.getElementById("inspected").textContent = "";
-    document.getElementById("run-said").textContent = page.run()?.said ? `${page.run().said} Both sides are drawn so.` : "";
+    document.getElementById("run-said").textContent = page.run()?.said ?? "";
     layTimeline(page.plan(), page.step());
     page.draw();
   },

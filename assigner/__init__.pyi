@@ -1,0 +1,30 @@
+from assigner.errors import AssignerError as AssignerError
+from assigner.errors import FormatError as FormatError
+from assigner.errors import InfeasibleError as InfeasibleError
+from assigner.errors import LimitError as LimitError
+from assigner.errors import MarkingError as MarkingError
+from assigner.errors import MeasurementError as MeasurementError
+from assigner.errors import UsageError as UsageError
+from assigner.errors import WorkerError as WorkerError
+from assigner.formats.plan import Plan as Plan
+from assigner.formats.plan import load_plan as load_plan
+from assigner.formats.plan import save_plan as save_plan
+from assigner.formats.profile import Profile as Profile
+from assigner.formats.profile import load_profile as load_profile
+from assigner.formats.profile import save_profile as save_profile
+from assigner.formats.trace import Trace as Trace
+from assigner.formats.trace import load_trace as load_trace
+from assigner.launch.failurereport import tell as tell
+from assigner.machine.launchedrank import launched_rank as launched_rank
+from assigner.model.marking import partition as partition
+from assigner.runtime.checkpoint import load_weights as load_weights
+from assigner.runtime.pipeline import Pipeline as Pipeline
+from assigner.runtime.results import StepResult as StepResult
+from assigner.schedule.simulate import predict as predict
+from assigner.solver import SolveOptions as SolveOptions
+from assigner.solver import solve_baseline as solve_baseline
+from assigner.solver.solve import solve as solve
+
+__version__: str
+from assigner.model.workload import Workload as Workload
+from assigner.model.workload import load_workload as load_workload

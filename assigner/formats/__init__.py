@@ -1,0 +1,12 @@
+"""The files that commands hand to each other. One declaration decodes, checks, encodes and describes.
+
+profile, plan, trace          the three of them, as frozen dataclasses
+document                      how such a dataclass is read and written
+profilewarnings               what a profile's own figures say against it
+merging, selection            profiles put together or renewed in part; what `--only` names
+origin                        the profile that a plan was solved from
+graph, partitioncontent       the order of partitions; what they hold, by the model's names
+terms                         words and limits that the formats, the flags and the solver share
+fineness                      into how many micro-batches a batch may be cut
+screen                        a profile, plan or solution that prints itself
+"""

@@ -1,0 +1,310 @@
+"""JSON documents as frozen dataclasses: one declaration decodes, checks, encodes and describes.
+
+A format is a tree of frozen dataclasses. Their annotations say what a field may hold; `decode` checks a
+parsed document against them, `schema` writes the same rules as a JSON Schema, so the two cannot differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import re
+import types
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from assigner.errors import FormatError
+from assigner.files import put, read_text
+from assigner.formats.terms import MOST_ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+T = TypeVar("T")
+
+LARGEST = 1e18
+"""The largest number of a file: more than any time in seconds, memory in bytes or price is, and sums and products of
+some of them are finite."""
+_EXACT = 2**53
+_DEEPEST = 20
+"""Objects and lists in each other, in a field that may hold anything."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """What a number may be, in an annotation: `Annotated[int, Range(1)]`."""
+
+    low: float = 0
+    high: float = LARGEST
+
+    def __str__(self) -> str:
+        return f"{self.low:g} or more" if self.high >= MOST_ROWS else f"{self.low:g} to {self.high:g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleLine:
+    """A text that people read in a row of a table, in an annotation: `Annotated[str, SingleLine()]`.
+
+    It has no control characters, no line breaks, and nothing that turns the direction of what follows: such a name
+    could move a terminal's cursor or write a row that is not there. And it is no longer than a path may be.
+    """
+
+    banned: str = "[\\u0000-\\u001f\\u007f-\\u009f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+    longest: int = 4096
+
+
+Name = Annotated[str, SingleLine()]
+Count = Annotated[int, Range(1, MOST_ROWS)]
+Threads = Annotated[int, Range(1, 65_536)]
+Share = Annotated[float, Range(0, 1)]
+
+
+def shown(value: object) -> str:
+    """A value as it stands in a message: its JSON, cut where it is long."""
+    try:
+        text = json.dumps(value, default=repr)
+    except RecursionError:
+        return f"a nested {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _bad(path: str, value: object, allowed: str) -> FormatError:
+    return FormatError(f"{path or 'document'}: {shown(value)} is not allowed; expected {allowed}")
+
+
+def _number(value: Any, *, whole: bool, limits: Range, path: str) -> Any:
+    name = "a whole number" if whole else "a finite number"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not _is_finite(value) or (whole and value != int(value)):
+        raise _bad(path, value, name)
+    if not limits.low <= value <= limits.high:
+        raise _bad(path, value, f"{name}, {f'at most {limits.high:g}' if value > limits.high else limits}")
+    if whole:
+        return int(value)
+    return float(value) if abs(value) > _EXACT else value  # a whole number that no int64 may hold
+
+
+def _is_finite(value: float) -> bool:
+    """True for a number that a float can hold: JSON's whole numbers may have any number of digits."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+@functools.cache
+def _fields(kind: type) -> dict[str, tuple[Any, dataclasses.Field[Any]]]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: (hints[field.name], field) for field in dataclasses.fields(kind)}
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _union(hint: Any) -> tuple[Any, bool]:
+    """The one type of `X | None`, and whether None is allowed."""
+    if get_origin(hint) in (Union, types.UnionType):
+        kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+        assert len(kinds) == 1, "a field holds one type, or that type and None"
+        return kinds[0], True
+    return hint, False
+
+
+def _limits(hint: Any) -> tuple[Any, Range | SingleLine]:
+    if get_origin(hint) is Annotated:
+        inner, *notes = get_args(hint)
+        return inner, next((note for note in notes if isinstance(note, Range | SingleLine)), Range())
+    return hint, Range()
+
+
+def decode(hint: Any, value: Any, path: str = "") -> Any:
+    """A parsed JSON value as the type `hint`, every number and every field checked.
+
+    Args:
+        hint: A frozen dataclass, or the annotation of one of its fields.
+        value: What `json.loads` gave.
+        path: Where the value stands in its document, for the error.
+
+    Raises:
+        FormatError: naming the path, the value and what is allowed there.
+    """
+    hint, optional = _union(hint)
+    if value is None and optional:
+        return None
+    hint, limits = _limits(hint)
+    origin = get_origin(hint)
+    if dataclasses.is_dataclass(hint):
+        return _decode_record(hint, value, path)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise _bad(path, value, "a list")
+        item = get_args(hint)[0]
+        return tuple(decode(item, each, f"{path}[{n}]") for n, each in enumerate(value))
+    if origin is Literal:
+        if value not in get_args(hint):
+            raise _bad(path, value, " or ".join(map(shown, get_args(hint))))
+        return value
+    if isinstance(limits, Range) and (hint is float or hint is int):
+        return _number(value, whole=hint is int, limits=limits, path=path)
+    expected, name = (
+        (dict, "an object") if origin is dict else (hint, {str: "text", bool: "true or false"}.get(hint, ""))
+    )
+    if not isinstance(value, expected):
+        raise _bad(path, value, name)
+    if isinstance(limits, SingleLine) and isinstance(value, str):
+        _check_line(value, limits, path)
+    else:
+        _check_plain(value, path)
+    return value
+
+
+def _check_line(value: str, limits: SingleLine, path: str) -> None:
+    if re.search(limits.banned, value):
+        raise _bad(path, value, "text of printable characters in one line")
+    if len(value) > limits.longest:
+        raise _bad(path, value, f"at most {limits.longest:,} characters")
+
+
+def _check_plain(value: Any, path: str, depth: int = 0) -> None:
+    """What a field holds that may hold anything: it can be written again and printed as JSON."""
+    if isinstance(value, dict | list):
+        if depth == _DEEPEST:
+            raise FormatError(f"{path}: nested too deeply")
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, each in pairs:
+            _check_plain(name, path, depth)
+            _check_plain(each, f"{path}.{name}" if isinstance(value, dict) else f"{path}[{name}]", depth + 1)
+    elif isinstance(value, str):
+        if re.search("[\ud800-\udfff]", value):
+            raise _bad(path, value, "text in Unicode")
+    elif isinstance(value, int | float) and not (_is_finite(value) and abs(value) <= LARGEST):
+        raise _bad(path, value, f"a finite number, at most {LARGEST:g}")
+
+
+def _decode_record(kind: Any, value: Any, path: str) -> Any:
+    if not isinstance(value, dict):
+        raise _bad(path, value, "an object")
+    found = {}
+    for name, (hint, field) in _fields(kind).items():
+        inner = f"{path}.{name}" if path else name
+        if name in value:
+            found[name] = decode(hint, value[name], inner)
+        elif _required(field):
+            raise FormatError(f"{inner}: missing")
+    return kind(**found)
+
+
+def encode(value: Any) -> Any:
+    """The JSON form of a document: dataclasses as objects, tuples as lists, defaults written out."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        return [encode(each) for each in value]
+    if isinstance(value, dict):
+        return {name: encode(each) for name, each in value.items()}
+    return value
+
+
+def schema(hint: Any) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of what `decode` accepts for `hint`."""
+    hint, optional = _union(hint)
+    hint, limits = _limits(hint)
+    origin = get_origin(hint)
+    rule: dict[str, Any]
+    if dataclasses.is_dataclass(hint):
+        fields = _fields(hint)  # type: ignore[arg-type]
+        rule = {
+            "type": "object",
+            "properties": {name: schema(inner) for name, (inner, _) in fields.items()},
+            "required": [name for name, (_, field) in fields.items() if _required(field)],
+        }
+    elif origin is tuple:
+        rule = {"type": "array", "items": schema(get_args(hint)[0])}
+    elif origin is Literal:
+        rule = {"enum": list(get_args(hint))}
+    elif isinstance(limits, SingleLine):
+        rule = {"type": "string", "maxLength": limits.longest, "not": {"pattern": limits.banned}}
+    elif hint is float or hint is int:
+        rule = {"type": "integer" if hint is int else "number", "minimum": limits.low, "maximum": limits.high}
+    else:
+        rule = {"type": {str: "string", bool: "boolean"}.get(hint, "object")}
+    return {"anyOf": [rule, {"type": "null"}]} if optional else rule
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FormatError(f"the field {twice!r} stands twice in one object")
+    return found
+
+
+def read(path: Path, kind: type[T], *, name: str, major: int) -> T:
+    """Load and check one file.
+
+    Args:
+        path: The file.
+        kind: The dataclass of the whole document.
+        name: What the file's `kind` must be: `profile` or `plan`.
+        major: The major format version that this program reads.
+
+    Raises:
+        UsageError: the file is not there or cannot be read.
+        FormatError: it is not what it should be; the message starts with the file's name.
+    """
+    text = read_text(path, hint=f"is this the path of a {name} file?")
+    try:
+        document = json.loads(text, object_pairs_hook=_no_duplicates)
+        _check_head(document, name=name, major=major)
+        return decode(kind, document)  # type: ignore[no-any-return]
+    except json.JSONDecodeError as error:
+        raise FormatError(
+            f"{path}: not JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}",
+            hint="the file was cut off: write it again with the command that made it"
+            if text.strip() and error.pos >= len(text.rstrip())
+            else "mend that place, or write the file again with the command that made it",
+        ) from error
+    except RecursionError as error:
+        raise FormatError(f"{path}: nested too deeply to be a {name}") from error
+    except FormatError as error:
+        raise FormatError(f"{path}: {error.message}", hint=error.hint) from error
+    except ValueError as error:  # of a number with more digits than Python reads
+        why = str(error).partition(";")[0]
+        raise FormatError(f"{path}: a number in it cannot be read: {why}") from error
+
+
+def _check_head(document: Any, *, name: str, major: int) -> None:
+    if not isinstance(document, dict):
+        raise _bad("", document, "an object")
+    if document.get("kind") != name:
+        raise FormatError(
+            f"kind: {shown(document.get('kind'))} is not allowed; expected {name!r}",
+            hint=f"this command reads a {name} here",
+        )
+    version = document.get("format_version")
+    parts = version.split(".") if isinstance(version, str) else []
+    if len(parts) != 2 or not all(re.fullmatch("[0-9]{1,4}", part) for part in parts):
+        raise _bad("format_version", version, f'text such as "{major}.0"')
+    if int(parts[0]) != major:
+        raise FormatError(
+            f"format_version: {version} is not known; this program reads {major}.x",
+            hint="use the assigner release that wrote the file, or write it again",
+        )
+
+
+def write(path: Path, document: Any, *, force: bool) -> None:
+    """Write a document as JSON; errors as `put`."""
+    put(path, (json.dumps(encode(document), indent=1, allow_nan=False) + "\n").encode(), force=force)
+
+
+def check_unique(names: Sequence[str], path: str) -> None:
+    """Raise FormatError if a name stands twice; `path` has `{}` where the position goes."""
+    seen: set[str] = set()
+    for position, name in enumerate(names):
+        if name in seen:
+            raise FormatError(f"{path.format(position)}: {name!r} is there already; names are unique")
+        seen.add(name)

@@ -1,0 +1,42 @@
+"""How finely a workload allows its batches to be cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from assigner import formatting as fmt
+
+
+@dataclass(frozen=True)
+class Fineness:
+    """The most micro-batches of a batch, and the fewest rows of a micro-batch.
+
+    A batch that is not cut at all is always allowed, however few rows it has.
+
+    Args:
+        max_micro_batches: Of a batch; None: any number.
+        min_rows: Of a micro-batch; None: any number.
+    """
+
+    max_micro_batches: int | None = None
+    min_rows: int | None = None
+
+    def most(self, rows: int) -> int:
+        """The most micro-batches that so many rows may be cut into."""
+        most = rows if self.max_micro_batches is None else min(rows, self.max_micro_batches)
+        return max(1, most if self.min_rows is None else min(most, rows // self.min_rows))
+
+    def obstacle(self, micro_batches: int, rows: int) -> str | None:
+        """Why so many rows may not be cut into so many micro-batches, in words; None: they may."""
+        if self.max_micro_batches is not None and micro_batches > self.max_micro_batches:
+            return f"Workload.max_micro_batches allows {fmt.plural(self.max_micro_batches, 'micro-batch')} at most"
+        left = rows // micro_batches
+        if self.min_rows is not None and left < self.min_rows and micro_batches > 1:
+            return (
+                f"Workload.min_rows asks for {self.min_rows} or more rows in each, and a batch of {rows} leaves {left}"
+            )
+        return None
+
+
+ANY = Fineness()
+"""However finely one likes."""

@@ -1,0 +1,175 @@
+"""Profiles put together: workers that were measured apart in one, or new figures in place of old ones."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from assigner.errors import FormatError
+from assigner.formats.document import shown
+from assigner.formats.profilewarnings import other_warnings, outdated, with_warnings
+from assigner.location import Location
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from assigner.formats.profile import Link, Measurement, Partition, Profile, WorkloadReference
+
+_CALIBRATED = ("calibrated", "not calibrated")
+_RANK = re.compile(r"\bworker:(\d+)")
+
+
+def merged(profiles: Sequence[tuple[str, Profile]]) -> Profile:
+    """One profile with the workers of several; no link leads from the workers of one to those of another.
+
+    The first keeps its ranks, the others' follow: `worker:0` of the second becomes `worker:N` behind N workers. So do
+    the names in their links, measurements, pins and warnings.
+
+    Args:
+        profiles: Each with the name that an error gives it.
+
+    Raises:
+        FormatError: they were not measured of the same workload.
+    """
+    (first_name, whole), *others = profiles
+    warnings = list(other_warnings(whole))
+    for name, other in others:
+        check_same_workload(whole.workload, other.workload, names=(first_name, name))
+        check_same_partitions({each.name: each.kind for each in whole.partitions}, other, names=(first_name, name))
+        added = _renumbered(other, 1 + max(worker.rank for worker in whole.workers))
+        partitions, unlike = _pinned(whole.partitions, other.partitions, added.partitions)
+        warnings += [*other_warnings(added), *(f"{text} in {name}; not used" for text in unlike)]
+        whole = replace(
+            whole,
+            workers=whole.workers + added.workers,
+            links=whole.links + added.links,
+            partitions=partitions,
+            measurements=whole.measurements + added.measurements,
+        )
+    return with_warnings(whole, warnings)
+
+
+def updated(
+    old: Profile,
+    *,
+    measurements: Iterable[Measurement],
+    links: Iterable[Link],
+    notes: Iterable[str] = (),
+    created_at: str,
+) -> Profile:
+    """A profile with new figures: each replaces that of the same kind of partition, worker and micro-batch, or link.
+
+    What was said of the replaced figures goes with them. A calibration is on record as long as one of its figures is.
+
+    Args:
+        old: What stays where nothing is new.
+        measurements: New ones.
+        links: New ones.
+        notes: New warnings besides those that the figures give.
+        created_at: When they were measured.
+    """
+
+    def key(each: Measurement) -> tuple[str, str, int]:
+        return old.partition[each.partition].kind, each.worker, each.micro_batch
+
+    points, ways = list(measurements), {(link.source, link.target): link for link in links}
+    replaced = {key(each) for each in points}
+    kept = tuple(each for each in old.measurements if key(each) not in replaced)
+    known = {(link.source, link.target) for link in old.links}
+    new = replace(
+        old,
+        created_at=created_at,
+        measurements=(*kept, *points),
+        links=(
+            *(ways.get((link.source, link.target), link) for link in old.links),
+            *(link for way, link in ways.items() if way not in known),
+        ),
+    )
+    gone = [(each.partition, each.worker, each.micro_batch) for each in old.measurements if key(each) in replaced]
+    workers = set(old.worker) - {each.worker for each in kept}
+    said = [text for text in other_warnings(old) if not outdated(text, points=gone, workers=workers, links=ways)]
+    if not kept and known <= set(ways):
+        said = [text for text in said if not text.startswith(_CALIBRATED)]
+        new = replace(new, environment={name: value for name, value in old.environment.items() if name != "calibrated"})
+    return with_warnings(new, (*said, *notes))
+
+
+def check_same_workload(here: WorkloadReference, there: WorkloadReference, *, names: tuple[str, str]) -> None:
+    """Refuse figures of different workloads.
+
+    Args:
+        here: What the figures go to.
+        there: What they come from.
+        names: What an error calls the two.
+
+    Raises:
+        FormatError: naming what differs.
+    """
+    for what in ("fingerprint", "batch_size", "dtype", "optimizer", "max_micro_batches", "min_rows"):
+        ours, theirs = getattr(here, what), getattr(there, what)
+        if ours != theirs:
+            raise FormatError(
+                f"{names[1]} was measured of another workload than {names[0]}: its {what} is {shown(theirs)}, not"
+                f" {shown(ours)}",
+                hint="profile the same model with the same marks, batch size and optimizer in both places",
+            )
+
+
+def check_same_partitions(kinds: Mapping[str, str], other: Profile, *, names: tuple[str, str]) -> None:
+    """Refuse figures of other partitions: fingerprints may be written by hand.
+
+    Args:
+        kinds: The kind of each partition that figures go to.
+        other: What they come from.
+        names: What an error calls the two.
+
+    Raises:
+        FormatError: naming a partition that only one of them has, or that is of another kind.
+    """
+    theirs = {each.name: each.kind for each in other.partitions}
+    if theirs != kinds:
+        unlike = sorted(set(kinds.items()) ^ set(theirs.items()))[0][0]
+        raise FormatError(f"{names[1]} has other partitions than {names[0]}: they differ in {unlike!r}")
+
+
+def _renumbered(profile: Profile, offset: int) -> Profile:
+    """The same with every rank moved up by `offset`."""
+
+    def name(worker: str) -> str:
+        place = Location.parse(worker)
+        return str(Location(place.rank + offset, place.device))
+
+    def text(said: str) -> str:
+        return _RANK.sub(lambda match: f"worker:{int(match[1]) + offset}", said)
+
+    return replace(
+        profile,
+        workers=tuple(replace(each, name=name(each.name)) for each in profile.workers),
+        links=tuple(replace(each, source=name(each.source), target=name(each.target)) for each in profile.links),
+        partitions=tuple(replace(each, pin=each.pin and text(each.pin)) for each in profile.partitions),
+        measurements=tuple(replace(each, worker=name(each.worker)) for each in profile.measurements),
+        warnings=tuple(text(each) for each in profile.warnings),
+    )
+
+
+def _pinned(
+    ours: Sequence[Partition], theirs: Sequence[Partition], moved: Sequence[Partition]
+) -> tuple[tuple[Partition, ...], list[str]]:
+    """Our partitions, with the others' pins where we have none, and what the others pin elsewhere.
+
+    A pin to a rank that stands in both is the model's own and means the rank of a run: ours.
+
+    Args:
+        ours: Of the profile that is added to.
+        theirs: Of the profile that is added, as it was measured.
+        moved: The same with its ranks renumbered.
+    """
+    said = {each.name: each.pin for each in theirs}
+    pins = {each.name: each.pin for each in moved}
+    unlike = [
+        f"{each.name} is pinned to {each.pin}, and to {said[each.name]}"
+        for each in ours
+        if each.pin and said[each.name] not in (None, each.pin)
+    ]
+    return tuple(replace(each, pin=each.pin or pins[each.name]) for each in ours), unlike

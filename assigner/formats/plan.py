@@ -1,0 +1,413 @@
+"""The plan: which worker runs which partitions, in what order, and what that is predicted to cost."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from assigner.errors import FormatError, UsageError
+from assigner.formats.document import Count, Name, Range, Share, Threads, check_unique, read, write
+from assigner.formats.profile import WorkloadReference
+from assigner.formats.screen import OnScreen
+from assigner.formats.terms import MOST_MICRO_BATCHES, Objective, Schedule
+from assigner.location import Location
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAJOR = 1
+MicroBatches = Annotated[int, Range(1, MOST_MICRO_BATCHES)]
+StepTime = Annotated[float, Range(1e-12)]
+
+
+@dataclass(frozen=True)
+class ProfileReference:
+    """The profile that a plan was solved from.
+
+    Args:
+        path: As it was given, from the folder of the command.
+        sha256: Of the file's bytes.
+    """
+
+    path: Name
+    sha256: Name
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Partitions that one worker runs without a transfer between them.
+
+    Args:
+        worker: The worker's name, `worker:0/cuda:0`.
+        partitions: Names, in the order in which they run.
+        rematerialise: Those of them that keep their inputs only and run forward again before backward.
+        in_flight: Warm-up depth: how many micro-batches are kept at once; None: the schedule's default.
+        threads: Compute threads of the worker when it was measured; the runtime sets them. None: left as they are.
+    """
+
+    worker: Name
+    partitions: tuple[Name, ...]
+    rematerialise: tuple[Name, ...] = ()
+    in_flight: MicroBatches | None = None
+    threads: Threads | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one worker at its peak, by what they hold.
+
+    Args:
+        parameters: Of the worker's partitions; a tied one once.
+        gradients: Of these parameters.
+        optimizer: State of the optimizer.
+        buffers: Such as running statistics.
+        activations: What is kept for backward, over all micro-batches in flight.
+        workspace: The largest that one of its partitions needs while it computes.
+        messages: On their way to or from the worker.
+    """
+
+    parameters: float = 0
+    gradients: float = 0
+    optimizer: float = 0
+    buffers: float = 0
+    activations: float = 0
+    workspace: float = 0
+    messages: float = 0
+
+    @property
+    def total(self) -> float:
+        """The peak, in bytes."""
+        return (
+            self.parameters + self.gradients + self.optimizer + self.buffers
+            + self.activations + self.workspace + self.messages
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WorkerPrediction:
+    """How one worker spends a step. The three times add up to the step time.
+
+    Args:
+        worker: The worker's name.
+        compute_s: Forward, backward, recompute and update.
+        transfer_s: Not computing while a message to or from the worker is on its way.
+        idle_s: The rest.
+        memory: The peak, by what it holds.
+        peak_bytes: The peak.
+        capacity_bytes: The worker's memory less its reserve.
+        forward_s: The part of compute_s that is forward.
+        update_s: The part of compute_s that is the optimizer's update, once a step.
+        busy_s: The part of transfer_s and idle_s in which handling messages keeps the worker from computing.
+    """
+
+    worker: Name
+    compute_s: float
+    transfer_s: float
+    idle_s: float
+    memory: Memory
+    peak_bytes: float
+    capacity_bytes: float
+    forward_s: float | None = None
+    update_s: float | None = None
+    busy_s: float | None = None
+
+    @property
+    def occupied_s(self) -> float:
+        """Seconds in which the worker cannot do more: it computes, or is kept busy by messages."""
+        return self.compute_s + (self.busy_s or 0.0)
+
+
+@dataclass(frozen=True)
+class TransferPrediction:
+    """All messages of a step over one link.
+
+    Args:
+        source: The worker that sends.
+        target: The worker that receives.
+        bytes: Of all of them.
+        seconds: In which the link is in use.
+    """
+
+    source: Name
+    target: Name
+    bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the simulator says of a plan.
+
+    Args:
+        step_s: The time of one step, in seconds.
+        samples_per_s: Batch size by step time.
+        bubble_fraction: The share of the step, over the workers used, in which a worker does not compute.
+        workers: How each worker spends the step.
+        transfers: The messages, by link.
+    """
+
+    step_s: StepTime
+    samples_per_s: float
+    bubble_fraction: Share
+    workers: tuple[WorkerPrediction, ...]
+    transfers: tuple[TransferPrediction, ...]
+
+
+@dataclass(frozen=True)
+class SolverReport:
+    """How a plan was found and how good it is proven to be.
+
+    Args:
+        name: `HiGHS` or `CBC` where one of them had a part in it; `assigner`, or the baseline's name, where none had.
+        version: Of that program.
+        status: `optimal` (to the gap asked for, of the plans searched), `feasible` (a limit came first).
+        objective_s: The plan's value of the objective, in its unit (seconds for `step`).
+        bound_s: No plan of those searched can be better: with one stage a worker, or under `interleaved`.
+        gap: (objective - bound) / objective.
+        seconds: Wall time of the search.
+        options: The settings in effect.
+        found_by: What has found the plan: `dynamic program`, `local search`, `integer program`; empty: it is not told.
+        proven_by: What has proven the bound, of all settings (schedule, micro-batches) that were decided.
+        scope: Which plans the bound is about; empty: it is not told.
+        interrupted: The user ended the search.
+    """
+
+    name: Name
+    version: Name
+    status: Literal["optimal", "feasible"]
+    objective_s: float
+    bound_s: float
+    gap: Share
+    seconds: float
+    options: dict[str, Any] = field(default_factory=dict)
+    found_by: str = ""
+    proven_by: tuple[str, ...] = ()
+    scope: str = ""
+    interrupted: bool = False
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A simpler way to place the same profile, priced by the same simulator.
+
+    Args:
+        name: Of the way.
+        step_s: Its step, in seconds; None: it does not fit.
+    """
+
+    name: Name
+    step_s: StepTime | None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule and micro-batch count that the search looked at.
+
+    Values are seconds that compare between counts: of a step, of a batch in the steady state (objective "throughput"),
+    of one forward ("latency").
+
+    Args:
+        schedule: The order of the actions.
+        micro_batches: In a step.
+        micro_batch_size: In samples.
+        objective_s: Of the best plan found under it; None: none was found.
+        bound_s: No plan under it is better than this; None: nothing fits.
+        status: `chosen`, or why it was not: `proven worse`, `gains ... at most`, `needs more memory` (and is faster by
+            less than the gap asked for), `infeasible: ...`, `not decided`.
+    """
+
+    schedule: Schedule
+    micro_batches: MicroBatches
+    micro_batch_size: Count
+    objective_s: float | None
+    bound_s: float | None
+    status: str
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What one change of the cluster or of the split would bring, priced by the solver.
+
+    Args:
+        change: What is changed: the micro-batch count, one more worker of a kind, or a link twice as wide.
+        what: The change in words, with the worker's kind, the link's ends or the count.
+        step_s: The best step found after it; the plan's own where it is faster by no more than what the plan's search
+            left open. None: no plan was found.
+        bound_s: No plan is faster after it; None: nothing fits.
+    """
+
+    change: Literal["micro_batches", "worker", "link"]
+    what: Name
+    step_s: StepTime | None
+    bound_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(OnScreen):
+    """A whole plan; construction checks that it is consistent in itself.
+
+    Args:
+        kind: What the file is.
+        format_version: MAJOR.MINOR; a reader takes every minor version of a major that it knows.
+        created_at: When, in UTC.
+        tool_version: The release that wrote it.
+        profile: The profile that it was solved from; None: it is written by hand.
+        workload: What it is a plan for.
+        objective: What was made small.
+        schedule: The order of the actions.
+        micro_batches: How many a step has.
+        micro_batch_size: Samples in each; the last may be smaller.
+        stages: In pipeline order; a worker may hold several. A rank that holds none idles.
+        predicted: What the simulator says of it.
+        solver: How it was found and how good it is.
+        baselines: Simpler placements of the same profile.
+        candidates: Schedules and micro-batch counts that were looked at.
+        what_if: What one change would bring.
+
+    Raises:
+        FormatError: a partition stands twice, or a stage rematerialises what it does not hold.
+    """
+
+    kind: Literal["plan"] = "plan"
+    format_version: str = f"{MAJOR}.0"
+    created_at: str = ""
+    tool_version: str = ""
+    profile: ProfileReference | None = None
+    workload: WorkloadReference
+    objective: Objective = "step"
+    schedule: Schedule = "gpipe"
+    micro_batches: MicroBatches
+    micro_batch_size: Count
+    stages: tuple[Stage, ...]
+    predicted: Prediction | None = None
+    solver: SolverReport | None = None
+    baselines: tuple[Baseline, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    what_if: tuple[WhatIf, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @cached_property
+    def placement(self) -> dict[str, str]:
+        """The worker of each partition, by name."""
+        return {name: stage.worker for stage in self.stages for name in stage.partitions}
+
+    @cached_property
+    def workers(self) -> tuple[str, ...]:
+        """The workers that hold a stage, in pipeline order, each once."""
+        return tuple(dict.fromkeys(stage.worker for stage in self.stages))
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """All partitions in pipeline order."""
+        return tuple(name for stage in self.stages for name in stage.partitions)
+
+    @property
+    def world_size(self) -> int:
+        """The smallest number of ranks that the plan can run on."""
+        return 1 + max(Location.parse(worker).rank for worker in self.workers)
+
+    def cut(self, micro_batches: int, micro_batch_size: int, *, batch_size: int) -> Plan:
+        """The plan with other micro-batches; no stage keeps more of them than there are.
+
+        Args:
+            micro_batches: In a step.
+            micro_batch_size: In samples.
+            batch_size: In samples.
+        """
+        depths = [None if stage.in_flight is None else min(stage.in_flight, micro_batches) for stage in self.stages]
+        return replace(
+            self,
+            workload=replace(self.workload, batch_size=batch_size),
+            micro_batches=micro_batches,
+            micro_batch_size=micro_batch_size,
+            stages=tuple(replace(stage, in_flight=depth) for stage, depth in zip(self.stages, depths, strict=True)),
+        )
+
+
+def _check(plan: Plan) -> None:
+    check_stages(plan.stages, plan.micro_batches)
+    batch, count, size = plan.workload.batch_size, plan.micro_batches, plan.micro_batch_size
+    if not (count - 1) * size < batch <= count * size:
+        raise FormatError(
+            f"micro_batches: {count} of {size} samples do not make a batch of {batch}",
+            hint=f"for {count} micro-batches, micro_batch_size is {-(-batch // count)}",
+        )
+    _check_prediction(plan.predicted)
+    for n, each in enumerate(plan.candidates):
+        _check_bound(each.objective_s, each.bound_s, f"candidates[{n}].bound_s")
+    if plan.solver is not None:
+        _check_bound(plan.solver.objective_s, plan.solver.bound_s, "solver.bound_s")
+
+
+def check_stages(stages: Sequence[Stage], micro_batches: int) -> None:
+    """Raise FormatError unless these can be the stages of a plan: every partition once, a device a rank."""
+    if not stages:
+        raise FormatError("stages: empty; a plan has at least one")
+    for n, stage in enumerate(stages):
+        Location.parse(stage.worker, where=f"stages[{n}].worker")
+        if not stage.partitions:
+            raise FormatError(f"stages[{n}].partitions: empty; leave the stage out")
+        strange = [name for name in stage.rematerialise if name not in stage.partitions]
+        if strange:
+            raise FormatError(f"stages[{n}].rematerialise: {strange[0]!r} is not a partition of this stage")
+        check_unique(stage.rematerialise, f"stages[{n}].rematerialise[{{}}]")
+        if stage.in_flight is not None and stage.in_flight > micro_batches:
+            raise FormatError(
+                f"stages[{n}].in_flight: {stage.in_flight} is not allowed; a step has {micro_batches} micro-batches",
+                hint="leave it out for the schedule's default",
+            )
+    check_unique([name for stage in stages for name in stage.partitions], "stages: partition {}")
+    ranks: dict[int, str] = {}
+    for worker in (stage.worker for stage in stages):
+        rank = Location.parse(worker).rank
+        if ranks.setdefault(rank, worker) != worker:
+            raise FormatError(f"stages: {ranks[rank]!r} and {worker!r} have the same rank; a worker has one device")
+
+
+def _check_prediction(predicted: Prediction | None) -> None:
+    """Of each worker and each link one thing is predicted."""
+    if predicted is not None:
+        check_unique([each.worker for each in predicted.workers], "predicted.workers[{}].worker")
+        links = [f"{each.source} -> {each.target}" for each in predicted.transfers]
+        check_unique(links, "predicted.transfers[{}]")
+
+
+def _check_bound(value: float | None, bound: float | None, where: str) -> None:
+    """Raise FormatError if a value is below what is proven of all, by more than rounding."""
+    if value is not None and bound is not None and bound > value * (1 + 1e-6):
+        raise FormatError(f"{where}: {bound:g} is not allowed; no plan is better than its bound, and this is {value:g}")
+
+
+def load_plan(path: Path | str | None = None) -> Plan:
+    """Read and check a plan file.
+
+    Args:
+        path: The file; None: the one that `ASSIGNER_PLAN` names, as `assigner run` sets it for every rank.
+
+    Raises:
+        UsageError: the file cannot be read, or nothing names one.
+        FormatError: it is not a sound plan; the message names file, place, value and what is allowed.
+    """
+    if path is None:
+        path = os.environ.get("ASSIGNER_PLAN", "")
+        if not path:
+            raise UsageError(
+                "no plan is named: ASSIGNER_PLAN is not set",
+                hint="start the script with assigner run PLAN -- SCRIPT, which sets it; or with ASSIGNER_PLAN=PLAN in"
+                " front of another launcher's command; or give load_plan a path",
+            )
+    return read(Path(path), Plan, name="plan", major=MAJOR)
+
+
+def save_plan(plan: Plan, path: Path | str, *, force: bool = False) -> None:
+    """Write a plan; an existing file is replaced only with `force`.
+
+    Raises:
+        UsageError: the file exists, or its folder does not.
+    """
+    write(Path(path), plan, force=force)

@@ -1,0 +1,433 @@
+"""The profile: what was measured of a workload's partitions, its workers and the links between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from assigner.errors import FormatError
+from assigner.formats.document import Count, Name, Share, Threads, check_unique, read, write
+from assigner.formats.fineness import Fineness
+from assigner.formats.graph import topological_order
+from assigner.formats.screen import OnScreen
+from assigner.location import Location
+from assigner.machine.reference import ReferenceTimes
+
+MAJOR = 1
+
+
+@dataclass(frozen=True)
+class WorkloadReference:
+    """Which workload was measured.
+
+    Args:
+        name: For tables.
+        entry: What made it, `FILE.py:FUNCTION` with its arguments.
+        fingerprint: Changes with the partitions and their graph; a plan and a checkpoint are refused where it differs.
+        batch_size: Rows in a step.
+        dtype: Of the parameters.
+        optimizer: The class of the optimizer.
+        max_micro_batches: The most that the workload allows a step to have; None: any number.
+        min_rows: The fewest rows that it allows a micro-batch to have; None: any number.
+        per_micro_batch: What sees each micro-batch by itself, in words: their number changes what is trained.
+        inputs: Types and shapes of the model's inputs for 4 rows; empty: nobody has noted them.
+    """
+
+    name: Name
+    entry: Name = ""
+    fingerprint: Name = ""
+    batch_size: Count = 1
+    dtype: Name = "float32"
+    optimizer: Name = ""
+    max_micro_batches: Count | None = None
+    min_rows: Count | None = None
+    per_micro_batch: tuple[Name, ...] = ()
+    inputs: Name = ""
+
+    @property
+    def fineness(self) -> Fineness:
+        """How finely its batches may be cut."""
+        return Fineness(self.max_micro_batches, self.min_rows)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process with one device. Workers of one `kind` and thread count share measurements.
+
+    Args:
+        name: `worker:RANK/DEVICE`.
+        kind: The device's model.
+        host: Where it is.
+        device: `cpu` or `cuda:N`.
+        memory_bytes: What is free for training after start-up.
+        threads: Compute threads.
+        reserve_bytes: What plans leave alone.
+        cost_per_hour: Its price, in any currency.
+        allocator_share: What its allocator takes beyond the bytes of the tensors in it, as a share of them.
+        reference: How fast it did fixed pieces of work while it was measured; None: nobody looked.
+    """
+
+    name: Name
+    kind: Name
+    host: Name
+    device: Name
+    memory_bytes: float
+    threads: Threads = 1
+    reserve_bytes: float = 0
+    cost_per_hour: float | None = None
+    allocator_share: float = 0.0
+    reference: ReferenceTimes | None = None
+
+    @property
+    def capacity_bytes(self) -> float:
+        """What a plan may use of the worker's memory, in bytes."""
+        return max(0, self.memory_bytes - self.reserve_bytes)
+
+    @property
+    def tensor_bytes(self) -> float:
+        """How many bytes of tensors fit into that."""
+        return self.capacity_bytes / (1 + self.allocator_share)
+
+    @property
+    def rank(self) -> int:
+        """The worker's rank in a run."""
+        return Location.parse(self.name).rank
+
+
+@dataclass(frozen=True)
+class LinkPoint:
+    """The one-way time of one message of one size.
+
+    Args:
+        bytes: Of the message.
+        seconds: The median.
+        samples: How many messages were timed; 0: none on this link, the median of links of its class.
+        spread: IQR / median; of a link that was not measured, over those links.
+    """
+
+    bytes: float
+    seconds: float
+    samples: int = 1
+    spread: float = 0.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """The directed way from one worker to another, as a sweep over message sizes.
+
+    Args:
+        source: The worker that sends.
+        target: The worker that receives.
+        points: Times by message size, the smallest first.
+        backend: What carries the messages: `gloo`, `nccl` or `mpi`.
+        sender_busy: Share of a transfer's time in which the sender cannot compute.
+        receiver_busy: The same for the receiver.
+        starved: Share of its ends' processor time that other programs had while it was measured: of the end that lost
+            more.
+    """
+
+    source: str
+    target: str
+    points: tuple[LinkPoint, ...]
+    backend: Name = "gloo"
+    sender_busy: Share = 0.0
+    receiver_busy: Share = 0.0
+    starved: Share = 0.0
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A unit that the user marked. Partitions of one `kind` share measurements.
+
+    Args:
+        name: Its name in a plan.
+        kind: Structure and input shape.
+        parameter_bytes: Of its parameters.
+        gradient_bytes: Of their gradients.
+        optimizer_bytes: Of the optimizer's state.
+        buffer_bytes: Of its buffers.
+        pin: The worker, kind or host that it must be on.
+        colocate: Partitions with the same label share a worker.
+        apart: No two partitions with the same label share a worker.
+        rematerialise: "never" or "always"; None: as the solver likes.
+    """
+
+    name: Name
+    kind: Name
+    parameter_bytes: float
+    gradient_bytes: float
+    optimizer_bytes: float
+    buffer_bytes: float = 0
+    pin: Name | None = None
+    colocate: Name | None = None
+    apart: Name | None = None
+    rematerialise: Literal["never", "always"] | None = None
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value that one partition makes and another reads.
+
+    Args:
+        source: The partition that makes it.
+        target: The partition that reads it.
+        bytes_per_sample: Of the value, for each sample of a micro-batch.
+        output: Which of the source's values it is; edges with the same one carry the same value, once to each worker.
+        fixed_bytes: Of the value, whatever the micro-batch.
+        gradient: Whether its gradient comes back.
+    """
+
+    source: str
+    target: str
+    bytes_per_sample: float
+    output: int = 0
+    fixed_bytes: float = 0
+    gradient: bool = True
+
+
+@dataclass(frozen=True)
+class Tie:
+    """One parameter that several partitions hold.
+
+    Args:
+        parameter: Its first name in the model.
+        partitions: Those that hold it.
+        bytes: Of the parameter; its gradient has as many.
+    """
+
+    parameter: str
+    partitions: tuple[str, ...]
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One partition on one worker at one micro-batch size; times are medians, in seconds.
+
+    Args:
+        partition: Its name.
+        worker: The worker's name.
+        micro_batch: In samples.
+        forward_s: Of one forward.
+        backward_s: Of one backward.
+        update_s: Of the optimizer's update of this partition.
+        activation_bytes: What it keeps from forward to backward, its inputs and outputs left out.
+        workspace_bytes: What it needs beside that while it computes.
+        samples: How many times it was timed.
+        spread: IQR / median of forward or backward, whichever is wider.
+        infeasible: Why it could not be measured, as for lack of memory; it is not placed there then.
+        update_spread: IQR / median of the update.
+        recompute_s: How much longer forward and backward take together where the partition rematerialises; None: as
+            long as a forward.
+        starved: Share of its worker's processor time that other programs had while it was timed.
+    """
+
+    partition: str
+    worker: str
+    micro_batch: Count
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    update_s: float = 0.0
+    activation_bytes: float = 0
+    workspace_bytes: float = 0
+    samples: int = 1
+    spread: float = 0.0
+    infeasible: str | None = None
+    update_spread: float = 0.0
+    recompute_s: float | None = None
+    starved: Share = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """How the captured partitions were held against the model as it is, and what came of it.
+
+    Args:
+        result: `equal`: they compute the same; `uncertain`: the model differs from itself in two equal runs, so that
+            nothing can be said.
+        exact: Equal to the last bit; else within what rounding explains.
+        way: `whole`: all partitions together against the whole model; `pieces`: for lack of memory one partition at a
+            time, and forwards alone.
+        partitions: How many were compared.
+        rows: In a batch.
+        micro_batches: Of a batch.
+        trained: False: outputs alone were compared, for lack of memory, or for there is no loss or no optimizer.
+        seconds: What it took.
+        cautions: What else a plan may change.
+        per_micro_batch: What sees each micro-batch by itself, in words.
+    """
+
+    result: Literal["equal", "uncertain"]
+    exact: bool = False
+    way: Literal["whole", "pieces"] = "whole"
+    partitions: Count = 1
+    rows: Count = 1
+    micro_batches: Count = 1
+    trained: bool = True
+    seconds: float = 0.0
+    cautions: tuple[str, ...] = ()
+    per_micro_batch: tuple[Name, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile(OnScreen):
+    """A whole profile; construction checks that every reference in it resolves.
+
+    Args:
+        kind: What the file is.
+        format_version: MAJOR.MINOR; a reader takes every minor version of a major that it knows.
+        created_at: When, in UTC.
+        tool_version: The release that wrote it.
+        environment: Versions, devices and settings of the measurement, for people.
+        workload: What was measured.
+        workers: The processes, each with one device.
+        links: The ways between them; a pair that is not here cannot talk.
+        partitions: The units that are placed.
+        edges: The values between them; no cycles.
+        ties: Parameters that several partitions hold.
+        measurements: Times and bytes; a pair of partition and worker without one is not placed.
+        warnings: What was suspicious while it was measured.
+        verification: How its partitions were compared with the model as it is; None: they were not.
+
+    Raises:
+        FormatError: a name stands twice, a reference leads nowhere, or the graph has a cycle.
+    """
+
+    kind: Literal["profile"] = "profile"
+    format_version: str = f"{MAJOR}.0"
+    created_at: str = ""
+    tool_version: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+    workload: WorkloadReference
+    workers: tuple[Worker, ...]
+    links: tuple[Link, ...]
+    partitions: tuple[Partition, ...]
+    edges: tuple[Edge, ...]
+    ties: tuple[Tie, ...] = ()
+    measurements: tuple[Measurement, ...]
+    warnings: tuple[str, ...] = ()
+    verification: Verification | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @cached_property
+    def worker(self) -> dict[str, Worker]:
+        """Workers by name."""
+        return {worker.name: worker for worker in self.workers}
+
+    @cached_property
+    def partition(self) -> dict[str, Partition]:
+        """Partitions by name."""
+        return {partition.name: partition for partition in self.partitions}
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """Partition names in topological order; the file's own order wherever that is one."""
+        names = [partition.name for partition in self.partitions]
+        return topological_order(names, [(edge.source, edge.target) for edge in self.edges])
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """True where every value goes from one partition to the next and to no other."""
+        following = dict(zip(self.order, self.order[1:], strict=False))
+        return all(following.get(edge.source) == edge.target for edge in self.edges) and not self.ties
+
+    def matches(self, pin: str, worker: Worker) -> bool:
+        """True if `pin` (a worker's name, its rank as `worker:1`, a kind or a host) allows `worker`."""
+        return pin in (worker.name, worker.kind, worker.host, worker.name.partition("/")[0])
+
+
+def _check(profile: Profile) -> None:
+    for section in ("workers", "partitions", "measurements"):
+        if not getattr(profile, section):
+            raise FormatError(f"{section}: empty; a profile has at least one")
+    workers = [worker.name for worker in profile.workers]
+    partitions = [partition.name for partition in profile.partitions]
+    check_unique(workers, "workers[{}].name")
+    check_unique(partitions, "partitions[{}].name")
+    for n, name in enumerate(workers):
+        Location.parse(name, where=f"workers[{n}].name")
+    _check_links(profile, set(workers))
+    _check_graph(profile, set(partitions))
+    _check_measurements(profile, set(workers), set(partitions))
+    for n, partition in enumerate(profile.partitions):
+        pin = partition.pin
+        if pin is not None and not any(profile.matches(pin, worker) for worker in profile.workers):
+            raise FormatError(
+                f"partitions[{n}].pin: {pin!r} names no worker, kind or host of this profile",
+                hint=f"workers: {', '.join(workers[:6])}",
+            )
+
+
+def _known(name: str, names: set[str], path: str, what: str) -> None:
+    if name not in names:
+        raise FormatError(f"{path}: {name!r} is not a {what} of this profile")
+
+
+def _check_links(profile: Profile, workers: set[str]) -> None:
+    pairs = []
+    for n, link in enumerate(profile.links):
+        _known(link.source, workers, f"links[{n}].source", "worker")
+        _known(link.target, workers, f"links[{n}].target", "worker")
+        if link.source == link.target:
+            raise FormatError(f"links[{n}]: {link.source!r} is both source and target")
+        if not link.points:
+            raise FormatError(f"links[{n}].points: empty; leave out a link that was not measured")
+        sizes = [point.bytes for point in link.points]
+        if sorted(set(sizes)) != sizes:
+            raise FormatError(f"links[{n}].points: sizes must grow, each once; found {sizes[:6]}")
+        pairs.append(f"{link.source} -> {link.target}")
+    check_unique(pairs, "links[{}]")
+
+
+def _check_graph(profile: Profile, partitions: set[str]) -> None:
+    keys = []
+    sizes: dict[tuple[str, int], tuple[float, float]] = {}
+    for n, edge in enumerate(profile.edges):
+        _known(edge.source, partitions, f"edges[{n}].source", "partition")
+        _known(edge.target, partitions, f"edges[{n}].target", "partition")
+        size = (edge.bytes_per_sample, edge.fixed_bytes)
+        if sizes.setdefault((edge.source, edge.output), size) != size:
+            raise FormatError(
+                f"edges[{n}]: output {edge.output} of {edge.source!r} has another size on an earlier edge;"
+                " edges of one output carry one value",
+                hint="give different values different `output` numbers",
+            )
+        keys.append(f"{edge.source}:{edge.output} -> {edge.target}")
+    check_unique(keys, "edges[{}]")
+    for n, tie in enumerate(profile.ties):
+        for name in tie.partitions:
+            _known(name, partitions, f"ties[{n}].partitions", "partition")
+        check_unique(tie.partitions, f"ties[{n}].partitions[{{}}]")
+    _ = profile.order
+
+
+def _check_measurements(profile: Profile, workers: set[str], partitions: set[str]) -> None:
+    keys = []
+    for n, measured in enumerate(profile.measurements):
+        _known(measured.partition, partitions, f"measurements[{n}].partition", "partition")
+        _known(measured.worker, workers, f"measurements[{n}].worker", "worker")
+        keys.append(f"{measured.partition} on {measured.worker} at micro-batch {measured.micro_batch}")
+    check_unique(keys, "measurements[{}]")
+
+
+def load_profile(path: Path | str) -> Profile:
+    """Read and check a profile file.
+
+    Raises:
+        UsageError: the file cannot be read.
+        FormatError: it is not a sound profile; the message names file, place, value and what is allowed.
+    """
+    return read(Path(path), Profile, name="profile", major=MAJOR)
+
+
+def save_profile(profile: Profile, path: Path | str, *, force: bool = False) -> None:
+    """Write a profile; an existing file is replaced only with `force`.
+
+    Raises:
+        UsageError: the file exists, or its folder does not.
+    """
+    write(Path(path), profile, force=force)

@@ -1,0 +1,221 @@
+"""What a reader of a profile should know before trusting it, worked out from the profile itself."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from assigner import formatting as fmt
+from assigner.machine.starvation import NOTICED
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from assigner.formats.profile import Link, Profile, WorkloadReference
+
+_SHARED_WIRE = " share a wire: "
+
+WIDE_SPREAD = 0.10
+"""A figure whose spread (IQR / median) is above this gets a warning."""
+
+_OF_SPREAD = re.compile(r": spread \d+( ?%|\.\d times)")
+
+
+class WideFigure(NamedTuple):
+    """A figure that varies much.
+
+    Args:
+        spread: IQR / median.
+        partition: That was timed; empty: it is a link's.
+        worker: Where; of a link, its source.
+        target: Of a link.
+        where: At which size, or of what.
+    """
+
+    spread: float
+    partition: str
+    worker: str
+    target: str
+    where: str
+
+    @property
+    def name(self) -> str:
+        """Whose figure it is."""
+        return f"{self.partition} on {self.worker}" if self.partition else f"link {self.worker} -> {self.target}"
+
+
+def profile_warnings(profile: Profile) -> tuple[str, ...]:
+    """Warnings that follow from a profile's figures: what plans cannot do first, then spreads, the widest first."""
+    return (*limits(profile), *_spreads(profile))
+
+
+def with_warnings(profile: Profile, others: Iterable[str] = ()) -> Profile:
+    """The profile with the warnings that its figures give, and `others`; the spreads come last."""
+    return replace(profile, warnings=(*limits(profile), *dict.fromkeys(others), *_spreads(profile)))
+
+
+def other_warnings(profile: Profile) -> tuple[str, ...]:
+    """The warnings of a profile that its figures do not give: they were seen while it was measured."""
+    known = set(limits(profile))
+    return tuple(text for text in profile.warnings if text not in known and not _OF_SPREAD.search(text))
+
+
+def wide_figures(profile: Profile) -> tuple[WideFigure, ...]:
+    """Every figure with a spread above `WIDE_SPREAD`, the widest first."""
+    found = (*_wide_measurements(profile), *_wide_links(profile))
+    return tuple(sorted(found, key=lambda each: each.spread, reverse=True))
+
+
+def launch_bound(partition: str, worker: str, micro_batch: int, share: float) -> str:
+    """The warning of a GPU that waits for its host."""
+    return f"{_launch_bound(partition, worker, micro_batch)}: the host takes {share:.0%} of its time to hand it over"
+
+
+def outdated(
+    warning: str,
+    *,
+    points: Iterable[tuple[str, str, int]],
+    workers: Collection[str],
+    links: Collection[tuple[str, str]],
+) -> bool:
+    """Whether a warning is about figures that were measured again since.
+
+    Args:
+        warning: One that the figures do not give.
+        points: Partition, worker and micro-batch size of what was measured again.
+        workers: Those with all of their points measured again.
+        links: Source and target of what was measured again.
+    """
+    again = [
+        *(_launch_bound(*point) for point in points),
+        *(f"calibrated: {worker}:" for worker in workers),
+        *(f"calibrated: link {source} to {target}:" for source, target in links),
+    ]
+    is_wires = bool(links) and _SHARED_WIRE in warning  # whenever links are measured all wires are looked at
+    return is_wires or warning.startswith(tuple(again))
+
+
+def _launch_bound(partition: str, worker: str, micro_batch: int) -> str:
+    return f"{partition} on {worker} at micro-batch {micro_batch} is launch-bound"
+
+
+def limits(profile: Profile) -> tuple[str, ...]:
+    """Warnings of a busy machine, which no figure is free of, and of what plans made from a profile cannot do."""
+    return (
+        *_per_micro_batch(profile.workload),
+        *_busy(profile),
+        *_one_size(profile),
+        *_apart(profile),
+        *_unmeasured(profile),
+    )
+
+
+def _per_micro_batch(workload: WorkloadReference) -> Iterator[str]:
+    if workload.per_micro_batch and workload.fineness.most(workload.batch_size) > 1:
+        yield (
+            f"the number of micro-batches changes what is trained: {'; '.join(workload.per_micro_batch)}; one"
+            " micro-batch (solve with --micro-batches 1, or Workload.max_micro_batches=1) trains as without a plan"
+        )
+
+
+def _spreads(profile: Profile) -> Iterator[str]:
+    """One line for each partition on each worker, and for each link, with its sizes."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for each in (*_wide_measurements(profile), *_wide_links(profile)):
+        known = found[each.name]
+        known[each.where] = max(each.spread, known.get(each.where, 0.0))
+    lines = [(max(spreads.values()), f"{name}: spread {_listed(spreads)}") for name, spreads in found.items()]
+    yield from (text for _, text in sorted(lines, reverse=True))
+
+
+def busy_text(profile: Profile) -> str | None:
+    """Where and how much other programs disturbed the measurement; None: nowhere by much."""
+    shares: dict[int, float] = defaultdict(float)
+    found = [(each.worker, each.starved) for each in profile.measurements]
+    for worker, starved in (*found, *((end, link.starved) for link in profile.links for end in _ends(link))):
+        shares[profile.worker[worker].rank] = max(shares[profile.worker[worker].rank], starved)
+    ranks = sorted(rank for rank, share in shares.items() if share >= NOTICED)
+    if not ranks:
+        return None
+    most = max(shares.values())
+    return f"measured on a busy machine: other programs had up to {100 * most:.0f} % of the time of {ranks_text(ranks)}"
+
+
+def _ends(link: Link) -> tuple[str, str]:
+    return link.source, link.target
+
+
+def _busy(profile: Profile) -> Iterator[str]:
+    text = busy_text(profile)
+    if text is not None:
+        yield f"{text}; its figures are too high, and unevenly so: measure again when it is quiet"
+
+
+def _one_size(profile: Profile) -> Iterator[str]:
+    sizes = {each.micro_batch for each in profile.measurements}
+    if len(sizes) == 1 and profile.workload.fineness.most(profile.workload.batch_size) > 1:
+        yield f"one micro-batch size was measured ({sizes.pop()}): plans cannot use another"
+
+
+def _apart(profile: Profile) -> Iterator[str]:
+    """Groups of workers with no link between them, as two profiles that were put together have."""
+    groups = _linked_groups(profile)
+    if len(groups) == 1 or not profile.links:  # with no links at all no plan has two workers, and `show` says so
+        return
+    shown = [ranks_text(group) for group in groups[:4]] + (
+        [f"{len(groups) - 4} more groups"] if len(groups) > 4 else []
+    )
+    yield (
+        f"no links between {' and '.join(shown)}: no plan can use both; to measure them, start on all ranks, in this"
+        f" order: torchrun ... -m assigner_cli profile {profile.workload.entry!r} -o PROFILE --only links"
+    )
+
+
+def _unmeasured(profile: Profile) -> Iterator[str]:
+    amount = sum(not link.points[0].samples for link in profile.links)
+    if amount:
+        yield (
+            f"{amount} of {len(profile.links)} links were not measured (points with 0 samples): each has the median of"
+            " links of its class; --links all measures them"
+        )
+
+
+def _linked_groups(profile: Profile) -> list[list[int]]:
+    """Ranks that links connect, in either direction, over any number of steps."""
+    group = {name: {name} for name in profile.worker}
+    for link in profile.links:
+        if group[link.source] is not group[link.target]:
+            joined = group[link.source] | group[link.target]
+            group.update(dict.fromkeys(joined, joined))
+    return [
+        sorted(profile.worker[name].rank for name in each)
+        for each in {id(each): each for each in group.values()}.values()
+    ]
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """`worker:0` or `worker:0-7` where they follow each other, else each."""
+    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"worker:{ranks[0]} to worker:{ranks[-1]}"
+    return ", ".join(f"worker:{rank}" for rank in ranks)
+
+
+def _wide_measurements(profile: Profile) -> Iterator[WideFigure]:
+    for each in profile.measurements:
+        if each.spread > WIDE_SPREAD:
+            yield WideFigure(each.spread, each.partition, each.worker, "", f"at micro-batch {each.micro_batch}")
+        if each.update_spread > WIDE_SPREAD:
+            yield WideFigure(each.update_spread, each.partition, each.worker, "", "of the update")
+
+
+def _wide_links(profile: Profile) -> Iterator[WideFigure]:
+    for link in profile.links:
+        for point in link.points:
+            if point.spread > WIDE_SPREAD and point.samples:
+                yield WideFigure(point.spread, "", link.source, link.target, f"at {fmt.size(point.bytes)}")
+
+
+def _listed(spreads: dict[str, float]) -> str:
+    return ", ".join(f"{fmt.spread(spread)} {where}" for where, spread in spreads.items())

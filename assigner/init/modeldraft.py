@@ -1,0 +1,236 @@
+"""A model named by a new user, looked at without memory behind its tensors: the draft of its workload."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from assigner.errors import UsageError
+from assigner.init.draft import Code, Draft
+from assigner.init.inputs import Trial, try_inputs
+from assigner.init.named import NamedModel, find_model
+from assigner.init.proposal import left_out, propose
+from assigner.model.deferred import DeferredModel
+from assigner.usercode import user_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+_SMALL: tuple[dict[str, Any], ...] = (
+    {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
+    {"num_hidden_layers": 4},
+    {},
+)
+"""What makes a transformers model small enough to try things out; the first with which it runs is taken."""
+
+_LINE = 160  # of a hint; longer signatures help nobody
+
+
+def draft_of_model(model: str, folder: Path) -> Draft:
+    """Build what `model` names on the meta device, and look at what it takes, gives and is made of.
+
+    Args:
+        model: `package.module:Class`, `FILE.py:Class`, either with `(width=64)` behind it; a function will do.
+        folder: Where the workload file will be: the file must be there, and packages are looked for there too.
+
+    Raises:
+        UsageError: `model` has another form, cannot be imported, or makes no nn.Module.
+    """
+    named = find_model(model, folder)
+    made_by = f"assigner init {shlex.quote(model)}"
+    _check_keywords(named)
+    missing = _missing(named)
+    if missing:
+        gap = (
+            f"{named.name} needs {', '.join(map(str, missing))}: give values in `model`, and then the rest of the file"
+        )
+        body = (
+            f"# {named.name} needs values in the place of the dots.",
+            f"return {named.called}({_dots(missing, named)})",
+        )
+        code = _code(named, body)
+        return Draft(named.name, made_by, code, gaps=(gap,))
+    built = _first_that_runs(named)
+    return _draft(named, made_by, *built)
+
+
+def _config_class(named: NamedModel) -> type | None:
+    """A transformers model is made from a config of its own class."""
+    found = getattr(named.make, "config_class", None)
+    return found if isinstance(found, type) and not named.arguments else None
+
+
+def _check_keywords(named: NamedModel) -> None:
+    """The class or function takes each keyword that was given.
+
+    Raises:
+        UsageError: it does not.
+    """
+    try:
+        parameters = inspect.signature(named.make).parameters.values()
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        return
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return
+    known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    for name in named.arguments:
+        if name not in known:
+            close = [f"did you mean {each}? " for each in difflib.get_close_matches(name, known, n=1)]
+            raise UsageError(
+                f"{named.name} takes no {name!r}",
+                hint=f"{''.join(close)}it takes {', '.join(known) if known else 'no arguments by name'}",
+            )
+
+
+def _missing(named: NamedModel) -> list[inspect.Parameter]:
+    """Arguments without a default that were not given, as they are declared."""
+    if _config_class(named) is not None:
+        return []
+    try:
+        parameters = inspect.signature(named.make).parameters.values()
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        return []
+    return [
+        each
+        for each in parameters
+        if each.default is each.empty
+        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        and each.name not in named.arguments
+    ]
+
+
+def _dots(missing: list[inspect.Parameter], named: NamedModel) -> str:
+    places = ["..." for each in missing if each.kind is each.POSITIONAL_ONLY]
+    words = [f"{each.name}=..." for each in missing if each.kind is not each.POSITIONAL_ONLY]
+    return ", ".join([*places, *_words(named), *words])
+
+
+def _words(named: NamedModel) -> list[str]:
+    return [f"{name}={value!r}" for name, value in named.arguments.items()]
+
+
+def _code(named: NamedModel, body: tuple[str, ...]) -> Code:
+    lines = (named.line,)
+    local, imports = (lines, ()) if named.is_local else ((), lines)
+    return Code(imports, local, body=body, files=named.files)
+
+
+def _ways(named: NamedModel) -> Iterator[tuple[Callable[[], nn.Module], tuple[str, ...]]]:
+    """Ways to build the model, each with the lines of `model()` that do it."""
+    config = _config_class(named)
+    if config is None:
+        yield lambda: named.make(**named.arguments), (f"return {named.called}({', '.join(_words(named))})",)
+        return
+    known = config()
+    for small in _SMALL:
+        wanted = {name: value for name, value in small.items() if hasattr(known, name)}
+        always = {"use_cache": False} if hasattr(known, "use_cache") else {}  # a cache is for generating text
+        yield (
+            lambda words=wanted | always: named.make(config(**words)),  # type: ignore[misc]
+            tuple(_config_lines(named, wanted, always)),
+        )
+
+
+def _config_lines(named: NamedModel, wanted: Mapping[str, Any], always: Mapping[str, Any]) -> Iterator[str]:
+    if wanted:
+        yield "# Small, to try things out: drop what you want as the config has it."
+    if words := {**wanted, **always}:
+        yield f"config = {named.called}.config_class("
+        yield from (f"    {name}={value!r}," for name, value in words.items())
+        yield ")"
+    else:
+        yield f"config = {named.called}.config_class()"
+    yield f"return {named.called}(config)"
+
+
+def _first_that_runs(named: NamedModel) -> tuple[nn.Module, tuple[str, ...], Trial | None]:
+    """The first way under which a forward works; if none does, the first under which the model can be built."""
+    built: list[tuple[nn.Module, tuple[str, ...], Trial | None]] = []
+    failed: UsageError | None = None
+    for make, body in _ways(named):
+        try:
+            model = DeferredModel(_checked(named, make), seed=0).model
+        except UsageError as error:
+            failed = failed or error
+            continue
+        trial = try_inputs(model)
+        if trial is not None:
+            return model, body, trial
+        built.append((model, body, None))
+    if not built:
+        assert failed is not None
+        raise failed
+    return built[-1]
+
+
+def _checked(named: NamedModel, make: Callable[[], Any]) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        with user_code(f"{named.name}({', '.join(_words(named)) or '...'})", hint=_hint(named)):
+            made = make()
+        if not isinstance(made, nn.Module):
+            raise UsageError(
+                f"{named.name} gave {type(made).__name__}", hint="name a class or function of an nn.Module"
+            )
+        return made
+
+    return build
+
+
+def _hint(named: NamedModel) -> str:
+    """What the class or function takes, where it says it in a line."""
+    try:
+        takes = f"{named.name}{inspect.signature(named.make)}"
+    except (TypeError, ValueError):
+        takes = ""
+    trace = "-v shows the whole traceback"
+    return f"it is {takes}; {trace}" if 0 < len(takes) <= _LINE else trace
+
+
+def _draft(named: NamedModel, made_by: str, model: nn.Module, body: tuple[str, ...], trial: Trial | None) -> Draft:
+    marks = propose(model, None if trial is None else trial.called)
+    children = isinstance(model, nn.Sequential)
+    gaps = []
+    if trial is None:
+        gaps.append("what the model takes could not be guessed: write `batch` and `loss`")
+    elif trial.gives is None:
+        gaps.append("what the loss is computed from could not be guessed: write `loss`, and the targets in `batch`")
+    if not marks and not children:
+        gaps.append("no repeated modules were found: name partitions in `marks`")
+    gaps += _not_rows_first(model)
+    return Draft(
+        notes=() if children else tuple(_notes(model, trial)),
+        name=named.name,
+        made_by=made_by,
+        code=_code(named, body),
+        takes=trial.takes if trial is not None and trial.gives is not None else (),
+        keywords=trial is not None and trial.keywords,
+        gives=None if trial is None else trial.gives,
+        marks=() if children else marks,
+        children=children,
+        gaps=tuple(gaps),
+    )
+
+
+def _notes(model: nn.Module, trial: Trial | None) -> Iterator[str]:
+    """What the file says nothing of: heads that are not called, modules without a partition, other outputs."""
+    unused, small = left_out(model, None if trial is None else trial.called)
+    if unused:
+        yield f"{', '.join(unused)}: not called with these inputs, so in no partition, and not trained"
+    if small:
+        yield f"{', '.join(small)}: few of the parameters, so with a neighbour, in no partition of its own"
+    if trial is not None and trial.gives is not None and trial.others:
+        others = ", ".join(f"outputs{each.access}" for each in trial.others)
+        yield f"the loss takes outputs{trial.gives.access} alone: {others} of the model's outputs have no part in it"
+
+
+def _not_rows_first(model: nn.Module) -> Iterator[str]:
+    """Attention and recurrent layers of torch take the rows second unless they are told otherwise."""
+    for name, module in model.named_modules():
+        if getattr(module, "batch_first", True) is False:
+            yield f"{name or 'the model'} has batch_first=False: its rows come second, and in the batch here first"
+            return

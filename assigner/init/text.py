@@ -1,0 +1,246 @@
+"""A workload file as text: valid Python that needs no reformatting, and comments that say what is whose to change."""
+
+from __future__ import annotations
+
+import builtins
+import shlex
+import textwrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from assigner.init.draft import Draft, MarkPattern, Tensor
+
+_WIDTH = 80
+
+RESERVED = frozenset(
+    ("Any", "Tensor", "argparse", "assigner", "batch", "config", "contextlib", "loss", "model", "nn", "optimizer",
+     "parser", "time", "torch", "train", "workload", *dir(builtins))
+)  # fmt: skip
+"""Names that mean something in every workload file: what is imported there under one of them has to have another."""
+
+_UNKNOWN = ("torch.randn(rows, 64, generator=generator)", "torch.randint(10, (rows,), generator=generator)")
+
+
+def workload_text(draft: Draft, file: str = "workload.py") -> str:
+    """The file.
+
+    Args:
+        draft: What is known of the model.
+        file: Its name, for the commands in its head.
+    """
+    head = f"{_head(draft, file)}\n\n{_imports(draft)}"
+    if draft.code.definitions:
+        head += f"\n\n{draft.code.definitions.rstrip()}"
+    functions = [_model(draft), _batch(draft), _loss(draft), _optimizer(), _workload(draft), _train(file)]
+    return "\n\n\n".join([head, *functions, _MAIN])
+
+
+_MAIN = """\
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Train under $ASSIGNER_PLAN.")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--trace", help="write what the ranks do to this file")
+    train(**vars(parser.parse_args()))
+"""
+
+
+def _head(draft: Draft, file: str) -> str:
+    made_by = f"Made by `{draft.made_by}`, to be changed: first `batch` and `loss`, which are made up."
+    text = [
+        f"A workload for assigner: {draft.name} with its data, loss and optimizer.",
+        "",
+        f"    assigner profile {shlex.quote(f'{file}:workload')} -o profile.json --workers 2",
+        "    assigner solve profile.json -o plan.json",
+        f"    assigner run plan.json -- {shlex.quote(file)}",
+        "",
+        *textwrap.wrap(made_by, _WIDTH, break_long_words=False),
+        *_gaps(draft),
+    ]
+    inside = _in_docstring("\n".join(text))
+    return f'"""{inside}\n"""'
+
+
+def _in_docstring(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"""', r"\"\"\"")
+
+
+def _gaps(draft: Draft) -> list[str]:
+    """What is left to the user, and what is left out, in the file's own docstring."""
+    found = []
+    for title, texts in (("Before it works:", draft.gaps), ("Left out:", draft.notes)):
+        lines = (textwrap.wrap(text, _WIDTH, initial_indent="- ", subsequent_indent="  ") for text in texts)
+        found += ["", title, "", *(line for each in lines for line in each)] if texts else []
+    return found
+
+
+def _imports(draft: Draft) -> str:
+    straight = ["import assigner", "import torch"]
+    third = [*straight, *sorted(["from torch import Tensor, nn", *draft.code.imports], key=_import_key)]
+    own = ["import argparse", "import contextlib", "import time", "from typing import Any"]
+    blocks = ["\n".join(lines) for lines in (own, third, draft.code.local)]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _import_key(line: str) -> str:
+    return line.split()[1].casefold()
+
+
+def _model(draft: Draft) -> str:
+    body = "\n".join(f"    {line}" for line in draft.code.body)
+    return f'''\
+def model() -> nn.Module:
+    """The model: the same one on each rank, which keeps its own part of it."""
+{body}'''
+
+
+def _batch(draft: Draft) -> str:
+    lines = list(_batch_lines(draft))
+    return "\n".join(
+        [
+            "def batch(rows: int, generator: torch.Generator) -> tuple[Any, Any]:",
+            '    """Inputs and targets of `rows` rows; the rows are every tensor\'s first dimension.',
+            "",
+            f"    The model is called as `{_call(draft)}`. These are made up: put your data here,",
+            "    and choose rows with the generator, which is alike on every rank.",
+            '    """',
+            *(f"    {line}" for line in lines),
+        ]
+    )
+
+
+def _call(draft: Draft) -> str:
+    return "model(**inputs)" if draft.keywords else "model(inputs)"
+
+
+def _batch_lines(draft: Draft) -> Iterator[str]:
+    if not draft.takes:
+        yield "# What the model takes is not known yet; say, 64 numbers, and 10 classes to tell:"
+        yield f"inputs = {_UNKNOWN[0]}"
+        yield f"targets = {_UNKNOWN[1]}"
+        yield "return inputs, targets"
+        return
+    if draft.task == "next token":
+        (tokens,) = draft.takes
+        yield from draft.data or (
+            f"length = {tokens.shape[0]}",
+            f"tokens = torch.randint({tokens.tokens}, (rows, length + 1), generator=generator)",
+        )
+        inputs = f'{{"{tokens.name}": tokens[:, :-1]}}' if draft.keywords else "tokens[:, :-1]"
+        yield f"return {inputs}, tokens[:, 1:]"
+        return
+    if draft.keywords:
+        yield "inputs = {"
+        yield from (f'    "{tensor.name}": {_made(tensor)},' for tensor in draft.takes)
+        yield "}"
+    else:
+        yield f"inputs = {_made(draft.takes[0])}"
+    if draft.task == "classes":
+        classes = draft.gives.shape[0] if draft.gives is not None else 10
+        yield f"targets = torch.randint({classes}, (rows,), generator=generator)"
+    else:
+        assert draft.gives is not None
+        yield f"targets = torch.randn({_sizes(draft.gives.shape)}, generator=generator)"
+    yield "return inputs, targets"
+
+
+def _made(tensor: Tensor) -> str:
+    if tensor.tokens is not None:
+        sizes = _sizes(tensor.shape) + ("" if tensor.shape else ",")
+        return f"torch.randint({tensor.tokens}, ({sizes}), generator=generator)"
+    return f"torch.randn({_sizes(tensor.shape)}, generator=generator)"
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return ", ".join(["rows", *map(str, shape)])
+
+
+def _loss(draft: Draft) -> str:
+    access = draft.gives.access if draft.gives is not None else ""
+    flat, targets, name = {
+        "next token": (".flatten(0, 1)", "targets.flatten()", "cross_entropy"),
+        "classes": ("", "targets", "cross_entropy"),
+        "numbers": ("", "targets", "mse_loss"),
+    }[draft.task]
+    shape = "not known yet; here (rows, classes)" if draft.gives is None else f"({_sizes(draft.gives.shape)})"
+    return f'''\
+def loss(outputs: Any, targets: Tensor) -> Tensor:
+    """The mean over the rows; `outputs` is what the model returned."""
+    values = outputs{access}  # {shape}
+    return nn.functional.{name}(values{flat}, {targets})'''
+
+
+def _optimizer() -> str:
+    return '''\
+def optimizer(parameters: Any) -> torch.optim.Optimizer:
+    """Any torch optimizer; an argument called `named_parameters` gets names as well."""
+    return torch.optim.AdamW(parameters, lr=1e-3)'''
+
+
+def _workload(draft: Draft) -> str:
+    return "\n".join(
+        [
+            "def workload() -> assigner.Workload:",
+            '    """What `assigner profile` measures and a plan trains."""',
+            "    return assigner.Workload(",
+            "        model=model,",
+            "        batch=batch,",
+            "        loss=loss,",
+            "        optimizer=optimizer,",
+            "        batch_size=16,  # rows in a step; a plan cuts them into micro-batches",
+            f"        name={_string(draft.name)},",
+            *(f"        {line}" for line in _marks(draft)),
+            '        # autocast="bfloat16",  # forward and loss in a smaller type',
+            "        # compile=True,  # each partition under torch.compile",
+            "    )",
+        ]
+    )
+
+
+def _marks(draft: Draft) -> Iterator[str]:
+    """The partitions, one pattern a line, and what else could be said of them."""
+    if draft.children:
+        yield "# The partitions: the children of the nn.Sequential; marks=(...) names others."
+        return
+    if not draft.marks:
+        yield "# The partitions: name patterns of submodules, where `*` stops at a dot."
+        yield '# marks=("blocks.*", "head"),'
+        return
+    yield "# The partitions: name patterns of submodules, each placed as a whole; what is"
+    yield "# in none goes with a neighbour. assigner.partition(module) does the same."
+    if len(draft.marks) == 1:
+        (mark,) = draft.marks
+        yield f"marks=({_string(mark.pattern)},),{_count(mark)}"
+        return
+    yield "marks=("
+    yield from (f"    {_string(mark.pattern)},{_count(mark)}" for mark in draft.marks)
+    yield "),"
+
+
+def _count(mark: MarkPattern) -> str:
+    return f"  # {mark.count} modules" if mark.count > 1 else ""
+
+
+def _string(text: str) -> str:
+    """A string as a formatter would leave it: in double quotes, unless it has some itself."""
+    return repr(text) if '"' in text else '"' + repr(f"'{text}")[2:]
+
+
+def _train(file: str) -> str:
+    return f'''\
+def train(steps: int, trace: str | None = None) -> None:
+    """The training loop, on every rank of `assigner run plan.json -- {_in_docstring(shlex.quote(file))}`."""
+    plan = assigner.load_plan()
+    work = workload()
+    with (
+        assigner.Pipeline(work, plan) as pipeline,
+        pipeline.trace(trace) if trace else contextlib.nullcontext(),
+    ):
+        for step in range(steps):
+            start = time.perf_counter()
+            value = pipeline.step(work.make_batch(plan.workload.batch_size, seed=step))
+            ms = 1e3 * (time.perf_counter() - start)
+            if pipeline.rank == 0:
+                print(f"step {{step}}: {{ms:.1f}} ms, loss {{value:.4f}}", flush=True)
+        # pipeline.save("checkpoint"), and pipeline.load("checkpoint") under any plan'''

@@ -1,0 +1,10 @@
+"""Starting ranks, watching them, and saying how they ended.
+
+ranks, agent                  a command on the ranks of a run, by torchrun's launcher; its agent for one host
+stopping                      signals that ask a run to stop: noted by ranks, passed on by their launcher
+failurereport, exitstatus     the first cause, said once; how a process ended, in words
+launcherwatch                 ranks end with their launcher
+shutdown                      hosts leave together
+sockets, seal                 connections that have fallen silent; what of the run's store may be believed
+steptimes                     how long the steps took, told to the launcher
+"""

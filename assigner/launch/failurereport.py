@@ -1,0 +1,154 @@
+"""Why a run ended, said once: its ranks hand the first cause to the launcher that started them, and are silent.
+
+    rank 1: raises in a forward                writes the cause      ends
+    rank 0: waits for it, and learns of that   writes the same       ends
+    launcher: all ranks have ended             reads, and says it
+
+`assigner run` and `assigner profile` put their process id and a folder in ASSIGNER_CAUSES. It counts for their own
+children: what a rank starts in turn, and ranks that something else has started (torchrun, mpirun, srun), speak for
+themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assigner.errors import AssignerError, FormatError
+from assigner.formats.document import decode
+from assigner.launch.seal import clean
+from assigner.machine.launchedrank import launched_rank
+from assigner.usercode import user_place
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+VARIABLE = "ASSIGNER_CAUSES"
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in .+$', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """Why a rank ended.
+
+    Args:
+        worker: Whose error it is.
+        message: What went wrong, without the worker.
+        hint: What to do next.
+        exit_code: Of the process that has the error.
+        trace: Its traceback; empty: there is none.
+        place: Where in the user's code it was raised, where the message does not say it.
+        is_own: Written by the process that has the error; others have only heard of it, or noticed that it is gone.
+        at: When it was written (`time.time`).
+    """
+
+    worker: str
+    message: str
+    hint: str | None = None
+    exit_code: int = 1
+    trace: str = ""
+    place: str = ""
+    is_own: bool = True
+    at: float = field(default_factory=time.time)
+
+    def __str__(self) -> str:
+        place = f" ({self.place})" if self.place else ""
+        return clean(f"{self.worker}: {' '.join(self.message.split())}{place}")
+
+
+def place_in(trace: str) -> str:
+    """`file.py:12` of a traceback's innermost line in the user's code; empty: none of its lines is."""
+    place = user_place([(file, int(line)) for file, line in _FRAME.findall(trace)])
+    return "" if place is None else f"{Path(place[0]).name}:{place[1]}"
+
+
+def report_of(error: BaseException) -> FailureReport:
+    """An error of this process; the message of one of this package's own says it all."""
+    rank = launched_rank()
+    worker = "a rank" if rank is None else f"worker:{rank}"
+    trace = "".join(traceback.format_exception(error))
+    if isinstance(error, AssignerError):
+        return FailureReport(worker, error.message, error.hint, error.exit_code, trace)
+    return FailureReport(
+        worker, f"{type(error).__name__}: {error}".removesuffix(": "), trace=trace, place=place_in(trace)
+    )
+
+
+def hand_over(cause: FailureReport) -> bool:
+    """Give a cause to the launcher that started this process; its first one counts.
+
+    Returns:
+        Whether there is such a launcher: it says the cause, and nobody else needs to.
+    """
+    folder = launcher_folder()
+    if folder is None:
+        return False
+    place = folder / f"{os.getpid()}.json"
+    if place.exists():
+        return True
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False, encoding="utf-8") as file:
+            json.dump(asdict(cause), file)
+        Path(file.name).rename(place)  # whoever reads it finds all of it
+    except OSError:
+        return False
+    return True
+
+
+def listening(folder: Path) -> str:
+    """The value of ASSIGNER_CAUSES by which children of this process find it."""
+    return f"{os.getpid()} {folder}"
+
+
+def launcher_folder() -> Path | None:
+    """The folder of a launcher that listens, if it has started this process itself."""
+    pid, _, folder = os.environ.get(VARIABLE, "").partition(" ")
+    return Path(folder) if folder and pid == str(os.getppid()) and Path(folder).is_dir() else None
+
+
+def first_report(folder: Path) -> FailureReport | None:
+    """The cause of a run: the first that a rank has of itself, else the first that one has heard of or noticed."""
+    found = []
+    for path in folder.glob("*.json"):
+        with suppress(OSError, ValueError, FormatError):  # of a rank that was killed as it wrote
+            found.append(decode(FailureReport, json.loads(path.read_text(encoding="utf-8"))))
+    return min(found, key=lambda cause: (not cause.is_own, cause.at), default=None)
+
+
+def tell(error: AssignerError) -> int:
+    """Say why this process ends, once for the run: a script's last word.
+
+        except assigner.AssignerError as error:
+            sys.exit(assigner.tell(error))
+
+    Returns:
+        The exit code of the error.
+    """
+    if not hand_over(report_of(error)):
+        rank = launched_rank()
+        begin = "" if rank is None else f"worker:{rank}: "
+        lines = [f"{begin}error: {error.message}", *([f"{begin}hint: {error.hint}"] if error.hint else [])]
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.flush()
+    return error.exit_code
+
+
+def hand_over_uncaught() -> None:
+    """From here on, an error that nobody catches goes to the launcher instead of to stderr."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        interrupted = isinstance(error, KeyboardInterrupt) and launcher_folder() is not None  # it says so itself
+        if not interrupted and not hand_over(report_of(error)):
+            before(kind, error, trace)
+
+    sys.excepthook = hook

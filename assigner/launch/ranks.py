@@ -1,0 +1,237 @@
+"""Start a command on the ranks of a run: torchrun's own launcher, with its failures told in one line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from assigner.errors import FormatError, UsageError, WorkerError
+from assigner.launch.agent import RanksAgent
+from assigner.launch.exitstatus import LEFT, LEFT_HINT, how_it_ended
+from assigner.launch.failurereport import VARIABLE, first_report, listening
+from assigner.launch.launcherwatch import began
+from assigner.launch.seal import clean, secret
+from assigner.launch.shutdown import HostFailure, OtherHosts, leaving_together
+from assigner.launch.sockets import Connections
+from assigner.launch.steptimes import StepTimes, handed_over
+from assigner.launch.stopping import SignalPassing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+
+def _unsaid(_: str) -> None:
+    """Nobody wants to hear it."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the ranks of a run are.
+
+    Args:
+        ranks: Ranks on this host.
+        nodes: Hosts of the run.
+        node: This host's number among them.
+        address: Address of host 0; of no use with one host.
+        port: Its port.
+    """
+
+    ranks: int
+    nodes: int = 1
+    node: int = 0
+    address: str = ""
+    port: int = 29500
+
+
+def launch(
+    command: Sequence[str], layout: Layout, environment: Mapping[str, str], *, notice: Callable[[str], None] = _unsaid
+) -> StepTimes | None:
+    """Run a command once per rank of this host, and wait for all of them.
+
+    Signals that ranks note (see `stopping`) are passed on to them, and they have their time to end in order.
+
+    Args:
+        command: Program and arguments.
+        layout: Where the ranks are.
+        environment: Variables to set besides this process's own.
+        notice: Says a line about that.
+
+    Returns:
+        How long the steps of the run took; None: it made none under a plan, or another host has rank 0.
+
+    Raises:
+        RankFailedError: a rank failed; the first one is named, with what it has handed over. What else it has to say
+            is on stderr already.
+        WorkerError: the hosts did not meet, or lost each other: the port is taken, or host 0 does not answer; or the
+            ranks took longer to end after a signal than they had asked for.
+        KeyboardInterrupt: Ctrl-C; the ranks have ended.
+    """
+    for name in ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent.server.api"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    _remove_left_behind()
+    causes = Path(tempfile.mkdtemp(prefix=f"{_causes_begin()}{os.getpid()}-{began(os.getpid())}-"))
+    environment = {**_inside(layout), **environment, VARIABLE: listening(causes)}
+    kept = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    done: set[int] = set()
+    try:
+        meeting = leaving_together(nodes=layout.nodes, node=layout.node, address=layout.address, port=layout.port)
+        with closing(Connections()), meeting as others:
+
+            def passing(is_running: Callable[[int], bool]) -> SignalPassing:
+                is_failing = lambda: others.failure is not None  # noqa: E731
+                return SignalPassing(causes, is_running=is_running, is_failing=is_failing, notice=notice)
+
+            agent = RanksAgent(
+                command, ranks=layout.ranks, nodes=layout.nodes, node=layout.node, store=others.store, passing=passing
+            )
+            try:
+                _start_and_tell(agent, others, done)
+            except SignalException as error:
+                raise _ended_by_signal(error, others, agent.passing) from error
+        return handed_over(causes)
+    except ChildFailedError as error:
+        raise _rank_failed(error, causes, done) from error
+    except DistError as error:
+        raise WorkerError(
+            f"the hosts cannot meet at {layout.address}:{layout.port}: {_first_line(error)}",
+            hint="host 0 must be up and reachable there, and the port free on it (--master-addr, --master-port)",
+        ) from error
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        _leave_named(causes)
+
+
+def _leave_named(causes: Path) -> None:
+    """Remove what the ranks have handed over, but for a traceback that the error names."""
+    if not any(causes.glob("*.txt")):
+        shutil.rmtree(causes, ignore_errors=True)
+        return
+    for path in causes.iterdir():
+        if path.suffix != ".txt":
+            path.unlink(missing_ok=True)
+
+
+def _inside(layout: Layout) -> dict[str, str]:
+    """What keeps a run to itself: its secret, and on one host the loopback interface, where gloo then listens alone."""
+    if layout.nodes > 1:
+        return {}  # each host would draw another one
+    stays = sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in os.environ
+    return {**secret(), **({"GLOO_SOCKET_IFNAME": "lo"} if stays else {})}
+
+
+def _causes_begin() -> str:
+    """How the names of such folders begin, where process ids mean the same: containers may share a folder."""
+    ids = Path("/proc/self/ns/pid")
+    return f"assigner-{ids.stat().st_ino if ids.exists() else 0}-"
+
+
+def _remove_left_behind() -> None:
+    """Remove what the ranks of launchers that were killed have handed over, but for tracebacks that an error names."""
+    begin = _causes_begin()
+    for folder in Path(tempfile.gettempdir()).glob(f"{begin}*"):
+        process, since = folder.name.removeprefix(begin).split("-")[:2]
+        if process.isdigit() and since and began(int(process)) != since and not any(folder.glob("*.txt")):
+            shutil.rmtree(folder, ignore_errors=True)  # another user's stays
+
+
+def _rank_failed(error: ChildFailedError, causes: Path, done: AbstractSet[int]) -> RankFailedError:
+    """The first cause, as the ranks have handed it over; of ranks that could not, how the first one ended.
+
+    Args:
+        error: Of the agent.
+        causes: Where the ranks have handed over theirs.
+        done: The ranks that ended with exit code 0: one that the others have lost did so in the middle of the run.
+    """
+    cause = first_report(causes)
+    rank, failure = error.get_first_failure()
+    if cause is not None and not cause.is_own and not cause.trace:  # its process is gone: this one knows how it ended
+        lost = cause.worker.partition("/")[0]
+        if any(f"worker:{each}" == lost for each in done):
+            return RankFailedError(f"{lost} {LEFT}", 0, hint=LEFT_HINT)
+        gone = next((each for each in error.failures if f"worker:{each}" == lost), None)
+        rank, failure, cause = (rank, failure, cause) if gone is None else (gone, error.failures[gone], None)
+    if cause is None:
+        return RankFailedError(f"worker:{rank} {how_it_ended(failure.exitcode)}", failure.exitcode)
+    hint = None if cause.hint is None else clean(cause.hint)
+    if hint is None and cause.trace:
+        kept = causes / f"{re.sub(r'[^a-z0-9]+', '-', cause.worker)}.txt"
+        kept.write_text(cause.trace, encoding="utf-8")
+        hint = f"{kept} has the traceback; -v shows it"
+    return RankFailedError(str(cause), cause.exit_code, hint=hint, trace=clean(cause.trace))
+
+
+def _start_and_tell(agent: RanksAgent, others: OtherHosts, done: set[int]) -> None:
+    try:
+        agent.start()
+    except ChildFailedError as error:
+        others.close()  # the ranks of this host have ended
+        rank, failure = error.get_first_failure()
+        others.tell(HostFailure(f"worker:{rank}", how_it_ended(failure.exitcode)))
+        done.update(agent.done)
+        raise
+
+
+def _ended_by_signal(error: SignalException, others: OtherHosts, passing: SignalPassing) -> BaseException:
+    if others.failure is not None:
+        return WorkerError(
+            f"{others.failure.worker} {others.failure.how}; the ranks of this host were ended",
+            hint="the first error is on the output of its host",
+        )
+    if passing.overdue is not None:
+        return WorkerError(
+            f"the ranks had {passing.grace_s:g} s to end after {passing.overdue.name}, and took longer: ended",
+            hint="pipeline.stop_requested(grace_s=...) gives them longer",
+        )
+    if error.sigval == signal.SIGINT:
+        return KeyboardInterrupt()
+    return SystemExit(128 + error.sigval)  # as a shell says of a killed process
+
+
+def _first_line(error: Exception) -> str:
+    """What c10d says, without the C++ frames below it."""
+    return str(error).partition("\n")[0]
+
+
+class RankFailedError(WorkerError):
+    """A rank's process ended with another code than 0.
+
+    A rank that says that it was used wrongly (2) or that files do not fit together (5) passes its code on.
+
+    Args:
+        message: Which rank, and how it ended.
+        rank_exit_code: What its process returned; negative: the signal that killed it.
+        hint: What to do next, where the rank has said it.
+        trace: Its traceback, where it has handed that over.
+    """
+
+    def __init__(self, message: str, rank_exit_code: int, *, hint: str | None = None, trace: str = "") -> None:
+        killed = rank_exit_code < 0
+        above = (
+            "something outside ended it: out of memory? (dmesg says so)"
+            if killed
+            else "it handed over no error: its script called sys.exit or os._exit, or no program could start; what it"
+            " has printed, if anything, is above"
+        )
+        super().__init__(message, hint=hint or (None if trace else above))
+        self.trace = trace
+        if rank_exit_code in (UsageError.exit_code, FormatError.exit_code):
+            self.exit_code = rank_exit_code

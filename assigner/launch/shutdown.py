@@ -1,0 +1,209 @@
+"""The hosts of a run leave together: host 0 keeps the store open until the others have done with it.
+
+torchrun's hosts meet once more when their ranks have ended, in a store that lives in host 0's launcher. Host 0 is
+through as soon as all have arrived, and a slow host then finds the store closed: the run has succeeded, and it prints a
+page about a broken connection.
+
+In the same store a launcher tells the other hosts that one of its ranks has died: one that was killed before it could
+join the run has told nobody, and the others would wait for it. Ranks look there themselves once they join; a launcher
+ends those that do not end by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # it is there, without `__all__`
+
+from assigner.errors import WorkerError
+from assigner.formats.document import Name
+from assigner.launch.seal import seal, seal_first, unseal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+MEETING_S = 300
+FAREWELL_S = 20.0
+_LEFT = "assigner/left"
+_FAILED = "assigner/host failed"
+_ENDED = "assigner/ended well"
+_DONE = "assigner/done"
+_STAY_S = 1.1  # more than two looks of the others
+_LOOK_S = 0.5
+_GRACE_S = 3.0
+
+
+@dataclass(frozen=True)
+class HostFailure:
+    """The first rank of a run that ended badly, as its launcher tells.
+
+    Args:
+        worker: The rank.
+        how: How it ended, as the second half of a sentence.
+    """
+
+    worker: Name
+    how: Name
+
+
+def read_host_failure(store: Store) -> HostFailure | None:
+    """What a launcher of this run has told; None: nothing.
+
+    Args:
+        store: The job's, without prefixes.
+    """
+    if not store.check([_FAILED]):
+        return None
+    try:
+        return unseal(HostFailure, _FAILED, store.get(_FAILED))
+    except WorkerError:
+        return None  # a stranger's
+
+
+def tell_done(store: Store, rank: int) -> None:
+    """A rank's process has ended with exit code 0, as its launcher tells; `store` as in `read_host_failure`."""
+    _say(store, f"{_DONE} {rank}")
+
+
+def is_done(store: Store, rank: int) -> bool:
+    """Whether a rank's launcher has told that."""
+    return _is_said(store, f"{_DONE} {rank}")
+
+
+def _say(store: Store, name: str) -> None:
+    store.set(name, seal(name, value=True))
+
+
+def _is_said(store: Store, name: str) -> bool:
+    """Whether a launcher of this run has said that."""
+    try:
+        return store.check([name]) and unseal(bool, name, store.get(name))
+    except WorkerError:
+        return False  # a stranger has
+
+
+def local_store(address: str, port: int = 0) -> TCPStore:
+    """A store that only this host's processes can reach.
+
+    Args:
+        address: Of this host's own, `127.0.0.1`.
+        port: 0: one that is free.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, port), family=family) as listening:
+        return TCPStore(
+            address, listening.getsockname()[1], is_master=True, wait_for_workers=False, multi_tenant=True,
+            master_listen_fd=listening.detach(),
+        )  # fmt: skip
+
+
+class OtherHosts:
+    """What one launcher tells those of the other hosts, and hears of them.
+
+    Args:
+        store: The run's.
+        node: This host's number.
+        alone: There are no others.
+
+    Attributes:
+        store: The run's.
+        failure: Of another host, on which this one's ranks were ended.
+    """
+
+    def __init__(self, store: TCPStore, node: int, *, alone: bool = False) -> None:
+        self.failure: HostFailure | None = None
+        self.store, self._node, self._alone = store, node, alone
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="assigner-hosts", daemon=True)
+        if not alone:
+            self._thread.start()
+
+    def tell(self, failure: HostFailure) -> None:
+        """A rank of this host has failed."""
+        if self._alone:
+            return  # a launcher that is alone ends its ranks itself
+        with suppress(DistError):  # host 0 is gone: nobody is left to hear it
+            seal_first(self.store, _FAILED, failure)
+            time.sleep(_STAY_S if self._node == 0 else 0.0)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._over.set()
+        if not self._alone:
+            self._thread.join()
+
+    def _listen(self) -> None:
+        """End this launcher with SIGTERM, which ends its ranks, some time after another host has failed."""
+        failure = None
+        while failure is None:
+            if self._over.wait(_LOOK_S):
+                return
+            try:
+                if _is_said(self.store, _ENDED):
+                    return
+                failure = read_host_failure(self.store)
+            except DistError:
+                failure = HostFailure("worker:0", "is gone: host 0, which keeps the run's store, does not answer")
+        if not self._over.wait(_GRACE_S):
+            self.failure = failure
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def leaving_together(*, nodes: int, node: int, address: str, port: int) -> Iterator[OtherHosts]:
+    """Hold host 0's store open around a block, and until every host's block has ended well.
+
+    The block gets the way to the other hosts' launchers.
+
+    Args:
+        nodes: Hosts of the run; one's store can be reached from there alone.
+        node: This host's number.
+        address: Address of host 0; of no use with one.
+        port: The port of the store, which is shared with the launcher's own (`multi_tenant`); of no use with one.
+
+    Raises:
+        WorkerError: this host has no loopback address to open it at.
+    """
+    if nodes == 1:
+        try:
+            store = local_store("127.0.0.1")
+        except OSError as error:
+            raise WorkerError(
+                f"the run's store cannot be opened at 127.0.0.1: {error.strerror or error}",
+                hint="ranks of one host meet at its loopback address, which must be up (ip link set lo up)",
+            ) from error
+        yield OtherHosts(store, node, alone=True)
+        return
+    store = TCPStore(
+        address, port, is_master=node == 0, timeout=timedelta(seconds=MEETING_S), wait_for_workers=False,
+        multi_tenant=True,
+    )  # fmt: skip
+    others = OtherHosts(store.clone(), node)  # type: ignore[attr-defined]
+    try:
+        yield others
+        if node == 0:
+            with suppress(DistError):  # nobody listens any more
+                _say(store, _ENDED)
+    finally:
+        others.close()
+    try:
+        left = store.add(_LEFT, 1)
+        until = time.monotonic() + FAREWELL_S
+        while node == 0 and left < nodes and time.monotonic() < until:
+            time.sleep(0.02)
+            left = store.add(_LEFT, 0)
+    except DistError:
+        return  # host 0 has waited long enough and is gone: nobody is left to take leave of

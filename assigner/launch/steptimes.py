@@ -1,0 +1,85 @@
+"""How long the steps of a run took: rank 0 hands it to the launcher, which says it beside the prediction.
+
+No trace is needed for that, and nothing of the script: the pipeline reads the clock around each of its steps.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from assigner.formats.document import decode, encode
+from assigner.formats.plan import Plan
+from assigner.launch.failurereport import launcher_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FILE = "step-times"
+_KEPT = 1000
+"""Steps whose times are kept, the last ones."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The steps of a run under one plan, as rank 0 saw them.
+
+    Args:
+        plan: What ran.
+        remat: What the run did with the plan's rematerialisation.
+        seconds: Of each step that was one whole program of the plan, without the first one, which sets up connections
+            and memory.
+    """
+
+    plan: Plan
+    remat: Literal["plan", "always", "except_last", "never"]
+    seconds: tuple[float, ...]
+
+
+class StepClock:
+    """Takes the times of one rank's steps under one plan.
+
+    Args:
+        plan: What runs.
+        remat: What the run does with its rematerialisation.
+    """
+
+    def __init__(self, plan: Plan, remat: Literal["plan", "always", "except_last", "never"]) -> None:
+        self._plan, self._remat = plan, remat
+        self._began, self._is_first = 0.0, True
+        self._seconds: deque[float] = deque(maxlen=_KEPT)
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self._began = time.perf_counter()
+
+    def end_step(self, *, whole: bool) -> None:
+        """It has ended; `whole`: it was one whole program of the plan, with its update."""
+        if whole and not self._is_first:
+            self._seconds.append(time.perf_counter() - self._began)
+        self._is_first = False
+
+    def hand_over(self) -> None:
+        """Give the times to the launcher that started this process, if there are any and it is one that listens."""
+        folder = launcher_folder()
+        if folder is None or not self._seconds:
+            return
+        found = StepTimes(self._plan, self._remat, tuple(self._seconds))
+        with suppress(OSError):  # a full disk: the run has not failed for that
+            part = folder / f"{_FILE}.part"
+            part.write_text(json.dumps(encode(found)), encoding="utf-8")
+            part.rename(folder / _FILE)  # whoever reads it finds all of it
+
+
+def handed_over(folder: Path) -> StepTimes | None:
+    """What rank 0 has handed over, its last pipeline counts; None: no step was made under a plan.
+
+    Raises:
+        FormatError: it is not what `StepClock` writes.
+    """
+    path = folder / _FILE
+    return decode(StepTimes, json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None

@@ -1,0 +1,180 @@
+"""Do other programs take a process's processor time? What it wanted, what it got, and what its share allows.
+
+A thread that could run computes, or is queued behind others; one that waits for a message does neither. A control
+group's quota is the worker's own: a host that is held to 0.4 of a core is a worker of 0.4 of a core, and stopping it
+takes nothing from it. So what a process got is held against its share of the machine:
+
+    wanted     computed + queued, or computed + stopped by a quota where the kernel does not count that as queued
+    got        computed / wanted
+    allowed    the cores that affinity and quota leave, over the ranks and compute threads of this host; 1 at most
+    starved    1 - got / allowed: what others had of its share
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from assigner.machine.cgroup import core_limit, throttled_s
+from assigner.machine.launchedrank import launched
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+NOTICED = 0.15
+"""From this share on starvation is told."""
+
+DISTURBED = 0.35
+"""From this share on a measurement is made again."""
+
+REFUSED = 0.7
+"""From this share on a measurement is no measurement: others had more than two thirds of the worker's time."""
+
+_LOOK_S = 1.0  # between two looks at processes that will be gone when they are asked about
+_LEAST_S = 0.05  # of wanted time: less tells nothing
+
+
+@dataclass(frozen=True)
+class ProcessorTime:
+    """What a process has had of the processors until now, in seconds.
+
+    Args:
+        wall_s: The time of this reading, on a clock of its own.
+        threads: Of each thread that is there: what it has computed, and how long it has been queued.
+        throttled_s: How long its control groups have been stopped by their quotas.
+    """
+
+    wall_s: float
+    threads: Mapping[int, tuple[float, float]]
+    throttled_s: float = 0.0
+
+
+def processor_time(process: int | None = None) -> ProcessorTime:
+    """Read what a process has had until now; of a process that is gone, or where nobody tells, no threads.
+
+    Args:
+        process: Its number; None: this one.
+    """
+    folder = Path("/proc", "self" if process is None else str(process), "task")
+    try:
+        found = {int(each.name): _thread_time(each) for each in folder.iterdir()}
+    except OSError:  # not Linux, or a process that is gone
+        found = {}
+    threads = {number: spent for number, spent in found.items() if spent is not None}
+    return ProcessorTime(time.perf_counter(), threads, throttled_s())
+
+
+def _thread_time(folder: Path) -> tuple[float, float] | None:
+    """What a thread has computed and how long it was queued; None: it has just ended, or the kernel does not tell."""
+    try:
+        computed, queued, *_ = (folder / "schedstat").read_text(encoding="ascii").split()
+    except OSError:
+        return None
+    return int(computed) / 1e9, int(queued) / 1e9
+
+
+def allowed_share(threads: int, ranks: int | None = None) -> float:
+    """What a compute thread of this host may have of a core: 1, or less where there are fewer cores than threads.
+
+    Args:
+        threads: Compute threads of each rank.
+        ranks: Ranks on this host; None: as the launcher says.
+    """
+    if ranks is None:
+        place = launched()
+        ranks = (place.local_ranks or 1) if place else 1
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    limit = core_limit()
+    return min(1.0, (cores if limit is None else min(cores, limit)) / (threads * ranks))
+
+
+def starved_share(before: ProcessorTime, after: ProcessorTime, *, allowed: float) -> float:
+    """The share of a process's processor time that others had between two readings, from 0 to 1.
+
+    Args:
+        before: The first reading.
+        after: The second one.
+        allowed: What `allowed_share` gives.
+    """
+    computed = queued = 0.0
+    for thread, (computed_s, queued_s) in after.threads.items():
+        computed_before, queued_before = before.threads.get(thread, (0.0, 0.0))
+        computed += max(0.0, computed_s - computed_before)
+        queued += max(0.0, queued_s - queued_before)
+    stopped = computed + max(0.0, after.throttled_s - before.throttled_s)
+    wanted = max(computed + queued, min(after.wall_s - before.wall_s, stopped))
+    if wanted < _LEAST_S:
+        return 0.0
+    return max(0.0, 1 - computed / wanted / allowed)
+
+
+class StarvationWatch:
+    """Watches this process from its construction on.
+
+    Args:
+        threads: Its compute threads.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.allowed = allowed_share(threads)
+        self.begin = processor_time()
+
+    def share(self) -> float:
+        """The share of its processor time that others have had until now."""
+        return starved_share(self.begin, processor_time(), allowed=self.allowed)
+
+
+class RanksWatch:
+    """Watches the processes that this one starts while the context is open, whatever they run.
+
+    Args:
+        ranks: How many of them compute here.
+        threads: Compute threads of each.
+    """
+
+    def __init__(self, *, ranks: int, threads: int) -> None:
+        self.allowed = allowed_share(threads, ranks)
+        self.readings: dict[int, list[ProcessorTime]] = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="assigner-starvation", daemon=True)
+
+    def share(self) -> float:
+        """The share of its processor time that others have had of the rank that lost the most of it."""
+        pairs = [(first, last) for first, *_, last in self.readings.values()]
+        return max((starved_share(*pair, allowed=self.allowed) for pair in pairs), default=0.0)
+
+    def look(self) -> None:
+        """Read what the processes have had until now: the first and the last reading of each are kept."""
+        for process in _children():
+            now = processor_time(process)
+            if now.threads:
+                first = self.readings.get(process, [ProcessorTime(now.wall_s, {}, now.throttled_s)])[0]
+                self.readings[process] = [first, now]
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_LOOK_S):
+            self.look()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._thread.join()
+
+
+def _children() -> list[int]:
+    """The processes that this one has started and that are there; none where the system does not tell."""
+    try:
+        texts = [(each / "children").read_text(encoding="ascii") for each in Path("/proc/self/task").iterdir()]
+    except OSError:
+        return []
+    return [int(word) for text in texts for word in text.split()]

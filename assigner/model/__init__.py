@@ -1,0 +1,6 @@
+"""What the user hands over, and what is found in it.
+
+workload                      the model, its batches, loss and optimizer, as a training script declares them
+deferred                      a model without memory, whose weights are made where they are needed
+marking                       marks, and the graph of the partitions that they make
+"""

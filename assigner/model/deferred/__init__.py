@@ -1,0 +1,139 @@
+"""A model without memory, and any part of it with its true initial values.
+
+`DeferredModel` runs the user's builder on the meta device and records what the builder does to its tensors.
+`materialise` replays just what the wanted tensors depend on. The random draws before theirs are replayed too, into
+scratch memory where the tensor is not wanted: the generator then passes through the same states as in a plain
+
+    torch.manual_seed(seed); model = builder()
+
+and each part gets, to the last bit, the values that it has there. At no time does more than the wanted part and one
+scratch tensor exist. Tensors are followed by their storage, so views, `.data =` and module.to() need no special care.
+
+    recorder, replay, draws       what the builder did; running again what some tensors need; where its draws start
+    mutation, disguise, errors    which operations write; what a builder sees of the meta device; what has no replay
+    likeness, surroundings        tensors with what the builder hung on them; objects that the script holds too
+    memento                       the Python values of modules as they are at one time
+
+Source of the idea: deferred initialisation by record and replay, as in torchdistx (2022).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from assigner.errors import UsageError
+from assigner.model.deferred.disguise import LooksReal
+from assigner.model.deferred.errors import BuilderError
+from assigner.model.deferred.likeness import check_hung, in_likeness
+from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.recorder import CallRecorder, is_meta
+from assigner.model.deferred.replay import Replay, ReplayedMemory, View
+from assigner.model.deferred.surroundings import objects_from_outside
+from assigner.usercode import user_code, user_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+
+class DeferredModel:
+    """A model as its builder makes it, on the meta device.
+
+    Args:
+        builder: Makes the model.
+        seed: What the generator is seeded with before the builder runs.
+
+    Attributes:
+        model: The module tree; its parameters and buffers are meta tensors.
+        outside: What its modules hold, by id, that is not the model's own (see `objects_from_outside`).
+
+    Raises:
+        UsageError: the builder looks at random values, which do not exist yet, changes tensors that it has loaded, or
+            makes no module.
+    """
+
+    def __init__(self, builder: Callable[[], nn.Module], *, seed: int) -> None:
+        kept = torch.get_rng_state()
+        recorder = CallRecorder()
+        try:
+            torch.manual_seed(seed)
+            with user_code("Workload.model"), recorder, recorder.rejection_sampling(), LooksReal(recorder):
+                self.model = builder()
+                settle_mode(self.model)
+        except BuilderError as error:
+            raise UsageError(f"the model's builder {error.message} at {user_line(error)}", hint=error.hint) from error
+        finally:
+            recorder.draws.restore()
+            torch.set_rng_state(kept)
+        if not isinstance(self.model, nn.Module):
+            raise UsageError(f"Workload.model gave {type(self.model).__name__}", hint="it must return an nn.Module")
+        for name, tensor in self.tensors().items():
+            recorder.keep_unseen(tensor, f"as {name}")
+        check_hung(self.tensors())
+        self._calls, self._storages = recorder.calls, recorder.storages
+        self.outside = objects_from_outside(builder, self.model)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every parameter and buffer by name; names that share one tensor all stand here."""
+        found: dict[str, torch.Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
+        found.update(self.model.named_buffers(remove_duplicate=False))
+        return found
+
+    @contextlib.contextmanager
+    def mode(self, *, training: bool) -> Iterator[None]:
+        """The model in the mode that it was built in (training), or after its own `eval()`, while the block runs."""
+        with Memento(self.model.modules()).put_back():
+            if not training:
+                self.model.eval()
+            yield
+
+    def flags(self, *, training: bool) -> dict[str, bool]:
+        """Each submodule's `training`, by each of its names: as it was built, or after the model's own `eval()`.
+
+        What else that `eval()` does, as setting flags of its own, is taken back.
+        """
+        with Memento(self.model.modules()).put_back():
+            if not training:
+                self.model.eval()
+            return {name: module.training for name, module in self.model.named_modules(remove_duplicate=False)}
+
+    def replayed(self, storages: set[int]) -> dict[int, ReplayedMemory]:
+        """The memory behind some meta storages, with its initial values."""
+        return Replay(self._calls, storages).run()
+
+    def materialise(self, names: Iterable[str], device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+        """The named parameters and buffers with their initial values.
+
+        Args:
+            names: Names in the model; two names of one tensor give one tensor.
+            device: Where the tensors go; they are made on the CPU, so that every device starts from the same values.
+
+        Returns:
+            name -> tensor; parameters have the class, the attributes, the hooks and the `requires_grad` that the
+            builder has given them. A tensor that was there before the
+            builder ran is copied: it is the user's own.
+        """
+        known = self.tensors()
+        wanted = {name: known[name] for name in names}
+        storages = {tensor.untyped_storage()._cdata for tensor in wanted.values() if is_meta(tensor)}
+        memory = self.replayed(storages)
+        made: dict[int, torch.Tensor] = {}
+        for tensor in wanted.values():
+            if id(tensor) not in made:
+                view = View.of(tensor)
+                value = memory[view.storage].look(view) if is_meta(tensor) else tensor.detach().clone()
+                made[id(tensor)] = in_likeness(tensor, value.to(device))
+        return {name: made[id(tensor)] for name, tensor in wanted.items()}
+
+
+def settle_mode(model: Any) -> None:
+    """Have modules with a `train` of their own do what it does: one may keep its BatchNorm in eval mode.
+
+    A training script calls it on the model before its loop.
+    """
+    for module in model.modules() if isinstance(model, nn.Module) else ():
+        if type(module).train is not nn.Module.train:
+            module.train(module.training)

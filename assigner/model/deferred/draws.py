@@ -1,0 +1,63 @@
+"""Where each of a builder's draws starts: at a state that the builder has set, or where an earlier draw has ended.
+
+Draws on the meta device leave a generator alone, so after each of them the generator is given a state that no generator
+comes to by itself, its mark. A generator that is found at a mark goes on where that draw has ended; this holds for a
+state that was kept and set again, for forks, and for a generator that took over another's state. Any other state is a
+seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from assigner.model.deferred.errors import BuilderError
+
+# 64-bit words of a state amid the Mersenne Twister's own, which have 32 bits each. The seed, that torch.initial_seed()
+# tells, lies outside.
+_SIGN, _NUMBER = 300, 301
+_MARKED = 0xA551_6E4D
+
+
+class Draws:
+    """The marks that a builder's draws have left, and the generators that it draws from."""
+
+    def __init__(self) -> None:
+        self.marks: dict[bytes, int] = {}  # a state -> the number of the call whose end it stands for
+        self.generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}  # each with its state before all draws
+
+    def start(self, generator: torch.Generator, number: int) -> torch.Tensor | int:
+        """Mark a generator as one from which call `number` has drawn.
+
+        Returns:
+            From where that call draws: a generator's state, or the number of the call where it goes on.
+
+        Raises:
+            BuilderError: the generator is another device's.
+        """
+        if generator.device.type != "cpu":
+            raise BuilderError(
+                f"draws from a generator on {generator.device}",
+                hint="give it a generator on the CPU: first values are made there, the same for every device",
+            )
+        with _disable_current_modes():
+            state = generator.get_state()
+            self.generators.setdefault(id(generator), (generator, state))
+            mark = state.clone()
+            words = mark.view(torch.int64)
+            words[_SIGN], words[_NUMBER] = _MARKED, number
+            generator.set_state(mark)
+            source = self.marks.get(_key(state), state)
+            self.marks[_key(mark)] = number
+        return source
+
+    def restore(self) -> None:
+        """Give every generator the state that it had before the builder drew from it."""
+        for generator, state in self.generators.values():
+            generator.set_state(state)
+
+
+def _key(state: torch.Tensor) -> bytes:
+    return hashlib.blake2b(state.numpy().tobytes(), digest_size=16).digest()

@@ -1,0 +1,98 @@
+"""A tensor in the likeness of another one: with its class, and with what the builder has hung on it.
+
+An optimizer's groups may ask for attributes and subclasses (`p.is_bias`, `isinstance(p, Scale)`), and a hook on a
+parameter changes its gradient: the tensors that take a builder's tensors' places must have them too.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from assigner.errors import UsageError
+from assigner.model.deferred.recorder import is_meta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+def in_likeness(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """These values as a tensor of another one's class, with its attributes, its hooks and its `requires_grad`."""
+    if isinstance(tensor, nn.Parameter):
+        kind = type(tensor) if nn.Parameter in type(tensor).__mro__ else nn.Parameter
+        made: torch.Tensor = torch.Tensor._make_subclass(kind, value.detach(), tensor.requires_grad)
+    else:
+        made = value
+    made.__dict__.update(tensor.__dict__)
+    if tensor._backward_hooks:
+        made._backward_hooks = OrderedDict(tensor._backward_hooks)
+    return made
+
+
+def check_hung(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse what the builder has hung on tensors and what cannot follow them.
+
+    Args:
+        tensors: Parameters and buffers by name.
+
+    Raises:
+        UsageError: an attribute, or a hook by its closure, holds tensors or modules: these are the builder's, without
+            values; or a hook is one that torch calls after it has added a micro-batch's gradient.
+    """
+    for name, tensor in tensors.items():
+        for key, value in tensor.__dict__.items():
+            if _holds_model(value):
+                raise UsageError(
+                    f"the attribute {key!r} of {name} holds a tensor or a module, which has no values yet",
+                    hint="register the tensor as a buffer of its module; attributes of parameters are plain values",
+                )
+        check_no_late_hooks(name, tensor)
+        for hook in (tensor._backward_hooks or {}).values():
+            if _holds_model(hook):
+                raise UsageError(
+                    f"a hook on {name} holds a tensor or a module of the model's builder, which has no values yet",
+                    hint="give the hook plain values alone; to mask a gradient, multiply the weight by a buffer",
+                )
+
+
+def check_no_late_hooks(name: str, parameter: torch.Tensor) -> None:
+    """Refuse hooks that see a gradient when it has been added: a micro-batch's, not the step's.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if getattr(parameter, "_post_accumulate_grad_hooks", None):
+        raise UsageError(
+            f"{name} has a hook from register_post_accumulate_grad_hook, which would run for every micro-batch",
+            hint="change gradients with register_hook, which runs once on a step's whole gradient; update in"
+            " Workload.optimizer",
+        )
+
+
+def _holds_model(value: Any, depth: int = 4) -> bool:
+    """True if a value holds a tensor without memory or a module, as far as Python shows."""
+    if isinstance(value, torch.Tensor):
+        return is_meta(value)
+    if isinstance(value, nn.Module):
+        return True
+    return depth > 0 and any(_holds_model(each, depth - 1) for each in _parts(value))
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, list | tuple | set):
+        return value
+    if isinstance(value, functools.partial):
+        return (value.func, *value.args, *value.keywords.values())
+    code = getattr(value, "__code__", None)
+    if code is None:
+        return () if isinstance(value, type) else getattr(value, "__dict__", {}).values()
+    own = [value.__self__] if hasattr(value, "__self__") else []
+    cells = inspect.getclosurevars(getattr(value, "__func__", value)).nonlocals.values()
+    return (*own, *cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())

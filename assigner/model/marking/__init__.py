@@ -1,0 +1,26 @@
+"""Marking: from a model's own forward to a graph of partitions.
+
+What a training script hands over becomes pieces that a rank can build and run alone:
+
+    marks                                 which modules are partitions
+    capture, cut, glue, graph             one forward as a graph, cut into partitions; who runs what lies between them
+    opaque, modules                       modules and Functions as one call of that graph, and which modules
+    interception, regions, decisions, lengths, isolation, pythonstate
+                                          what the forward does that no graph holds, caught while it runs: hooks,
+                                          regions without gradient, both ways of a decision, Python state
+    functional, writing, families, nodes  a graph without writes: what stands in it for them; which values lie in one
+                                          memory; what a node says
+    fakeforward, observation, realforward what a module gives: on fake tensors, or learnt from a few rows with values
+    domain, rows                          for which inputs a graph holds; what of a batch carries its rows
+    piece, module, content                one partition as a graph and as a module; what it holds
+    casting, normalisation, singleprocess autocast; modules that look at a whole micro-batch; the user's code without
+                                          the run's process group
+"""
+
+from __future__ import annotations
+
+from assigner.model.marking.cut import partition_graph
+from assigner.model.marking.graph import PartitionGraph, Piece, Value
+from assigner.model.marking.marks import Mark, find_marks, partition
+
+__all__ = ["Mark", "PartitionGraph", "Piece", "Value", "find_marks", "partition", "partition_graph"]

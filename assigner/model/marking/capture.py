@@ -1,0 +1,413 @@
+"""One forward of the model as a graph, with every marked module as one opaque call.
+
+The forward of each marked module, and of each largest unmarked module beside them, is replaced by a call of one
+registered operator; torch.export then sees one node for the module and ordinary ATen nodes for the glue between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
+
+from assigner.errors import MarkingError
+from assigner.model.deferred.memento import Memento
+from assigner.model.marking.casting import casting
+from assigner.model.marking.domain import Domain, find_domain, input_key, input_structure
+from assigner.model.marking.fakeforward import is_tensor
+from assigner.model.marking.functional import Functional
+from assigner.model.marking.interception import Interceptions
+from assigner.model.marking.lengths import symbolic_lengths
+from assigner.model.marking.modules import opaque_modules
+from assigner.model.marking.nodes import shape_alone
+from assigner.model.marking.observation import LearntCall, Trouble
+from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, is_call, replaced
+from assigner.model.marking.pythonstate import ABSENT, StateChange
+from assigner.model.marking.regions import without_regions
+from assigner.model.marking.rows import RowLeaves, may_carry
+from assigner.model.workload import call_arguments
+from assigner.usercode import user_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    Learner = Callable[[Sequence[str], Mapping[str, Exception | None]], Mapping[str, Sequence[LearntCall]]]
+
+
+@dataclass
+class Capture:
+    """A captured forward.
+
+    Args:
+        graph: The exported graph, without writes; opaque calls are `assigner.call` nodes.
+        together: Groups of its nodes that one partition must run.
+        program: The export that it came from.
+        calls: The opaque calls by their number in the graph.
+        inputs: The flattened example inputs, (args, kwargs).
+        rows: How many rows they have; None: no tensor is among them.
+        carriers: For each of them the dimension that is the rows; None: it has none.
+        domain: The inputs that it holds for.
+        deferred_statistics: Names of the BatchNorm modules' buffers, which the runtime moves at a step's end.
+    """
+
+    graph: fx.Graph
+    together: list[list[fx.Node]]
+    program: ExportedProgram
+    calls: list[OpaqueCall]
+    inputs: list[Any]
+    rows: int | None
+    carriers: list[int | None]
+    domain: Domain
+    deferred_statistics: frozenset[str]
+
+    @property
+    def holds_for_any_rows(self) -> bool:
+        """No input's number of rows is fixed in it."""
+        specs = self.program.graph_signature.input_specs
+        users = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
+        values = {node.name: node.meta.get("val") for node in self.graph.nodes if node.op == "placeholder"}
+        carried = [(values.get(name), dim) for name, dim in zip(users, self.carriers, strict=True) if dim is not None]
+        rows = [each.shape[dim] for each, dim in carried if isinstance(each, torch.Tensor)]
+        return all(isinstance(each, torch.SymInt) and each.node.expr.free_symbols for each in rows)
+
+
+@contextlib.contextmanager
+def _given_momenta(model: nn.Module) -> Iterator[None]:
+    """A BatchNorm without momentum works it out from the value of a counter, which a fake tensor has not."""
+    without = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.momentum is None]
+    try:
+        for module in without:
+            module.momentum = 0.0  # no shape depends on it
+        yield
+    finally:
+        for module in without:
+            module.momentum = None
+
+
+@contextlib.contextmanager
+def fake_tensors(model: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
+    """The model's meta tensors as fake CPU tensors while the block runs; shared ones stay shared."""
+    made: dict[int, torch.Tensor] = {}
+    kept: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        with mode:
+            twin = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+            return nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
+
+    try:
+        for module in model.modules():
+            held: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+            for tensors in held:
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        kept.append((tensors, name, tensor))
+                        if id(tensor) not in made:
+                            made[id(tensor)] = fake(tensor)
+                        tensors[name] = made[id(tensor)]
+        yield
+    finally:
+        for tensors, name, tensor in kept:
+            tensors[name] = tensor
+
+
+@dataclass(frozen=True)
+class _Dims:
+    """What may vary: the dimension of the rows, and the others."""
+
+    rows: Any
+    others: Any
+
+
+_ANY_ROWS = (_Dims(Dim.DYNAMIC, Dim.AUTO), _Dims(Dim.AUTO, Dim.AUTO), _Dims(Dim.DYNAMIC, Dim.STATIC))
+_THESE_ROWS = (_Dims(Dim.AUTO, Dim.AUTO), _Dims(Dim.STATIC, Dim.STATIC))
+
+
+def capture(
+    model: nn.Module,
+    marked: Sequence[str],
+    inputs: Any,
+    *,
+    autocast: str | None = None,
+    any_rows: bool = True,
+    row_leaves: RowLeaves | None = None,
+    training: bool = True,
+    learner: Learner | None = None,
+) -> Capture:
+    """Capture one forward, in the mode that the model is in.
+
+    Args:
+        model: On the meta device; left as it was.
+        marked: Names of the partitions' modules.
+        inputs: Example inputs, as a batch has them; only shapes, types and plain values count.
+        autocast: The type that autocast computes in; it decides the types of the values.
+        any_rows: The capture must hold for any number of rows, and the example has two or more; False: it holds for
+            these inputs, and for what the forward treats alike.
+        row_leaves: Which inputs carry rows; None: those whose first dimension is that of the first tensor.
+        training: It runs with gradients; False: under torch.no_grad(), as evaluation does.
+        learner: Learns what opaque modules give whose forward needs values; None: such a forward is an error.
+
+    Raises:
+        MarkingError: the forward cannot be traced; the message has the line.
+    """
+    names = opaque_modules(model, marked)
+    export = partial(_export, model, names, inputs, autocast=autocast, known=row_leaves)
+    with _silence(), torch.set_grad_enabled(training):
+        learnt: dict[str, Sequence[LearntCall]] = {}
+        while True:
+            trouble = Trouble()
+            try:
+                return _first_export(export, learnt, trouble, type(model).__name__, any_rows=any_rows)
+            except MarkingError:
+                wanted = {name: why for name, why in trouble.modules(model, names).items() if name not in learnt}
+                if learner is None or not wanted:
+                    raise
+            calls = learner(names, wanted)
+            learnt.update({name: calls[name] for name in wanted})
+
+
+def _first_export(
+    export: Callable[..., Capture],
+    learnt: Mapping[str, Sequence[LearntCall]],
+    trouble: Trouble,
+    name: str,
+    *,
+    any_rows: bool,
+) -> Capture:
+    """The export in which the most may vary. torch.export raises many kinds of errors; the last try's is reported."""
+    *tries, last = _ANY_ROWS if any_rows else _THESE_ROWS
+    for dims in tries:
+        with contextlib.suppress(Exception):
+            found = export(dims, learnt=learnt, trouble=trouble)
+            if not any_rows or found.holds_for_any_rows:
+                return found
+        if trouble.failed is not None:
+            break  # however little varies, that module needs values
+    trouble.fixing.clear()  # in the last try nothing but the rows may vary
+    return _or_explain(lambda: export(last, learnt=learnt, trouble=trouble), name, trouble)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keep what torch.export prints and logs on its way to an error off the screen: it comes out as a MarkingError."""
+    with unlogged(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """Keep torch's log of operations that refuse their arguments off the screen; the caller says what came of it."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _or_explain(export: Callable[[], Capture], name: str, trouble: Trouble) -> Capture:
+    """The last try: the least may vary. Its error is the one that the user sees."""
+    try:
+        return export()
+    except MarkingError:
+        trouble.fixing.clear()
+        raise
+    except Exception as error:
+        said = str(error).strip().splitlines()
+        if isinstance(error, GuardOnDataDependentSymNode):
+            said = ["a tensor's value decides what runs there"]
+        reason = said[0][:200] if said else type(error).__name__
+        if reason.startswith("Constraints violated"):
+            raise MarkingError(
+                f"the forward of {name} works for one number of rows alone",
+                hint="a list with an entry for each row, int(x.shape[0]) or a loop over the rows makes it so: use"
+                " tensors whose first dimension is the rows, or mark a larger module that contains the line",
+            ) from error
+        trouble.fixing.clear()
+        if strange := re.match(r"Found <class '([^']+)'> in output", reason):
+            raise MarkingError(
+                f"the forward of {name} returns a {strange[1]}, which holds tensors in its own way",
+                hint="return tensors, or tuples, lists, dicts or dataclasses of them",
+            ) from error
+        raise MarkingError(
+            f"the forward of {name} cannot be traced at {user_line(error)}: {reason}",
+            hint="mark a larger module that contains this line, or give the model as an nn.Sequential",
+        ) from error
+
+
+def _export(
+    model: nn.Module,
+    names: Sequence[str],
+    inputs: Any,
+    dims: _Dims,
+    *,
+    autocast: str | None,
+    known: RowLeaves | None,
+    learnt: Mapping[str, Sequence[LearntCall]],
+    trouble: Trouble,
+) -> Capture:
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    mode.cache_enabled = False  # with symbols for sizes an entry costs more than it saves: a tenth to a third
+    leaves, structure = pytree.tree_flatten(call_arguments(inputs))
+    # One tensor that stands at two places is two inputs: the next batch may have two tensors there.
+    real = pytree.tree_unflatten(_each_its_own(leaves), structure)
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: mode.from_tensor(tensor, static_shapes=True), real)
+    shapes = ShapesCollection()  # type: ignore[no-untyped-call]
+    rows, carriers = find_carriers(known, inputs, leaves)
+    for leaf, carrier, fake in zip(leaves, carriers, pytree.tree_leaves((args, kwargs)), strict=True):
+        if is_tensor(leaf) and leaf.dim():
+            kinds = [dims.rows if n == carrier else dims.others for n in range(leaf.dim())]
+            shapes[fake] = {
+                n: kind if leaf.size(n) > 1 or kind is Dim.DYNAMIC else Dim.STATIC for n, kind in enumerate(kinds)
+            }
+    opaque = OpaqueCalls(model, names, autocast, learnt, trouble)
+    caught = Interceptions(model, opaque)
+    with mode:
+        anchor = torch.empty((), requires_grad=True)
+    calls, watched = replaced(opaque, anchor), caught.active()
+    kept = Memento(model.modules()).put_back()  # torch.export gives modules copies of their lists and dicts
+    ready = fake_tensors(model, mode), _given_momenta(model), symbolic_lengths(model)
+    with kept, ready[0], ready[1], ready[2], calls, watched, mode, casting(autocast, "cpu"):
+        dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]
+        program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+        if caught.changes:
+            _check_repeated(model, program, opaque, caught, lambda: torch.export.export(
+                model, args, kwargs, dynamic_shapes=dynamic, strict=False
+            ))  # fmt: skip
+    _check_ways_out(model, program)
+    domain = find_domain(program, input_key(input_structure(inputs), leaves))
+    stands_for = {spec.arg.name: (spec.kind, spec.target or "") for spec in program.graph_signature.input_specs}
+    functional = Functional(without_regions(program.graph_module), stands_for, opaque.calls, caught.hooks)
+    statistics = frozenset(
+        f"{name}.{key}"
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, _BatchNorm)
+        for key in module._buffers
+    )
+    return Capture(
+        functional.graph, functional.together, program, opaque.calls, leaves, rows, carriers, domain, statistics
+    )  # fmt: skip
+
+
+def _check_repeated(
+    model: nn.Module,
+    program: ExportedProgram,
+    opaque: OpaqueCalls,
+    caught: Interceptions,
+    again: Callable[[], ExportedProgram],
+) -> None:
+    """The forward leaves Python state changed: a second call must do the same, and change nothing more.
+
+    A tensor that follows from the inputs' shapes alone (a mask that is kept) is none of that: it is made anew.
+
+    Raises:
+        MarkingError: it does not.
+    """
+    changes = [change for change in caught.changes if not _is_kept_mask(change, program)]
+    if not changes:
+        return
+    first, calls = _in_words(program, opaque), len(opaque.calls)
+    hooks = list(caught.hooks)
+    second = again()
+    same = _in_words(second, opaque) == first
+    del opaque.calls[calls:]
+    caught.hooks[:] = hooks
+    further = [change for change in caught.changes if not _is_replaced_tensor(change)]
+    if same and not further:
+        return
+    raise MarkingError(
+        f"the forward of {type(model).__name__} changes {(further or changes)[0].name} outside its partitions: a"
+        " captured graph would do what the first call did for ever",
+        hint="keep it in a buffer (register_buffer) that tensor operations change, or mark a larger module that"
+        " contains the line",
+    )
+
+
+def _is_kept_mask(change: StateChange, program: ExportedProgram) -> bool:
+    if not isinstance(change.now, FakeTensor) or not (change.before is None or change.before is ABSENT):
+        return False
+    storage = change.now.untyped_storage()._cdata
+    makers = [
+        node for node in program.graph.nodes
+        if isinstance(node.meta.get("val"), torch.Tensor) and node.meta["val"].untyped_storage()._cdata == storage
+    ]  # fmt: skip
+    return bool(makers) and all(map(shape_alone, makers))
+
+
+def _is_replaced_tensor(change: StateChange) -> bool:
+    return isinstance(change.before, torch.Tensor) and isinstance(change.now, torch.Tensor)
+
+
+def _in_words(program: ExportedProgram, opaque: OpaqueCalls) -> list[str]:
+    """A graph's nodes, each as what it does to which; opaque calls by what they call."""
+    numbers = {node: n for n, node in enumerate(program.graph.nodes)}
+    found = []
+    for node in program.graph.nodes:
+        args: Any = fx.map_arg((node.args, node.kwargs), lambda each: f"%{numbers[each]}")
+        if is_call(node):
+            call = opaque.calls[int(node.args[0])]
+            args = (call.label, repr(call.arguments), *args[0][1:])
+        found.append(f"{node.op} {node.target} {args}")
+    return found
+
+
+def _check_ways_out(model: nn.Module, program: ExportedProgram) -> None:
+    """A tensor that a module made and did not return is a fake one without a node: export takes it for a constant.
+
+    Raises:
+        MarkingError: there is one.
+    """
+    if any(isinstance(value, torch.Generator) for value in _constants(program)):
+        raise MarkingError(
+            f"the forward of {type(model).__name__} draws from a generator of its own outside its partitions",
+            hint="draw with torch's default generator, which the runtime seeds for every micro-batch, or mark a larger"
+            " module that contains the line",
+        )
+    specs = [spec for spec in program.graph_signature.input_specs if spec.kind is InputKind.CONSTANT_TENSOR]
+    if any(isinstance(program.constants[str(spec.target)], FakeTensor) for spec in specs):
+        raise MarkingError(
+            f"the forward of {type(model).__name__} reads a tensor of a partition that the partition does not return:"
+            " a hook or an attribute carries it",
+            hint="return it from the marked module; a Hugging Face model collects nothing with output_hidden_states,"
+            " output_attentions and output_router_logits left off",
+        )
+
+
+def _each_its_own(leaves: Sequence[Any]) -> list[Any]:
+    """The leaves, each tensor an object with memory of its own."""
+    storages = [
+        leaf.untyped_storage()._cdata if is_tensor(leaf) and leaf.layout is torch.strided else None for leaf in leaves
+    ]
+    return [
+        torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+        if storage is not None and storage in storages[:n]
+        else leaf
+        for n, (leaf, storage) in enumerate(zip(leaves, storages, strict=True))
+    ]
+
+
+def _constants(program: ExportedProgram) -> list[Any]:
+    words = [leaf for node in program.graph.nodes for leaf in pytree.tree_leaves((node.args, node.kwargs))]
+    return [*program.constants.values(), *words]
+
+
+def find_carriers(known: RowLeaves | None, inputs: Any, leaves: Sequence[Any]) -> tuple[int | None, list[int | None]]:
+    """The rows of the example inputs, and in which dimension each leaf carries them."""
+    may = may_carry(known, input_structure(inputs), leaves)
+    rows = next((leaf.size(dim) for leaf, dim in zip(leaves, may, strict=True) if dim is not None), None)
+    return rows, [
+        dim if dim is not None and leaf.size(dim) == rows else None for leaf, dim in zip(leaves, may, strict=True)
+    ]

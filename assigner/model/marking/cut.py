@@ -1,0 +1,353 @@
+"""Cut a captured forward into partitions."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+from assigner.errors import MarkingError
+from assigner.model.deferred import DeferredModel
+from assigner.model.marking.capture import Capture, capture, find_carriers
+from assigner.model.marking.domain import input_key
+from assigner.model.marking.glue import Ownership, is_size, value_bytes
+from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, PartitionGraph, Piece, Size, Value, ValueShape
+from assigner.model.marking.marks import Mark, find_marks
+from assigner.model.marking.modules import modules_around
+from assigner.model.marking.piece import PieceBuilder
+from assigner.model.marking.pythonstate import PythonState
+from assigner.model.marking.realforward import Examples, learn
+from assigner.model.marking.rows import EXAMPLE_ROWS, batch_rows
+from assigner.model.workload import call_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch.utils._pytree import TreeSpec
+
+    from assigner.model.marking.capture import Learner
+    from assigner.model.marking.observation import LearntCall
+    from assigner.model.marking.rows import RowLeaves
+    from assigner.model.workload import Workload
+
+_MOST_RECUTS = 64
+
+
+def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> PartitionGraph:
+    """Cut a workload's model at its marks.
+
+    Args:
+        workload: Whose model; its builder is called once, without memory behind the tensors.
+        marks: Name patterns in place of the workload's own; None: those; empty: none. Marks in code stay.
+
+    Raises:
+        MarkingError: nothing is marked, or the forward cannot be cut there; the message has the line.
+    """
+    deferred = DeferredModel(workload.model, seed=workload.seed)
+    marked = find_marks(deferred.model, workload.marks if marks is None else tuple(marks))
+    example = workload.make_batch(EXAMPLE_ROWS, workload.seed)
+    row_leaves = batch_rows(workload, example).inputs
+    examples = Examples(lambda rows: workload.make_batch(rows, workload.seed)[0])
+    captured = capture(
+        deferred.model, list(marked), example[0], autocast=workload.autocast, row_leaves=row_leaves,
+        learner=_learner(deferred, examples, example[0], row_leaves, workload.autocast, training=True),
+    )  # fmt: skip
+    read = PythonState.of_code(modules_around(deferred.model, list(marked)))
+    cut = Cutter(deferred, marked, captured, workload.autocast).cut()
+    return replace(cut, row_leaves=row_leaves, read=read, examples=examples)
+
+
+def _learner(
+    deferred: DeferredModel,
+    examples: Examples,
+    inputs: Any,
+    row_leaves: RowLeaves | None,
+    autocast: str | None,
+    *,
+    training: bool,
+) -> Learner:
+    """What learns what the opaque modules give for inputs like these."""
+    leaves, structure = pytree.tree_flatten(call_arguments(inputs))
+    _, carriers = find_carriers(row_leaves, inputs, leaves)
+
+    def learn_calls(names: Sequence[str], wanted: Mapping[str, Exception | None]) -> Mapping[str, Sequence[LearntCall]]:
+        batches = examples.inputs(leaves, carriers)
+        return learn(deferred, names, batches, structure, wanted=wanted, autocast=autocast, training=training)
+
+    return learn_calls
+
+
+def recut(graph: PartitionGraph, structure: TreeSpec, leaves: Sequence[Any], *, training: bool) -> PartitionGraph:
+    """The same model cut again, for other inputs or in the other mode; what can stay where it was stays.
+
+    Args:
+        graph: The model as it was cut first; it keeps the last ones that were made of it.
+        structure: Of the model's (args, kwargs).
+        leaves: A micro-batch's flattened inputs.
+        training: The mode that it is cut in: as it was built, or after `model.eval()`.
+
+    Returns:
+        Its partitions have the same names; one whose modules are not called is left out.
+
+    Raises:
+        MarkingError: the forward cannot be cut for these inputs.
+    """
+    key, made = input_key(structure, leaves), graph.recuts[training]
+    found = next((each for each in made if each.domain.admits(key)), None)
+    if found is None:
+        args, kwargs = pytree.tree_unflatten([_on_cpu(leaf) for leaf in leaves], structure)
+        found = _recut(graph, kwargs or args, training=training)
+        made.append(found)
+        del made[:-_MOST_RECUTS]
+    return found
+
+
+def _recut(graph: PartitionGraph, inputs: Any, *, training: bool) -> PartitionGraph:
+    deferred = graph.deferred
+    marked = find_marks(deferred.model, graph.marks)
+    with deferred.mode(training=training):
+        captured = capture(
+            deferred.model, list(marked), inputs,
+            autocast=graph.last.autocast, any_rows=False, row_leaves=graph.row_leaves, training=training,
+            learner=None if graph.examples is None else _learner(
+                deferred, graph.examples, inputs, graph.row_leaves, graph.last.autocast, training=training
+            ),
+        )  # fmt: skip
+    return Cutter(deferred, marked, captured, graph.last.autocast, base=graph).cut()
+
+
+def _on_cpu(leaf: Any) -> Any:
+    """An input to capture with, where captures run: only its shape and type count."""
+    if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+        return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype)
+    return leaf
+
+
+class Symbols:
+    """Turns symbolic sizes into numbers and into `Size` descriptions."""
+
+    def __init__(self, captured: Capture) -> None:
+        self.places: dict[Any, tuple[int, int]] = {}
+        self.example: dict[Any, int] = {}
+        users = [
+            spec.arg.name for spec in captured.program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT
+        ]
+        nodes = {node.name: node for node in captured.graph.nodes if node.op == "placeholder"}
+        self.rows: set[Any] = set()
+        for leaf, name in enumerate(users):
+            value = nodes[name].meta.get("val") if name in nodes else None
+            if not isinstance(value, torch.Tensor):
+                continue
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                    self.places.setdefault(size.node.expr, (leaf, dim))
+                    self.example.setdefault(size.node.expr, captured.inputs[leaf].size(dim))
+                    if dim == captured.carriers[leaf]:
+                        self.rows.add(size.node.expr)
+        self.example_rows = captured.rows
+
+    def number(self, size: Any, rows: int | None = None) -> int:
+        """A size for the example batch, or for another number of rows; one that depends on data counts as the rows."""
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        values = dict(self.example)
+        if rows is not None:
+            values.update(dict.fromkeys(self.rows, rows))
+        values.update(dict.fromkeys(free_unbacked_symbols(size), rows or self.example_rows or 1))
+        return int(size.node.expr.subs(values))
+
+    def rows_dimension(self, shape: Sequence[Any]) -> int | None:
+        """Along which dimension the micro-batches of a value are joined; None: it has no rows.
+
+        A size that depends on data is one of rows too: what was chosen of each micro-batch, in order.
+        """
+        found = [
+            dim
+            for dim, size in enumerate(shape)
+            if isinstance(size, torch.SymInt)
+            and (free_unbacked_symbols(size) or self.rows & size.node.expr.free_symbols)
+        ]
+        return found[0] if len(found) == 1 else None
+
+    def names(self, shape: Sequence[Any]) -> tuple[str, ...]:
+        """A shape in words that do not depend on torch's names for its symbols."""
+        words = {symbol: f"input{leaf}_{dim}" for symbol, (leaf, dim) in self.places.items()}
+        return tuple(str(size.node.expr.subs(words)) if isinstance(size, torch.SymInt) else str(size) for size in shape)
+
+    def describe(self, value: Any) -> Size:
+        """How a rank works a symbolic size out from its inputs' shapes."""
+        expression = value.node.expr
+        return Size(expression, {symbol: self.places[symbol] for symbol in expression.free_symbols})
+
+
+class Cutter:
+    """Cuts one capture into pieces."""
+
+    def __init__(
+        self,
+        deferred: DeferredModel,
+        marked: Mapping[str, Mark],
+        captured: Capture,
+        autocast: str | None,
+        base: PartitionGraph | None = None,
+    ) -> None:
+        self.deferred, self.marked, self.captured, self.autocast = deferred, marked, captured, autocast
+        self.base = base
+        self.symbols = Symbols(captured)
+        self.called = {mark.name or name: name for name, mark in marked.items()}
+        homes = {} if base is None else {part: self.called[name] for part, name in base.homes.items()}
+        self.ownership = Ownership(
+            captured, list(marked), lambda node: value_bytes(node, self.symbols.number),
+            homes=homes, same_tensor=_same_tensor(deferred), all_called=base is None,
+        )  # fmt: skip
+        self.names = [marked[name].name or name for name in self.ownership.order]
+        self.outputs = self._outputs()
+        self.crossing = self._crossing()
+
+    def _outputs(self) -> list[Any]:
+        """The leaves of the model's output, as nodes or constants."""
+        (node,) = [node for node in self.captured.graph.nodes if node.op == "output"]
+        return list(node.args[0])
+
+    @property
+    def last(self) -> int:
+        """The partition that makes the model's output: the last one, with whatever the output needs from others."""
+        return len(self.names) - 1
+
+    def _foreign(self, place: int, node: fx.Node, found: dict[fx.Node, None]) -> None:
+        """The nodes of other partitions that `node` needs, looking through free ones."""
+        owner = self.ownership.owner.get(node)
+        if owner is not None and owner != place:
+            found[node] = None
+        elif owner is None and not is_size(node):
+            for each in node.all_input_nodes:
+                self._foreign(place, each, found)
+
+    def _needed(self, place: int) -> list[fx.Node]:
+        found: dict[fx.Node, None] = {}
+        for node, owner in self.ownership.owner.items():
+            if owner == place:
+                for each in node.all_input_nodes:
+                    self._foreign(place, each, found)
+        if place == self.last:
+            for each in self.outputs:
+                if isinstance(each, fx.Node):
+                    self._foreign(place, each, found)
+        return list(found)
+
+    def _crossing(self) -> dict[fx.Node, Value]:
+        """Every node whose value leaves its partition, numbered within it in the order of the graph."""
+        wanted = {node for place in range(len(self.names)) for node in self._needed(place)}
+        count: dict[int, int] = defaultdict(int)
+        found = {}
+        for node in self.captured.graph.nodes:
+            if node in wanted:
+                owner = self.ownership.owner[node]
+                found[node] = Value(self.names[owner], count[owner])
+                count[owner] += 1
+        return found
+
+    def cut(self) -> PartitionGraph:
+        """All pieces, and what is known of the values between them."""
+        pieces = tuple(PieceBuilder(self, place).build() for place in range(len(self.names)))
+        shapes = {value: self._shape(node, value) for node, value in self.crossing.items()}
+        values = _with_gradients(shapes, pieces, self.deferred)
+        pieces = tuple(replace(piece, kind=_kind(piece, values, is_last=piece is pieces[-1])) for piece in pieces)
+        return PartitionGraph(self.deferred, pieces, values, self._output(), tuple(self.marked), self.captured.domain)
+
+    def _output(self) -> ModelOutput:
+        leaves = tuple(LEAF if isinstance(each, fx.Node) else each for each in self.outputs)
+        made = [each.meta["val"] if isinstance(each, fx.Node) else None for each in self.outputs]
+        rows = tuple(
+            self.symbols.rows_dimension(each.shape) if isinstance(each, torch.Tensor) else None for each in made
+        )
+        spec, known = self.captured.program.call_spec.out_spec, bool(self.symbols.rows)
+        tensors = self._output_tensors()
+        carried = any(each is not None for each in self.captured.carriers)
+        if not known and carried and self.base is not None:  # sizes tell less than the plan's graph
+            base = self.base.output
+            if base.rows_known and (base.structure, len(base.leaves)) == (spec, len(leaves)):
+                return ModelOutput(spec, leaves, base.rows, True, tensors)
+        return ModelOutput(spec, leaves, rows, known, tensors)
+
+    def _output_tensors(self) -> tuple[OutputTensor | None, ...]:
+        made = [each for each in self.outputs if isinstance(each, fx.Node)]
+        of_last = {node: Value(self.names[self.last], index) for index, node in reversed(list(enumerate(made)))}
+        tensors = {
+            node: OutputTensor(self.crossing.get(node, source), self._sizes(node.meta["val"]), node.meta["val"].dtype)
+            for node, source in of_last.items()
+            if isinstance(node.meta["val"], torch.Tensor)
+        }
+        return tuple(tensors.get(each) if isinstance(each, fx.Node) else None for each in self.outputs)
+
+    def _shape(self, node: fx.Node, value: Value) -> ValueShape:
+        tensor = node.meta["val"]
+        if not isinstance(tensor, torch.Tensor):
+            raise MarkingError(f"output {value.index} of {value.partition!r} is no tensor", hint="mark a larger module")
+        try:
+            one, two = (self._bytes(tensor, rows) for rows in (1, 2))
+        except ZeroDivisionError:  # a size like rows // (rows // 2)
+            n = EXAMPLE_ROWS
+            few, many = (self._bytes(tensor, rows) for rows in (n, 2 * n))
+            one, two = few - (many - few) * (n - 1) // n, few - (many - few) * (n - 2) // n
+        gradient = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+        order = self._order(tensor)
+        return ValueShape(two - one, 2 * one - two, tensor.dtype, gradient, self._sizes(tensor), order)
+
+    def _order(self, tensor: torch.Tensor) -> tuple[int, ...] | None:
+        """The dimensions by their strides, where the tensor is dense and not contiguous."""
+        sizes, strides = [[self.symbols.number(each) for each in of] for of in (tensor.shape, tensor.stride())]
+        order = sorted(range(len(sizes)), key=lambda dim: (-strides[dim], dim))
+        expected = [math.prod(sizes[each] for each in order[place + 1 :]) for place in range(len(order))]
+        dense = all(strides[dim] == stride or sizes[dim] == 1 for dim, stride in zip(order, expected, strict=True))
+        return tuple(order) if dense and order != sorted(order) else None
+
+    def _bytes(self, tensor: torch.Tensor, rows: int) -> int:
+        return math.prod(self.symbols.number(size, rows) for size in tensor.shape) * tensor.element_size()
+
+    def _sizes(self, tensor: torch.Tensor) -> tuple[int | Size, ...] | None:
+        """A value's shape as the ranks work it out; None: it depends on data."""
+        if any(free_unbacked_symbols(size) for size in tensor.shape if isinstance(size, torch.SymInt)):
+            return None
+        return tuple(
+            self.symbols.describe(size) if isinstance(size, torch.SymInt) else int(size) for size in tensor.shape
+        )
+
+
+def _same_tensor(deferred: DeferredModel) -> dict[str, tuple[str, ...]]:
+    """For each parameter and buffer all of its names."""
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, tensor in deferred.tensors().items():
+        names[id(tensor)].append(name)
+    return {name: tuple(every) for every in names.values() for name in every}
+
+
+def _with_gradients(
+    values: Mapping[Value, ValueShape], pieces: Sequence[Piece], deferred: DeferredModel
+) -> dict[Value, ValueShape]:
+    """A value bears a gradient if it is a float and a trainable parameter lies behind it."""
+    tensors = deferred.tensors()
+    trained: set[str] = set()
+    for piece in pieces:
+        own = any(tensors[name].requires_grad for name in piece.parameters)
+        fed = any(value.partition in trained and values[value].gradient for value in piece.reads)
+        if own or fed:
+            trained.add(piece.name)
+    return {
+        value: replace(shape, gradient=shape.gradient and value.partition in trained) for value, shape in values.items()
+    }
+
+
+def _kind(piece: Piece, values: Mapping[Value, ValueShape], *, is_last: bool) -> str:
+    """Partitions of one kind take equally long: the backward depends on who wants a gradient, the last has the loss."""
+    read = [value in values and values[value].gradient for value in piece.reads]
+    made = [shape.gradient for value, shape in values.items() if value.partition == piece.name]
+    return hashlib.sha256(repr((piece.kind, read, made, is_last)).encode()).hexdigest()[:12]

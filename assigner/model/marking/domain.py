@@ -1,0 +1,200 @@
+"""For which inputs a captured forward holds: what torch.export decided on its way, as conditions on the inputs.
+
+A capture follows one path through the model's Python code. It holds for other inputs where every decision on a size
+comes out the same, and where structure, types and plain values are those it was made with:
+
+    forward                              inputs           what it holds for
+    x + positions[: x.shape[1]]          x: (4, 5)        x: (2.., 2..6), for there are 6 positions
+    a if x.shape[0] > 3 else b           x: (4, 8)        x: (4.., 8)
+    y if flag else -y                    flag: True       flag is True
+
+A size of 1 is another path (it broadcasts), so symbolic sizes are 2 or more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.utils import _pytree as pytree
+
+from assigner.errors import UsageError
+from assigner.formatting import Unquoted, printable
+from assigner.model.workload import call_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.export import ExportedProgram
+
+_NOTED = 1000
+
+
+@dataclass(frozen=True)
+class TensorKey:
+    """What a capture sees of a tensor.
+
+    Args:
+        dtype: Its type.
+        sizes: Its shape.
+        strides: Its strides; None: it is contiguous.
+    """
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...] | None
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.sizes)}"
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A plain value among the inputs; 1, 1.0 and True are three of them."""
+
+    kind: type
+    value: Any
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
+
+@dataclass(frozen=True)
+class InputKey:
+    """What a capture sees of a micro-batch's inputs; equal keys take equal paths.
+
+    Args:
+        structure: Of the model's (args, kwargs).
+        leaves: The flattened inputs.
+    """
+
+    structure: pytree.TreeSpec
+    leaves: tuple[TensorKey | Constant, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.leaves))
+
+    def signature(self) -> str:
+        """The inputs as the model's forward is called with them, by keyword where a batch's inputs are a dict."""
+        args, kwargs = pytree.tree_unflatten([Unquoted(str(leaf)) for leaf in self.leaves], self.structure)
+        return ", ".join([*map(repr, args), *(f"{name}={word!r}" for name, word in kwargs.items())])
+
+    @property
+    def noted(self) -> str:
+        """The signature as a file has it: of many inputs its beginning."""
+        return printable(self.signature(), most=_NOTED)
+
+    def is_like(self, other: InputKey) -> bool:
+        """True if structure, types, numbers of dimensions and plain values are the same; sizes may differ."""
+        return self.structure == other.structure and all(map(_alike, self.leaves, other.leaves))
+
+
+def input_structure(inputs: Any) -> pytree.TreeSpec:
+    """The structure of the model's arguments for a batch's inputs."""
+    return pytree.tree_structure(call_arguments(inputs))
+
+
+def input_key(structure: pytree.TreeSpec, leaves: Sequence[Any]) -> InputKey:
+    """The key of a micro-batch's flattened inputs.
+
+    Raises:
+        UsageError: one of them is neither a tensor nor a plain value.
+    """
+    return InputKey(structure, tuple([_leaf_key(leaf) for leaf in leaves]))
+
+
+def _leaf_key(leaf: Any) -> TensorKey | Constant:
+    if isinstance(leaf, torch.Tensor):
+        return TensorKey(leaf.dtype, tuple(leaf.shape), None if leaf.is_contiguous() else leaf.stride())
+    try:
+        hash(leaf)
+    except TypeError as error:
+        raise UsageError(
+            f"the batch's inputs hold a {type(leaf).__name__}",
+            hint="inputs are tensors and plain values, in tuples, lists and dicts",
+        ) from error
+    return Constant(type(leaf), repr(leaf) if isinstance(leaf, float) else leaf)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The inputs that a capture holds for.
+
+    Args:
+        example: The key of the inputs that it was made with.
+        fixed: (leaf, dimension) of the sizes that are numbers in it.
+        symbols: The other sizes: symbol -> (leaf, "size" or "stride", dimension).
+        bounds: Least and greatest value of each symbol.
+        guards: Conditions on the symbols, as sympy expressions.
+    """
+
+    example: InputKey
+    fixed: tuple[tuple[int, int], ...]
+    symbols: Mapping[Any, tuple[int, str, int]]
+    bounds: Mapping[Any, tuple[float, float]]
+    guards: tuple[Any, ...]
+
+    def admits(self, key: InputKey) -> bool:
+        """True if the capture holds for inputs with this key."""
+        if not key.is_like(self.example):
+            return False
+        if any(_sizes(key, leaf)[dim] != _sizes(self.example, leaf)[dim] for leaf, dim in self.fixed):
+            return False
+        values = {symbol: _number(key, place) for symbol, place in self.symbols.items()}
+        if any(not low <= values[symbol] <= high for symbol, (low, high) in self.bounds.items()):
+            return False
+        return all(guard.subs(values) == True for guard in self.guards)  # noqa: E712 - sympy's true is no Python bool
+
+
+def _alike(one: TensorKey | Constant, other: TensorKey | Constant) -> bool:
+    if isinstance(one, TensorKey) and isinstance(other, TensorKey):
+        return one.dtype == other.dtype and len(one.sizes) == len(other.sizes)
+    return one == other
+
+
+def _sizes(key: InputKey, leaf: int) -> tuple[int, ...]:
+    found = key.leaves[leaf]
+    assert isinstance(found, TensorKey)
+    return found.sizes
+
+
+def _number(key: InputKey, place: tuple[int, str, int]) -> int:
+    leaf, what, dim = place
+    found = key.leaves[leaf]
+    assert isinstance(found, TensorKey)
+    if what == "size":
+        return found.sizes[dim]
+    return math.prod(found.sizes[dim + 1 :]) if found.strides is None else found.strides[dim]
+
+
+def find_domain(program: ExportedProgram, example: InputKey) -> Domain:
+    """What a fresh export holds for: its sizes' symbols, their bounds, and the guards that tracing left."""
+    values = [node.meta.get("val") for node in program.graph.nodes]
+    mode = detect_fake_mode([value for value in values if isinstance(value, torch.Tensor)])
+    assert mode is not None
+    assert mode.shape_env is not None
+    environment: Any = mode.shape_env
+    tensors = [n for n, leaf in enumerate(example.leaves) if isinstance(leaf, TensorKey)]
+    fakes = [tracked.fake for tracked in environment.tracked_fakes if isinstance(tracked.fake, torch.Tensor)]
+    fixed: list[tuple[int, int]] = []
+    symbols: dict[Any, tuple[int, str, int]] = {}
+    for leaf, fake in zip(tensors, fakes, strict=True):
+        for dim, size in enumerate(fake.shape):
+            if isinstance(size, torch.SymInt):
+                symbols.setdefault(size.node._expr, (leaf, "size", dim))  # as it was before anything was decided
+            else:
+                fixed.append((leaf, dim))
+        for dim, stride in enumerate(fake.stride()):
+            if isinstance(stride, torch.SymInt) and stride.node._expr.is_symbol:
+                symbols.setdefault(stride.node._expr, (leaf, "stride", dim))
+    ranges = {symbol: environment.var_to_range[symbol] for symbol in symbols if symbol in environment.var_to_range}
+    bounds = {symbol: (_bound(each.lower, -math.inf), _bound(each.upper, math.inf)) for symbol, each in ranges.items()}
+    return Domain(example, tuple(fixed), symbols, bounds, tuple(dict.fromkeys(g.expr for g in environment.guards)))
+
+
+def _bound(number: Any, otherwise: float) -> float:
+    return int(number) if number.is_Integer else otherwise

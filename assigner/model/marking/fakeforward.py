@@ -1,0 +1,229 @@
+"""What a forward on fake tensors shows: what it writes and reads, whose memory its results lie in, their sizes."""
+
+from __future__ import annotations
+
+import contextvars
+import operator
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from assigner.model.deferred.mutation import DROPOUTS, storage_of
+
+Named = Sequence[tuple[str, nn.Module]]
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A result that lies in the memory of a tensor that was given, or of an earlier result.
+
+    Args:
+        kind: "given" or "made".
+        index: Which of them.
+        exact: It is that tensor; False: some view of it.
+    """
+
+    kind: str
+    index: int
+    exact: bool
+
+
+class IdleDropouts(TorchFunctionMode):
+    """Has a dropout that drops nothing give back its input itself, as it does outside of fake tensors."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in DROPOUTS:
+            words = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
+            if words.get("p") == 0 or not words.get("training", True):
+                return words["input"]
+        return func(*args, **kwargs)
+
+
+_RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+
+
+class OneRecurrentStep(TorchFunctionMode):
+    """Runs an LSTM, GRU or RNN over the first step of a sequence alone; its outputs get the sequence's length.
+
+    On fake tensors torch would run step after step, which takes long, and holds for one length of the sequence.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        state, weights = (args[1], args[2]) if len(args) == 9 and func in _RECURRENT else (None, None)
+        if state is None or not isinstance(weights, list | tuple) or (func is torch.lstm) is is_tensor(state):
+            return func(*args, **(kwargs or {}))  # also packed sequences: how long each is only values tell
+        given, batch_first = args[0], args[8]
+        time = 1 if batch_first else 0
+        steps, *ends = func(given.narrow(time, 0, 1), *args[1:])
+        outputs = steps.transpose(0, time).expand(given.size(time), -1, -1).contiguous()
+        return outputs.transpose(0, time), *ends
+
+
+def is_tensor(leaf: Any) -> bool:
+    """True if a leaf of inputs, arguments or results is a tensor."""
+    return isinstance(leaf, torch.Tensor)
+
+
+def own_tensors(inside: Named) -> dict[str, torch.Tensor]:
+    """The parameters and buffers of some modules, by name."""
+    return {
+        f"{name}.{key}": tensor
+        for name, module in inside
+        for held in (module._parameters, module._buffers)
+        for key, tensor in held.items()
+        if tensor is not None
+    }
+
+
+def tensor_ids(inside: Named) -> list[int]:
+    """Which tensors are the parameters and buffers of some modules."""
+    return [id(tensor) for _, module in inside for held in (module._parameters, module._buffers)
+            for tensor in held.values()]  # fmt: skip
+
+
+def surroundings() -> dict[str, Any]:
+    """What a forward can be told beside its arguments: context variables, the environment, torch's default type."""
+    found: dict[str, Any] = {
+        f"context variable {each.name}": value for each, value in contextvars.copy_context().items()
+    }
+    found.update({f"environment variable {name}": sys.intern(value) for name, value in os.environ.items()})
+    return {**found, "torch's default type": torch.get_default_dtype()}
+
+
+def trained_names(inside: Named) -> set[str]:
+    """The names of the parameters that want gradients."""
+    return {name for name, tensor in own_tensors(inside).items() if tensor.requires_grad}
+
+
+def current_tensor(inside: Named, name: str) -> torch.Tensor | None:
+    """The parameter or buffer that has a name now."""
+    path, _, key = name.rpartition(".")
+    module = next(module for each, module in inside if each == path)
+    return module._parameters.get(key, module._buffers.get(key))
+
+
+def put_back(inside: Named, own: dict[str, torch.Tensor]) -> None:
+    """The module's own tensors in their places again."""
+    for name, module in inside:
+        for held in (module._parameters, module._buffers):
+            for key in held:
+                before = own.get(f"{name}.{key}")
+                if held[key] is not before:
+                    held[key] = before  # type: ignore[assignment]
+
+
+def agreed(ways: Sequence[Any], environment: ShapeEnv | None) -> Any:
+    """One result from those that a forward gives on several ways: a size that is not the same on all depends on data.
+
+    Args:
+        ways: The results, one at least.
+        environment: Of their sizes.
+
+    Returns:
+        None: structure, types or plain values differ.
+    """
+    listed, structure = pytree.tree_flatten(ways[0])
+    others = [pytree.tree_flatten(way) for way in ways[1:]]
+    if any(spec != structure or [*map(_look, leaves)] != [*map(_look, listed)] for leaves, spec in others):
+        return None
+    sizes: dict[tuple[str, ...], Any] = {}
+    found = []
+    for leaf, *rest in zip(listed, *(leaves for leaves, _ in others), strict=True):
+        if not is_tensor(leaf) or all([*map(str, each.shape)] == [*map(str, leaf.shape)] for each in rest):
+            found.append(leaf)
+            continue
+        assert environment is not None
+        shape = []
+        for dim, size in enumerate(leaf.shape):
+            words = tuple(str(each.shape[dim]) for each in (leaf, *rest))
+            if len(set(words)) > 1 and words not in sizes:
+                sizes[words] = environment.create_unbacked_symint()
+            shape.append(sizes.get(words, size))
+        found.append(leaf.new_empty(shape))
+    return pytree.tree_unflatten(found, structure)
+
+
+def _look(leaf: Any) -> Any:
+    """What must be the same of a leaf of a result on all ways."""
+    return (str(leaf.dtype), leaf.dim()) if is_tensor(leaf) else repr(leaf)
+
+
+def aliases_of(fakes: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> dict[int, Alias]:
+    """Which results lie in the memory of what was given, or of an earlier result."""
+    found: dict[int, Alias] = {}
+    for n, each in enumerate(made):
+        others = [("given", k, fake) for k, fake in enumerate(fakes)]
+        others += [("made", k, other) for k, other in enumerate(made[:n])]
+        matches = [
+            (kind, k, _is_same(each, other)) for kind, k, other in others if storage_of(other) == storage_of(each)
+        ]
+        if matches:
+            kind, k, exact = next((match for match in matches if match[2]), matches[0])
+            found[n] = Alias(kind, k, exact)
+    return found
+
+
+def fresh_results(made: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Results for the operator, which must not return what it was given, nor one tensor twice."""
+    known = {storage_of(each) for each in given}
+    found = []
+    for each in made:
+        found.append(torch.empty_like(each) if storage_of(each) in known else each.view_as(each))
+        known.add(storage_of(each))
+    return found
+
+
+def any_way(ways: Sequence[dict[int, Alias]]) -> dict[int, Alias]:
+    """What may share memory, where a decision on values may lead one way or another."""
+    found: dict[int, Alias] = {}
+    for each in ways:
+        for n, alias in each.items():
+            sure = all(other.get(n) == alias for other in ways)
+            found[n] = alias if sure else Alias(alias.kind, alias.index, exact=False)
+    return found
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    def geometry(tensor: torch.Tensor) -> tuple[str, ...]:
+        return (str(tensor.dtype), str(tensor.storage_offset()), *map(str, tensor.shape), *map(str, tensor.stride()))
+
+    return geometry(one) == geometry(other)
+
+
+def with_own_sizes(made: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Sizes that depend on values become symbols of the call: those that its forward made within stay there."""
+    mode = detect_fake_mode(made)
+    if mode is None or mode.shape_env is None:
+        return made
+    environment = mode.shape_env
+    known: dict[Any, Any] = {}
+
+    def own(size: Any) -> Any:
+        if not isinstance(size, torch.SymInt) or not free_unbacked_symbols(size):
+            return size
+        expression = size.node.expr
+        if expression not in known:
+            known[expression] = size if expression.is_symbol else environment.create_unbacked_symint()
+        return known[expression]
+
+    found = []
+    for tensor in made:
+        before = list(tensor.shape)  # each look at a shape makes new symbols
+        sizes = list(map(own, before))
+        same = all(map(operator.is_, sizes, before))
+        found.append(tensor if same else tensor.new_empty(sizes))
+    mine = {size.node.expr for size in known.values()}
+    environment.pending_fresh_unbacked_symbols[:] = [
+        each for each in environment.pending_fresh_unbacked_symbols if each in mine
+    ]
+    return found

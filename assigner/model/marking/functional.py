@@ -1,0 +1,434 @@
+"""A captured graph without writes: every value is made once, so that it can be cut anywhere.
+
+    y = zeros_like(x)                 y0 = zeros_like(x)
+    y[:, 1:] = x[:, :-1]              y1 = written(y0, x[:, :-1])     a copy of y0 with the slice written
+    z = y * 2                         z  = y1 * 2
+
+Tensors that share memory (a storage of the fake tensors) are a family. A write makes a new version of the family's
+base; whoever reads a member afterwards reads the same view of the new version. So functionalisation does in torch,
+here with the operations as autograd sees them: a slice that was written has the gradient of the write. Writes under
+no_grad and to detached views change the value and leave its gradient alone.
+
+A write to a parameter or buffer is also stored there. What depends on parameters and buffers alone (a momentum
+encoder, a clamped scale) is stored once a step, as the whole batch would; the rest (running averages) at every
+micro-batch.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind
+
+from assigner.errors import MarkingError
+from assigner.model.deferred.mutation import gives_back, is_random, named_arguments, returned_arguments
+from assigner.model.marking.families import STATE, Member, StorageFamily, call_arguments, written_by, written_state
+from assigner.model.marking.interception import is_hook
+from assigner.model.marking.nodes import behind, brings_data, fresh_values, is_item, line_of, storages, tensors_of
+from assigner.model.marking.opaque import is_call
+from assigner.model.marking.writing import STORES, ViewStep, after, hooked, snapshot, stored, stored_once, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from assigner.model.marking.opaque import OpaqueCall
+
+_UNSUPPORTED = ("aten::set_", "aten::resize_", "aten::resize_as_", "aten::swap_", "aten::requires_grad_")
+
+
+class Functional:
+    """Rewrites one graph.
+
+    Args:
+        graph: As exported, without regions; nodes under no_grad have `without_gradient` in their meta.
+        kinds: What each placeholder stands for, by its name.
+        calls: The opaque calls.
+        hooks: The hooks on tensors.
+
+    Attributes:
+        graph: The new graph.
+        together: Groups of its nodes that one partition must run.
+    """
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        kinds: Mapping[str, tuple[InputKind, str]],
+        calls: Sequence[OpaqueCall],
+        hooks: Sequence[Callable[..., Any] | None],
+    ) -> None:
+        self.old, self.kinds, self.calls, self.hooks = graph, kinds, calls, hooks
+        self.graph = fx.Graph()
+        self.together: list[list[fx.Node]] = []
+        self._values: dict[fx.Node, Any] = {}
+        self._members: dict[fx.Node, Member] = {}
+        self._families: dict[int, StorageFamily] = {}
+        self._depends: dict[fx.Node, bool] = {}
+        self._groups: dict[fx.Node, list[fx.Node]] = {}
+        self._items: dict[fx.Node, Any] = {}
+        self._kept: dict[fx.Node, list[fx.Node]] = {}
+        self._written_state = written_state(graph, kinds, calls)
+        for node in graph.nodes:
+            self._add(node)
+        self._store_last_alone()
+        self.graph.lint()
+
+    # -- reading
+
+    def _read(self, node: fx.Node) -> Any:
+        """The new node that shows an old one's value as it is now."""
+        member = self._members.get(node)
+        if member is None:
+            return self._values[node]
+        if member.family.lost is not None:
+            raise MarkingError(
+                f"{node.name} ({line_of(node)}) shares memory with a value that is changed in place"
+                f" ({line_of(member.family.lost)}), in a way that a captured graph does not show",
+                hint="make the operation out of place (inplace=False), or mark a larger module with both lines",
+            )
+        if member.version != member.family.version:
+            if member.parent is None:
+                member.made = member.family.current
+            else:
+                parent = self._read(member.parent)
+                member.made = parent if member.view is None else self._emit_view(member.view, parent, node)
+            member.version = member.family.version
+        return member.made
+
+    def _emit_view(self, view: ViewStep, parent: fx.Node, like: fx.Node) -> fx.Node:
+        made = self.graph.call_function(view.target, *view.filled(parent))
+        made.meta.update(like.meta)
+        self._depends[made] = any(self._depends[each] for each in made.all_input_nodes)
+        return self._detached(made) if view.detached else made
+
+    def _detached(self, made: fx.Node) -> fx.Node:
+        value = made.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+            return made
+        return self._new(torch.ops.aten.detach.default, (made,), like=made)
+
+    def _new(self, target: Any, args: Any, *, like: fx.Node | None) -> fx.Node:
+        made = self.graph.call_function(target, args)
+        if like is not None:
+            made.meta.update({key: each for key, each in like.meta.items() if key in ("val", "stack_trace")})
+        self._depends[made] = (
+            is_random(target)
+            or getattr(target, "is_random", False)
+            or any(self._depends[each] for each in made.all_input_nodes)
+        )
+        return made
+
+    # -- one node after the other
+
+    def _add(self, node: fx.Node) -> None:
+        if node.op == "output":
+            made = self.graph.node_copy(node, self._read)
+            self._values[node] = made
+            return
+        if is_hook(node):
+            self._add_hook(node)
+            return
+        if is_call(node):
+            self._add_call(node)
+            return
+        if is_item(node) and is_call(node.args[0]):  # type: ignore[arg-type]
+            self._item_of_call(node)
+            return
+        if node in self._items:
+            self._take_result(node, self._items[node])
+            return
+        written = written_by(node, self.calls)
+        if written:
+            self._add_write(node, written)
+            return
+        made = self.graph.node_copy(node, self._read)
+        if node.op == "placeholder":
+            made.name = node.name  # the export's signature knows it by this one
+        self._depends[made] = brings_data(node, self.kinds) or any(self._depends[e] for e in made.all_input_nodes)
+        plain, detached = made, bool(node.meta.get("without_gradient"))
+        if node.op == "placeholder" and self._written_state.get(node):
+            made = self._new(snapshot, (made,), like=made)  # what is read stays as it was before the change
+            self._join(plain, made)
+        if detached:
+            made = self._detached(made)
+        self._values[node] = made
+        self._place(node, made, plain, detached=detached)
+
+    def _place(self, node: fx.Node, made: fx.Node, plain: fx.Node, *, detached: bool) -> None:
+        """Note in whose memory a value lies."""
+        memories = storages(node)
+        if gives_back(node.target, node.args, node.kwargs) and isinstance(node.args[0], fx.Node):
+            parent = node.args[0]
+            if parent in self._members:
+                self._members[node] = Member(
+                    self._members[parent].family, made, self._members[parent].family.version, parent
+                )
+            return
+        if not memories:
+            return
+        if len(memories) > 1:  # a list of tensors in several memories: its items are members, once they are taken
+            return
+        (storage,) = memories
+        family = self._families.get(storage)
+        if family is None or node.target is torch.ops.aten.lift_fresh_copy.default:
+            state = plain if node.op == "placeholder" and self.kinds[node.name][0] in STATE else None
+            constant = node.op == "placeholder" and self.kinds[node.name][0] is InputKind.CONSTANT_TENSOR
+            self._families[storage] = family = StorageFamily(made, state, is_constant=constant)
+            self._members[node] = Member(family, made, 0)
+            return
+        source = next((each for each in tensors_of(node) if each in self._members
+                       and self._members[each].family is family), None)  # fmt: skip
+        if source is None:
+            self._families[storage] = other = StorageFamily(made, linked=[family])
+            family.linked.append(other)
+            self._members[node] = Member(other, made, 0)
+            return
+        view = ViewStep.of(node, source, self._read, detached=detached)
+        self._members[node] = Member(family, made, family.version, source, view)
+
+    def _add_hook(self, node: fx.Node) -> None:
+        number, tensor = node.args
+        assert isinstance(tensor, fx.Node)
+        hook = self.hooks[number]  # type: ignore[index]
+        if hook is None:  # it was removed again
+            return
+        read = self._read(tensor)
+        made = self._new(hooked(hook), (read,), like=read)
+        self._join(read, made)
+        if tensor in self._members:
+            self._members[tensor].made = made
+        else:
+            self._values[tensor] = made
+
+    def _add_write(self, node: fx.Node, written: Sequence[fx.Node]) -> None:
+        schema = node.target._schema  # type: ignore[union-attr]
+        if schema.name == "aten::copy_" and self._is_itself(*node.args[:2]):  # `buffer += 1` ends in such a copy
+            self._take_result(node, node.args[0])
+            return
+        if schema.name in _UNSUPPORTED:
+            raise MarkingError(
+                f"the glue between partitions calls {schema.name} ({line_of(node)})",
+                hint="write it out of place, or mark a larger module that contains the line",
+            )
+        families: list[StorageFamily] = []
+        views: list[tuple[int, list[ViewStep]]] = []
+        for each in written:
+            member = self._member(each, node)
+            if member.family not in families:
+                families.append(member.family)
+            views.append((families.index(member.family), self._chain(each)))
+        bases = [family.current for family in families]
+        detached = bool(node.meta.get("without_gradient"))
+        target, operands = write(
+            node, written, views, self._read, count=len(families), without_gradient=detached
+        )  # fmt: skip
+        whole = self._new(target, (*bases, *operands), like=None)
+        whole.meta["stack_trace"] = node.stack_trace
+        whole.meta["val"] = [base.meta["val"] for base in bases] + fresh_values(node)
+        for n, family in enumerate(families):
+            made = self._new(operator.getitem, (whole, n), like=bases[n])
+            self._advance(family, made, node)
+        self._take_results(node, whole, len(families))
+
+    def _is_itself(self, target: Any, source: Any) -> bool:
+        """True if two old nodes are one tensor: a family's base."""
+        one, other = self._root(target), self._root(source)
+        return one is not None and one is other
+
+    def _root(self, node: Any) -> fx.Node | None:
+        """The base that a node stands for; None: it is a view, or in no family."""
+        member = self._members.get(node)
+        while member is not None and member.parent is not None and member.view is None:
+            node = member.parent
+            member = self._members.get(node)
+        return node if member is not None and member.parent is None else None
+
+    def _member(self, node: fx.Node, writer: fx.Node) -> Member:
+        self._read(node)
+        if node not in self._members:
+            raise MarkingError(
+                f"{writer.name} ({line_of(writer)}) changes a value in place that is one of several in one list",
+                hint="write it out of place, or mark a larger module that contains the line",
+            )
+        return self._members[node]
+
+    def _chain(self, node: fx.Node) -> list[ViewStep]:
+        """The views that lead from a family's base to one of its members."""
+        steps: list[ViewStep] = []
+        member = self._members[node]
+        while member.parent is not None:
+            if member.view is not None:
+                steps.insert(0, member.view)
+            member = self._members[member.parent]
+        return steps
+
+    def _advance(self, family: StorageFamily, made: fx.Node, writer: fx.Node) -> None:
+        """The family has a new version; what shares its memory in an unknown way is lost."""
+        if family.is_constant:
+            raise MarkingError(
+                f"the forward changes a tensor of the model that is no buffer ({line_of(writer)})",
+                hint="register it with register_buffer",
+            )
+        if family.state is not None:
+            made = self._store(family.state, made, writer)
+        family.current, family.version = made, family.version + 1
+        for other in family.linked:
+            other.lost = writer
+
+    def _store(self, state: fx.Node, made: fx.Node, writer: fx.Node) -> fx.Node:
+        """Write a new version of a parameter or buffer back."""
+        placeholder = next(node for node in self._written_state if node.name == state.name)
+        if not self._written_state[placeholder]:
+            target = stored_once(deferred=self._is_used_before(placeholder, writer))
+            kept = self._new(target, (state, made), like=made)
+            self._kept.setdefault(state, []).append(kept)
+            return kept
+        kept = self._new(stored, (state, made), like=made)
+        self._join(state, kept)
+        return kept
+
+    def _store_last_alone(self) -> None:
+        """Of several stores in one parameter or buffer once a step only the last one is made.
+
+        Raises:
+            MarkingError: somebody reads what is stored in between, which later micro-batches could not.
+        """
+        ends = [node for node in self.graph.nodes if node.op == "output" or is_call(node) or node.target in STORES]
+        live = set(ends).union(*map(behind, ends))
+        for state, stores in self._kept.items():
+            needed = behind(stores[-1]) | {stores[-1]}
+            for each in stores[:-1]:
+                readers = [user for user in each.users if user in live and user not in needed]
+                if each.target is not stores[-1].target or readers:
+                    raise MarkingError(
+                        f"{self.kinds[state.name][1]!r} is changed several times in one forward, and read in between",
+                        hint="change it once, or mark a larger module that contains all of it",
+                    )
+                each.replace_all_uses_with(each.args[1])  # type: ignore[arg-type]
+                self.graph.erase_node(each)
+
+    def _is_used_before(self, state: fx.Node, writer: fx.Node) -> bool:
+        """True if the forward uses a parameter or buffer before this write, otherwise than for the write itself.
+
+        Raises:
+            MarkingError: a module uses it before, and one uses it after.
+        """
+        name = self.kinds[state.name][1]
+        order = {node: n for n, node in enumerate(self.old.nodes)}
+        users = [
+            node for node in self.old.nodes
+            if is_call(node) and (module := self.calls[int(node.args[0])].module) and name.startswith(f"{module}.")
+        ]  # fmt: skip
+        needed = behind(writer)
+        readers = [user for user in state.users if user not in needed and user is not writer]
+        before = [each for each in (*users, *readers) if order[each] < order[writer]]
+        after_it = [each for each in users if order[each] > order[writer]]
+        if any(each in users for each in before) and after_it:
+            raise MarkingError(
+                f"{name!r} is changed ({line_of(writer)}) between two calls of modules that use it",
+                hint="change it before or after all that use it, or mark a larger module that contains all of it",
+            )
+        return bool(before)
+
+    def _take_results(self, node: fx.Node, whole: fx.Node, count: int) -> None:
+        """What a writing operation returns: the tensors that it wrote to, or new ones."""
+        returned = returned_arguments(node.target)
+        named = named_arguments(node.target, node.args, node.kwargs)
+        fresh = iter(range(count, count + len(returned)))
+        results: list[Any] = []
+        for n, name in enumerate(returned):
+            if name is not None:
+                results.append(named[name])
+            else:
+                values = node.meta["val"] if len(returned) > 1 else [node.meta["val"]]
+                made = self._new(operator.getitem, (whole, next(fresh)), like=None)
+                made.meta["val"] = values[n]
+                results.append(self._detached(made) if node.meta.get("without_gradient") else made)
+        if len(returned) == 1:
+            self._take_result(node, results[0])
+        else:
+            for user in node.users:
+                self._items[user] = results[int(user.args[1])]  # type: ignore[arg-type]
+
+    def _take_result(self, node: fx.Node, result: Any) -> None:
+        """An old node stands for an old node that it is, or for a new one."""
+        if result in self._members or (isinstance(result, fx.Node) and result.graph is self.old):
+            member = self._members[result]
+            self._members[node] = Member(member.family, self._read(result), member.family.version, result)
+            self._values[node] = self._members[node].made
+            return
+        self._values[node] = result
+        for storage in storages(node):
+            self._families[storage] = family = StorageFamily(result)
+            self._members[node] = Member(family, result, 0)
+
+    def _join(self, *nodes: fx.Node) -> None:
+        """These nodes run in one partition."""
+        groups = [self._groups[node] for node in nodes if node in self._groups]
+        joined = list(dict.fromkeys([*(each for group in groups for each in group), *nodes]))
+        self.together = [group for group in self.together if not any(group is each for each in groups)]
+        self.together.append(joined)
+        for node in joined:
+            self._groups[node] = joined
+
+    def _add_call(self, node: fx.Node) -> None:
+        number, given, sizes = call_arguments(node)
+        call = self.calls[number]
+        tensors = [self._read(each) for each in given]
+        copies: dict[StorageFamily, fx.Node] = {}
+        made_here: list[fx.Node] = []
+        for n in sorted(call.written):
+            member = self._member(given[n], node)
+            family = member.family
+            if family not in copies:
+                copies[family] = self._new(torch.ops.aten.clone.default, (family.current,), like=family.current)
+                made_here.append(copies[family])
+        for n, each in enumerate(given):
+            member_of = self._members.get(each)
+            if member_of is not None and member_of.family in copies:
+                made = copies[member_of.family]
+                for step in self._chain(each):
+                    made = self._emit_view(step, made, each)
+                    made_here.append(made)
+                tensors[n] = made
+        numbers = fx.map_arg(sizes, self._read)
+        made = self.graph.call_function(cast("Any", node.target), (number, tensors, numbers))
+        made.meta.update(node.meta)
+        self._depends[made] = True
+        self._values[node] = made
+        if made_here:
+            self._join(made, *made_here)
+        for family, copy in copies.items():
+            later = self._new(after, (copy, made), like=copy)
+            self._join(made, later)
+            self._advance(family, later, node)
+
+    def _item_of_call(self, node: fx.Node) -> None:
+        """An item of an opaque call's result: its own memory, or that of something else."""
+        call_node, index = cast("tuple[fx.Node, int]", node.args)
+        number, given, _ = call_arguments(call_node)
+        call = self.calls[number]
+        made = self.graph.node_copy(node, self._read)
+        self._depends[made] = True
+        made = self._detached(made) if call_node.meta.get("without_gradient") else made
+        self._values[node] = made
+        (storage,) = storages(node) or (0,)
+        alias = call.aliases.get(index)
+        other = None
+        if alias is not None:
+            items = {user.args[1]: user for user in call_node.users if is_item(user)}
+            other = given[alias.index] if alias.kind == "given" else items.get(alias.index)
+        if other is not None and other in self._members:
+            family = self._members[other].family
+            if alias is not None and alias.exact:
+                self._members[node] = Member(family, made, family.version, other)
+                return
+            self._families[storage] = mine = StorageFamily(made, linked=[family])
+            family.linked.append(mine)
+            self._members[node] = Member(mine, made, 0)
+            return
+        self._families[storage] = mine = StorageFamily(made)
+        self._members[node] = Member(mine, made, 0)

@@ -1,0 +1,328 @@
+"""Who runs the glue: the nodes between marked modules, each given to one partition.
+
+    free     depends on shapes, constants and the batch alone (masks, position ids): run again wherever it is read;
+             also what is stored once a step in a parameter or buffer, by whoever holds that
+    counted  a number that depends on values (how many are not zero): worked out again wherever it is read
+    owned    everything else: runs in one partition
+
+Partitions are numbered in the order of their first call. Along every edge of the graph the owner's number never falls,
+so the partitions keep an order without cycles. An owned node first goes to the partition that makes its last input
+(to its first reader, where nothing comes from a partition). Then, to send fewer bytes,
+
+    from the last node to the first:  to the first reader, where no more bytes cross there
+    from the first node to the last:  back to the input, where no more bytes cross there
+    from the last node to the first:  to the first reader, where fewer bytes cross there
+
+so that a chain that widens (`x.repeat(1, 5) * 2`) moves as a whole, and what gains nothing stays with its input.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+from assigner.errors import MarkingError
+from assigner.model.deferred.mutation import is_random
+from assigner.model.marking.nodes import behind
+from assigner.model.marking.opaque import is_call
+from assigner.model.marking.writing import ONCE, stored
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from assigner.model.marking.capture import Capture
+
+
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Ownership:
+    """Which partition runs each node of a capture.
+
+    Args:
+        capture: The captured forward.
+        marked: Names of the partitions' modules, in the model's order.
+        size_of: Bytes of a value for one typical micro-batch.
+        homes: The partition that runs an unmarked module or holds a tensor of the glue, by its name, where another
+            capture of the model has decided that.
+        same_tensor: For each tensor that has several names in the model all of them.
+        all_called: Every marked module must be called; False: those that are not are left out.
+
+    Attributes:
+        order: The marked names in the order of their first call.
+        owner: node -> position in `order`, for owned nodes.
+        stores: By position the nodes without owner that store into tensors which are held there.
+
+    Raises:
+        MarkingError: a marked module is never called, or the glue would make a cycle.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        marked: Sequence[str],
+        size_of: Any,
+        *,
+        homes: Mapping[str, str],
+        same_tensor: Mapping[str, tuple[str, ...]],
+        all_called: bool = True,
+    ) -> None:
+        self.capture, self.homes, self.same_tensor = capture, homes, same_tensor
+        self.size_of = size_of
+        self.nodes = list(capture.graph.nodes)
+        self.placeholders = placeholder_names(capture)
+        self.owner: dict[fx.Node, int] = {}
+        called = [self._module(node) for node in self.nodes if is_call(node)]
+        self.order = list(dict.fromkeys(name for name in called if name in marked))
+        missing = [name for name in marked if name not in self.order]
+        if missing and (all_called or not self.order):
+            others = ", ".join(list(dict.fromkeys(name for name in called if name not in marked))[:3])
+            raise MarkingError(
+                f"{missing[0]!r} is marked, and the model's forward never calls it",
+                hint=f"mark a module that is called{f', as {others}' if others else ''} (a ModuleList is not: mark"
+                " 'blocks.*')",
+            )
+        self.counted = {node for node in self.nodes if _is_counted(node)}
+        self.free = self._find_free()
+        self._assign()
+        self._check_state()
+        self.stores = self._find_stores()
+
+    def _module(self, node: fx.Node) -> str:
+        return self.capture.calls[int(node.args[0])].module  # type: ignore[arg-type]
+
+    def _find_free(self) -> set[fx.Node]:
+        grouped = {node for group in self.capture.together for node in group}
+        once = [node for node in self.nodes if node.target in ONCE]
+        free: set[fx.Node] = set(once).union(*map(behind, once)) - grouped
+        for node in self.nodes:
+            if node in grouped:
+                continue
+            if node.op == "placeholder":
+                if self.placeholders[node][0] is not InputKind.PARAMETER:
+                    free.add(node)
+            elif is_size(node) or (
+                node.op == "call_function"
+                and not is_call(node)
+                and not _is_random(node)
+                and node not in self.counted
+                and all(argument in free for argument in node.all_input_nodes)
+            ):
+                free.add(node)
+        return free
+
+    def _owned(self) -> list[fx.Node]:
+        skipped = ("placeholder", "output", "get_attr")
+        return [
+            node for node in self.nodes if node not in self.free and node not in self.counted and node.op not in skipped
+        ]
+
+    def _assign(self) -> None:
+        position = {name: n for n, name in enumerate(self.order)}
+        owned = self._owned()
+        homes = {node: position.get(self._home(node), -1) for node in owned}
+        self._fixed = {node: home for node, home in homes.items() if home >= 0}
+        groups = [[node for node in group if node in homes] for group in self.capture.together]
+        self._place(owned)
+        while sum(map(self._gathered, groups)):  # all of them, each time
+            self._place(owned)
+        for group in groups:
+            readers = [self._first_reader(node) for node in group]
+            if group and self.owner[group[0]] < 0:
+                self._fixed.update(dict.fromkeys(group, min((each for each in readers if each >= 0), default=0)))
+                self._place(owned)
+        self._settle(owned)
+
+    def _place(self, owned: list[fx.Node]) -> None:
+        """Give each node to the partition that makes its last input, or to the one that must run it."""
+        for node in owned:
+            inputs = [self.owner[each] for each in self._sources(node)]
+            if node in self._fixed:
+                if inputs and max(inputs) > self._fixed[node]:
+                    raise MarkingError(
+                        f"{self.order[self._fixed[node]]!r} is called again with what {self.order[max(inputs)]!r} made",
+                        hint="mark one larger module that contains both",
+                    )
+                self.owner[node] = self._fixed[node]
+            else:
+                self.owner[node] = max(inputs, default=-1)  # -1: before every partition, until a reader is known
+
+    def _gathered(self, group: list[fx.Node]) -> bool:
+        """Have one partition run all of a group: the last one that any of them needs. True: something has moved."""
+        place = max((self.owner[node] for node in group), default=-1)
+        late = [node for node in group if place >= 0 and self._fixed.get(node) != place]
+        for node in late:
+            if self._fixed.get(node, place) < place and is_call(node):
+                raise MarkingError(
+                    f"{self.order[self._fixed[node]]!r} changes or reads what {self.order[place]!r} changes in place",
+                    hint="mark one larger module that contains both",
+                )
+            self._fixed[node] = place
+        return bool(late)
+
+    def _find_stores(self) -> dict[int, list[fx.Node]]:
+        """By partition: the stores into tensors that it holds, of values that do not depend on the batch."""
+        found: dict[int, list[fx.Node]] = {}
+        for node in self.nodes:
+            if node.target in ONCE:
+                places = self._holders(self.placeholders[node.args[0]][1])
+                for place in places or {len(self.order) - 1}:
+                    found.setdefault(place, []).append(node)
+        return found
+
+    def _holders(self, name: str) -> set[int]:
+        """The partitions that hold a parameter or buffer: their modules have it, or their glue reads it."""
+        names = self.same_tensor.get(name, (name,))
+        found = {
+            self.owner[node]
+            for node in self.owner
+            if is_call(node) and any(each.startswith(f"{self._module(node)}.") for each in names)
+        }
+        placeholders = [node for node, (_, target) in self.placeholders.items() if target in names]
+        waiting, seen = [user for node in placeholders for user in node.users], set()
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node in self.owner:
+                found.add(self.owner[node])
+            elif node.op == "output":
+                found.add(len(self.order) - 1)
+            else:
+                waiting += node.users
+        return found
+
+    def _check_state(self) -> None:
+        """What glue changes in a parameter or buffer stays with the partition that runs it.
+
+        So do the statistics of a BatchNorm, which move behind the runtime's back; of what else a module's own forward
+        changes the runtime takes note where it matters, over several workers.
+
+        Raises:
+            MarkingError: another partition has the same tensor.
+        """
+        changed = [
+            (self.owner[node], name)
+            for node in self.owner
+            if is_call(node)
+            for call in (self.capture.calls[int(node.args[0])],)  # type: ignore[arg-type]
+            for name in call.changed
+            if name in self.capture.deferred_statistics
+        ]
+        changed += [
+            (self.owner[node], self.placeholders[node.args[0]][1])  # type: ignore[index]
+            for node in self.owner
+            if node.target is stored
+        ]
+        for place, name in changed:
+            others = self._holders(name) - {place}
+            if others:
+                raise MarkingError(
+                    f"the forward changes {name!r} in {self.order[place]!r}, and {self.order[min(others)]!r} shares it:"
+                    " on another worker it would stay as it was",
+                    hint="mark one larger module that contains both",
+                )
+
+    def _home(self, node: fx.Node) -> str:
+        """The partition that must run a node: of a marked module, or as another capture has it."""
+        if is_call(node):
+            name = self._module(node)
+            return name if name in self.order else self.homes.get(name, "")
+        held = [self.placeholders[each][1] for each in node.all_input_nodes if each.op == "placeholder"]
+        return next((self.homes[name] for name in held if name in self.homes), "")
+
+    def _settle(self, owned: list[fx.Node]) -> None:
+        """Move nodes to where fewer bytes cross; an item of a tuple goes where its tuple goes."""
+        movable = [node for node in owned if node not in self._fixed and not is_getitem(node) and self.owner[node] >= 0]
+        for node in reversed(movable):
+            self._move_if_cheap(node, self._first_reader(node), or_equal=True)
+        for node in movable:
+            self._move_if_cheap(node, max(self.owner[each] for each in self._sources(node)), or_equal=True)
+        for node in reversed(movable):
+            self._move_if_cheap(node, self._first_reader(node), or_equal=False)
+        for node in reversed(owned):
+            if self.owner[node] < 0:
+                self._move(node, max(0, self._first_reader(node)))
+
+    def _first_reader(self, node: fx.Node) -> int:
+        return min((self.owner[each] for each in self._readers(node)), default=self.owner[node])
+
+    def _move_if_cheap(self, node: fx.Node, place: int, *, or_equal: bool) -> None:
+        here, there = self._bytes(node, self.owner[node]), self._bytes(node, place)
+        if there < here or (or_equal and there == here):
+            self._move(node, place)
+
+    def _move(self, node: fx.Node, place: int) -> None:
+        self.owner[node] = place
+        for user in node.users:
+            if is_getitem(user):
+                self._move(user, place)
+
+    def _sources(self, node: fx.Node) -> list[fx.Node]:
+        """The owned nodes whose values a node reads."""
+        found: list[fx.Node] = []
+        for each in node.all_input_nodes:
+            found += self._sources(each) if each in self.counted else [each]
+        return [each for each in found if each in self.owner]
+
+    def _readers(self, node: fx.Node) -> list[fx.Node]:
+        """The owned nodes that read a node's value, also through the items of its tuple."""
+        found: list[fx.Node] = []
+        for user in node.users:
+            found += self._readers(user) if is_getitem(user) or user in self.counted else [user]
+        return [each for each in found if each in self.owner]
+
+    def _bytes(self, node: fx.Node, place: int) -> float:
+        """Bytes that cross between partitions on account of this node, were it run at `place`."""
+        brought: float = sum(self.size_of(each) for each in self._sources(node) if not self._is_at(each, place, node))
+        away = {self.owner[each] for each in self._readers(node)} - {place}
+        taken: float = self.size_of(node) * len(away)
+        return brought + taken
+
+    def _is_at(self, source: fx.Node, place: int, reader: fx.Node) -> bool:
+        """True if a value is made at `place`, may be made anywhere, or goes there for another reader."""
+        if self.owner[source] in (place, -1):
+            return True
+        return any(self.owner[each] == place for each in self._readers(source) if each is not reader)
+
+
+def placeholder_names(capture: Capture) -> dict[fx.Node, tuple[InputKind, str]]:
+    """What each placeholder stands for: its kind, and the name of the parameter, buffer or constant."""
+    specs = {spec.arg.name: (spec.kind, spec.target or "") for spec in capture.program.graph_signature.input_specs}
+    return {node: specs[node.name] for node in capture.graph.nodes if node.op == "placeholder"}
+
+
+def is_size(node: fx.Node) -> bool:
+    """True if a node's value is a number worked out from the inputs' shapes."""
+    return isinstance(node.meta.get("val"), _NUMBERS) and not free_unbacked_symbols(node.meta["val"])
+
+
+def _is_counted(node: fx.Node) -> bool:
+    """True if a node's value is a number that depends on values."""
+    return isinstance(node.meta.get("val"), _NUMBERS) and bool(free_unbacked_symbols(node.meta["val"]))
+
+
+def _is_random(node: fx.Node) -> bool:
+    return is_random(node.target) or bool(getattr(node.target, "is_random", False))
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """True if a node takes one item of another's result."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+
+
+def value_bytes(node: fx.Node, evaluate: Any) -> float:
+    """Bytes of a node's value (the sum over a tuple), `evaluate` turning symbolic sizes into numbers."""
+    total = 0.0
+    for leaf in pytree.tree_leaves(node.meta.get("val")):
+        if isinstance(leaf, torch.Tensor):
+            elements: int = math.prod(evaluate(size) for size in leaf.shape)
+            total += elements * leaf.element_size()
+    return total

@@ -1,0 +1,368 @@
+"""The graph of partitions: what each runs, reads and makes, as modules that a rank can build alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
+from torch.utils import _pytree as pytree
+
+from assigner.errors import UsageError
+from assigner.formats.profile import Edge, Tie
+from assigner.model.deferred import DeferredModel
+from assigner.model.marking.domain import Domain
+from assigner.model.marking.marks import Mark
+from assigner.model.marking.module import around_module, build_module
+from assigner.model.marking.pythonstate import PythonState
+from assigner.model.marking.realforward import Examples
+from assigner.model.marking.rows import RowLeaves
+
+LEAF = object()
+
+
+class Value(NamedTuple):
+    """A tensor that a partition reads: output `index` of `partition`, or input `index` of the model (partition "")."""
+
+    partition: str
+    index: int  # type: ignore[assignment]  # not the method of tuples
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number that the glue works out from the shapes of the model's inputs."""
+
+    expression: Any
+    symbols: Mapping[Any, tuple[int, int]]
+    _known: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def evaluate(self, inputs: Sequence[Any]) -> Any:
+        """The number for these input tensors (the flattened inputs of one micro-batch)."""
+        sizes = tuple([inputs[leaf].size(dim) for leaf, dim in self.symbols.values()])
+        if sizes not in self._known:  # substitution takes 0.1 ms, and shapes are few
+            number = self.expression.subs(dict(zip(self.symbols, sizes, strict=True)))
+            self._known[sizes] = (
+                bool(number) if number.is_Boolean else int(number) if number.is_integer else float(number)
+            )
+        return self._known[sizes]
+
+
+@dataclass(frozen=True)
+class ValueShape:
+    """What is known of a value between partitions.
+
+    Args:
+        bytes_per_sample: Its bytes as a line over the rows: the slope.
+        fixed_bytes: At no rows.
+        dtype: Its type.
+        gradient: A gradient comes back for it.
+        shape: Its sizes; None: they depend on data.
+        order: Its dimensions from the outermost in memory to the innermost, where that is not their own order: a
+            message carries values alone, and what reads them may ask for strides.
+    """
+
+    bytes_per_sample: float
+    fixed_bytes: float
+    dtype: torch.dtype
+    gradient: bool
+    shape: tuple[int | Size, ...] | None
+    order: tuple[int, ...] | None = None
+
+    def laid_out(self, received: torch.Tensor) -> torch.Tensor:
+        """A value that has come in a message, as it lies in its maker's memory."""
+        if self.order is None:
+            return received
+        inverse = sorted(range(len(self.order)), key=self.order.__getitem__)
+        return received.permute(self.order).contiguous().permute(inverse)
+
+    def sizes(self, inputs: Sequence[Any]) -> tuple[int, ...] | None:
+        """The value's shape for one micro-batch, given the flattened inputs of it; None: it depends on data."""
+        if self.shape is None:
+            return None
+        return tuple(size if isinstance(size, int) else size.evaluate(inputs) for size in self.shape)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One partition: its own part of the forward.
+
+    Args:
+        name: The partition's name.
+        mark: What the user said of it.
+        graph: Its forward: placeholders for `reads`, then for `sizes`; returns the values that others read, in order
+            (the last partition: the leaves of the model's output).
+        reads: Where the values that it reads come from.
+        sizes: Numbers that it needs.
+        constants: Tensors that the forward makes from literals.
+        parameters: Names of the parameters that it holds.
+        buffers: Names of its buffers.
+        kind: Equal for partitions of the same structure, shapes and gradients.
+        autocast: The type that autocast computes in; None: no autocast.
+    """
+
+    name: str
+    mark: Mark
+    graph: fx.Graph
+    reads: tuple[Value, ...]
+    sizes: tuple[Size, ...]
+    constants: Mapping[str, torch.Tensor]
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    kind: str
+    autocast: str | None = None
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Names of parameters and buffers."""
+        return self.parameters + self.buffers
+
+
+@dataclass(frozen=True)
+class OutputTensor:
+    """What is known of a tensor in the model's output.
+
+    Args:
+        source: The value that it is, where another partition makes it than the last; else which of the last one's.
+        shape: Its sizes; None: they depend on data.
+        dtype: Its type.
+    """
+
+    source: Value
+    shape: tuple[int | Size, ...] | None
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """The model's output.
+
+    Args:
+        structure: Of what the model returns.
+        leaves: LEAF for one that the last partition returns, else a plain value.
+        rows: For each leaf the dimension that micro-batches are joined along; None: none, or there are several.
+        rows_known: False: the capture has one fixed number of rows, and `rows` says nothing.
+        tensors: For each leaf what is known of it; None: it is no tensor.
+    """
+
+    structure: Any
+    leaves: tuple[Any, ...]
+    rows: tuple[int | None, ...]
+    rows_known: bool
+    tensors: tuple[OutputTensor | None, ...]
+
+    @property
+    def made(self) -> list[int]:
+        """The numbers of the leaves that the last partition returns."""
+        return [n for n, each in enumerate(self.leaves) if each is LEAF]
+
+    def filled(self, made: Sequence[Any]) -> list[Any]:
+        """All leaves, from those that the last partition returned."""
+        waiting = iter(made)
+        return [next(waiting) if each is LEAF else each for each in self.leaves]
+
+
+@dataclass(frozen=True)
+class PartitionGraph:
+    """A model cut at its marks.
+
+    Args:
+        deferred: The model without memory.
+        pieces: The partitions in topological order; the last one makes the model's output.
+        values: What is known of each value between partitions.
+        output: The structure of the model's output, and what its leaves are.
+        marks: Names of the marked modules.
+        domain: The inputs that all this holds for.
+        read: Python values that the model's code outside of partitions can read, as they were when it was captured.
+        row_leaves: Which inputs carry rows; None: those that have as many as the first tensor.
+        examples: Batches with values, for partitions whose forward needs them to be captured; None: there are none.
+        recuts: The same model cut for other inputs, by `training`, as far as that was needed (see `recut`).
+    """
+
+    deferred: DeferredModel
+    pieces: tuple[Piece, ...]
+    values: Mapping[Value, ValueShape]
+    output: ModelOutput
+    marks: tuple[str, ...]
+    domain: Domain
+    read: PythonState = field(default_factory=PythonState, repr=False, compare=False)
+    row_leaves: RowLeaves | None = None
+    examples: Examples | None = field(default=None, repr=False, compare=False)
+    recuts: dict[bool, list[PartitionGraph]] = field(
+        default_factory=lambda: {True: [], False: []}, repr=False, compare=False
+    )
+
+    def check_read(self) -> None:
+        """What was read when the model was captured is in the graph for ever.
+
+        Raises:
+            UsageError: some of it is another value now.
+        """
+        for changes in self.read.changes().values():
+            raise UsageError(
+                f"{changes[0].name} has changed since the model was captured: the code between its partitions can read"
+                " it, and would go on with the old value",
+                hint="read it inside a marked module, which runs as it is; or make a new pipeline after the change",
+            )
+
+    @cached_property
+    def piece(self) -> dict[str, Piece]:
+        """Pieces by name."""
+        return {piece.name: piece for piece in self.pieces}
+
+    @property
+    def last(self) -> Piece:
+        """The partition that makes the model's output, where the loss is computed."""
+        return self.pieces[-1]
+
+    def output_gradients(self, piece: Piece) -> tuple[bool, ...]:
+        """Which of a partition's outputs get a gradient back; of the last one: its loss alone."""
+        if piece is self.last:
+            return (True,)
+        made = sorted(value.index for value in self.values if value.partition == piece.name)
+        return tuple(self.values[Value(piece.name, index)].gradient for index in made)
+
+    @cached_property
+    def edges(self) -> tuple[Edge, ...]:
+        """The values between partitions, one edge per reader."""
+        return tuple(
+            Edge(
+                value.partition, piece.name, self.values[value].bytes_per_sample, value.index,
+                self.values[value].fixed_bytes, self.values[value].gradient,
+            )
+            for piece in self.pieces
+            for value in piece.reads
+            if value.partition
+        )  # fmt: skip
+
+    @cached_property
+    def homes(self) -> dict[str, str]:
+        """The partition that runs an unmarked module or holds a tensor, by its name, where there is only one."""
+        found: dict[str, dict[str, None]] = defaultdict(dict)
+        for piece in self.pieces:
+            called = [str(node.target) for node in piece.graph.nodes if node.op == "call_module"]
+            for name in (*called, *piece.state):
+                found[name][piece.name] = None
+        return {name: next(iter(holders)) for name, holders in found.items() if len(holders) == 1}
+
+    @cached_property
+    def canonical(self) -> dict[str, str]:
+        """For each parameter's name the first of its names in the model: a shared one has several."""
+        first: dict[int, str] = {}
+        tensors = dict(self.deferred.model.named_parameters(remove_duplicate=False))
+        return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """The names of all parameters and buffers that the builder made."""
+        return frozenset(self.deferred.tensors())
+
+    @cached_property
+    def buffer_aliases(self) -> dict[str, str]:
+        """Names of buffers that no partition holds -> the name under which one holds the same tensor."""
+        tensors = dict(self.deferred.model.named_buffers(remove_duplicate=False))
+        held = {name for piece in self.pieces for name in piece.buffers}
+        first: dict[int, str] = {}
+        for name, tensor in tensors.items():
+            if name in held:
+                first.setdefault(id(tensor), name)
+        return {name: first[id(each)] for name, each in tensors.items() if name not in held and id(each) in first}
+
+    @cached_property
+    def persistent(self) -> frozenset[str]:
+        """The names of parameters and buffers that belong to the model's state."""
+        found = set(self.canonical)
+        for path, module in self.deferred.model.named_modules(remove_duplicate=False):
+            names = module._buffers.keys() - module._non_persistent_buffers_set
+            found.update(f"{path}.{name}" if path else name for name in names)
+        return frozenset(found & self.known)
+
+    @cached_property
+    def plain_names(self) -> dict[str, str | None]:
+        """For each key of the model's own state_dict the name of its tensor; None: its code makes that value.
+
+        Empty where the keys are those names.
+        """
+        known = self.deferred.tensors()
+        names: dict[Any, str] = {_place(tensor): name for name, tensor in reversed(known.items())}
+        try:
+            plain = self.deferred.model.state_dict(keep_vars=True)
+        except Exception:  # noqa: BLE001 - it needs values
+            return dict.fromkeys(self.persistent)
+        found: dict[str, str | None] = {}
+        for key, value in plain.items():
+            if not key.endswith(_EXTRA_STATE_KEY_SUFFIX):
+                place = _place(value) if isinstance(value, torch.Tensor) else None
+                found[key] = key if key in known and _place(known[key]) == place else names.get(place)
+        return {} if found.keys() == self.persistent and all(key == name for key, name in found.items()) else found
+
+    @cached_property
+    def unread(self) -> frozenset[str]:
+        """The names of tensors of the model's state that no partition holds: no forward reads them."""
+        held = {self.canonical.get(name, name) for piece in self.pieces for name in piece.state}
+        first = {self.canonical.get(name, name) for name in self.persistent - self.buffer_aliases.keys()}
+        return frozenset(first - held)
+
+    @cached_property
+    def ties(self) -> tuple[Tie, ...]:
+        """Parameters that several partitions hold, by their first name."""
+        tensors = self.deferred.tensors()
+        holders: dict[str, dict[str, None]] = defaultdict(dict)
+        for piece in self.pieces:
+            for name in piece.parameters:
+                holders[self.canonical[name]][piece.name] = None
+        return tuple(
+            Tie(name, tuple(partitions), tensors[name].nbytes)
+            for name, partitions in holders.items()
+            if len(partitions) > 1
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """`sha256:...` of the partitions, their kinds and their graph: equal for equal models."""
+        text = repr(
+            (
+                [(piece.name, piece.kind, piece.reads) for piece in self.pieces],
+                [(edge.source, edge.output, edge.target, edge.bytes_per_sample) for edge in self.edges],
+                [(tie.parameter, tie.partitions) for tie in self.ties],
+            )
+        )
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def rebuild(
+        self, modules: Mapping[str, fx.GraphModule], device: torch.device | str = "cpu"
+    ) -> dict[str, fx.GraphModule]:
+        """This rank's partitions of this graph, around the modules and tensors of those that another one has.
+
+        Args:
+            modules: The partitions of the first capture, by name; those that this one lacks are left out.
+            device: Where they are.
+        """
+        return {
+            name: around_module(module, self.piece[name], torch.device(device))
+            for name, module in modules.items()
+            if name in self.piece
+        }
+
+    def build(self, names: Iterable[str], device: torch.device | str = "cpu") -> dict[str, fx.GraphModule]:
+        """The named partitions as modules with their initial weights; nothing else is materialised.
+
+        A parameter that several of them hold is one tensor. Names in a module's state_dict are the model's own.
+        """
+        pieces = [self.piece[name] for name in names]
+        tensors = self.deferred.materialise({name for piece in pieces for name in piece.state}, device)
+        return {piece.name: build_module(self.deferred, piece, tensors, torch.device(device)) for piece in pieces}
+
+    def rebuild_output(self, leaves: Sequence[torch.Tensor]) -> Any:
+        """The model's output, in its own structure, from what the last partition returned."""
+        return pytree.tree_unflatten(self.output.filled(leaves), self.output.structure)
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where a tensor's values lie, and how."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride()

@@ -1,0 +1,380 @@
+"""What the root's code does that an exported graph cannot hold, caught while it runs.
+
+    autograd.Function.apply       an opaque call: its own backward runs where its forward does
+    torch.utils.checkpoint        the function itself: what a partition keeps is the plan's decision
+    tensor.register_hook          a node that registers the hook where the tensor is made
+    nn.TransformerEncoder         looks whether a mask is causal, for speed: the mask is used as it is
+    tensor.data                   a view without gradient; `.data =` writes to it
+    torch.inference_mode          torch.no_grad, which has the same gradients
+    torch.distributed             one process: the workers of a plan are not copies of the model
+    autograd.grad, backward       refused
+    Python's and NumPy's random, seeds, counters, flags      refused: the graph would have the first call's for ever
+
+Only code of the model that is outside every opaque call is looked at: what is inside runs as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch._dynamo
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules import module as module_hooks
+from torch.nn.modules import transformer
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
+
+from assigner.errors import MarkingError
+from assigner.model.marking.fakeforward import is_tensor
+from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
+from assigner.model.marking.pythonstate import GeneratorStates, PythonState, StateChange, clear_caches
+from assigner.model.marking.singleprocess import as_single_process
+from assigner.usercode import running_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_library = torch.library.Library("assigner", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("hook(int number, Tensor(a!) tensor) -> ()")  # type: ignore[no-untyped-call]
+_LARGER = "mark a module that contains this line: what is inside a partition runs as it is"
+
+
+@torch.library.register_fake("assigner::hook", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_hook(number: int, tensor: torch.Tensor) -> None:
+    del number, tensor
+
+
+def is_hook(node: torch.fx.Node) -> bool:
+    """True if a node registers a hook."""
+    return node.op == "call_function" and node.target is torch.ops.assigner.hook.default
+
+
+class Interceptions:
+    """What happens in the root's code while one forward is captured.
+
+    Args:
+        model: Whose forward.
+        opaque: Makes the opaque calls.
+
+    Attributes:
+        hooks: The hooks on tensors, by their number in the graph.
+        changes: Python state that the last forward left changed.
+    """
+
+    def __init__(self, model: nn.Module, opaque: OpaqueCalls) -> None:
+        self.model, self.opaque = model, opaque
+        self.hooks: list[Callable[..., Any] | None] = []
+        self.changes: list[StateChange] = []
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Catch what the model's forward does, each time that it is called in the block."""
+        _check_hooks(self.model, self.opaque.names)
+        original: Any = self.model._call_impl
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if within_call():
+                return original(*args, **kwargs)
+            self.opaque.begin()
+            with self._watched(), self._caught(), as_single_process():
+                output = original(*args, **kwargs)
+            register_dataclasses(output)
+            return output
+
+        state = PythonState.of(self.model.named_modules(), with_files=True)
+        clear_caches(self.model.modules())
+        self.model.__dict__["_call_impl"] = call
+        try:
+            yield
+        finally:
+            del self.model.__dict__["_call_impl"]
+            clear_caches(self.model.modules())
+            state.restore()
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Python state, generators and `requires_grad` around the forward.
+
+        Raises:
+            MarkingError: the forward draws from a generator that is not torch's, seeds torch's, or changes a
+                `requires_grad`.
+        """
+        state = PythonState.of(self.model.named_modules(), with_files=True)
+        trained = {name: each.requires_grad for name, each in self.model.named_parameters()}
+        draws = GeneratorStates.now()
+        yield
+        self.changes = [change for changes in state.changes().values() for change in changes]
+        drawn = draws.changed()
+        draws.restore()
+        name = type(self.model).__name__
+        if drawn:
+            raise MarkingError(
+                f"the forward of {name} uses {drawn} outside its partitions: a captured graph would do the same for"
+                " ever",
+                hint="draw with torch's default generator and tensor operations (torch.rand, torch.where), or mark a"
+                " larger module that contains the line",
+            )
+        for each, parameter in self.model.named_parameters():
+            if parameter.requires_grad != trained[each]:
+                raise MarkingError(
+                    f"the forward of {name} changes requires_grad of {each!r}",
+                    hint="decide in the model's builder what is trained; another choice is another pipeline",
+                )
+
+    @contextlib.contextmanager
+    def _caught(self) -> Iterator[None]:
+        tensor: Any = torch.Tensor
+        function: Any = torch.autograd.Function
+        autograd: Any = torch.autograd
+        with contextlib.ExitStack() as stack:
+            for holder, name, made in (
+                (function, "apply", classmethod(self._apply(vars(function)["apply"].__func__))),
+                (tensor, "register_hook", self._hook(tensor.register_hook)),
+                (tensor, "register_post_accumulate_grad_hook",
+                 _refused(tensor.register_post_accumulate_grad_hook, "registers a hook on the gradient of a tensor")),
+                (tensor, "retain_grad", _ignored(tensor.retain_grad)),
+                (autograd, "_engine_run_backward",
+                 _refused(autograd._engine_run_backward, "computes gradients")),
+                (torch.autograd.graph.saved_tensors_hooks, "__enter__",
+                 _refused(torch.autograd.graph.saved_tensors_hooks.__enter__, "changes what autograd saves",
+                          allowed=_saves_alone)),
+                (FakeTensor, "data", property(_data, _set_data)),
+                (FakeTensor, "grad_fn", property(_grad_fn)),
+                (transformer, "_detect_is_causal_mask", _is_said_to_be_causal),
+                *((holder, name, _refused(getattr(holder, name), "seeds or sets a generator"))
+                  for holder in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")),
+                (torch.compiler, "is_compiling", _asked_by_user(torch.compiler.is_compiling)),
+                (torch.compiler, "is_exporting", _asked_by_user(torch.compiler.is_exporting)),
+                (torch._dynamo, "is_compiling", _asked_by_user(torch._dynamo.is_compiling)),
+                (torch._utils, "is_compiling", _asked_by_user(torch._utils.is_compiling)),
+                (torch.inference_mode, "__enter__", _enter_inference(torch.inference_mode.__enter__)),
+                (torch.inference_mode, "__exit__", _leave_inference(torch.inference_mode.__exit__)),
+            ):  # fmt: skip
+                stack.enter_context(_replaced(holder, name, made))
+            yield
+
+    def _apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if within_call() or (_is_of_torch(cls) and cls is not CheckpointFunction):
+                return original(cls, *args, **kwargs)
+            if cls is CheckpointFunction:
+                return _checkpointed(args[0], args[2:])
+            return self.opaque.function(_FunctionCall(cls), args, kwargs)
+
+        return apply
+
+    def _hook(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
+            if within_call():
+                return original(tensor, hook)
+            if not tensor.requires_grad:
+                raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+            if isinstance(tensor, nn.Parameter):
+                raise MarkingError(
+                    f"a hook is registered on a parameter in every forward, at {running_line()}",
+                    hint="register it once, in the model's builder",
+                )
+            held = _held_by(hook)
+            if held:
+                raise MarkingError(
+                    f"the hook that is registered at {running_line()} holds {held}, which may be another worker's",
+                    hint=f"write the hook as a function of the gradient and plain numbers; or {_LARGER}",
+                )
+            number = len(self.hooks)
+            self.hooks.append(hook)
+            torch.ops.assigner.hook(number, tensor)
+            return _Handle(self.hooks, number)
+
+        return register_hook
+
+
+class _Handle:
+    """What registering a hook gives."""
+
+    def __init__(self, hooks: list[Callable[..., Any] | None], number: int) -> None:
+        self._hooks, self._number = hooks, number
+
+    def remove(self) -> None:
+        """The hook shall not run."""
+        self._hooks[self._number] = None
+
+
+class _FunctionCall:
+    """An autograd.Function as something that is called with its inputs."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self.__name__ = self.__qualname__ = function.__qualname__.replace("<locals>.", "")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function.apply(*args, **kwargs)
+
+
+def _checkpointed(function: Callable[..., Any], args: Any) -> Any:
+    """A reentrant checkpoint: without an input that wants a gradient nothing in it gets one."""
+    if any(each.requires_grad for each in args if is_tensor(each)) or not torch.is_grad_enabled():
+        return function(*args)
+    with torch.no_grad():
+        return function(*args)
+
+
+def _is_of_torch(cls: type) -> bool:
+    return cls.__module__.split(".")[0] == "torch" or cls.__module__.startswith("assigner.")
+
+
+def _refused(
+    original: Callable[..., Any], what: str, *, allowed: Callable[..., bool] = lambda *_: False
+) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if within_call() or allowed(*args):
+            return original(*args, **kwargs)
+        raise MarkingError(f"the forward {what} between partitions, at {running_line()}", hint=_LARGER)
+
+    return refuse
+
+
+def _saves_alone(hooks: Any) -> bool:
+    """Hooks that save a tensor somewhere and give back the same values."""
+    of = getattr(hooks, "pack_hook", None)
+    return getattr(of, "__module__", "").split(".")[0] == "torch"
+
+
+def _ignored(original: Callable[..., Any]) -> Callable[..., Any]:
+    def ignore(tensor: torch.Tensor) -> None:
+        if within_call():
+            original(tensor)
+
+    return ignore
+
+
+def _enter_inference(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Inference mode between partitions: export knows torch.no_grad() alone, which has the same gradients."""
+
+    def enter(mode: Any) -> Any:
+        if within_call() or not mode.mode:
+            return original(mode)
+        mode._without_gradients = torch.no_grad()
+        mode._without_gradients.__enter__()
+        return None
+
+    return enter
+
+
+def _leave_inference(original: Callable[..., Any]) -> Callable[..., Any]:
+    def leave(mode: Any, *error: Any) -> Any:
+        without = mode.__dict__.pop("_without_gradients", None)
+        return original(mode, *error) if without is None else without.__exit__(*error)
+
+    return leave
+
+
+def _asked_by_user(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The user's own code asks whether it is compiled: in a pipeline it is not."""
+
+    def ask() -> bool:
+        return bool(original()) if _caller(2) in _LIBRARIES else False
+
+    return ask
+
+
+def _grad_fn(tensor: torch.Tensor) -> Any:
+    if not within_call() and _caller(2) not in _LIBRARIES:
+        raise MarkingError(
+            f"the forward looks at a tensor's grad_fn between partitions, at {running_line()}", hint=_LARGER
+        )
+    return _TRUE_GRAD_FN.__get__(tensor)
+
+
+def _caller(depth: int) -> str:
+    """The package of the code that called."""
+    return str(sys._getframe(depth).f_globals.get("__name__", "")).split(".")[0]
+
+
+_LIBRARIES = ("torch", "transformers")
+
+
+def _is_said_to_be_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+    del mask, size
+    return is_causal is True
+
+
+def _data(tensor: torch.Tensor) -> torch.Tensor:
+    if within_call():
+        return _TRUE_DATA.__get__(tensor)  # type: ignore[no-any-return]
+    return tensor.detach()
+
+
+def _set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    if within_call():
+        _TRUE_DATA.__set__(tensor, values)
+    elif tuple(values.shape) != tuple(tensor.shape) or values.dtype != tensor.dtype:
+        raise MarkingError(
+            f"the forward gives a tensor another shape or type by .data, at {running_line()}", hint=_LARGER
+        )
+    else:
+        with torch.no_grad():
+            tensor.detach().copy_(values)
+
+
+_TRUE_DATA: Any = torch._C.TensorBase.__dict__["data"]
+_TRUE_GRAD_FN: Any = torch._C.TensorBase.__dict__["grad_fn"]
+
+
+@contextlib.contextmanager
+def _replaced(holder: Any, name: str, made: Any) -> Iterator[None]:
+    own = vars(holder).get(name, _NONE)
+    setattr(holder, name, made)
+    try:
+        yield
+    finally:
+        if own is _NONE:
+            delattr(holder, name)
+        else:
+            setattr(holder, name, own)
+
+
+_NONE = object()
+
+
+def _held_by(hook: Callable[..., Any]) -> str:
+    """What a hook holds that is no plain value; empty: nothing."""
+    if isinstance(hook, types.MethodType):
+        return f"a {type(hook.__self__).__name__}"
+    inner = getattr(hook, "func", hook)
+    values = [*getattr(hook, "args", ()), *getattr(hook, "keywords", {}).values()]
+    values += [cell.cell_contents for cell in getattr(inner, "__closure__", None) or ()]
+    values += list(getattr(inner, "__defaults__", None) or ())
+    plain = (bool, int, float, str, type(None), types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+    strange = [leaf for leaf in pytree.tree_leaves(values) if not isinstance(leaf, plain)]
+    mutable = [each for each in values if isinstance(each, list | dict | set)]
+    found = [*strange, *mutable]
+    return f"a {type(found[0]).__name__}" if found else ""
+
+
+def _check_hooks(model: nn.Module, opaque: list[str]) -> None:
+    """Backward hooks of modules that are not one call have no node to hang on.
+
+    Raises:
+        MarkingError: there are some.
+    """
+    inside = tuple(f"{name}." for name in opaque)
+    for name, module in model.named_modules():
+        if (
+            name not in opaque
+            and not name.startswith(inside)
+            and (module._backward_hooks or module._backward_pre_hooks)
+        ):
+            raise MarkingError(
+                f"{name or type(model).__name__!r} has a backward hook, and partitions inside it",
+                hint="register it on a module that is marked, or inside one that is",
+            )
+    if module_hooks._global_backward_hooks or module_hooks._global_backward_pre_hooks:
+        raise MarkingError(
+            "a backward hook is registered for all modules (register_module_full_backward_hook)",
+            hint="register it on the modules that it is meant for",
+        )

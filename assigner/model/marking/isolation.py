@@ -1,0 +1,171 @@
+"""What a partition may share with the rest of the model while a forward is captured: nothing that nobody sends.
+
+A marked module may run in another process. There it has its own weights and its own Python state as the builder made
+them, and what it is given as arguments. Whatever else its forward reads, or leaves for others, is refused.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from assigner.errors import MarkingError
+from assigner.model.deferred.mutation import storage_of
+from assigner.model.marking.fakeforward import own_tensors, surroundings, tensor_ids, trained_names
+from assigner.model.marking.modules import modules_inside, modules_outside
+from assigner.model.marking.pythonstate import PythonState
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Sequence
+
+    from assigner.model.marking.fakeforward import Named
+
+_PLAIN = (
+    bool, int, float, complex, str, bytes, slice, range, set, frozenset, enum.Enum, type(None), type(...),
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+)  # fmt: skip
+
+
+class Isolation:
+    """Checks the opaque modules of a model against what they were when its forward began.
+
+    Args:
+        model: Whose forward is captured.
+        names: The opaque modules.
+
+    Attributes:
+        inside: The modules in each, with it, by its name.
+    """
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        self.model, self.names = model, list(names)
+        self.inside = {name: modules_inside(model, name) for name in self.names}
+        self._owners: dict[int, set[str]] = {}
+        self._tensors: dict[str, list[int]] = {}
+        self._trained: dict[str, set[str]] = {}
+        self._surroundings: dict[str, Any] = {}
+        self._state: dict[str, PythonState] = {}
+
+    def begin(self) -> None:
+        """The model's forward begins: what the modules are made of now is what they must be made of when called."""
+        self._tensors = {name: tensor_ids(self.inside[name]) for name in self.names}
+        self._trained = {name: trained_names(self.inside[name]) for name in self.names}
+        self._surroundings = surroundings()
+        self._state = {name: PythonState.of(self.inside[name], with_files=True) for name in self.names}
+        around = modules_outside(self.model, self.names)
+        self._owners = {}
+        for owner, modules in {**self.inside, "": around}.items():
+            for number in PythonState.of(modules, with_files=True).holders:
+                self._owners.setdefault(number, set()).add(owner)
+
+    def check_unchanged(self, name: str) -> None:
+        """The module runs elsewhere with its own weights and its own state: nobody may have given it others.
+
+        Raises:
+            MarkingError: its tensors or its attributes are not those that it had when the model's forward began.
+        """
+        if tensor_ids(self.inside[name]) != self._tensors[name]:
+            raise MarkingError(
+                f"{name!r} is called with other weights than its own (functional_call, or weights that are set)",
+                hint="mark a larger module that contains the call, or give the weights as an argument of its forward",
+            )
+        changed = [each.name for changes in self._state[name].changes().values() for each in changes]
+        fakes = [
+            f"{inner}.{key}"
+            for inner, module in self.inside[name]
+            for key, value in module.__dict__.items()
+            if isinstance(value, FakeTensor)
+        ]
+        around = surroundings()
+        changed += [
+            key for key in {**self._surroundings, **around} if around.get(key) is not self._surroundings.get(key)
+        ]
+        changed += [f"requires_grad of {each!r}" for each in trained_names(self.inside[name]) ^ self._trained[name]]
+        if changed or fakes:
+            raise MarkingError(
+                f"attribute {(changed or fakes)[0]} is set from outside before {name!r} is called: the worker that runs"
+                " it would not see that",
+                hint="give the value as an argument of the module's forward, or mark a larger module that contains"
+                " both",
+            )
+
+    def check_own(self, label: str, inside: Named, read: set[int], known: Sequence[torch.Tensor]) -> None:
+        """A partition has its own tensors and those that it is given.
+
+        Raises:
+            MarkingError: its forward reads another tensor of the model, by an object that it holds.
+        """
+        others = read - {storage_of(each) for each in known}
+        strangers = [pair for pair in self.model.named_modules() if others and pair not in inside]
+        for name, tensor in own_tensors(strangers).items():
+            if storage_of(tensor) in others:
+                raise MarkingError(
+                    f"{label} reads {name.lstrip('.')!r}, which is not its own: the worker that runs it may lack it",
+                    hint="give it as an argument of the module's forward, or register the same tensor on the module",
+                )
+
+    def check_shared(self, name: str, state: PythonState) -> None:
+        """What a partition's forward leaves in an object that others can reach would stay on its worker.
+
+        Raises:
+            MarkingError: it changes such an object.
+        """
+        if not name:
+            return
+        for number, changes in state.changes().items():
+            if state.holders[number].is_beyond:
+                raise MarkingError(
+                    f"{name!r} changes {changes[0].name}, which nobody can put back when its forward runs again",
+                    hint="keep it in a buffer or in an attribute of the module",
+                )
+            if self._owners.get(number, {name}) - {name}:
+                raise MarkingError(
+                    f"{name!r} changes {changes[0].name}, which is shared with other parts of the model: they may run"
+                    " on another worker, which would not see that",
+                    hint="pass it through arguments and return values, or mark a larger module that contains all of it",
+                )
+
+
+def check_plain(label: str, values: Iterable[Any], does: str) -> None:
+    """What is no tensor is a constant of the partition: an object would carry values that nobody sends.
+
+    Args:
+        label: What has the values, for people.
+        values: Those that are neither tensors nor symbolic sizes.
+        does: It "is given" or "returns" them.
+
+    Raises:
+        MarkingError: a value is neither a tensor nor a plain one.
+    """
+    for leaf in values:
+        if not isinstance(leaf, _PLAIN):
+            raise MarkingError(
+                f"{label} {does} a {type(leaf).__name__}, which is neither a tensor nor a plain value",
+                hint="use tensors, numbers, text, None, or tuples, lists and dicts of them; a Hugging Face model"
+                " makes no cache with use_cache=False in its config",
+            )
+
+
+def check_bare(label: str, tensors: Sequence[torch.Tensor], does: str, usual: Container[str]) -> None:
+    """A message carries a tensor's values, and nothing that hangs on it.
+
+    Args:
+        label: What has the tensors, for people.
+        tensors: Fake ones.
+        does: It "is given" or "returns" them.
+        usual: Attributes that every fake tensor has.
+
+    Raises:
+        MarkingError: somebody has set an attribute on one of the tensors.
+    """
+    for tensor in tensors:
+        hung = [name for name in getattr(tensor, "__dict__", ()) if name not in usual and "memo" not in name]
+        if hung and not isinstance(tensor, nn.Parameter):
+            raise MarkingError(
+                f"{label} {does} a tensor with an attribute of its own, {hung[0]!r}: between workers it would be lost",
+                hint="pass the attribute's value as an argument or a result of its own",
+            )

@@ -1,0 +1,90 @@
+"""A partition as a module on a device."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from assigner.model.deferred.memento import Memento
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from assigner.model.deferred import DeferredModel
+    from assigner.model.marking.graph import Piece
+
+
+def build_module(
+    deferred: DeferredModel, piece: Piece, tensors: Mapping[str, torch.Tensor], device: torch.device
+) -> fx.GraphModule:
+    """A piece as a module that holds just its own part of the model, under the model's own names.
+
+    Args:
+        deferred: The whole model on the meta device; left as it is.
+        piece: What to build.
+        tensors: Its parameters and buffers by name, on the device.
+        device: Where its glue makes its tensors.
+    """
+    root: dict[str, Any] = {name: constant.to(device) for name, constant in piece.constants.items()}
+    root.update({name: tensors[name] for name in piece.state})
+    for node in piece.graph.nodes:
+        if node.op == "call_module":
+            root[str(node.target)] = _own_copy(deferred, str(node.target))
+    for name in piece.state:
+        owner = next((each for each in root if name.startswith(each + ".")), None)
+        if owner is not None:
+            _set_tensor(root[owner], name.removeprefix(owner + "."), tensors[name])
+    return _assemble(root, piece, device)
+
+
+def _own_copy(deferred: DeferredModel, name: str) -> nn.Module:
+    """A submodule of the pipeline's own, with the objects of the script's that it holds.
+
+    A tensor that was computed and is kept as an attribute, as old weight_norm's `weight`, is made anew in forward:
+    torch copies none that has a graph.
+    """
+    module = deferred.model.get_submodule(name)
+    computed = [each for each in Memento(module.modules()).tensors if each.grad_fn is not None]
+    return copy.deepcopy(module, {**deferred.outside, **{id(each): each.detach() for each in computed}})
+
+
+def around_module(module: fx.GraphModule, piece: Piece, device: torch.device) -> fx.GraphModule:
+    """A piece of another capture as a module around the parts of `module`: the same objects, no second copy.
+
+    Args:
+        module: The partition as it was built first; it holds what this piece holds, or more.
+        piece: What to build.
+        device: Where it is.
+    """
+    root: dict[str, Any] = {name: constant.to(device) for name, constant in piece.constants.items()}
+    called = [str(node.target) for node in piece.graph.nodes if node.op == "call_module"]
+    root.update({name: module.get_submodule(name) for name in called})
+    for node in piece.graph.nodes:
+        if node.op == "get_attr" and node.target not in root:
+            path, _, leaf = str(node.target).rpartition(".")
+            root[str(node.target)] = getattr(module.get_submodule(path), leaf)
+    return _assemble(root, piece, device)
+
+
+def _assemble(root: dict[str, Any], piece: Piece, device: torch.device) -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(piece.graph, {}))
+    _retarget(graph, device)
+    return fx.GraphModule(root, graph, class_name="Partition")
+
+
+def _set_tensor(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    holder = module.get_submodule(path)
+    (holder._parameters if leaf in holder._parameters else holder._buffers)[leaf] = tensor  # type: ignore[assignment]
+
+
+def _retarget(graph: fx.Graph, device: torch.device) -> None:
+    """The capture ran on the CPU: what glue makes there belongs on the worker's device."""
+    for node in graph.nodes:
+        if node.op == "call_function":
+            node.args, node.kwargs = pytree.tree_map_only(torch.device, lambda _: device, (node.args, node.kwargs))

@@ -1,0 +1,199 @@
+"""What a module's forward gives, learnt from calls of it on tensors with values.
+
+Shapes are looked for with tensors that have no values. A forward that needs some (`x.numpy()`, a loop over
+`lengths.tolist()`) runs for real instead, on several small batches of unlike numbers of rows. Its results' sizes:
+
+    in the calls         given: (4, 8)   (8, 8)   (12, 8)     is
+    result, dimension 0         4        8        12          that size of what is given
+    result, dimension 1         16       16       16          16
+    another                     9        17       25          2 * that size + 1
+    another                     3        7        6           a size that depends on data
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+from assigner.errors import MarkingError
+from assigner.model.marking.fakeforward import Alias, any_way
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+
+@dataclass
+class Trouble:
+    """Modules whose forward needs values, as one capture has met them.
+
+    Args:
+        failed: The one whose forward did not go through without values, and why; None: there is none.
+        fixing: Those whose forward took a size that may vary for a number.
+    """
+
+    failed: tuple[str, Exception] | None = None
+    fixing: dict[str, None] = field(default_factory=dict)
+
+    def modules(self, model: nn.Module, names: Sequence[str]) -> dict[str, Exception | None]:
+        """The modules that should run with values, and why; others of the same class have the same forward.
+
+        Args:
+            model: Whose.
+            names: Those that are one call.
+        """
+        if self.failed is None:
+            return dict.fromkeys(self.fixing)
+        name, why = self.failed
+        kind = type(model.get_submodule(name))
+        return {each: why for each in names if type(model.get_submodule(each)) is kind}
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor that a call has returned.
+
+    Args:
+        sizes: Its shape.
+        dtype: Its type.
+        order: Its dimensions from the outermost in memory to the innermost.
+    """
+
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Made:
+        """What is seen of a tensor."""
+        order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride()[dim], dim))
+        return cls(tuple(tensor.shape), tensor.dtype, tuple(order))
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One call of a module on tensors with values.
+
+    Args:
+        given: The shapes of the tensors that it was given.
+        results: What it returned, with a Slot for each tensor.
+        made: The tensors that it returned.
+        written: Which of the given ones it has written to.
+        aliases: Results by their number that share memory with others.
+        changed: Names, in the model, of its own parameters and buffers that it has changed.
+    """
+
+    given: tuple[tuple[int, ...], ...]
+    results: Any
+    made: tuple[Made, ...]
+    written: frozenset[int]
+    aliases: dict[int, Alias]
+    changed: frozenset[str]
+
+
+RETURNED = "return the tensor itself, without .item(), int() or float(), or mark a larger module that uses it up inside"
+"""What to do about a number that a module returns by value: a larger module that returns it as well helps nobody."""
+
+
+@dataclass(frozen=True)
+class LearntCall:
+    """What several observations of one call have in common."""
+
+    label: str
+    calls: tuple[Observation, ...]
+
+    def __post_init__(self) -> None:
+        """Check that the results are alike.
+
+        Raises:
+            MarkingError: they are not.
+        """
+        first = self.calls[0]
+        leaves, structure = pytree.tree_flatten(first.results)
+        for other in self.calls[1:]:
+            others, theirs = pytree.tree_flatten(other.results)
+            kinds = [[(each.dtype, len(each.sizes)) for each in call.made] for call in (first, other)]
+            if theirs != structure or kinds[0] != kinds[1] or len(other.given) != len(first.given):
+                raise MarkingError(
+                    f"what {self.label} returns is not the same for all batches: its structure, or a tensor's type or"
+                    " number of dimensions, changes",
+                    hint="return the same tensors each time; a shape may depend on values, structure and types may not",
+                )
+            if [*map(repr, others)] != [*map(repr, leaves)]:
+                raise MarkingError(
+                    f"{self.label} returns a plain value that depends on its input",
+                    hint=RETURNED,
+                )
+
+    @property
+    def results(self) -> Any:
+        """What it returns, with a Slot for each tensor."""
+        return self.calls[0].results
+
+    @property
+    def written(self) -> frozenset[int]:
+        """Which of the given tensors it may write to."""
+        return frozenset().union(*(call.written for call in self.calls))
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """Names of its own tensors that it may change."""
+        return frozenset().union(*(call.changed for call in self.calls))
+
+    @property
+    def aliases(self) -> dict[int, Alias]:
+        """What may share memory."""
+        return any_way([call.aliases for call in self.calls])
+
+    def fakes(self, given: Sequence[torch.Tensor], environment: ShapeEnv) -> list[torch.Tensor]:
+        """Tensors without values that look like its results.
+
+        Args:
+            given: What it is given in the capture; a size of theirs that was the same in all calls becomes a number.
+            environment: Of their sizes.
+        """
+        known = self._varying(given)
+        sizes: dict[tuple[int, ...], Any] = {}
+        found = []
+        for n, made in enumerate(self.calls[0].made):
+            shape = []
+            for dim in range(len(made.sizes)):
+                values = tuple(call.made[n].sizes[dim] for call in self.calls)
+                if values not in sizes:
+                    sizes[values] = _size(values, known, environment)
+                shape.append(sizes[values])
+            inverse = sorted(range(len(shape)), key=made.order.__getitem__)
+            found.append(torch.empty([shape[dim] for dim in made.order], dtype=made.dtype).permute(inverse))
+        return found
+
+    def _varying(self, given: Sequence[torch.Tensor]) -> dict[tuple[int, ...], Any]:
+        """The sizes of what is given by what they were in the calls, where that was not always the same."""
+        found: dict[tuple[int, ...], Any] = {}
+        for n, tensor in enumerate(given):
+            for dim in range(tensor.dim()):
+                values = tuple(call.given[n][dim] for call in self.calls)
+                size = tensor.size(dim)
+                if len(set(values)) > 1:
+                    found.setdefault(values, size)
+                elif isinstance(size, torch.SymInt) and not free_unbacked_symbols(size):
+                    int(size)  # other sizes are another capture
+        return found
+
+
+def _size(values: tuple[int, ...], known: dict[tuple[int, ...], Any], environment: ShapeEnv) -> Any:
+    if len(set(values)) == 1:
+        return values[0]
+    if values in known:
+        return known[values]
+    for each, size in known.items():
+        one, other = each.index(min(each)), each.index(max(each))
+        slope, rest = divmod(values[other] - values[one], each[other] - each[one])
+        fixed = values[one] - slope * each[one]
+        if not rest and slope and all(value == slope * at + fixed for value, at in zip(values, each, strict=True)):
+            return slope * size + fixed
+    return environment.create_unbacked_symint()

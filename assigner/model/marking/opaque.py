@@ -1,0 +1,452 @@
+"""Opaque calls: while a forward is captured, a module or an autograd.Function is one call of one registered operator.
+
+The operator's fake implementation runs the real forward on fake tensors, so that shapes come out and nothing is
+computed. A size that depends on values comes out as a symbol without a number. What the forward leaves behind in
+Python (counters, lists, generators) is taken back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.utils import _pytree as pytree
+
+from assigner.errors import MarkingError
+from assigner.model.deferred.mutation import Writes, storage_of
+from assigner.model.marking.casting import casting_within
+from assigner.model.marking.decisions import Disagreement, decided
+from assigner.model.marking.fakeforward import (
+    Alias,
+    IdleDropouts,
+    OneRecurrentStep,
+    agreed,
+    aliases_of,
+    any_way,
+    current_tensor,
+    fresh_results,
+    is_tensor,
+    own_tensors,
+    put_back,
+    with_own_sizes,
+)
+from assigner.model.marking.isolation import Isolation, check_bare, check_plain
+from assigner.model.marking.modules import modules_inside
+from assigner.model.marking.normalisation import TOO_FEW_VALUES
+from assigner.model.marking.observation import RETURNED, LearntCall, Trouble
+from assigner.model.marking.pythonstate import GeneratorStates, PythonState
+from assigner.usercode import user_line
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a traced argument among constants: the `index`-th tensor, or the `index`-th size."""
+
+    kind: str
+    index: int
+
+
+@dataclass(frozen=True)
+class OpaqueCall:
+    """One opaque call.
+
+    Args:
+        module: The module's name in the model; empty: it is no module.
+        function: What is called where it is no module, on (args, kwargs) as they were.
+        arguments: (args, kwargs) with a Slot for each tensor and each size; the rest are constants.
+        results: What it returned, with a Slot for each tensor.
+        written: Which of its tensors its forward writes to in place.
+        aliases: Results by their number that share memory with others.
+        changed: Names, in the model, of the module's own parameters and buffers that its forward changes.
+        learnt: What is said of its results was learnt from some calls: the next one may have others.
+    """
+
+    module: str
+    function: Callable[..., Any] | None
+    arguments: Any
+    results: Any
+    written: frozenset[int]
+    aliases: dict[int, Alias]
+    changed: frozenset[str]
+    learnt: bool = False
+
+    @property
+    def label(self) -> str:
+        """What is called, for people."""
+        return repr(self.module) if self.function is None else getattr(self.function, "__qualname__", "a function")
+
+
+@dataclass
+class _Session:
+    """The calls of the capture that is going on; the operator's implementations look them up here."""
+
+    forwards: list[Any] = field(default_factory=list)
+    trains: list[bool] = field(default_factory=list)
+    depth: int = 0
+    anchor: torch.Tensor | None = None
+
+
+_session = _Session()
+_library = torch.library.Library("assigner", "DEF")  # type: ignore[no-untyped-call]
+_library.define("call(int number, Tensor[] tensors, SymInt[] sizes) -> Tensor[]")  # type: ignore[no-untyped-call]
+
+
+@torch.library.register_fake("assigner::call", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_call(number: int, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+    made: list[torch.Tensor] = _session.forwards[number](tensors, sizes)
+    return made
+
+
+class _Trained(torch.autograd.Function):
+    """Gives a fake result the look of one that parameters lie behind: forwards ask for `requires_grad`."""
+
+    @staticmethod
+    def forward(_: Any, anchor: torch.Tensor, *made: torch.Tensor) -> Any:  # noqa: ARG004 - what makes it differentiable
+        return tuple(
+            each.new_empty_strided(each.size(), each.stride()) for each in made
+        )  # no views: they may be written
+
+    @staticmethod
+    def backward(*_: Any) -> Any:
+        raise MarkingError("a capture has no gradients")
+
+
+_trained_twins: Callable[..., Any] = _Trained.apply
+
+
+def _autograd_call(number: int, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+    with torch._C._AutoDispatchBelowAutograd():
+        made = torch.ops.assigner.call(number, tensors, sizes)
+    if not torch.is_grad_enabled() or not (_session.trains[number] or any(each.requires_grad for each in tensors)):
+        return list(made)
+    able = [n for n, each in enumerate(made) if each.is_floating_point() or each.is_complex()]
+    found = list(made)
+    if able:
+        for n, each in zip(able, _trained_twins(_session.anchor, *(made[n] for n in able)), strict=True):
+            found[n] = each
+    return found
+
+
+_library.impl("call", _autograd_call, "Autograd")  # type: ignore[no-untyped-call]
+
+
+def is_call(node: fx.Node) -> bool:
+    """True if a node is an opaque call."""
+    return node.op == "call_function" and node.target is torch.ops.assigner.call.default
+
+
+def within_call() -> bool:
+    """True while the forward of an opaque call runs on fake tensors."""
+    return _session.depth > 0
+
+
+def split(tree: Any) -> tuple[Any, list[torch.Tensor], list[Any]]:
+    """A tree's tensors, its symbolic sizes, and the tree with slots in their places."""
+    tensors: list[torch.Tensor] = []
+    sizes: list[Any] = []
+
+    def slot(leaf: Any) -> Any:
+        if is_tensor(leaf):
+            tensors.append(leaf)
+            return Slot("tensor", len(tensors) - 1)
+        if isinstance(leaf, torch.SymInt):
+            sizes.append(leaf)
+            return Slot("size", len(sizes) - 1)
+        return leaf
+
+    return pytree.tree_map(slot, tree), tensors, sizes
+
+
+def plain_leaves(template: Any) -> list[Any]:
+    """The leaves of a template that are no slots."""
+    return [leaf for leaf in pytree.tree_leaves(template) if not isinstance(leaf, Slot)]
+
+
+def _usual_attributes() -> set[str]:
+    """What every fake tensor of this capture has."""
+    return set(vars(_session.anchor)) if _session.anchor is not None else set()
+
+
+def fill(template: Any, tensors: Sequence[Any], sizes: Sequence[Any] = ()) -> Any:
+    """A template with its slots filled."""
+    filled = {"tensor": tensors, "size": sizes}
+    return pytree.tree_map(lambda leaf: filled[leaf.kind][leaf.index] if isinstance(leaf, Slot) else leaf, template)
+
+
+@dataclass
+class _Outcome:
+    """What one forward has done."""
+
+    result: Any
+    written: set[int]
+    ways: list[dict[int, Alias]]
+    changed: frozenset[str]
+
+
+class OpaqueCalls:
+    """Makes opaque calls while one forward is captured, and keeps them.
+
+    Args:
+        model: Whose forward.
+        names: The opaque modules.
+        autocast: The type that autocast computes in.
+        learnt: The calls of modules whose forward needs values, by the module's name, in order.
+        trouble: Where such modules are taken down.
+
+    Attributes:
+        calls: Those made so far, by their number in the graph.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        autocast: str | None,
+        learnt: Mapping[str, Sequence[LearntCall]] | None = None,
+        trouble: Trouble | None = None,
+    ) -> None:
+        self.model, self.names, self.autocast = model, list(names), autocast
+        self.learnt = learnt or {}
+        self.calls: list[OpaqueCall] = []
+        self.trouble = trouble or Trouble()
+        for name in self.names:
+            for inner, module in modules_inside(model, name):
+                if isinstance(module, torch.jit.ScriptModule):
+                    raise MarkingError(
+                        f"{inner!r} is a scripted module, which cannot be cut or copied to a worker",
+                        hint="give the module itself; Workload.compile compiles each partition",
+                    )
+        self.name_of = {id(model.get_submodule(name)): name for name in reversed(self.names)}
+        self.isolation = Isolation(model, self.names)
+        self._made: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """The model's forward begins."""
+        self.isolation.begin()
+        self._made.clear()
+
+    def module(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A forward of a module that makes an opaque call."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if within_call():
+                return forward(*args, **kwargs)
+            self.isolation.check_unchanged(name)
+            return self._call(name, None, forward, args, kwargs)
+
+        return call
+
+    def function(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """An opaque call of something that is no module."""
+        return self._call("", function, function, args, kwargs)
+
+    def _call(
+        self, name: str, function: Callable[..., Any] | None, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        label = repr(name) if function is None else getattr(function, "__qualname__", "a function")
+        arguments, tensors, sizes = split((args, kwargs))
+        check_plain(label, plain_leaves(arguments), "is given")
+        check_bare(label, tensors, "is given", _usual_attributes())
+        inside = self.isolation.inside.get(name, [])
+        learnt = self._learnt(name)
+        number = len(_session.forwards)
+        seen: dict[str, Any] = {}
+
+        def run(fakes: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
+            own = own_tensors(inside)
+            mode = detect_fake_mode(fakes) or detect_fake_mode(list(own.values()))
+            environment = None if mode is None else mode.shape_env
+            if learnt is not None and mode is not None and environment is not None:
+                with mode:
+                    made = learnt.fakes(fakes, environment)
+                seen.update({key: getattr(learnt, key) for key in ("results", "written", "aliases", "changed")})
+                return fresh_results(with_own_sizes(made), [*fakes, *own.values()])
+            inner_args, inner_kwargs = fill(arguments, fakes, numbers)
+            with _told(label), self._noticed(name, fakes):
+                outcome = self.examine(name, label, partial(forward, *inner_args, **inner_kwargs), fakes, environment)
+            results, made, strange = split(outcome.result)
+            if strange or any(isinstance(each, torch.SymFloat | torch.SymBool) for each in plain_leaves(results)):
+                raise MarkingError(
+                    f"{label} returns a number that depends on its input",
+                    hint=RETURNED,
+                )
+            check_plain(label, plain_leaves(results), "returns")
+            check_bare(label, made, "returns", _usual_attributes())
+            seen["aliases"], seen["results"], seen["changed"] = any_way(outcome.ways), results, outcome.changed
+            seen["written"] = frozenset(n for n, fake in enumerate(fakes) if storage_of(fake) in outcome.written)
+            return fresh_results(with_own_sizes(made), [*fakes, *own.values()])
+
+        _session.forwards.append(run)
+        _session.trains.append(any(each.requires_grad for _, module in inside for each in module._parameters.values()
+                                   if each is not None))  # fmt: skip
+        made = torch.ops.assigner.call(number, tensors, sizes)
+        self.calls.append(
+            OpaqueCall(
+                name, function, arguments, seen["results"], seen["written"], seen["aliases"], seen["changed"],
+                learnt is not None,
+            )
+        )  # fmt: skip
+        return fill(seen["results"], made)
+
+    def _learnt(self, name: str) -> LearntCall | None:
+        """What was learnt of the next call of a module; None: its forward needs no values."""
+        known, number = self.learnt.get(name), self._made.get(name, 0)
+        self._made[name] = number + 1
+        return None if known is None or number >= len(known) else known[number]
+
+    def examine(
+        self,
+        name: str,
+        label: str,
+        forward: Callable[[], Any],
+        given: Sequence[torch.Tensor],
+        environment: ShapeEnv | None,
+    ) -> _Outcome:
+        """Run a forward and see what it does; what it leaves in Python and on its module is taken back.
+
+        Args:
+            name: The module's name in the model; empty: it is no module.
+            label: What is called, for people.
+            forward: With its arguments.
+            given: The tensors among them.
+            environment: Of the sizes of tensors without values; None: they have values, and are trained with.
+        """
+        inside = self.isolation.inside.get(name, [])
+        state, draws = PythonState.of(inside, with_files=True), GeneratorStates.now()
+        own = own_tensors(inside)
+        written: set[int] = set()
+        ways: list[dict[int, Alias]] = []
+
+        def attempt() -> Any:
+            real = environment is None
+            alone = (
+                contextlib.nullcontext() if real else torch.no_grad(),
+                contextlib.nullcontext() if real else OneRecurrentStep(),
+            )
+            with alone[0], alone[1], casting_within(self.autocast), Writes() as writes, IdleDropouts(), _inner():
+                try:
+                    found = forward()
+                finally:
+                    self.isolation.check_own(label, inside, writes.read, [*given, *own.values()])
+            register_dataclasses(found)
+            written.update(writes.storages)
+            ways.append(aliases_of(given, [leaf for leaf in pytree.tree_leaves(found) if is_tensor(leaf)]))
+            return found
+
+        def undo() -> None:
+            self.isolation.check_shared(name, state)
+            state.restore()
+            put_back(inside, own)
+            draws.restore()
+
+        try:
+            result = decided(attempt, lambda found: agreed(found, environment), environment, undo)
+            changed = frozenset(
+                each for each, tensor in own.items()
+                if storage_of(tensor) in written or current_tensor(inside, each) is not tensor
+            )  # fmt: skip
+        finally:
+            undo()
+        return _Outcome(result, written, ways, changed)
+
+    @contextlib.contextmanager
+    def _noticed(self, name: str, fakes: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Take down that a module's forward fails, or takes a size that may vary for a number."""
+        sizes: list[Any] = [size for fake in fakes for size in fake.shape if isinstance(size, torch.SymInt)]
+        open_before = [size for size in sizes if size.node.expr.free_symbols]
+        try:
+            yield
+        except (MarkingError, Disagreement):
+            raise
+        except Exception as error:
+            if name and TOO_FEW_VALUES not in str(error):  # of more rows it would learn nothing of these
+                self.trouble.failed = self.trouble.failed or (name, error)
+            raise
+        finally:
+            if name and any(not size.node.expr.free_symbols for size in open_before):
+                self.trouble.fixing[name] = None
+
+
+@contextlib.contextmanager
+def _inner() -> Iterator[None]:
+    _session.depth += 1
+    try:
+        yield
+    finally:
+        _session.depth -= 1
+
+
+def register_dataclasses(output: Any) -> None:
+    """Let pytree see into plain dataclasses that a forward returns."""
+    while kinds := {type(leaf) for leaf in pytree.tree_leaves(output) if dataclasses.is_dataclass(leaf)}:
+        for kind in kinds:
+            pytree.register_dataclass(kind)
+
+
+@contextlib.contextmanager
+def _told(label: str) -> Iterator[None]:
+    """Name the module whose Python code asks for a tensor's value: no larger one would help."""
+    try:
+        yield
+    except (Disagreement, GuardOnDataDependentSymNode) as error:
+        line = str(error) if isinstance(error, Disagreement) else user_line(error)
+        raise MarkingError(
+            f"a tensor's value decides what {label} returns, at {line}",
+            hint="write it with tensor operations (torch.where, a mask, index_add): shapes may depend on values, but"
+            " not what runs; Hugging Face's experts do so with experts_implementation='grouped_mm' or 'batched_mm'; of"
+            f" a number that is returned: {RETURNED}",
+        ) from error
+
+
+@contextlib.contextmanager
+def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
+    """Opaque calls while the block runs: of the forward together with its hooks, which the module keeps.
+
+    A class with a `__call__` of its own does work around the forward, which belongs to the call.
+    """
+    modules = {opaque.model.get_submodule(name): name for name in reversed(opaque.names)}
+    _session.forwards.clear()
+    _session.trains.clear()
+    _session.anchor = anchor
+    with contextlib.ExitStack() as stack:
+        for module, name in modules.items():
+            if type(module).__call__ is nn.Module.__call__:
+                module.__dict__["_call_impl"] = opaque.module(name, module._call_impl)
+                stack.callback(module.__dict__.pop, "_call_impl", None)
+        for each in {_calling_class(module) for module in modules} - {nn.Module}:
+            stack.enter_context(_call_replaced(each, opaque))
+        try:
+            yield
+        finally:
+            _session.forwards.clear()
+            _session.trains.clear()
+            _session.anchor = None
+
+
+def _calling_class(module: nn.Module) -> type:
+    return next(each for each in type(module).__mro__ if "__call__" in vars(each))
+
+
+@contextlib.contextmanager
+def _call_replaced(owner: Any, opaque: OpaqueCalls) -> Iterator[None]:
+    original = owner.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        name = opaque.name_of.get(id(self))
+        if name is None or within_call() or _calling_class(self) is not owner:
+            return original(self, *args, **kwargs)
+        return opaque.module(name, partial(original, self))(*args, **kwargs)
+
+    owner.__call__ = call
+    try:
+        yield
+    finally:
+        owner.__call__ = original

@@ -1,0 +1,313 @@
+"""A model's forward on a few rows with values, one partition's weights in memory at a time.
+
+For partitions whose forward needs values (see `observation`). Every process of a run does this by itself, and must
+learn the same: the batches are `Workload.batch`'s, cut or repeated to the shapes that are asked for, the weights are
+those that the builder gives, and the generators are seeded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from assigner.errors import AssignerError, MarkingError
+from assigner.formatting import size as in_bytes
+from assigner.machine.cgroup import free_memory
+from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.mutation import storage_of
+from assigner.model.marking.casting import casting
+from assigner.model.marking.fakeforward import any_way, is_tensor, own_tensors
+from assigner.model.marking.isolation import check_plain
+from assigner.model.marking.modules import modules_inside
+from assigner.model.marking.observation import LearntCall, Made, Observation
+from assigner.model.marking.opaque import OpaqueCalls, fill, plain_leaves, replaced, split
+from assigner.model.marking.pythonstate import GeneratorStates, PythonState
+from assigner.model.marking.singleprocess import as_single_process
+from assigner.model.workload import call_arguments
+from assigner.usercode import user_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from assigner.model.deferred import DeferredModel
+
+_ROWS = (4, 8, 12)
+_SHARE = 4  # of the free memory: what all weights together may take, with as much for making them
+
+
+class Examples:
+    """Batches with values, in whatever shapes.
+
+    Args:
+        make: Inputs for a number of rows, by `Workload.batch`.
+    """
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self._make = make
+
+    def inputs(self, leaves: Sequence[Any], carriers: Sequence[int | None]) -> Iterator[list[Any]]:
+        """Flattened inputs of several numbers of rows, where any of them carries rows.
+
+        Args:
+            leaves: The inputs whose types and other sizes they have.
+            carriers: In which dimension each of them carries rows; None: in none.
+        """
+        for rows in _ROWS:
+            source = self._source(rows)
+            generator = torch.Generator().manual_seed(rows)
+            yield [
+                _like(leaf, source[n] if len(source) == len(leaves) else None, carrier, rows, generator)
+                for n, (leaf, carrier) in enumerate(zip(leaves, carriers, strict=True))
+            ]
+
+    def _source(self, rows: int) -> list[Any]:
+        for each in (rows, _ROWS[0]):
+            with contextlib.suppress(AssignerError):
+                return pytree.tree_leaves(call_arguments(self._make(each)))
+        return []
+
+
+def _like(leaf: Any, source: Any, carrier: int | None, rows: int, generator: torch.Generator) -> Any:
+    """A leaf with the values of another one, or drawn ones, and so many rows in the dimension that carries them."""
+    if not is_tensor(leaf):
+        return leaf
+    sizes = [*leaf.shape]
+    if carrier is not None:
+        sizes[carrier] = rows
+    if not is_tensor(source) or source.dtype != leaf.dtype or source.dim() != len(sizes) or not source.numel():
+        if leaf.is_floating_point():
+            return torch.randn(sizes, generator=generator).to(leaf.dtype)
+        return torch.zeros(sizes, dtype=leaf.dtype)
+    for dim, size in enumerate(sizes):
+        if source.size(dim) != size:
+            source = source.index_select(dim, torch.arange(size) % source.size(dim))
+    return source.detach().clone()
+
+
+class RealCalls(OpaqueCalls):
+    """Runs the opaque modules of a model on tensors with values, and takes down what they do.
+
+    Args:
+        model: Whose forward is called in the block of `replaced`.
+        names: The opaque modules.
+        autocast: The type that autocast computes in.
+        holding: Gives a module its weights while a block runs.
+
+    Attributes:
+        seen: The calls of each module so far, in order.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        autocast: str | None,
+        holding: Callable[[str], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        super().__init__(model, names, autocast)
+        self.holding = holding
+        self.seen: dict[str, list[Observation]] = {}
+
+    def _call(
+        self, name: str, function: Callable[..., Any] | None, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        if function is not None:
+            return forward(*args, **kwargs)
+        label = repr(name)
+        arguments, tensors, _ = split((args, kwargs))
+        given = [_as_in_training(each) for each in tensors]
+        inner_args, inner_kwargs = fill(arguments, given)
+        with self.holding(name):
+            outcome = self.examine(name, label, partial(forward, *inner_args, **inner_kwargs), given, None)
+        results, made, _ = split(outcome.result)
+        check_plain(label, plain_leaves(results), "returns")
+        if strange := next(
+            (each for each in made if type(each) not in _DENSE or each.layout is not torch.strided), None
+        ):
+            raise MarkingError(
+                f"{label} returns a {type(strange).__name__} of layout {strange.layout}",
+                hint="return a plain, dense tensor",
+            )
+        written = frozenset(n for n, each in enumerate(given) if storage_of(each) in outcome.written)
+        self.seen.setdefault(name, []).append(
+            Observation(
+                tuple(tuple(each.shape) for each in given), results, tuple(map(Made.of, made)), written,
+                any_way(outcome.ways), outcome.changed,
+            )
+        )  # fmt: skip
+        return fill(results, [each.detach() for each in made])
+
+
+_DENSE = (torch.Tensor, nn.Parameter)
+
+
+def _as_in_training(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that may want a gradient and may be written to, with nothing behind it."""
+    wants = torch.is_grad_enabled() and (tensor.is_floating_point() or tensor.is_complex())
+    return tensor.detach().requires_grad_(wants).clone()
+
+
+def learn(
+    deferred: DeferredModel,
+    names: Sequence[str],
+    batches: Iterator[Sequence[Any]],
+    structure: pytree.TreeSpec,
+    *,
+    wanted: Mapping[str, Exception | None],
+    autocast: str | None,
+    training: bool,
+) -> dict[str, list[LearntCall]]:
+    """Run a model's forward on tensors with values, and learn what its opaque modules give.
+
+    Args:
+        deferred: The model, in the mode that counts; left as it was.
+        names: Its opaque modules.
+        batches: Flattened inputs.
+        structure: Of the model's (args, kwargs).
+        wanted: The modules that must be learnt, and why each could not go without values.
+        autocast: The type that autocast computes in.
+        training: It runs with gradients.
+
+    Returns:
+        The calls of each module, as far as all of the batches came.
+
+    Raises:
+        MarkingError: a wanted module does not run on these either, is too large for this host, or what it returns
+            depends on the batch in another way than by sizes.
+    """
+    runs: list[Mapping[str, list[Observation]]] = []
+    weights = _Weights(deferred, names)
+    for batch in batches:
+        calls = RealCalls(deferred.model, names, autocast, weights.holding)
+        args, kwargs = pytree.tree_unflatten(list(batch), structure)
+        failure: Exception | None = None
+        try:
+            with (
+                _as_it_was(deferred.model), weights.around(), replaced(calls, torch.empty(())), as_single_process(),
+                torch.set_grad_enabled(training), casting(autocast, "cpu"),
+            ):  # fmt: skip
+                calls.begin()
+                deferred.model(*args, **kwargs)
+        except MarkingError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it counts where a wanted module was not reached
+            failure = error
+        for name, why in wanted.items():
+            if name not in calls.seen:
+                raise _failed(name, why, failure)
+        runs.append(calls.seen)
+    return {
+        name: [
+            LearntCall(repr(name), observed)
+            for observed in zip(*(run.get(name, ()) for run in runs), strict=False)
+        ]
+        for name in names
+    }  # fmt: skip
+
+
+def _failed(name: str, why: Exception | None, failure: Exception | None) -> MarkingError:
+    """Why a module can neither be followed nor run; where both have one reason, as for wrong inputs, that alone."""
+    rows = f"the forward of {name!r} takes the number of rows for a plain number"
+    first = rows if why is None else f"the forward of {name!r} cannot be traced at {_reason(why)}"
+    fails = failure is not None and (why is None or user_line(failure) != user_line(why))
+    second = f"; on a few rows with values it fails at {_reason(failure)}" if failure is not None and fails else ""
+    return MarkingError(
+        f"{first}{second}",
+        hint="write it with tensor operations, or see to it that it runs on the CPU with batches of 4, 8 and 12 rows of"
+        " such inputs",
+    )
+
+
+def _reason(error: Exception) -> str:
+    said = str(error).strip().splitlines()
+    return f"{user_line(error)}: {said[0][:200] if said else type(error).__name__}"
+
+
+class _Weights:
+    """The weights of a model's opaque modules: all of them where they are small, else one module's at a time."""
+
+    def __init__(self, deferred: DeferredModel, names: Sequence[str]) -> None:
+        self.deferred = deferred
+        self._own = {name: list(own_tensors(modules_inside(deferred.model, name))) for name in names}
+        self._known = deferred.tensors()
+        every = {each: self._known[each] for each in self._known}
+        self._kept: dict[str, torch.Tensor] = {}
+        if 2 * _bytes(every.values()) * _SHARE <= free_memory():
+            self._kept = deferred.materialise(every)
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """The tensors that are in no opaque module are in their places while the block runs."""
+        inner = {each for own in self._own.values() for each in own}
+        with self._placed([each for each in self._known if each not in inner], "the code between the partitions"):
+            yield
+
+    @contextlib.contextmanager
+    def holding(self, name: str) -> Iterator[None]:
+        """A module's tensors are in their places while the block runs."""
+        with self._placed(self._own[name], repr(name)):
+            yield
+
+    @contextlib.contextmanager
+    def _placed(self, names: Sequence[str], what: str) -> Iterator[None]:
+        if self._kept:  # each forward starts from the same values
+            made = {id(each): each for each in (self._kept[name] for name in names)}
+            copies = {key: _copy(each) for key, each in made.items()}
+            tensors = {name: copies[id(self._kept[name])] for name in names}
+        else:
+            needed = 2 * _bytes(self._known[name] for name in names)
+            if needed > free_memory():
+                raise MarkingError(
+                    f"{what} must run once to find out what it returns: that takes {in_bytes(needed)} of memory,"
+                    f" and {in_bytes(free_memory())} are free",
+                    hint="write the forward with tensor operations alone: then nothing has to run; or mark smaller"
+                    " modules",
+                )
+            tensors = self.deferred.materialise(names)
+        held = [(self._place(name), name.rpartition(".")[2]) for name in names]
+        before = [place[key] for place, key in held]
+        for (place, key), name in zip(held, names, strict=True):
+            place[key] = tensors[name]
+        try:
+            yield
+        finally:
+            for (place, key), tensor in zip(held, before, strict=True):
+                place[key] = tensor
+
+    def _place(self, name: str) -> dict[str, Any]:
+        path, _, key = name.rpartition(".")
+        module = self.deferred.model.get_submodule(path)
+        return module._parameters if key in module._parameters else module._buffers
+
+
+def _bytes(tensors: Any) -> int:
+    return sum({id(each): each.nbytes for each in tensors}.values())
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    made = tensor.detach().clone()
+    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+
+
+@contextlib.contextmanager
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """What the block leaves in Python and in generators is taken back; they are seeded in it."""
+    state, draws = PythonState.of(model.named_modules(), with_files=True), GeneratorStates.now()
+    torch_state = torch.get_rng_state()
+    try:
+        with Memento(model.modules()).put_back():
+            torch.default_generator.manual_seed(0)  # torch.manual_seed would reach those of GPUs too
+            random.seed(0)
+            np.random.seed(0)
+            yield
+    finally:
+        state.restore()
+        draws.restore()
+        torch.set_rng_state(torch_state)

@@ -1,0 +1,59 @@
+"""Regions under torch.no_grad(): export keeps each as a graph of its own; here they join the graph around them.
+
+Their nodes bear a note, `without_gradient`, and are given their meaning by `assigner.model.marking.functional`. Marked
+modules called within are then calls like any other. Regions of another kind (autocast, conditions) stay whole and
+cannot be cut.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator
+
+from assigner.errors import MarkingError
+
+
+def without_regions(module: fx.GraphModule) -> fx.Graph:
+    """The graph of an exported module, changed in place, with its regions as ordinary nodes.
+
+    Raises:
+        MarkingError: a region that is more than torch.no_grad() or torch.enable_grad().
+    """
+    graph = module.graph
+    for node in list(graph.nodes):
+        if isinstance(node.target, HigherOrderOperator):
+            if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled:
+                raise MarkingError(
+                    f"the forward has a region ({node.target.__name__}) that cannot be cut",
+                    hint="mark a larger module that contains it (torch.autocast, a condition, a loop)",
+                )
+            _inline(module, node)
+    for node in list(graph.nodes):
+        if node.op == "get_attr" and isinstance(getattr(module, str(node.target), None), fx.GraphModule):
+            graph.erase_node(node)
+    return graph
+
+
+def _inline(module: fx.GraphModule, region: fx.Node) -> None:
+    """Copy a region's nodes in front of the node that calls it, and drop that node."""
+    graph = module.graph
+    enabled, holder, *given = cast("tuple[Any, ...]", region.args)
+    copies: dict[fx.Node, Any] = {}
+    waiting = iter(given)
+    results: tuple[Any, ...] = ()
+    with graph.inserting_before(region):
+        for node in without_regions(getattr(module, str(holder.target))).nodes:
+            if node.op == "placeholder":
+                copies[node] = next(waiting)
+            elif node.op == "output":
+                results = fx.map_arg(node.args[0], copies.__getitem__)
+            else:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+                copies[node].meta.setdefault("without_gradient", not enabled)
+        for item in list(region.users):
+            item.replace_all_uses_with(results[cast("int", item.args[1])])
+            graph.erase_node(item)
+    graph.erase_node(region)

@@ -1,0 +1,274 @@
+"""Which parts of a batch carry its rows: those with one dimension, or a length, that follows the rows asked for.
+
+A size alone does not tell: of a batch of 8 rows, a table of 8 entries looks like rows. So two batches are compared:
+
+    rows asked for    ids        by time    table     boxes              what carries rows
+    4                 (4, 16)    (16, 4)    (8,)      a list of 4
+    8                 (8, 16)    (16, 8)    (8,)      a list of 8        ids and boxes in the first dimension,
+                                                                         by time in the second
+What follows the rows in another way (a tensor of all images' boxes, one flattened over rows and time, rows by rows) is
+known too: it cannot be cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree as pytree
+
+from assigner.errors import UsageError
+from assigner.model.workload import call_arguments
+
+if TYPE_CHECKING:
+    from assigner.model.workload import Batch, Workload
+
+EXAMPLE_ROWS = 4  # not 1, which torch.export would take for a fixed size
+
+Sizes = tuple[int, int]
+_COUNT = "the number of the batch's rows"
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, np.generic, torch.dtype, torch.device, torch.Size)
+
+
+class Carry(StrEnum):
+    """How a part of a batch goes with the batch's rows."""
+
+    ROWS = "one of its dimensions, or its length, is the rows"
+    WHOLE = "it has nothing to do with them"
+    MIXED = "it has the rows in its first dimension, and in another one"
+    VARIES = "it differs with them in another way"
+    UNKNOWN = "the examples do not tell"
+
+
+@dataclass(frozen=True)
+class RowLeaves:
+    """What is known of a tree, node by node.
+
+    Args:
+        carry: How this node goes with the rows; UNKNOWN for one whose children say more.
+        children: Of an inner node, by key or position; a list is as good as a tuple.
+        why: Where it can neither be cut nor go whole: what it is, for errors.
+        dimension: Of a tensor, the one that has the rows; of several the first.
+    """
+
+    carry: Carry = Carry.UNKNOWN
+    children: Mapping[Any, RowLeaves] = field(default_factory=dict)
+    why: str = ""
+    dimension: int = 0
+
+    def below(self, entries: Sequence[tuple[Any, Any]], *, named: bool) -> list[RowLeaves]:
+        """What is known of a node's entries: by name those that are known, by position only all or none."""
+        if not named and len(entries) != len(self.children):
+            return [NOTHING] * len(entries)
+        return [self.children.get(key, NOTHING) for key, _ in entries]
+
+
+NOTHING = RowLeaves()
+
+
+def may_carry(known: RowLeaves | None, structure: pytree.TreeSpec, leaves: Sequence[Any]) -> list[int | None]:
+    """For each leaf of a tree the dimension that may be the rows; None: it is no tensor that may have them.
+
+    Args:
+        known: What the workload's batches say; where that is nothing, it may be any tensor's first dimension.
+        structure: Of the tree.
+        leaves: Of the tree.
+    """
+    found: list[int | None] = []
+    tree = pytree.tree_unflatten(list(leaves), structure)
+    _collect(known or NOTHING, tree, found)
+    if any(not isinstance(value, torch.Tensor) for value, _ in carriers(known or NOTHING, tree)):
+        return [None] * len(leaves)  # a list's length is a part of the structure: such a tree is of one number of rows
+    depths = [leaf.dim() if isinstance(leaf, torch.Tensor) else 0 for leaf in leaves]
+    may = [dim if dim is not None and dim < depth else None for dim, depth in zip(found, depths, strict=True)]
+    if any(dim is not None for dim in may) or _elsewhere(known or NOTHING):
+        return may
+    return [0 if depth else None for depth in depths]
+
+
+def _elsewhere(known: RowLeaves) -> bool:
+    """The rows are known to be somewhere, as in a list."""
+    return known.carry is Carry.ROWS or bool(known.why) or any(map(_elsewhere, known.children.values()))
+
+
+def _collect(known: RowLeaves, tree: Any, found: list[int | None]) -> None:
+    """Append each leaf's dimension of rows, in the order that pytree flattens them; None: it has none that is known."""
+    entries = entries_of(tree)
+    if known.carry is not Carry.UNKNOWN or entries is None:
+        leaf = isinstance(tree, torch.Tensor) or known.carry is not Carry.ROWS  # of a list of rows no entry has them
+        carries = leaf and known.carry in (Carry.ROWS, Carry.MIXED, Carry.UNKNOWN)
+        found += [known.dimension if carries else None] * len(pytree.tree_leaves(tree))
+        return
+    for node, (_, child) in zip(known.below(entries, named=isinstance(tree, Mapping)), entries, strict=True):
+        _collect(node, child, found)
+
+
+def entries_of(tree: Any) -> list[tuple[Any, Any]] | None:
+    """The entries of an inner node by key or position, as pytree orders them; None: it is a leaf."""
+    if isinstance(tree, torch.Tensor | str | PackedSequence | torch.Size):
+        return None
+    children, structure = pytree.tree_flatten(tree, is_leaf=lambda each: each is not tree)
+    if structure.is_leaf():
+        return None
+    return list(zip(tree if isinstance(tree, dict) else range(len(children)), children, strict=True))
+
+
+def is_plain(value: Any) -> bool:
+    """A value that means the same for any part of the batch: a number, text, a type."""
+    return isinstance(value, _PLAIN)
+
+
+def row_length(value: Any, dimension: int = 0) -> int | None:
+    """How many rows a node has if it carries them, a tensor in this dimension; None: it cannot."""
+    if isinstance(value, torch.Tensor):
+        return value.size(dimension) if value.dim() > dimension and not value.is_nested else None
+    if isinstance(value, np.ndarray):
+        return len(value) if value.ndim else None
+    if is_plain(value) or isinstance(value, Mapping | PackedSequence) or hasattr(value, "_fields"):
+        return None
+    return len(value) if hasattr(value, "__len__") else None
+
+
+def carriers(known: RowLeaves, tree: Any) -> Iterator[tuple[Any, int | None]]:
+    """The parts of a tree that are known to have the rows, and how many; None: one that cannot have them."""
+    if known.carry in (Carry.ROWS, Carry.MIXED) or (known.dimension and isinstance(tree, torch.Tensor)):
+        yield tree, row_length(tree, known.dimension)
+    entries = entries_of(tree) if known.children else None
+    if entries is not None:
+        for node, (_, child) in zip(known.below(entries, named=isinstance(tree, Mapping)), entries, strict=True):
+            yield from carriers(node, child)
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """What is known of a batch: of the model's (args, kwargs), and of the targets; None: nothing."""
+
+    inputs: RowLeaves | None = None
+    targets: RowLeaves | None = None
+
+
+def batch_rows(workload: Workload, example: Batch | None = None) -> BatchRows:
+    """What the workload's own batches of two row counts say. Nothing where it makes none, or their sizes are one.
+
+    Args:
+        workload: Makes the batches.
+        example: One of `EXAMPLE_ROWS` rows, where there is one already.
+    """
+    try:
+        small = workload.make_batch(EXAMPLE_ROWS, workload.seed) if example is None else example
+        large = workload.make_batch(2 * EXAMPLE_ROWS, workload.seed)
+    except UsageError:  # a script that brings its own batches needs no maker for every number of rows
+        return BatchRows()
+    inputs = call_arguments(small[0]), call_arguments(large[0])
+    asked = EXAMPLE_ROWS, 2 * EXAMPLE_ROWS
+    first = [sizes[0] for sizes in _sizes(*inputs) if sizes]
+    others = {size for sizes in (*_sizes(*inputs), *_sizes(small[1], large[1])) for size in sizes[1:]}
+    follows = [size for size in first if size[0] != size[1]]
+    if not follows and asked not in others:
+        return BatchRows()
+    rows = asked if asked in follows or not follows else follows[0]
+    return BatchRows(*(_learnt(one, other, rows, others - {rows}) for one, other in (inputs, (small[1], large[1]))))
+
+
+def _sizes(one: Any, other: Any) -> Iterator[list[Sizes]]:
+    """Sizes in both trees of every tensor, and lengths of everything else that has one, as far as the trees agree."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if one.dim() == other.dim() and not (one.is_nested or other.is_nested):
+            yield list(zip(one.shape, other.shape, strict=True))
+        return
+    mine, theirs = row_length(one), row_length(other)
+    if mine is not None and theirs is not None and mine != theirs:
+        yield [(mine, theirs)]
+        return
+    pairs = _paired(one, other)
+    for a, b in pairs.values() if pairs is not None else ():
+        yield from _sizes(a, b)
+
+
+def _paired(one: Any, other: Any) -> dict[Any, tuple[Any, Any]] | None:
+    """The entries of two inner nodes that are alike; None: they are not."""
+    mine, theirs = entries_of(one), entries_of(other)
+    if mine is None or theirs is None or type(one) is not type(other):
+        return None
+    found, rest = dict(mine), dict(theirs)
+    return {key: (found[key], rest[key]) for key in found} if found.keys() == rest.keys() else None
+
+
+def _learnt(one: Any, other: Any, rows: Sizes, explained: set[Sizes]) -> RowLeaves:
+    """What two trees for two numbers of rows say.
+
+    Args:
+        one: For the first number.
+        other: For the second number.
+        rows: Both numbers.
+        explained: Sizes of other dimensions, as the length that sequences are padded to.
+    """
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one is not other:
+        return _learnt_tensor(one, other, rows, explained)
+    if is_plain(one) and is_plain(other):
+        return _learnt_plain(one, other, rows)
+    mine, theirs = row_length(one), row_length(other)
+    if mine is not None and theirs is not None and mine != theirs:
+        why = f"{mine} long for {rows[0]} rows, and {theirs} for {rows[1]}"
+        return RowLeaves(Carry.ROWS) if (mine, theirs) == rows else RowLeaves(Carry.VARIES, why=why)
+    pairs = _paired(one, other)
+    if pairs is None:
+        return _learnt_object(one, other)
+    children = {key: _learnt(a, b, rows, explained) for key, (a, b) in pairs.items()}
+    if mine and all(map(is_plain, one)) and not any(child.why for child in children.values()):
+        return RowLeaves(Carry.WHOLE)  # a list of settings: none of its entries has to be looked at
+    return RowLeaves(children=children)
+
+
+def _learnt_plain(one: Any, other: Any, rows: Sizes) -> RowLeaves:
+    if one is None or other is None:  # what stands there in another batch may be anything
+        return NOTHING
+    if type(one) is int and (one, other) == rows:
+        return RowLeaves(Carry.VARIES, why=_COUNT)
+    return RowLeaves(Carry.WHOLE)
+
+
+def _learnt_object(one: Any, other: Any) -> RowLeaves:
+    if one is other or (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return RowLeaves(Carry.WHOLE)  # the same for both, or as long
+    if one is None or other is None:
+        return NOTHING
+    if isinstance(one, Mapping) and isinstance(other, Mapping) and set(one) != set(other):
+        return RowLeaves(Carry.VARIES, why="a mapping with other keys for other rows")
+    if entries_of(one) is None and entries_of(other) is None:
+        return RowLeaves(Carry.VARIES, why=f"a {type(one).__name__}")
+    return NOTHING
+
+
+def _learnt_tensor(one: torch.Tensor, other: torch.Tensor, rows: Sizes, explained: set[Sizes]) -> RowLeaves:
+    if one.dim() != other.dim() or one.is_nested or other.is_nested:
+        return RowLeaves(Carry.VARIES, why="nested" if one.is_nested else "of another number of dimensions")
+    sizes = list(zip(one.shape, other.shape, strict=True))
+    follow = [dim for dim, pair in enumerate(sizes) if pair == rows]
+    if len(follow) == 1:
+        counts = follow[0] and all(_numbers_rows(each, count) for each, count in zip((one, other), rows, strict=True))
+        why = f"a tensor with the rows in dimension {follow[0]}, whose values are numbers of rows, as a graph's edges"
+        return RowLeaves(Carry.VARIES, why=why) if counts else RowLeaves(Carry.ROWS, dimension=follow[0])
+    if follow:
+        why = f"a tensor with the rows in dimensions {' and '.join(map(str, follow))}"
+        return RowLeaves(Carry.MIXED if follow[0] == 0 else Carry.VARIES, why=why, dimension=follow[0])
+    if not sizes:
+        counts = not one.is_floating_point() and not one.is_meta and (one.item(), other.item()) == rows
+        return RowLeaves(Carry.VARIES, why=_COUNT) if counts else RowLeaves(Carry.WHOLE)
+    if sizes[0][0] == sizes[0][1] or sizes[0] in explained:
+        return RowLeaves(Carry.WHOLE)
+    return RowLeaves(
+        Carry.VARIES, why=f"a tensor with {sizes[0][0]} entries for {rows[0]} rows, and {sizes[0][1]} for {rows[1]}"
+    )
+
+
+def _numbers_rows(tensor: torch.Tensor, rows: int) -> bool:
+    """Its values count rows, up to the last one: in a part of the batch they would mean other rows."""
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta or not tensor.numel():
+        return False
+    return int(tensor.min()) >= 0 and int(tensor.max()) == rows - 1

@@ -1,0 +1,315 @@
+"""This rank's partitions under measurement: a few at a time in turn, and kept as soon as they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import fx
+
+from assigner import formatting as fmt
+from assigner.errors import MeasurementError
+from assigner.formats.profile import Measurement
+from assigner.formats.profilewarnings import launch_bound
+from assigner.machine.starvation import DISTURBED, REFUSED, StarvationWatch
+from assigner.model.marking import PartitionGraph
+from assigner.model.workload import Workload
+from assigner.profiler.forecast import Forecast
+from assigner.profiler.host import allocator_share, share_of_free
+from assigner.profiler.journal import Note, OptimizerSize
+from assigner.profiler.memory import growth, memory_errors, peak_bytes, return_free_pages
+from assigner.profiler.sampling import Sample, measure_interleaved
+from assigner.profiler.stagegroups import MeasuredStage, alone, in_turn, stage_partitions, stages
+from assigner.profiler.tasks import Point
+from assigner.profiler.update import UpdateBench, optimizer_share, trained
+from assigner.profiler.walk import KindInputs, chunks, collect_inputs
+from assigner.profiler.workbench import Workbench
+
+if TYPE_CHECKING:
+    from assigner.profiler.partitionbench import PartitionBench, PartitionBytes
+
+_SAFE = 0.9  # of the free memory: what a measurement may be expected to take
+_LAUNCH_BOUND = 0.9
+_SETTLING_RUNS = 3  # of a stage, after which its heap hardly grows; one of them rematerialises
+_TRIES = 2  # of a measurement that other programs disturb
+_COMPANY_SHARE = 0.25  # of what the measured ones may take
+_WALK_S, _POINT_S, _UPDATE_S = 0.5, 1.7, 1.5  # a forward of the model, a point, an update: until one is measured
+
+Found = Measurement | OptimizerSize | Note
+
+
+@dataclass(frozen=True)
+class _Timing:
+    """Of one point; `holes_bytes` is what the heap takes beside the tensors of its stage.
+
+    `starved` is the share of the processor time that other programs had.
+    """
+
+    forward: Sample
+    backward: Sample
+    launch_share: float
+    holes_bytes: int
+    starved: float
+
+
+@dataclass(frozen=True)
+class _PartitionUpdate:
+    """Of one partition."""
+
+    sample: Sample
+    workspace_bytes: int
+    state_bytes: int
+    starved: float = 0.0
+
+
+@dataclass
+class ComputeMeasurement:
+    """What this rank measures of the partitions.
+
+    Args:
+        workload: Its optimizer, loss and batches.
+        graph: Its partitions.
+        device: Where they run.
+        worker: This rank's worker.
+        budget_bytes: Parameters and buffers that may be there at once.
+        forecast: Hears of the progress.
+        tell: Called with what is measured now.
+        sharing: Ranks that share the device.
+        force_busy: Take what a busy machine gives.
+    """
+
+    workload: Workload
+    graph: PartitionGraph
+    device: torch.device
+    worker: str
+    budget_bytes: float
+    forecast: Forecast
+    tell: Callable[[str], None]
+    sharing: int = 1
+    force_busy: bool = False
+
+    @cached_property
+    def state_share(self) -> float:
+        """Bytes of optimizer state for a byte of parameters."""
+        return optimizer_share(self.workload, self.graph, self.device)
+
+    def plan(self, run: Sequence[Point]) -> float:
+        """Tell the forecast how much there is to do; returns the seconds that it will take as far as is known now."""
+        walks, updates = len({point.micro_batch for point in run}), len({point.partition for point in run})
+        self.forecast.plan("walk", 1, _WALK_S * walks)
+        self.forecast.plan("point", len(run), _POINT_S)
+        self.forecast.plan("update", updates, _UPDATE_S)
+        return _WALK_S * walks + _POINT_S * len(run) + _UPDATE_S * updates
+
+    def measure(self, run: Sequence[Point], keep: Callable[[Found], None]) -> None:
+        """Measure some points; `keep` is called with each as soon as it is done."""
+        sizes: dict[str, list[int]] = {}
+        for point in run:
+            sizes.setdefault(point.partition, []).append(point.micro_batch)
+        groups = [
+            (chunk, stage_partitions(self.graph, chunk, _COMPANY_SHARE * self.budget_bytes))
+            for chunk in chunks(self.graph, list(sizes), self.budget_bytes)
+        ]
+        inputs = self._inputs(run, [name for _, beside in groups for name in beside])
+        for chunk, beside in groups:
+            modules = self.graph.build([*chunk, *beside], self.device)
+            bench = Workbench(
+                self.workload, self.graph, self.device, modules, inputs, state_share=self.state_share, room=self._room
+            )
+            for few in in_turn([Point(name, size) for name in chunk for size in sizes[name]]):
+                for found in self._measure_few(few, bench):
+                    keep(found)
+
+    def _inputs(self, run: Sequence[Point], beside: Sequence[str]) -> dict[int, dict[str, KindInputs]]:
+        """What the points read, and their company of other kinds, unless that leaves no memory for a point's own."""
+        sizes, names = sorted({point.micro_batch for point in run}), list(dict.fromkeys(each.partition for each in run))
+        kinds = {self.graph.piece[name].kind for name in names}
+        strange = [name for name in beside if self.graph.piece[name].kind not in kinds]
+        inputs = self._walk(sizes, [*names, *strange])
+        if strange and any(point.partition not in inputs[point.micro_batch] for point in run):
+            inputs = self._walk(sizes, names)
+        return inputs
+
+    def _walk(self, sizes: Sequence[int], wanted: Collection[str]) -> dict[int, dict[str, KindInputs]]:
+        def at(name: str, share: float) -> None:
+            self.forecast.work("walk", share)
+            self.tell(f"the model's forward, partition {name!r}")
+
+        return collect_inputs(
+            self.workload, self.graph, sizes, self.device,
+            budget_bytes=self.budget_bytes, wanted=wanted, on_partition=at,
+            inputs_bytes=self.budget_bytes, room=self._room,
+        )  # fmt: skip
+
+    def _measure_few(self, few: Sequence[Point], workbench: Workbench) -> Iterator[Found]:
+        """Measure some points in turn, then the updates of their partitions; no memory for one is kept as that."""
+        self.forecast.begin("point")
+        benches: dict[Point, PartitionBench] = {}
+        for point in few:
+            self.tell(f"partition {point.partition!r} at micro-batch {point.micro_batch}")
+            try:
+                benches[point] = workbench.measured(point)
+            except MemoryError as error:
+                yield self._infeasible(point, error)
+        timings = yield from self._timings(few, benches, workbench)
+        for name in dict.fromkeys(point.partition for point in few):
+            mine = {point: timing for point, timing in timings.items() if point.partition == name}
+            try:
+                update = self._update(name, workbench.modules[name], is_wanted=bool(mine))
+            except MemoryError as error:
+                for point in mine:
+                    yield self._infeasible(point, error)
+                continue
+            if mine:
+                yield OptimizerSize(self.graph.piece[name].kind, update.state_bytes)
+            for point, timing in mine.items():
+                yield from self._launches(point, timing.launch_share)
+                yield self._measurement(point, benches[point], timing, workbench.held[point], update)
+        for bench in benches.values():
+            bench.leave()
+
+    def _timings(
+        self, few: Sequence[Point], benches: dict[Point, PartitionBench], workbench: Workbench
+    ) -> Generator[Measurement, None, dict[Point, _Timing]]:
+        """Seconds of the points; where memory does not last for them together, of each of them alone."""
+        together = stages(benches, workbench)
+        before, timings = self.forecast.done("point"), dict[Point, _Timing]()
+        try:
+            timings = self._sampled(together, before, len(few))
+            fits = True
+        except MemoryError:
+            fits = False
+        if not fits:  # outside of the handler: what the error holds is free by now
+            _leave(together)
+            for n, (point, bench) in enumerate(benches.items()):
+                single = alone(point, bench, depth=1)
+                try:
+                    workbench.repeated(point, bench)
+                    timings |= self._sampled([single], before + n, 1)
+                except MemoryError as error:
+                    yield self._infeasible(point, error)
+                _leave([single])
+        self.forecast.work("point", before + len(few))
+        for stage in together:  # the company makes room for the optimizer's state
+            for bench in stage.bench.benches:
+                if bench not in benches.values():
+                    bench.leave()
+        return timings
+
+    def _sampled(self, some: Sequence[MeasuredStage], before: float, count: int) -> dict[Point, _Timing]:
+        if not some:
+            return {}
+        names = list(dict.fromkeys(point.partition for stage in some for point in stage.points))
+
+        def at(share: float) -> None:
+            self.forecast.work("point", before + share * count)
+            self.tell(f"compute of {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}")
+
+        patience = count / (2 * max(1, len(some)))  # a stage of many points is worth more than one of two
+        with memory_errors():
+            samples, starved = self._undisturbed(
+                lambda: measure_interleaved([stage.bench.run for stage in some], at, patience=patience), names
+            )
+            holes = [_holes_bytes(stage, self.device) for stage in some]
+        return {
+            point: _Timing(parts[2 * n], parts[2 * n + 1], stage.bench.watch.launch_share, beside, starved)
+            for stage, parts, beside in zip(some, samples, holes, strict=True)
+            for n, point in enumerate(stage.points)
+        }
+
+    def _undisturbed(
+        self, measure: Callable[[], list[tuple[Sample, ...]]], names: Sequence[str]
+    ) -> tuple[list[tuple[Sample, ...]], float]:
+        """Measure, once more where other programs had much of the time, and keep what was disturbed less.
+
+        Returns:
+            What was measured, and the share of this process's processor time that others had.
+
+        Raises:
+            MeasurementError: they had most of it, both times.
+        """
+        found: list[tuple[list[tuple[Sample, ...]], float]] = []
+        while not found or (len(found) < _TRIES and found[-1][1] >= DISTURBED and not self.force_busy):
+            watch = StarvationWatch(torch.get_num_threads())
+            samples = measure()
+            found.append((samples, watch.share()))
+        samples, starved = min(found, key=lambda each: each[1])
+        if starved >= REFUSED and not self.force_busy:
+            raise MeasurementError(
+                f"other programs have {100 * starved:.0f} % of the processor time that is {self.worker}'s share, while"
+                f" it measures {fmt.ranges(names)}: such figures say nothing of it",
+                hint="wait for a quiet machine (uptime, top) and go on with --resume, or take them with --force-busy",
+            )
+        return samples, starved
+
+    def _update(self, name: str, module: fx.GraphModule, *, is_wanted: bool) -> _PartitionUpdate:
+        """A partition's update; its optimizer's state is gone before the next one is made."""
+        before = self.forecast.done("update")
+        self.forecast.begin("update")
+        self.tell(f"the update of partition {name!r}")
+        found = _PartitionUpdate(Sample(0.0, 0.0, 0), 0, 0)
+        try:
+            if is_wanted and trained(module):
+                with memory_errors():
+                    bench = UpdateBench(self.workload, self.graph, name, module, self.device, room=self._room())
+                    (((sample,),), starved) = self._undisturbed(
+                        lambda: measure_interleaved(
+                            [bench.run], lambda share: self.forecast.work("update", before + share)
+                        ),
+                        [name],
+                    )
+                    found = _PartitionUpdate(sample, bench.workspace_bytes(), bench.state_bytes(), starved)
+        finally:
+            self.forecast.work("update", before + 1)
+            self.forecast.begin("point")
+        return found
+
+    def _measurement(
+        self, point: Point, bench: PartitionBench, timing: _Timing, took: PartitionBytes, update: _PartitionUpdate
+    ) -> Measurement:
+        forward, backward = timing.forward, timing.backward
+        # at an update no micro-batch is in flight, so what one keeps may hold it
+        workspace = timing.holes_bytes + max(took.workspace_bytes, update.workspace_bytes - took.activation_bytes)
+        return Measurement(
+            point.partition, self.worker, point.micro_batch, forward.median, backward.median, update.sample.median,
+            took.activation_bytes, workspace, forward.count, max(forward.spread, backward.spread),
+            update_spread=update.sample.spread, recompute_s=bench.recompute_s(forward.median, backward.median),
+            starved=min(1.0, max(timing.starved, update.starved)),
+        )  # fmt: skip
+
+    def _infeasible(self, point: Point, error: MemoryError) -> Measurement:
+        why = f"out of memory when measured ({str(error).splitlines()[0][:120]})"
+        return Measurement(point.partition, self.worker, point.micro_batch, infeasible=why)
+
+    def _launches(self, point: Point, share: float) -> Iterator[Note]:
+        """A GPU that waits for its host is as fast as the host: say so."""
+        if self.device.type == "cuda" and share > _LAUNCH_BOUND:
+            yield Note(launch_bound(point.partition, self.worker, point.micro_batch, share), point)
+
+    def _room(self) -> float:
+        """Bytes that a measurement may take now."""
+        return_free_pages()
+        return _SAFE * share_of_free(self.device, sharing=self.sharing)
+
+
+def _leave(some: Sequence[MeasuredStage]) -> None:
+    for stage in some:
+        for bench in stage.bench.benches:
+            bench.leave()
+
+
+def _holes_bytes(stage: MeasuredStage, device: torch.device) -> int:
+    """What the heap takes beside a stage's tensors and the allocator's share of them, which a price has anyway.
+
+    The stage runs by itself, some times: a heap that serves micro-batches of several sizes in turn keeps the holes of
+    them all, and training has one size (measured on a GPT with 0.9 MB of parameters: 56 MB at 4, 16 and 64 rows alike
+    where their stages took turns; alone 5, 17 and 26 MB).
+    """
+    with growth(device) as grown:
+        for _ in range(_SETTLING_RUNS):
+            stage.bench.run()
+    peak = peak_bytes(stage.bench.run, device)
+    return max(0, int(grown.bytes / (1 + allocator_share(device.type))) - peak)

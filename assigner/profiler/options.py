@@ -1,0 +1,88 @@
+"""What is asked of a profiling run, as one frozen value; knows no torch, so that the command line can read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from assigner.errors import UsageError
+from assigner.settings import EACH, NAMES, NUMBERS, SHARE, Flag, check
+
+Links = Literal["auto", "all", "sampled"]
+
+RESERVE = 0.08
+"""Share of a worker's memory that plans leave alone, unless it is asked otherwise."""
+
+WORKLOAD, RANKS, MEASURING = "The workload", "Ranks on this host", "Measuring"
+"""The headings of the flags."""
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """Settings of a profiling run.
+
+    Args:
+        marks: Name patterns of partitions in place of the workload's own; empty: those.
+        devices: The device of each of a host's ranks, in their order; empty: a GPU of its own where there is one, else
+            the CPU.
+        micro_batches: Micro-batch sizes to measure, in rows; empty: those of 16, 8 and 4 micro-batches.
+        max_message: Largest message of the link sweeps, in bytes; None: the largest that a plan could send.
+        reserve: Share of a worker's memory that plans leave alone; None: `RESERVE`.
+        isolated: Workers of one host measure one after another, not at the same time.
+        links: Which links are measured: "all", a "sampled" few of each class of pairs, or "auto": all of up to 16
+            workers.
+        force_busy: Take what a busy machine gives, in place of measuring again, or not at all where others have most of
+            a worker's processor time.
+        timeout_s: A wait for another rank that takes longer ends the run.
+
+    Raises:
+        UsageError: a value that cannot be used; the message names it.
+    """
+
+    marks: Annotated[
+        tuple[str, ...],
+        Flag(
+            help="Name pattern of partitions: 'blocks.*'. Repeatable; replaces the workload's own patterns;"
+            " marks in code stay.",
+            panel=WORKLOAD,
+            flag="--mark",
+            form=EACH,
+        ),
+    ] = ()
+    devices: Annotated[
+        tuple[str, ...],
+        Flag(help="Device of each local rank: 'cpu,cuda:0'. Default: GPUs.", panel=RANKS, metavar="D,D", form=NAMES),
+    ] = ()
+    micro_batches: Annotated[
+        tuple[int, ...],
+        Flag(help="Micro-batch sizes to measure, in samples.", panel=MEASURING, metavar="N,N", form=NUMBERS),
+    ] = ()
+    max_message: Annotated[
+        int | None,
+        Flag(help="Largest message of the link sweeps.", panel=MEASURING, metavar="BYTES", least=1024),
+    ] = None
+    reserve: Annotated[
+        float | None,
+        Flag(
+            help="Share of memory that plans leave alone, 0.08 unless given; with --only the file's own stays.",
+            panel=MEASURING,
+            allowed=SHARE,
+        ),
+    ] = None
+    isolated: Annotated[bool, Flag(help="One worker at a time, not all at once.", panel=MEASURING)] = False
+    links: Annotated[Links, Flag(help="Links to measure; auto: all of up to 16 workers.", panel=MEASURING)] = "auto"
+    force_busy: Annotated[
+        bool,
+        Flag(help="Measure however busy the machine is: nothing twice, nothing refused.", panel=MEASURING),
+    ] = False
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        check(self)
+        if any(size < 1 for size in self.micro_batches):
+            raise UsageError(f"micro-batch sizes {self.micro_batches}: each is 1 or more")
+
+    @property
+    def reserved(self) -> float:
+        """Share of a worker's memory that plans leave alone."""
+        return RESERVE if self.reserve is None else self.reserve

@@ -1,0 +1,237 @@
+"""One partition on this worker, ready to run, and the memory that it takes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from assigner.profiler.memory import allocated_bytes, growth, peak_bytes, saved_bytes, storage_bytes
+from assigner.runtime.partition import ForwardPlace, PartitionRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from assigner.model.marking import Piece
+
+_GROUPS = 7
+_DEAREST = 1.25  # forwards: the dearest recompute that was seen, of an embedding whose dropout is drawn again
+_MARGIN = 1.4  # the heap's holes: 1.7 to 2.5 times the tensors' bytes in runs of the same partition (glibc 2.36)
+_MOST_HEAP = 4.0
+_NOISE_BYTES = 4 << 20  # that a process grows by for other reasons
+
+
+class TooLargeError(MemoryError):
+    """A measurement was not tried, for it would not fit; the text says what it needs and what is free."""
+
+
+@dataclass(frozen=True)
+class PartitionBytes:
+    """Bytes of one partition at one micro-batch size.
+
+    Args:
+        activation_bytes: Kept from the forward to the backward, outputs left out.
+        workspace_bytes: Needed besides while it runs.
+        output_bytes: Of its outputs.
+        heap: How many times the bytes of its tensors the process grew while they came and went: 1 or more.
+    """
+
+    activation_bytes: int
+    workspace_bytes: int
+    output_bytes: int
+    heap: float = 1.0
+
+    def needed(self, *, depth: int = 1, scale: float = 1.0) -> float:
+        """Bytes at the peak with some micro-batches in flight, at `scale` times the rows."""
+        return self.heap * scale * (depth * (self.activation_bytes + 2 * self.output_bytes) + self.workspace_bytes)
+
+
+class PartitionBench:
+    """One partition with its inputs, ready to be run again and again.
+
+    It is run as in a step under GPipe (stage.py): some micro-batches forward, then the same ones backward, so that each
+    forward finds memory that is new to it and not what the last one has just freed (measured on a GPT on two CPU ranks:
+    one micro-batch at a time promises steps that are 14 % too short). The gradients of its parameters stay allocated,
+    as they are for every micro-batch but the first of a step.
+
+    Args:
+        runner: The runtime's own runner of the partition, not rematerialising.
+        reads: Real values of what it reads, from the partitions before it.
+        needs_gradient: Which of them get a gradient back.
+        sizes: The numbers that it needs.
+        device: Where it runs.
+        depth: Micro-batches in flight; fewer where they do not fit.
+        optimizer_bytes: What the optimizer will keep for its parameters.
+        room: Bytes that are free on the device now.
+
+    Attributes:
+        compared: Seconds of a forward and a backward, as they are and rematerialised, right after each other.
+    """
+
+    def __init__(
+        self,
+        runner: PartitionRunner,
+        reads: Sequence[torch.Tensor],
+        needs_gradient: Sequence[bool],
+        sizes: Sequence[Any],
+        *,
+        device: torch.device,
+        depth: int = 1,
+        optimizer_bytes: float = 0.0,
+        room: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        self.runner, self.sizes, self.device, self.depth = runner, sizes, device, depth
+        self.again = replace(runner, rematerialise=True, _graphs={})
+        self.optimizer_bytes, self.room = optimizer_bytes, room
+        self.compared = list[tuple[float, float]]()
+        values = [value.detach().to(device) for value in reads]
+        self.reads = [
+            [value.detach().requires_grad_(wanted) for value, wanted in zip(values, needs_gradient, strict=True)]
+            for _ in range(depth)
+        ]
+        self.gradients: list[torch.Tensor | None] = []
+
+    def prepare(self, smaller: PartitionBytes | None = None, *, scale: float = 1.0) -> PartitionBytes:
+        """First forward and backward of one micro-batch: allocates the gradients, and says how many more will fit.
+
+        A process that takes more than its host or its cgroup has is killed, so what would not fit is not tried.
+
+        Args:
+            smaller: What the partition takes at a smaller micro-batch.
+            scale: How many times its rows this one has.
+
+        Raises:
+            TooLargeError: it does not fit.
+        """
+        state = self._begin(smaller, scale)
+        room = self.room()
+        self._first()
+        with growth(self.device) as grown:
+            self.forward(0)
+            self.backward(0)
+        held = self.bytes()
+        heap = (grown.bytes - _NOISE_BYTES) / max(1.0, held.needed())
+        held = replace(held, heap=min(_MOST_HEAP, max(1.0, heap)))
+        if state + held.needed() > room:
+            raise TooLargeError(f"one micro-batch took {held.needed() / 1e6:,.1f} MB of {room / 1e6:,.1f} MB")
+        free = self.room() - self.optimizer_bytes
+        while self.depth > 1 and _MARGIN * held.needed(depth=self.depth) > free:
+            self.depth -= 1
+        return held
+
+    def join(self, alike: PartitionBytes) -> None:
+        """First forward and backward beside others, of a partition whose like is known.
+
+        Args:
+            alike: What it takes.
+
+        Raises:
+            TooLargeError: it does not fit.
+        """
+        self._begin(alike, 1.0)
+        self._first()
+
+    def leave(self) -> None:
+        """Give back the gradients, and what runs that broke off have left."""
+        for runner in (self.runner, self.again):
+            runner.forget()
+        for tensor in (*self.runner.module.parameters(), *(value for reads in self.reads for value in reads)):
+            tensor.grad = None
+
+    def _begin(self, like: PartitionBytes | None, scale: float) -> float:
+        """Look whether it fits; bytes of the gradients and the optimizer's state that are not there yet."""
+        waiting = [each for each in self.runner.module.parameters() if each.requires_grad and each.grad is None]
+        state = self.optimizer_bytes + sum(each.nbytes for each in waiting)
+        self._check(state, "gradients and optimizer state")
+        if like is not None:
+            self._check(state + _MARGIN * like.needed(scale=scale), "one micro-batch")
+        return state
+
+    def _first(self) -> None:
+        outputs = self.forward(0)
+        self.gradients = [
+            torch.randn_like(output) if wanted and self.runner.finish is None else None
+            for output, wanted in zip(outputs, self.runner.gradients, strict=True)
+        ]
+        del outputs
+        self.backward(0)
+
+    def _check(self, needed: float, what: str) -> None:
+        free = self.room()
+        if needed > free:
+            raise TooLargeError(f"{what} would take {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free")
+
+    def forward(self, micro_batch: int, *, again: bool = False) -> tuple[torch.Tensor, ...]:
+        """Run the forward of one micro-batch; `again`: as one that rematerialises."""
+        return self._runner(again).forward(ForwardPlace(0, 0, micro_batch), self.reads[micro_batch], self.sizes)
+
+    def backward(self, micro_batch: int, *, again: bool = False) -> None:
+        """Run the backward of one micro-batch; its forward has run, in the same way."""
+        for value in self.reads[micro_batch]:
+            value.grad = None  # in a step each micro-batch has leaves of its own
+        place = ForwardPlace(0, 0, micro_batch)
+        self._runner(again).backward(place, self.reads[micro_batch], self.sizes, self.gradients)
+
+    def _runner(self, again: bool) -> PartitionRunner:
+        return self.again if again else self.runner
+
+    def recompute_s(self, forward_s: float, backward_s: float) -> float | None:
+        """How much longer a micro-batch takes where the partition rematerialises; None: it was never run so.
+
+        Each such run is compared with the one just before it: what disturbs the machine disturbs both. The median is
+        that of a few means, as in `Sample`. It is no more than a forward and a little: what goes beyond is the noise of
+        a backward that takes far longer than its forward.
+
+        Args:
+            forward_s: Seconds of its forward where it does not.
+            backward_s: Seconds of its backward where it does not.
+        """
+        if not self.compared:
+            return None
+        size = math.ceil(len(self.compared) / _GROUPS)
+        groups = [self.compared[n : n + size] for n in range(0, len(self.compared), size)]
+        ratios = [sum(again for _, again in group) / sum(stored for stored, _ in group) for group in groups]
+        longer_s = (forward_s + backward_s) * (statistics.median(ratios) - 1)
+        return min(max(0.0, longer_s), _DEAREST * forward_s)
+
+    def bytes(self) -> PartitionBytes:
+        """What it keeps between forward and backward, and what it needs besides while it runs."""
+        known = [*self.runner.module.parameters(), *self.runner.module.buffers(), *self.reads[0]]
+        made: list[torch.Tensor] = []
+        before = allocated_bytes(self.device)
+
+        def forward() -> Sequence[torch.Tensor]:
+            made.extend(self.forward(0))
+            return made
+
+        kept = saved_bytes(forward, known)
+        outputs = 0 if self.runner.finish is not None else storage_bytes(made)
+        kept = max(kept, allocated_bytes(self.device) - before - outputs)  # what hooks inside it have hidden
+        self.backward(0)
+        made.clear()
+        for value in self.reads[0]:
+            value.grad = None  # what was there before must not be freed while the peak is taken
+
+        def both() -> None:
+            outputs = self.forward(0)
+            self.backward(0)
+            del outputs
+
+        return PartitionBytes(kept, max(0, peak_bytes(both, self.device) - kept - outputs), outputs)
+
+
+def state_bytes(piece: Piece, tensors: dict[str, torch.Tensor]) -> tuple[int, int, int]:
+    """Bytes of a partition's parameters, of their gradients, and of its buffers; a shared tensor once.
+
+    Args:
+        piece: The partition.
+        tensors: The model's tensors by name, on any device.
+    """
+    held = {id(tensors[name]): tensors[name] for name in piece.parameters}
+    parameters = sum(tensor.nbytes for tensor in held.values())
+    gradients = sum(tensor.nbytes for tensor in held.values() if tensor.requires_grad)
+    buffers = sum({id(tensors[name]): tensors[name].nbytes for name in piece.buffers}.values())
+    return parameters, gradients, buffers

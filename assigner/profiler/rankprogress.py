@@ -1,0 +1,142 @@
+"""Where the ranks of a profiling run stand: each tells the others, rank 0 shows the one that will take longest.
+
+A rank that is done with its part waits for the others by looking at what they tell, however long that takes: they are
+at work as long as their hearts beat. Where one has stopped, the wait is over, and whatever the ranks do together next
+finds out why.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import DistError
+
+from assigner.launch.seal import seal, unseal
+from assigner.location import Location
+from assigner.profiler.forecast import RankProgress, slowest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+    from assigner.profiler.forecast import Forecast
+
+_TELL_S = 1.0
+_LOOK_S = 0.3
+_BEAT_S = 5.0
+_LOST_S = 30.0
+
+
+class Heartbeat:
+    """A thread that tells the others every few seconds that this process is there.
+
+    Args:
+        store: The job's store; a connection of its own.
+        rank: This rank.
+    """
+
+    def __init__(self, store: Store, rank: int) -> None:
+        self.store, self.rank = store, rank
+        self.closed = threading.Event()
+        self.thread = threading.Thread(target=self._beat, name="assigner-heart", daemon=True)
+        self.thread.start()
+        atexit.register(self.close)  # a thread inside the store when the interpreter ends would abort the process
+
+    def close(self) -> None:
+        """Stop."""
+        atexit.unregister(self.close)
+        self.closed.set()
+        self.thread.join(_BEAT_S)
+
+    def _beat(self) -> None:
+        beats = 0
+        while not self.closed.is_set():
+            try:
+                self.store.set(_key(self.rank), str(beats))
+            except DistError:
+                return  # the store's host has left: whoever waits for this rank has found that out
+            beats += 1
+            self.closed.wait(_BEAT_S)
+
+
+class RanksProgress:
+    """Where all ranks stand.
+
+    Args:
+        store: The job's store.
+        rank: This rank.
+        ranks: How many there are.
+        worker: This rank's worker.
+        show: Called with the standing to show, the slowest rank's.
+
+    Attributes:
+        together: All ranks do the same from here on; rank 0 shows its own standing.
+    """
+
+    def __init__(self, store: Store, rank: int, ranks: int, worker: str, show: Callable[[RankProgress], None]) -> None:
+        self.store, self.rank, self.ranks, self.show = store, rank, ranks, show
+        self.mine = RankProgress(worker, "", 0.0, None)
+        self.together = False
+        self._others: list[RankProgress] = []
+        self._told = -_TELL_S
+
+    def tell(self, what: str, forecast: Forecast) -> None:
+        """Note what this rank does; at most once a second the others hear of it."""
+        self.mine = replace(self.mine, what=what, share=forecast.share(), left_s=forecast.left_s())
+        if time.perf_counter() - self._told >= _TELL_S:
+            self._publish()
+            if self.rank == 0:
+                self._read()
+        if self.rank == 0:
+            self.show(self.mine if self.together else slowest([self.mine, *self._others]))
+
+    def finish_phase(self) -> None:
+        """This rank is done with its part: wait for the others, until one is lost; rank 0 shows the slowest."""
+        self.mine = replace(self.mine, phase=self.mine.phase + 1)
+        self._publish()
+        seen: dict[str, tuple[bytes, float]] = {}
+        while self.ranks > 1:
+            self._read()
+            behind = [each for each in self._others if each.phase < self.mine.phase]
+            if (len(self._others) == self.ranks - 1 and not behind) or self._is_lost(behind, seen):
+                return
+            if behind and self.rank == 0:
+                self.show(slowest(behind))
+            time.sleep(_LOOK_S)
+
+    def _is_lost(self, behind: Iterable[RankProgress], seen: dict[str, tuple[bytes, float]]) -> bool:
+        """Whether a rank that is waited for has not beaten for a while; `seen`: its last beat, and since when."""
+        names = [_key(Location.parse(each.worker).rank) for each in behind]
+        beats = self._values(names) or [b""] * len(names)
+        now = time.perf_counter()
+        for name, beat in zip(names, beats, strict=True):
+            if name not in seen or seen[name][0] != beat:
+                seen[name] = (beat, now)
+        return any(now - seen[name][1] > _LOST_S for name in names)
+
+    def _publish(self) -> None:
+        self._told = time.perf_counter()
+        if self.ranks > 1:
+            self.store.set(_standing(self.rank), seal(_standing(self.rank), self.mine))
+
+    def _read(self) -> None:
+        names = [_standing(rank) for rank in range(self.ranks) if rank != self.rank]
+        found = self._values(names)
+        self._others = [unseal(RankProgress, name, each) for name, each in zip(names, found, strict=False)]
+
+    def _values(self, names: list[str]) -> list[Any]:
+        """What stands in the store; nothing before all of it does."""
+        return list(self.store.multi_get(names)) if names and self.store.check(names) else []
+
+
+def _standing(rank: int) -> str:
+    return f"assigner/standing/{rank}"
+
+
+def _key(rank: int) -> str:
+    return f"assigner/beat/{rank}"

@@ -1,0 +1,181 @@
+"""What other plans do otherwise than the baseline: settings, places of partitions, rematerialisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from assigner import formatting as fmt
+from assigner.location import Location
+from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.schedule.program import warm_up
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.formats.plan import Plan
+
+DETAILED = 2
+"""Plans besides the baseline up to which each has a table of its own; more of them share one."""
+
+
+@dataclass(frozen=True)
+class PartitionPlace:
+    """Where a partition is under one plan, and whether it is rematerialised."""
+
+    worker: str
+    remat: bool
+
+
+@dataclass(frozen=True)
+class PartitionMove:
+    """One partition under the baseline and under another plan."""
+
+    partition: str
+    before: PartitionPlace
+    after: PartitionPlace
+
+    @property
+    def differs(self) -> bool:
+        """True where the partition moved, or its rematerialisation changed."""
+        return self.before != self.after
+
+
+def places(plan: Plan) -> dict[str, PartitionPlace]:
+    """Every partition's place, in pipeline order."""
+    return {
+        name: PartitionPlace(stage.worker, name in stage.rematerialise)
+        for stage in plan.stages
+        for name in stage.partitions
+    }
+
+
+def changes(baseline: Plan, other: Plan) -> tuple[PartitionMove, ...]:
+    """All partitions in the baseline's order, with their place under both plans."""
+    after = places(other)
+    return tuple(PartitionMove(name, before, after[name]) for name, before in places(baseline).items())
+
+
+def settings(plan: Plan) -> dict[str, str]:
+    """What a plan decides beside the places of partitions, as text."""
+    depths = [str(warm_up(plan, n)) for n in range(len(plan.stages))]
+    return {
+        "batch": str(plan.workload.batch_size),
+        "schedule": plan.schedule,
+        "micro-batches": f"{plan.micro_batches} x {plan.micro_batch_size}",
+        "order of ranks": fmt.ranges([str(Location.parse(stage.worker).rank) for stage in plan.stages]),
+        "in flight": ", ".join(depths) if plan.schedule == "1f1b" else "all",
+    }
+
+
+def changed_settings(baseline: Plan, other: Plan) -> dict[str, tuple[str, str]]:
+    """The settings that differ: from, to."""
+    before, after = settings(baseline), settings(other)
+    return {what: (before[what], after[what]) for what in before if before[what] != after[what]}
+
+
+def same(baseline: Plan, other: Plan) -> bool:
+    """Whether two plans run alike: places, remat, split, schedule, order and depth."""
+    return not changed_settings(baseline, other) and not any(each.differs for each in changes(baseline, other))
+
+
+def placement_changes(plans: Sequence[tuple[str, Plan]], *, everything: bool = False) -> Report:
+    """What every other plan changes against the first.
+
+    Args:
+        plans: Names and plans; the first is the baseline.
+        everything: All partitions, not only those that changed.
+    """
+    if len(plans) - 1 > DETAILED:
+        return (_summary(plans), *_matrix(plans, everything=everything))
+    return tuple(_detailed(plans[0], other, everything=everything) for other in plans[1:])
+
+
+def _detailed(baseline: tuple[str, Plan], other: tuple[str, Plan], *, everything: bool) -> Sheet | Line:
+    """One plan against the baseline: a row for each setting and each range of partitions."""
+    found = changes(baseline[1], other[1])
+    changed = [change for change in found if change.differs]
+    otherwise = changed_settings(baseline[1], other[1])
+    rows = [(what, before, f"-> {after}", "") for what, (before, after) in otherwise.items()]
+    for _, run in groupby(found if everything else changed, key=lambda change: (change.before, change.after)):
+        rows.append(_change_row(list(run)))
+    if not rows:
+        return Line(f"{other[0]} does the same as {baseline[0]}")
+    title = f"{other[0]} against {baseline[0]}: "
+    title += f"{len(changed)} of {fmt.plural(len(found), 'partition')} changed" if changed else "no partition moved"
+    columns = (Column("", "text"), Column("from", "text"), Column("to", "text"), Column("remat", "name"))
+    width = 4 if any(row[3] for row in rows) else 3
+    return Sheet(title, columns[:width], tuple(row[:width] for row in rows))
+
+
+def _change_row(run: Sequence[PartitionMove]) -> tuple[str, str, str, str]:
+    before, after = run[0].before, run[0].after
+    stays = "stays on" if after.remat else ""
+    remat = stays if before.remat == after.remat else "off -> on" if after.remat else "on -> off"
+    names = fmt.ranges([change.partition for change in run])
+    return names, before.worker, f"-> {after.worker}" if before.worker != after.worker else "stays", remat
+
+
+def _summary(plans: Sequence[tuple[str, Plan]]) -> Sheet:
+    """One row per plan: how much of it is otherwise."""
+    base = plans[0][1]
+    rows = []
+    for n, (name, plan) in enumerate(plans[1:], start=2):
+        found = changes(base, plan)
+        elsewhere = sum(each.before.worker != each.after.worker for each in found)
+        on, off = (sum(each.after.remat == now != each.before.remat for each in found) for now in (True, False))
+        remat = ", ".join(text for text, some in ((f"{on} on", on), (f"{off} off", off)) if some)
+        told = (f"{what} {after}" for what, (_, after) in changed_settings(base, plan).items())
+        rows.append(
+            (str(n), name, f"{elsewhere} of {len(found)}", remat or fmt.NOTHING, "; ".join(told) or fmt.NOTHING)
+        )
+    columns = (
+        Column("#"), Column("plan", "text"), Column("moved"), Column("remat", "name"), Column("other settings", "text"),
+    )  # fmt: skip
+    return Sheet(f"changes against {plans[0][0]}", columns, tuple(rows))
+
+
+def _matrix(plans: Sequence[tuple[str, Plan]], *, everything: bool) -> Report:
+    """One row per range of partitions, one column per plan."""
+    found = [places(plan) for _, plan in plans]
+    label = _labels(found)
+    rows = []
+    for alike, run in groupby(found[0], key=lambda name: tuple(each[name] for each in found)):
+        before, *after = alike
+        if everything or any(place != before for place in after):
+            cells = ("=" if place == before else _cell(place, label) for place in after)
+            rows.append((fmt.ranges(list(run)), _cell(before, label), *cells))
+    if not rows:
+        return (Line(f"no partition is elsewhere than under {plans[0][0]}"),)
+    columns = (Column("partitions", "text", least=16), *(Column(f"#{n}", "name") for n in range(1, len(plans) + 1)))
+    legend = "rank of its worker, R: rematerialised, =: as under #1"
+    return (Sheet(f"where each partition is ({legend})", columns, tuple(rows)),)
+
+
+def _cell(place: PartitionPlace, label: dict[str, str]) -> str:
+    return label[place.worker] + ("R" if place.remat else "")
+
+
+def _labels(found: Sequence[dict[str, PartitionPlace]]) -> dict[str, str]:
+    """Workers by their ranks; by their names where two devices have one rank."""
+    workers = list(dict.fromkeys(place.worker for each in found for place in each.values()))
+    ranks = {worker: str(Location.parse(worker).rank) for worker in workers}
+    return ranks if len(set(ranks.values())) == len(workers) else {worker: worker for worker in workers}
+
+
+def placement_changes_data(baseline: Plan, other: Plan) -> dict[str, Any]:
+    """The same for `--json`, of one plan: every changed setting and partition."""
+    return {
+        "settings_changed": {what: list(pair) for what, pair in changed_settings(baseline, other).items()},
+        "partitions_changed": [
+            {
+                "partition": change.partition,
+                "from": change.before.worker,
+                "to": change.after.worker,
+                "remat": [change.before.remat, change.after.remat],
+            }
+            for change in changes(baseline, other)
+            if change.differs
+        ],
+    }

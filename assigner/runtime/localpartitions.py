@@ -1,0 +1,184 @@
+"""A rank's share of a model: the partitions that a plan gives it, as modules with their weights under their names."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from assigner.model.marking.marks import matches
+from assigner.runtime.attributes import changed_attributes, packed_attributes, put_attributes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import torch
+
+    from assigner.formats.plan import Plan
+    from assigner.model.marking import PartitionGraph
+
+
+class LocalPartitions:
+    """What one rank holds under a plan. Nothing else of the model is built.
+
+    Args:
+        graph: The model's partitions.
+        plan: Who holds which.
+        worker: This rank's worker; None: it holds nothing.
+        device: Where its weights lie.
+
+    Attributes:
+        partitions: The names of its partitions, in the order in which it runs them.
+        modules: Their forwards, with their weights.
+        parameters: Its parameters, each once, by the first of its names in the model.
+    """
+
+    def __init__(self, graph: PartitionGraph, plan: Plan, worker: str | None, device: torch.device) -> None:
+        stages = [stage for stage in plan.stages if stage.worker == worker]
+        self.partitions = tuple(name for stage in stages for name in stage.partitions)
+        self.modules = graph.build(self.partitions, device)
+        self._graph, self._device = graph, device
+        self._parameters: dict[str, dict[str, nn.Parameter]] = {}
+        for name in self.partitions:
+            known = graph.piece[name].parameters
+            module = self.modules[name]
+            self._parameters[name] = {graph.canonical[each]: module.get_parameter(each) for each in known}
+        self.parameters = {name: each for held in self._parameters.values() for name, each in held.items()}
+
+    def buffers_of(self, partition: str) -> dict[str, torch.Tensor]:
+        """The buffers of a partition of this rank, as they are now: forwards may assign others."""
+        return {name: tensor for name, tensor in self._slots(partition).items() if tensor is not None}
+
+    def held_by(self, partition: str) -> dict[str, torch.Tensor]:
+        """All tensors of a partition of this rank, also the buffers that no checkpoint has."""
+        return {**self._parameters[partition], **self.buffers_of(partition)}
+
+    def held_elsewhere(self, plan: Plan) -> dict[int, str]:
+        """Names of this rank's tensors that other workers hold under the plan too, by the tensors' ids."""
+        memory = {name: each.untyped_storage()._cdata for name, each in self._graph.deferred.tensors().items()}
+        workers: dict[int, set[str]] = defaultdict(set)
+        for piece in self._graph.pieces:
+            for name in piece.state:
+                workers[memory[name]].add(plan.placement[piece.name])
+        return {
+            id(tensor): name
+            for partition in self.partitions
+            for name, tensor in self.held_by(partition).items()
+            if len(workers[memory[name]]) > 1
+        }
+
+    def attributes(self, partition: str) -> dict[str, Any]:
+        """What forwards have changed on the modules of a partition of this rank beside its tensors, by name."""
+        return changed_attributes(self.modules[partition], self._graph.deferred)
+
+    def check_leaving(self, partitions: Iterable[str]) -> None:
+        """Raise UsageError where an attribute of partitions of this rank cannot go to another worker."""
+        for partition in partitions:
+            packed_attributes(self.attributes(partition))
+
+    def put(self, partition: str, tensors: Mapping[str, torch.Tensor], attributes: Mapping[str, Any]) -> None:
+        """Give a partition of this rank what `held_by` and `attributes` gave elsewhere.
+
+        Buffers may have other shapes by now.
+        """
+        put_attributes(self.modules[partition], attributes, self._device)
+        held, module = self.held_by(partition), self.modules[partition]
+        for name in self._slots(partition).keys() - tensors.keys():
+            set_buffer(module, name, None)
+        for name, tensor in tensors.items():
+            mine = held.get(name)
+            if mine is not None and (mine.shape, mine.dtype) == (tensor.shape, tensor.dtype):
+                mine.detach().copy_(tensor)
+            else:
+                set_buffer(module, name, tensor.to(self._device))
+
+    @contextlib.contextmanager
+    def keeping(self, patterns: Sequence[str]) -> Iterator[None]:
+        """Have the buffers whose names match one of these patterns be after the block what they were before."""
+        before = {
+            (partition, name): None if tensor is None else tensor.detach().clone()
+            for partition in self.partitions
+            for name, tensor in self._slots(partition).items()
+            if any(matches(pattern, name) for pattern in patterns)
+        }
+        try:
+            yield
+        finally:
+            for (partition, name), kept in before.items():
+                now = self._slots(partition).get(name)
+                if now is not None and kept is not None and (now.shape, now.dtype) == (kept.shape, kept.dtype):
+                    now.detach().copy_(kept)
+                else:
+                    set_buffer(self.modules[partition], name, kept)
+
+    def _slots(self, partition: str) -> dict[str, torch.Tensor | None]:
+        """Names of all buffers of a partition, also of those that are None."""
+        constants = self._graph.piece[partition].constants
+        return {
+            f"{path}.{name}" if path else name: tensor
+            for path, module in self.modules[partition].named_modules(remove_duplicate=False)
+            for name, tensor in module._buffers.items()
+            if path or name not in constants
+        }
+
+    def frozen(self) -> dict[str, nn.Parameter]:
+        """Have the parameters want no gradient any more; none of them is trained."""
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(False)
+        return {}
+
+    def empty(self) -> dict[str, Callable[[torch.Tensor], None]]:
+        """What sets a persistent buffer that is None now, by the buffer's name."""
+        return {
+            name: functools.partial(self._fill, partition, name)
+            for partition in self.partitions
+            for name, tensor in self._slots(partition).items()
+            if tensor is None and self._is_persistent(partition, name)
+        }
+
+    def _fill(self, partition: str, name: str, tensor: torch.Tensor) -> None:
+        set_buffer(self.modules[partition], name, tensor.to(self._device))
+
+    def _is_persistent(self, partition: str, name: str) -> bool:
+        """As the modules say now; a buffer that the forward reads itself lies in a module of the pipeline's own."""
+        if name in self._graph.known:
+            return name in self._graph.persistent
+        path, _, leaf = name.rpartition(".")
+        return leaf not in self.modules[partition].get_submodule(path)._non_persistent_buffers_set
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers under the model's own names; a shared parameter by its first name."""
+        buffers = {
+            name: tensor
+            for partition in self.partitions
+            for name, tensor in self.buffers_of(partition).items()
+            if self._is_persistent(partition, name)
+        }
+        return {**self.parameters, **buffers}
+
+    def extra_state(self) -> dict[str, Any]:
+        """What `get_extra_state` of this rank's modules says, by the modules' names."""
+        return {
+            path: module.get_extra_state()
+            for path, module in self._named_modules()
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        }
+
+    def set_extra_state(self, values: Mapping[str, Any]) -> None:
+        """Give this rank's modules what theirs said elsewhere; others are left out."""
+        for path, module in self._named_modules():
+            if path in values:
+                module.set_extra_state(values[path])
+
+    def _named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        for partition in self.partitions:
+            yield from self.modules[partition].named_modules(remove_duplicate=False)
+
+
+def set_buffer(module: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+    """Have a module's buffer, by its name with dots, be this tensor."""
+    path, _, leaf = name.rpartition(".")
+    module.get_submodule(path)._buffers[leaf] = tensor

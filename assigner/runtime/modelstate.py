@@ -1,0 +1,234 @@
+"""The state of the model in a run: this rank's tensors, the whole model's, and checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assigner.errors import FormatError, UsageError
+from assigner.model.marking.marks import matches
+from assigner.runtime.checkpoint import Checkpoint, Saving, TrainingProgress
+from assigner.runtime.participant import Participant
+from assigner.runtime.wholestate import UnreadState, WholeState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+    from torch import nn
+    from torch.nn.modules.module import _IncompatibleKeys
+
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import Workload
+    from assigner.runtime.optimizer import PipelineOptimizer
+    from assigner.runtime.scaling import GradientScaling
+
+
+class ModelState(Participant):
+    """What `Pipeline` offers of parameters, buffers, gradients and checkpoints."""
+
+    workload: Workload
+    graph: PartitionGraph
+    optimizer: PipelineOptimizer
+    scaler: torch.amp.GradScaler
+    steps: int
+    _batches: int
+    _trains: bool
+    _unread: UnreadState
+    _scaling: GradientScaling
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters under the model's own names; a shared one once, by its first name."""
+        yield from self._installed.share.parameters.items()
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """This rank's gradients by parameter name; a parameter that got none is not there.
+
+        That of a parameter which several ranks hold is the sum over them, after every step. A scaler's factor is taken
+        out here; it is still in the parameters' `.grad` until they are clipped or applied.
+        """
+        return self._installed.gradients.named()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """This rank's parameters and buffers under the model's own names; a shared parameter by its first name."""
+        return self._installed.share.state()
+
+    def full_state_dict(self, to: int | None = 0) -> dict[str, Any] | None:
+        """The state_dict of the whole model, as the plain model has it: `load_state_dict(strict=True)` takes it.
+
+            weights = pipeline.full_state_dict()
+            if weights is not None:
+                torch.save(weights, "best.pt")
+
+        Every rank calls it, at any time between two steps. Tensors go one by one to the ranks that want them: no other
+        rank holds more than its own part and one tensor. A weight with several names stands under each of them, and
+        the model's own state_dict code (hooks, extra state) has run.
+
+        Args:
+            to: The rank that gets it; None: every rank.
+
+        Returns:
+            Copies on the CPU, by the plain model's own keys, on rank `to`; None on the others.
+
+        Raises:
+            UsageError: a tensor, or a module's extra state, cannot go to another rank; or there is no such rank.
+            WorkerError: another rank failed; the message has its error.
+        """
+        self._member.check_rank(to)
+        self._compare(f"full_state_dict(to={to})", "gathering the model's state")
+        return self._whole.gather(to)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any] | None, *, strict: bool = True) -> _IncompatibleKeys:
+        """Take over the weights and buffers of a plain model, as pretrained ones; optimizer and counts stay.
+
+            pipeline.load_state_dict(torch.load("best.pt", weights_only=True) if pipeline.rank == 0 else None)
+
+        Every rank calls it; at least one gives the state_dict, and it goes tensor by tensor to those ranks alone that
+        hold the parameter. The model's own loading code runs, and all ranks check shapes and types before anything is
+        changed. Of a weight with several names, one is enough, and several must agree. Values are cast to the model's
+        types as torch does it.
+
+        Args:
+            state_dict: By the plain model's own keys; None: another rank gives it.
+            strict: False: keys too few or too many are no error, and what is missing stays as it is.
+
+        Returns:
+            `missing_keys` and `unexpected_keys`, the same on every rank.
+
+        Raises:
+            UsageError: it does not fit the model, ranks have given different ones, or none has given one. On every
+                rank, and nothing has changed.
+            WorkerError: another rank failed; the message has its error.
+        """
+        self._compare(f"load_state_dict(strict={strict})", "loading a state_dict")
+        return self._whole.hand_out(state_dict, strict=strict)
+
+    @property
+    def _whole(self) -> WholeState:
+        return WholeState(self.graph, self._installed.share, self._unread, self._member)
+
+    @contextlib.contextmanager
+    def kept_buffers(self, *patterns: str) -> Iterator[None]:
+        """Have buffers be after the block what they were before it: what its forwards do to them is taken back.
+
+            with pipeline.kept_buffers("generator.**"):
+                pipeline.step(batch)  # a second forward of the generator does not move its running statistics
+
+        It is local to this rank. Attributes that forwards change in Python are not kept.
+
+        Args:
+            patterns: Of the buffers' names in the model, as of marks: `*` stops at dots, `**` goes on over them.
+
+        Raises:
+            UsageError: a pattern matches no buffer of the model, or the pipeline moved to another plan in the block.
+        """
+        names = [name for name, _ in self.graph.deferred.model.named_buffers(remove_duplicate=False)]
+        for pattern in patterns:
+            if not any(matches(pattern, name) for name in names):
+                raise UsageError(
+                    f"kept_buffers({pattern!r}): the model has no such buffer",
+                    hint=f"its buffers are {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
+                    if names
+                    else "it has none",
+                )
+        share = self._installed.share
+        with share.keeping(patterns):
+            yield
+        if share is not self._installed.share:
+            raise UsageError("the pipeline moved to another plan among kept buffers", hint="move outside of the block")
+
+    def reset_carried(self, *, training: bool = True, evaluation: bool = True) -> None:
+        """Have state that goes from batch to batch begin anew; every rank calls this.
+
+        The next batch then begins with the state that stands in its own inputs, as the first one did. Training has a
+        state of its own; evaluations and forwards have another one together.
+
+        Args:
+            training: That of `step`.
+            evaluation: That of `evaluate` and `forward`.
+
+        Raises:
+            UsageError: the workload carries no state.
+        """
+        if not self.workload.carried:
+            raise UsageError(
+                "the workload carries no state from batch to batch",
+                hint="Workload.carried says which input of the model is which output of its call before",
+            )
+        call = f"reset_carried(training={training}, evaluation={evaluation})"
+        self._compare(call, "the reset of the carried state")
+        if training:
+            self._installed.training.carried.reset()
+        if evaluation:
+            self._installed.inference.carried.reset()
+
+    def save(self, folder: Path | str, state: Any = None, *, force: bool = False) -> None:
+        """Write a checkpoint: every rank its own part, weights and optimizer state, keyed by the model's names.
+
+        Under its name the folder is complete, the old one or the new one, whenever a process is killed. It must lie on
+        a file system that all ranks share. Any plan for the same model can load it, on any number of ranks. The
+        scaler's state and the counts of batches and updates are in it: randomness is seeded by these, and needs nothing
+        else. So is the state that training carries from batch to batch. Gradients are not.
+
+        Args:
+            folder: Where to.
+            state: What the script needs to go on, as {"scheduler": scheduler.state_dict()}: plain values of rank 0.
+            force: Replace an existing checkpoint, once the new one is whole.
+
+        Raises:
+            UsageError: the folder exists, or holds files of others; `state` holds a value that is not plain; a weight
+                is NaN; or the disk is full. What stood there stays, and training can go on.
+        """
+        self._compare("save()", f"saving to {folder}", shown=f"save({str(folder)!r})")
+        progress = TrainingProgress(
+            self.steps, self._batches, self.scaler.state_dict(), state if self.rank == 0 else None
+        )
+        carried = self._installed.training.carried
+        with self._member.guarded("the gathering of the carried state"):
+            carried.gather()
+        saving = Saving(
+            Path(folder), self.rank, graph=self.graph, share=self._installed.share, unread=self._unread,
+            optimizer=self.optimizer, carried=carried, progress=progress, force=force,
+        )  # fmt: skip
+        try:
+            for stage in saving.stages:
+                self._member.agree(f"saving to {folder}", stage)
+        except UsageError:
+            saving.abandon()
+            raise
+
+    def load(self, folder: Path | str) -> Any:
+        """Read this rank's part of a checkpoint, written under this or another plan. Gradients are dropped.
+
+        Training goes on from the state that was carried from batch to batch then; evaluations begin anew.
+
+        All ranks read and check all of it first: what is refused on one is refused on all, and nothing has changed.
+
+        Returns:
+            The `state` that was saved with it; None where there was none.
+
+        Raises:
+            UsageError: the folder is not there.
+            FormatError: it is broken, of another model or another optimizer; the message says which file, and where.
+        """
+        self._compare("load()", f"loading {folder}", shown=f"load({str(folder)!r})")
+        share, unread, trains = self._installed.share, self._unread, self.optimizer if self._trains else None
+        found = self._member.agree(
+            f"loading {folder}",
+            lambda: Checkpoint.read(
+                Path(folder), self.graph, share, unread, trains, places=self.workload.carried or {}
+            ),
+        )
+        with self._member.guarded(f"loading {folder}"):
+            marks = self._member.numbers(float(found.mark))
+        if len(set(marks)) > 1:
+            raise FormatError(f"{folder} is not the same on all ranks", hint="load it again, from a folder they share")
+        with self._member.guarded(f"loading {folder}"):
+            found.put(share, unread, trains)
+            self._installed.training.carried.put(found.carried)
+            self._installed.inference.carried.reset()
+            self.steps, self._batches = found.progress.steps, found.progress.batches
+            self._installed.gradients.drop()
+            self._scaling.load(found.progress.scaler)
+        return found.progress.state

@@ -1,0 +1,9 @@
+"""From a plan to its step, without torch: the same program is priced here and executed by the runtime.
+
+program                       what every worker does, in which order: one function for each schedule
+cost                          seconds and bytes of one action; only here are measurements interpolated
+timing, simulate              when each action starts and ends; what a step takes, and the peak of memory
+objective                     what a plan is worth under each objective
+occupancy                     memory over time
+criticalpath, bottleneck      what makes the step as long as it is
+"""

@@ -1,0 +1,318 @@
+"""Durations and bytes of one action: the only place that interpolates between measurements.
+
+`CostModel` answers for one profile: how long partition i takes on worker w at micro-batch size b, how long n
+bytes take over link (u, v), and what a worker must hold at its peak.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
+
+from assigner.errors import FormatError
+from assigner.formats.plan import Memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from assigner.formats.profile import Edge, Link, LinkPoint, Measurement, Profile
+
+
+_STRETCH = 0.02  # what rounding and small noise may take off a line that goes through the origin
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of partition, or of worker with its thread count: those of one kind share measurements."""
+
+    name: str
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class PartitionCost:
+    """One partition on one worker at one micro-batch size: seconds and bytes.
+
+    `recompute_s` is what rematerialising adds to forward and backward together.
+    """
+
+    forward_s: float
+    backward_s: float
+    update_s: float
+    activation_bytes: float
+    workspace_bytes: float
+    recompute_s: float
+
+
+@dataclass(frozen=True)
+class PartitionOutput:
+    """A value that a partition makes: `partition`'s output number `index`."""
+
+    partition: str
+    index: int
+
+
+class CostModel:
+    """Prices of one profile.
+
+    Args:
+        profile: The measurements. Workers of one kind and thread count, and partitions of one kind, share them.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self._points: dict[tuple[str | Kind, str | Kind], list[Measurement]] = {}
+        exact: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
+        for measured in profile.measurements:
+            exact[measured.partition, measured.worker].append(measured)
+        for (partition, worker), found in exact.items():
+            for key in self._keys(partition, worker):
+                self._points.setdefault(key, found)
+        self._links = {(link.source, link.target): link for link in profile.links}
+        self.partition = cache(self._partition)
+        self.transfer_s = cache(self._transfer_s)
+
+    def _keys(self, partition: str, worker: str) -> Iterator[tuple[str | Kind, str | Kind]]:
+        """What may stand for a pair, the nearest first: itself, the worker with a like partition, then like workers."""
+        device = self.profile.worker[worker]
+        part, like = Kind(self.profile.partition[partition].kind), Kind(device.kind, device.threads)
+        yield from ((partition, worker), (part, worker), (partition, like), (part, like))
+
+    def measurements(self, partition: str, worker: str) -> list[Measurement]:
+        """The points that price a pair: its own, or those of a pair of the same kinds; empty: none."""
+        return next((self._points[key] for key in self._keys(partition, worker) if key in self._points), [])
+
+    @cached_property
+    def first_alike(self) -> dict[str, str]:
+        """For each worker the first one that has its prices: itself if it was measured, else one of its kind."""
+        measured = {point.worker for point in self.profile.measurements}
+        first: dict[Kind, str] = {}
+        return {
+            name: name if name in measured else first.setdefault(Kind(worker.kind, worker.threads), name)
+            for name, worker in self.profile.worker.items()
+        }
+
+    def obstacle(self, partition: str, worker: str, micro_batch: int) -> str | None:
+        """Why a partition cannot be priced on a worker at this micro-batch size; None: it can."""
+        found = self.measurements(partition, worker)
+        if not found:
+            return f"{partition} was not measured on {worker}"
+        for point in found:
+            if point.infeasible is not None and micro_batch >= point.micro_batch:
+                return f"{partition} on {worker} at micro-batch {point.micro_batch}: {point.infeasible}"
+        sizes = [point.micro_batch for point in found if point.infeasible is None]
+        if micro_batch not in sizes and len(sizes) < 2:
+            known = f"only micro-batch {sizes[0]}" if sizes else "no micro-batch size"
+            return f"{partition} on {worker} was measured at {known}, not at {micro_batch}"
+        return None
+
+    def _partition(self, partition: str, worker: str, micro_batch: int) -> PartitionCost:
+        """What `partition` costs on `worker` at `micro_batch` samples.
+
+        A measured size gives that value, a size between two the line between them, a size outside the line
+        through the two nearest, never below zero.
+
+        Raises:
+            FormatError: the profile cannot price the pair at this size (`obstacle` says why).
+        """
+        why = self.obstacle(partition, worker, micro_batch)
+        if why is not None:
+            raise FormatError(
+                f"the profile cannot price this: {why}",
+                hint="profile it there, with two or more sizes in --micro-batches",
+            )
+        found = sorted(
+            (point for point in self.measurements(partition, worker) if point.infeasible is None),
+            key=lambda point: point.micro_batch,
+        )
+        position = bisect_left([point.micro_batch for point in found], micro_batch)
+        if position < len(found) and found[position].micro_batch == micro_batch:
+            low = high = found[position]
+            share = 0.0
+        else:
+            position = min(max(position, 1), len(found) - 1)
+            low, high = found[position - 1], found[position]
+            share = (micro_batch - low.micro_batch) / (high.micro_batch - low.micro_batch)
+
+        def line(at_low: float, at_high: float) -> float:
+            return at_low if share == 0 else max(0.0, at_low + share * (at_high - at_low))
+
+        return PartitionCost(
+            forward_s=line(low.forward_s, high.forward_s),
+            backward_s=line(low.backward_s, high.backward_s),
+            update_s=line(low.update_s, high.update_s),
+            activation_bytes=line(low.activation_bytes, high.activation_bytes),
+            workspace_bytes=line(low.workspace_bytes, high.workspace_bytes),
+            recompute_s=line(_recompute_s(low), _recompute_s(high)),
+        )
+
+    def is_plausible(self, micro_batch: int) -> bool:
+        """False where a size is below the measured ones and the line promises it cheaper, per sample, than those.
+
+        A smaller micro-batch never costs less a sample: such a line is the noise of its two points, stretched. Looked
+        at for each worker over all its partitions.
+        """
+        for worker in dict.fromkeys(self.first_alike.values()):
+            said = floor = 0.0
+            for partition in self.profile.partition:
+                points = [point for point in self.measurements(partition, worker) if point.infeasible is None]
+                smallest = min(points, key=lambda point: point.micro_batch, default=None)
+                if smallest is None or smallest.micro_batch <= micro_batch:
+                    continue
+                if self.obstacle(partition, worker, micro_batch) is None:
+                    price = self.partition(partition, worker, micro_batch)
+                    said += price.forward_s + price.backward_s
+                    share = micro_batch / smallest.micro_batch
+                    floor += share * (smallest.forward_s + smallest.backward_s)
+            if said < floor * (1 - _STRETCH):
+                return False
+        return True
+
+    def link(self, source: str, target: str) -> Link | None:
+        """The directed link between two workers; None: they cannot talk."""
+        return self._links.get((source, target))
+
+    def _transfer_s(self, source: str, target: str, size: float) -> float:
+        """Seconds that one message of `size` bytes takes from `source` to `target`; inf without a link."""
+        if source == target:
+            return 0.0
+        link = self.link(source, target)
+        return math.inf if link is None else message_s(link.points, size)
+
+    def busy_s(self, source: str, target: str, size: float) -> tuple[float, float]:
+        """Seconds of one message in which its sender and its receiver cannot compute."""
+        link = self.link(source, target)
+        if link is None:
+            return 0.0, 0.0
+        seconds = self.transfer_s(source, target, size)
+        return link.sender_busy * seconds, link.receiver_busy * seconds
+
+    @cached_property
+    def outputs(self) -> dict[PartitionOutput, Edge]:
+        """One edge for each value that crosses between partitions: its size."""
+        return {PartitionOutput(edge.source, edge.output): edge for edge in reversed(self.profile.edges)}
+
+    def output_bytes(self, output: PartitionOutput, micro_batch: int) -> float:
+        """Bytes of one value for one micro-batch."""
+        edge = self.outputs[output]
+        return edge.bytes_per_sample * micro_batch + edge.fixed_bytes
+
+    @cached_property
+    def reads(self) -> dict[str, tuple[PartitionOutput, ...]]:
+        """The values that each partition reads from others, in the order of the profile's edges."""
+        found: dict[str, list[PartitionOutput]] = {name: [] for name in self.profile.partition}
+        for edge in self.profile.edges:
+            found[edge.target].append(PartitionOutput(edge.source, edge.output))
+        return {name: tuple(outputs) for name, outputs in found.items()}
+
+    @cached_property
+    def makes(self) -> dict[str, tuple[PartitionOutput, ...]]:
+        """The values that each partition makes for others."""
+        found: dict[str, list[PartitionOutput]] = {name: [] for name in self.profile.partition}
+        for output in self.outputs:
+            found[output.partition].append(output)
+        return {name: tuple(outputs) for name, outputs in found.items()}
+
+    @cached_property
+    def readers(self) -> dict[PartitionOutput, tuple[Edge, ...]]:
+        """The edges on which each value leaves its partition."""
+        found: dict[PartitionOutput, list[Edge]] = defaultdict(list)
+        for edge in self.profile.edges:
+            found[PartitionOutput(edge.source, edge.output)].append(edge)
+        return {output: tuple(edges) for output, edges in found.items()}
+
+    def state(self, partitions: Iterable[str]) -> Memory:
+        """Parameters, gradients, optimizer state and buffers of partitions on one worker.
+
+        A parameter that several of them hold is there once, with its gradient and its optimizer state.
+        """
+        held = [self.profile.partition[name] for name in partitions]
+        parameters = sum(each.parameter_bytes for each in held)
+        gradients = sum(each.gradient_bytes for each in held)
+        optimizer = sum(each.optimizer_bytes for each in held)
+        names = {each.name for each in held}
+        for tie in self.profile.ties:
+            members = [name for name in tie.partitions if name in names]
+            for name in members[1:]:
+                owner = self.profile.partition[name]
+                share = tie.bytes / owner.parameter_bytes if owner.parameter_bytes else 0.0
+                parameters -= tie.bytes
+                gradients -= share * owner.gradient_bytes
+                optimizer -= share * owner.optimizer_bytes
+        return Memory(
+            parameters=max(0, parameters), gradients=max(0, gradients), optimizer=max(0, optimizer),
+            buffers=sum(each.buffer_bytes for each in held),
+        )  # fmt: skip
+
+    def memory(
+        self, worker: str, stages: Sequence[tuple[Sequence[str], Iterable[str], int]], micro_batch: int
+    ) -> Memory:
+        """What a worker holds at its peak, in bytes; its workspace includes what the allocator takes beside tensors.
+
+        Args:
+            worker: The worker's name.
+            stages: Its stages, each as (partitions, those rematerialised, micro-batches in flight).
+            micro_batch: Samples in a micro-batch.
+        """
+        held = [name for partitions, _, _ in stages for name in partitions]
+        cost = {name: self.partition(name, worker, micro_batch) for name in held}
+        activations = 0.0
+        again: set[str] = set()
+        for partitions, rematerialise, in_flight in stages:
+            remat = set(rematerialise)
+            again |= remat
+            read = dict.fromkeys(output for name in partitions for output in self.reads[name])
+            activations += in_flight * (
+                sum(cost[name].activation_bytes for name in partitions if name not in remat)
+                + sum(self.output_bytes(output, micro_batch) for output in read)
+            )
+        activations += max((cost[name].activation_bytes for name in again), default=0)
+        inside, messages = set(held), 0.0
+        for output in (output for name in held for output in self.makes[name]):
+            leaving = [edge for edge in self.readers[output] if edge.target not in inside]
+            if leaving:
+                size = self.output_bytes(output, micro_batch)
+                messages += size * (1 + any(edge.gradient for edge in leaving))
+        state = self.state(held)
+        tensors = Memory(
+            parameters=state.parameters, gradients=state.gradients, optimizer=state.optimizer, buffers=state.buffers,
+            activations=activations, workspace=max((each.workspace_bytes for each in cost.values()), default=0),
+            messages=messages,
+        )  # fmt: skip
+        beyond = self.profile.worker[worker].allocator_share * tensors.total
+        return replace(tensors, workspace=tensors.workspace + beyond)
+
+
+def _recompute_s(point: Measurement) -> float:
+    """A recompute costs a forward unless it was measured."""
+    return point.forward_s if point.recompute_s is None else point.recompute_s
+
+
+def message_s(points: Sequence[LinkPoint], size: float) -> float:
+    """One-way seconds of a message, from a link's sweep.
+
+    Between two points: linear in log(bytes), log(seconds). Below the smallest: that one's time. Above the largest:
+    alpha + size / beta through the two largest (one point alone: in proportion), never faster than the largest.
+    """
+    if size <= points[0].bytes:
+        return points[0].seconds
+    last = points[-1]
+    if size >= last.bytes:
+        if len(points) == 1:
+            return last.seconds * size / last.bytes if last.bytes else last.seconds
+        before = points[-2]
+        slope = (last.seconds - before.seconds) / (last.bytes - before.bytes)
+        return last.seconds + max(0.0, slope) * (size - last.bytes)
+    position = bisect_left([point.bytes for point in points], size)
+    low, high = points[position - 1], points[position]
+    if size == high.bytes:
+        return high.seconds
+    if min(low.seconds, high.seconds, low.bytes) <= 0:
+        share = (size - low.bytes) / (high.bytes - low.bytes)
+        return low.seconds + share * (high.seconds - low.seconds)
+    share = math.log(size / low.bytes) / math.log(high.bytes / low.bytes)
+    return float(low.seconds * (high.seconds / low.seconds) ** share)

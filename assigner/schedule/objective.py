@@ -1,0 +1,99 @@
+"""What a plan is worth under each objective, priced by the simulator.
+
+step         seconds of one step
+throughput   seconds per micro-batch in the steady state: the slowest worker or link, for M without end
+latency      seconds of one forward of one micro-batch
+cost         money per sample, in the unit of the workers' `cost_per_hour`
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from assigner.errors import FormatError
+from assigner.schedule.program import ActionKind, Payload, build_program
+from assigner.schedule.simulate import route_bytes, run_program, stage_s
+
+if TYPE_CHECKING:
+    from assigner.formats.plan import Plan
+    from assigner.formats.terms import Objective
+    from assigner.schedule.cost import CostModel
+
+HOUR_S = 3600.0
+
+
+def objective_value(plan: Plan, objective: Objective, cost: CostModel, *, step_s: float) -> float:
+    """The plan's value; the module says in which unit.
+
+    Args:
+        plan: What to price.
+        objective: Which of the four.
+        cost: Prices.
+        step_s: The plan's simulated step time.
+
+    Raises:
+        FormatError: the profile cannot price the plan.
+    """
+    if objective == "throughput":
+        return steady_s(plan, cost)
+    if objective == "latency":
+        return latency_s(plan, cost)
+    if objective == "cost":
+        return money_per_sample(plan, cost, step_s=step_s)
+    return step_s
+
+
+def steady_s(plan: Plan, cost: CostModel) -> float:
+    """Seconds per micro-batch when the pipeline is full: the largest load of any worker or directed link.
+
+    A worker's load is its forwards, backwards and recomputing, and what messages keep it busy. Ties and updates, once
+    a step, play no part. Inf: two workers that must talk have no link.
+    """
+    program = build_program(plan, cost.profile.edges, cost.profile.ties)
+    load: dict[str | tuple[str, str], float] = defaultdict(float)
+    for n, stage in enumerate(plan.stages):
+        load[stage.worker] += stage_s(cost, plan, n, ActionKind.FORWARD) + stage_s(cost, plan, n, ActionKind.BACKWARD)
+    for route in program.routes:
+        if route.payload is not Payload.TIE:
+            size = route_bytes(cost, route, plan.micro_batch_size)
+            sender_s, receiver_s = cost.busy_s(route.source, route.target, size)
+            load[route.source, route.target] += cost.transfer_s(route.source, route.target, size)
+            load[route.source] += sender_s
+            load[route.target] += receiver_s
+    return max(load.values())
+
+
+def latency_s(plan: Plan, cost: CostModel) -> float:
+    """Seconds from the start of one micro-batch's forward to its end, nothing else under way."""
+    alone = replace(plan.cut(1, plan.micro_batch_size, batch_size=plan.micro_batch_size), schedule="gpipe")
+    program = build_program(alone, cost.profile.edges, cost.profile.ties)
+    there = {
+        worker: tuple(
+            action
+            for action in actions
+            if action.kind is ActionKind.FORWARD or (action.route and action.route.payload is Payload.ACTIVATION)
+        )
+        for worker, actions in program.actions.items()
+    }
+    routes = tuple(route for route in program.routes if route.payload is Payload.ACTIVATION)
+    return run_program(replace(program, actions=there, routes=routes), cost).step_s
+
+
+def rate_per_hour(plan: Plan, cost: CostModel) -> float:
+    """Money per hour of the workers that the plan uses.
+
+    Raises:
+        FormatError: the profile does not know what one of them costs.
+    """
+    prices = {name: cost.profile.worker[name].cost_per_hour for name in plan.workers}
+    unknown = [name for name, price in prices.items() if price is None]
+    if unknown:
+        raise FormatError(f"the profile has no cost_per_hour for {unknown[0]}", hint="write it into the profile")
+    return sum(price for price in prices.values() if price is not None)
+
+
+def money_per_sample(plan: Plan, cost: CostModel, *, step_s: float) -> float:
+    """Money per sample: the workers' rate for the time of a step, over the samples in it."""
+    return rate_per_hour(plan, cost) * step_s / HOUR_S / plan.workload.batch_size

@@ -1,0 +1,267 @@
+"""Price a program: when each action starts and ends, who waits, and what a step takes.
+
+A worker does one action at a time in its program's order; an action starts when the worker is free and its inputs
+are there (timing.py). `predict` prices a plan in full; `step_s` gives its step time alone, for searching.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from assigner import formatting as fmt
+from assigner.errors import FormatError
+from assigner.formats.plan import Prediction, TransferPrediction, WorkerPrediction
+from assigner.schedule.cost import CostModel
+from assigner.schedule.program import Action, ActionKind, Program, Route, build_program, warm_up
+from assigner.schedule.timing import (
+    Compute,
+    Job,
+    Prices,
+    Queue,
+    Timed,
+    route_bytes,
+    run_queues,
+    stage_s,
+    step_s,
+    stopped,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from assigner.formats.plan import Memory, Plan
+    from assigner.formats.profile import Profile
+
+__all__ = [
+    "Event", "Timeline", "check_fit", "overfull", "predict", "priced", "route_bytes", "run_program",
+    "simulated", "stage_s", "step_s", "summary", "worker_memory",
+]  # fmt: skip
+
+
+class Event(NamedTuple):
+    """One action as it was timed, in seconds from the step's start.
+
+    Args:
+        worker: Who did it.
+        action: What it was.
+        start_s: Its start; of a send, on the wire.
+        end_s: Its end; of a send, on the wire.
+        busy_s: How long its messages keep the worker from its next action.
+    """
+
+    worker: str
+    action: Action
+    start_s: float
+    end_s: float
+    busy_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A step as the simulator sees it.
+
+    Args:
+        program: What ran.
+        events: Compute actions and messages (as their sender's action), each worker's in its order.
+        step_s: The end of the last action.
+    """
+
+    program: Program
+    events: tuple[Event, ...]
+    step_s: float
+
+
+class _Group(NamedTuple):
+    """A compute action with the messages that it waits for and those that it makes."""
+
+    action: Action
+    receives: list[Route]
+    sends: list[Action]
+
+
+def _grouped(actions: Iterable[Action]) -> list[_Group]:
+    groups: list[_Group] = []
+    receives: list[Route] = []
+    for action in actions:
+        if action.kind is ActionKind.RECEIVE:
+            assert action.route is not None
+            receives.append(action.route)
+        elif action.kind is ActionKind.SEND:
+            groups[-1].sends.append(action)
+        else:
+            groups.append(_Group(action, receives, []))
+            receives = []
+    return groups
+
+
+def run_program(program: Program, cost: CostModel) -> Timeline:
+    """Time every action and message of a program.
+
+    Raises:
+        FormatError: the profile cannot price an action, a link is missing, or the program waits for itself.
+    """
+    prices = Prices(program.plan, cost, program.routes)
+    groups = [_grouped(actions) for actions in program.actions.values()]
+    queues = [_queue(prices, worker, mine) for worker, mine in zip(program.actions, groups, strict=True)]
+    log: list[Timed] = []
+    done, last = run_queues(queues, log)
+    for worker, mine, count in zip(program.actions, groups, done, strict=True):
+        if count < len(mine):
+            raise stopped(worker, mine[count].action.kind, mine[count].action.stage)
+    return Timeline(program, tuple(_events(log, groups, queues, list(program.actions))), last)
+
+
+def _queue(prices: Prices, worker: str, groups: Iterable[_Group]) -> Queue:
+    """One worker's jobs; micro-batches of one stage share theirs, unless their messages differ."""
+    queue: Queue = []
+    made: dict[Compute, tuple[list[Route], list[Route], Job]] = {}
+    for action, receives, sends in groups:
+        what = action.kind, action.stage, worker
+        leaving = [send.route for send in sends if send.route]
+        known = made.get(what)
+        if known is None or known[0] != receives or known[1] != leaving:
+            known = made[what] = receives, leaving, prices.job(what, receives, leaving)
+        queue.append((known[2], action.micro_batch))
+    return queue
+
+
+def _events(
+    log: Iterable[Timed], groups: Sequence[Sequence[_Group]], queues: Sequence[Queue], workers: Sequence[str]
+) -> Iterator[Event]:
+    for timed in log:
+        worker, (action, _, sends) = workers[timed.worker], groups[timed.worker][timed.job]
+        job = queues[timed.worker][timed.job][0]
+        yield Event(worker, action, timed.start_s, timed.end_s, job.busy_s)
+        for send, begin, (_, _, seconds, _) in zip(sends, timed.begins_s, job.sends, strict=True):
+            yield Event(worker, send, begin, begin + seconds)
+
+
+def worker_memory(cost: CostModel, plan: Plan, worker: str) -> Memory:
+    """What a worker holds at its peak under a plan, in bytes."""
+    stages = [
+        (stage.partitions, stage.rematerialise, warm_up(plan, n))
+        for n, stage in enumerate(plan.stages)
+        if stage.worker == worker
+    ]
+    return cost.memory(worker, stages, plan.micro_batch_size)
+
+
+def _covered_s(spans: list[tuple[float, float]]) -> float:
+    """Length of the union of time spans."""
+    total, reached = 0.0, -math.inf
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def predict(plan: Plan, profile: Profile, cost: CostModel | None = None) -> Prediction:
+    """Price a plan: simulate its program and add up times, transfers and memory.
+
+    Args:
+        plan: What to price; its own `predicted` plays no part.
+        profile: The measurements.
+        cost: The profile's cost model, where the caller has one already.
+
+    Raises:
+        FormatError: plan and profile do not fit together.
+    """
+    cost = cost or CostModel(profile)
+    return summary(simulated(plan, cost), cost)
+
+
+def simulated(plan: Plan, cost: CostModel) -> Timeline:
+    """The timeline of a plan's program; errors as `predict`."""
+    check_fit(plan, cost.profile)
+    return run_program(build_program(plan, cost.profile.edges, cost.profile.ties), cost)
+
+
+def summary(timeline: Timeline, cost: CostModel) -> Prediction:
+    """Times, transfers and memory of a timed program, added up.
+
+    Args:
+        timeline: What `run_program` gave.
+        cost: The prices that it was timed with.
+    """
+    plan, step = timeline.program.plan, timeline.step_s
+    workers = tuple(_workers(timeline, cost))
+    idle = 1 - sum(each.compute_s for each in workers) / (len(workers) * step) if step else 0.0
+    return Prediction(
+        step_s=step,
+        samples_per_s=plan.workload.batch_size / step if step else 0.0,
+        bubble_fraction=max(0.0, idle),
+        workers=workers,
+        transfers=tuple(_transfers(timeline, cost)),
+    )
+
+
+def _workers(timeline: Timeline, cost: CostModel) -> Iterator[WorkerPrediction]:
+    plan, step = timeline.program.plan, timeline.step_s
+    compute: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    moving: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    doing: dict[tuple[str, ActionKind], float] = defaultdict(float)
+    busy: dict[str, float] = defaultdict(float)
+    for event in timeline.events:
+        span, route = (event.start_s, event.end_s), event.action.route
+        if route is not None:
+            moving[route.source].append(span)
+            moving[route.target].append(span)
+        else:
+            compute[event.worker].append(span)
+            doing[event.worker, event.action.kind] += event.end_s - event.start_s
+            busy[event.worker] += min(event.busy_s, step - event.end_s)
+    for worker in plan.workers:
+        computing = _covered_s(compute[worker])
+        transfer = _covered_s(compute[worker] + moving[worker]) - computing
+        memory = worker_memory(cost, plan, worker)
+        yield WorkerPrediction(
+            worker, computing, transfer, step - computing - transfer, memory, memory.total,
+            cost.profile.worker[worker].capacity_bytes,
+            doing[worker, ActionKind.FORWARD], doing[worker, ActionKind.UPDATE], busy[worker],
+        )  # fmt: skip
+
+
+def _transfers(timeline: Timeline, cost: CostModel) -> Iterator[TransferPrediction]:
+    carried: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for event in timeline.events:
+        route = event.action.route
+        if route is not None:
+            total = carried[route.source, route.target]
+            total[0] += route_bytes(cost, route, timeline.program.plan.micro_batch_size)
+            total[1] += event.end_s - event.start_s
+    for (source, target), (size, seconds) in carried.items():
+        yield TransferPrediction(source, target, size, seconds)
+
+
+def priced(plan: Plan, profile: Profile, cost: CostModel | None = None) -> Plan:
+    """The plan with its prediction filled in; errors as `predict`."""
+    return replace(plan, predicted=predict(plan, profile, cost))
+
+
+def overfull(prediction: Prediction) -> tuple[WorkerPrediction, ...]:
+    """The workers whose predicted peak is above their capacity; empty: the plan fits."""
+    return tuple(worker for worker in prediction.workers if worker.peak_bytes > worker.capacity_bytes)
+
+
+def check_fit(plan: Plan, profile: Profile) -> None:
+    """Raise FormatError unless the plan's workers and partitions are the profile's."""
+    if plan.workload.fingerprint != profile.workload.fingerprint:
+        raise FormatError(
+            f"the plan is for workload {plan.workload.name!r} ({plan.workload.fingerprint[:15] or 'no fingerprint'}),"
+            f" the profile of {profile.workload.name!r} ({profile.workload.fingerprint[:15] or 'no fingerprint'})",
+            hint="solve again from this profile",
+        )
+    for what, names, known in (
+        ("workers", plan.workers, profile.worker), ("partitions", plan.partitions, profile.partition),
+    ):  # fmt: skip
+        strange = next((name for name in names if name not in known), None)
+        if strange is not None:
+            raise FormatError(
+                f"the plan names {strange!r}, which the profile has not", hint=fmt.meant(strange, [*known], what)
+            )
+    missing = set(profile.partition) - set(plan.partitions)
+    if missing:
+        raise FormatError(f"the plan places {len(missing)} partitions nowhere, {min(missing)!r} among them")

@@ -1,0 +1,169 @@
+"""What every baseline is priced by: one table of prices, a bound that spares the simulator, and the simulator."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
+
+from assigner.errors import FormatError
+from assigner.formats.plan import Plan, Stage
+from assigner.schedule.simulate import worker_memory
+from assigner.schedule.timing import step_s
+from assigner.solver.baselines.bound import least_step_s
+from assigner.solver.baselines.placement import SimplePlacement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from assigner.schedule.cost import PartitionCost
+    from assigner.solver.problem import Problem
+
+_ROUNDING = 1e-12
+
+
+class BaselinePrices:
+    """Prices of one problem for all baselines.
+
+    Args:
+        problem: What is to be placed; its options hold for the baselines too.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.counts = problem.options.counts(problem.cost)
+        self.seconds = cache(self._seconds)
+        self._pinned = {name for name in problem.order if problem.pins(name) or problem.forbidden(name)}
+        self._usable = set(self.workers)
+
+    @cached_property
+    def workers(self) -> tuple[str, ...]:
+        """The workers that may hold a stage, in the order asked for or that of their ranks."""
+        usable = {worker.name: worker for worker in self.problem.workers}
+        asked = tuple(name for name in self.problem.options.order if name in usable)
+        return asked or tuple(sorted(usable, key=lambda name: usable[name].rank))
+
+    @cached_property
+    def state_bytes(self) -> dict[str, float]:
+        """Parameters, gradients and optimizer state of each partition, at least: 0 where parameters are shared."""
+        profile, cost = self.problem.profile, self.problem.cost
+        return {name: 0.0 if profile.ties else cost.state((name,)).total for name in self.problem.order}
+
+    def size(self, count: int) -> int:
+        """Samples in a micro-batch."""
+        return self.problem.prices(count).size
+
+    def alike(self, worker: str) -> tuple[str, float]:
+        """What two workers have in common that have the same prices and capacity."""
+        return self.problem.cost.first_alike[worker], self.problem.profile.worker[worker].tensor_bytes
+
+    def prices_on(self, worker: str, count: int) -> tuple[PartitionCost | None, ...]:
+        """Price of each position on a worker at a micro-batch count; None: it cannot be priced there."""
+        return self.problem.prices(count).measured(worker)
+
+    def seconds_on(self, worker: str, count: int) -> tuple[float, ...] | None:
+        """Forward and backward of each position, in seconds per micro-batch; None: one of them has no price there."""
+        found: tuple[float, ...] | None = self.seconds(self.problem.cost.first_alike[worker], count)
+        return found
+
+    def _seconds(self, row: str, count: int) -> tuple[float, ...] | None:
+        prices = [price for price in self.prices_on(row, count) if price is not None]
+        whole = len(prices) == len(self.problem.order)
+        return tuple(price.forward_s + price.backward_s for price in prices) if whole else None
+
+    def quickest(self, count: int) -> list[str]:
+        """As many workers as a plan may have, those that run the whole model fastest, in the order of `workers`."""
+        seconds = {worker: sum(self.seconds_on(worker, count) or (math.inf,)) for worker in self.workers}
+        chosen = set(sorted(self.workers, key=lambda worker: seconds[worker])[: self.problem.most_workers])
+        return [worker for worker in self.workers if worker in chosen]
+
+    def may_hold(self, worker: str, names: Iterable[str] | None = None) -> bool:
+        """True if pins and the order asked for allow these partitions (None: all) on the worker."""
+        problem = self.problem
+        device = problem.profile.worker[worker]
+        pinned = self._pinned if names is None else self._pinned.intersection(names)
+        return worker in self._usable and all(problem.allowed(name, device) for name in pinned)
+
+    def contiguous(self, count: int, workers: Sequence[str], sizes: Sequence[int]) -> SimplePlacement:
+        """A split of the order: `sizes[k]` partitions on `workers[k]`; none is no stage."""
+        stages, at = [], 0
+        for worker, size in zip(workers, sizes, strict=False):
+            if size:
+                stages.append((worker, self.problem.order[at : at + size]))
+            at += size
+        return SimplePlacement(count, tuple(stages))
+
+    def best(self, candidates: Iterable[SimplePlacement]) -> tuple[Plan | None, float]:
+        """The candidate with the least step time as a plan, and that time in seconds; (None, inf): none fits.
+
+        They are timed in the order of their bounds, and only those that can still win.
+        """
+        bounded = [(least_step_s(self, each), each) for each in candidates if self._keeps_hints(each)]
+        best: Plan | None = None
+        best_s = math.inf
+        for bound, candidate in sorted(bounded, key=lambda pair: pair[0]):
+            if bound * (1 - _ROUNDING) >= best_s:
+                break
+            for plan in self._fitting(candidate):
+                seconds = self._step_s(plan)
+                if seconds < best_s:
+                    best, best_s = plan, seconds
+        return best, best_s
+
+    def again(self, name: str, *, everything: bool) -> bool:
+        """Whether a partition is rematerialised: as its own rule says, else like all others."""
+        rule = self.problem.options.rematerialise.get(name)
+        return everything if rule is None else rule == "always"
+
+    def _fitting(self, candidate: SimplePlacement) -> Iterator[Plan]:
+        """The placement as a plan, rematerialising nothing or else everything; nothing if it fits neither way."""
+        tried = {"auto": (False, True), "never": (False,), "always": (True,)}[self.problem.options.remat]
+        plans = (self._plan(candidate, everything=everything) for everything in tried)
+        yield from itertools.islice((plan for plan in plans if not any(self._overfull(plan))), 1)
+
+    def _step_s(self, plan: Plan) -> float:
+        """The plan's step time; inf: two of its workers cannot talk."""
+        try:
+            return step_s(plan, self.problem.cost)
+        except FormatError:
+            return math.inf
+
+    def _plan(self, candidate: SimplePlacement, *, everything: bool) -> Plan:
+        problem = self.problem
+        return Plan(
+            workload=problem.workload,
+            micro_batches=candidate.micro_batches,
+            micro_batch_size=self.size(candidate.micro_batches),
+            stages=tuple(
+                Stage(
+                    worker, names, tuple(name for name in names if self.again(name, everything=everything)),
+                    threads=problem.profile.worker[worker].threads,
+                )
+                for worker, names in candidate.stages
+            ),
+        )  # fmt: skip
+
+    def _overfull(self, plan: Plan) -> Iterator[bool]:
+        for worker in plan.workers:
+            memory = worker_memory(self.problem.cost, plan, worker)
+            yield memory.total > self.problem.profile.worker[worker].capacity_bytes
+
+    def _keeps_hints(self, candidate: SimplePlacement) -> bool:
+        """True if the placement breaks no pin, colocation, order of workers or other hint."""
+        problem, options = self.problem, self.problem.options
+        workers = [worker for worker, _ in candidate.stages]
+        place = {name: worker for worker, names in candidate.stages for name in names}
+        labels: dict[str, str] = {}
+        for name, worker in place.items():
+            label = problem.profile.partition[name].colocate
+            if label is not None and labels.setdefault(label, worker) != worker:
+                return False
+        if any(len({place[name] for name in group}) < len(group) for group in options.apart):
+            return False
+        turns = [options.order.index(worker) for worker in workers if worker in options.order]
+        return (
+            all(self.may_hold(worker, names) for worker, names in candidate.stages)
+            and turns == sorted(turns)
+            and len(set(workers)) <= problem.most_workers
+        )

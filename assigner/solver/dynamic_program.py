@@ -1,0 +1,386 @@
+"""A dynamic program over pipelines whose price adds up stage by stage: one for all schedules and objectives.
+
+From the last stage to the first, each label is a suffix of a pipeline that starts at some position with some workers
+used. An objective (objectives.py) says how its price grows with one more stage in front. Labels that another one beats
+in every respect go, and so do those whose most optimistic completion reaches the cutoff; if none had to go for want of
+room, the least price found is a proven optimum over all pipelines. With little room it is a beam: good plans at once.
+
+Source: the dynamic program over (position, workers used, last worker) of label-setting shortest paths with resources
+(Irnich and Desaulniers, 2005), from the back so that the number of stages behind, and with it memory, is known; cut to
+a beam as in P. S. Ow and T. E. Morton, Filtered beam search in scheduling, IJPR 26(1), 1988.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from assigner.solver import tuning
+from assigner.solver.objectives import FrontHops, FrontStages, Remainder
+from assigner.solver.perfect_split import perfect_split
+from assigner.solver.prices import StageOption
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from assigner.solver.objectives import PipelineObjective
+    from assigner.solver.prices import Hop, PriceTable, StageOptions
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PricedPipelines:
+    """What a run found.
+
+    Args:
+        pipelines: Whole pipelines with their price, the least first; stage options from the first stage to the last.
+        lost: No pipeline that was lost for want of room or time has a lower price; inf: none was.
+    """
+
+    pipelines: tuple[tuple[float, tuple[StageOption, ...]], ...]
+    lost: float
+
+    @property
+    def complete(self) -> bool:
+        """No label had to go for want of room: below the cutoff there is nothing else."""
+        return math.isinf(self.lost)
+
+
+@dataclass(slots=True)
+class _Labels:
+    """Suffixes that start at one position, as arrays of one length.
+
+    `marks` are the objective's. `need` is the least warm-up depth that the next stage in front must have: no less than
+    any behind it. `room` is the speed of the workers that are free: forward and backward together, and each by itself.
+    """
+
+    marks: Floats
+    need: Floats
+    room: Floats
+    used: Ints
+    group: Ints
+    stages: Ints
+    option: Ints
+    parent: Ints
+    serial: Ints
+
+    def take(self, which: Ints | NDArray[np.bool_]) -> _Labels:
+        return _Labels(*(getattr(self, each.name)[..., which] for each in fields(self)))
+
+
+def _join(blocks: Sequence[_Labels]) -> _Labels:
+    parts = ([getattr(block, each.name) for block in blocks] for each in fields(_Labels))
+    return _Labels(*(np.concatenate(part, axis=-1) for part in parts))
+
+
+class _OptionArrays:
+    """The stage options as arrays, by (position behind them, group).
+
+    Of a graph, only what lies on the spine adds up, and a warm-up depth binds only a stage on both ways of it.
+    """
+
+    def __init__(self, instance: PriceTable, options: Sequence[StageOption], *, adds_up: bool) -> None:
+        exact = instance.problem.exact or not adds_up
+        times = np.array(
+            [(c.forward_s, c.backward_s) if exact else instance.spine_s(c) for c in options]
+        ).reshape(-1, 2)  # fmt: skip
+        both = exact | (times > 0).all(axis=1)
+        promised = np.array([float(option.promised) for option in options])
+        self.number = np.arange(len(options))
+        self.first = np.array([c.first for c in options], dtype=np.int64)
+        self.front = FrontStages(
+            times[:, 0], times[:, 1],
+            np.array([c.update_s for c in options]) * (exact | (times[:, 1] > 0)),
+            np.where(both, promised, instance.micro_batches),
+            np.array([float(option.least) for option in options]) * exact,
+        )  # fmt: skip
+        self.ending: dict[tuple[int, int], list[int]] = {}
+        for n, option in enumerate(options):
+            self.ending.setdefault((option.last + 1, option.group), []).append(n)
+
+
+class DynamicProgram:
+    """The dynamic program of one instance.
+
+    Args:
+        instance: Prices and links.
+        stage_options: Its stages.
+        objective: What a pipeline costs.
+        until: A time of `time.monotonic` at which to stop with what is found.
+    """
+
+    def __init__(
+        self,
+        instance: PriceTable,
+        stage_options: StageOptions,
+        objective: PipelineObjective,
+        *,
+        until: float = math.inf,
+    ) -> None:
+        self._until = until
+        self._instance, self._stage_options, self._objective = instance, stage_options, objective
+        self._n = len(instance.problem.order)
+        self._most = instance.problem.most_workers
+        self._count = np.array([len(group) for group in instance.groups])
+        self._place = np.cumprod([1, *(self._count + 1)])[:-1]
+        self._rest = _Rest(instance)
+        self._hops = cache(self._table)
+
+    def _table(self, i: int, left: int) -> Floats | None:
+        """Boundary i with a worker of `left` in front of it: a row for each group behind; None: there is no way."""
+        hops = [self._instance.hops.get((i, left, right)) for right in range(len(self._instance.groups))]
+        if not any(hops):
+            return None
+        return np.array(
+            [
+                (hop.forward_s, hop.backward_s, *self._busy(hop)) if hop else (np.inf,) * 6
+                for hop in hops
+            ]
+        )  # fmt: skip
+
+    def _busy(self, hop: Hop) -> tuple[float, ...]:
+        """Seconds in which the left and the right worker cannot compute; 0 where stages may run side by side."""
+        if self._objective.adds_up and not self._instance.problem.exact:
+            return (0.0,) * 4
+        return *hop.forward_busy, *hop.backward_busy
+
+    @cached_property
+    def _options(self) -> _OptionArrays:
+        return _OptionArrays(self._instance, self._stage_options.all, adds_up=self._objective.adds_up)
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Worker names, like ones together."""
+        return self._instance.groups
+
+    def least(self, workers: Sequence[str] | None = None) -> float:
+        """A price that no pipeline has less than, without looking at any: all work split perfectly; inf: impossible.
+
+        Args:
+            workers: Those that may be used; None: all.
+        """
+        if not np.isfinite(self._rest.work[:, self._n]).all():
+            return math.inf
+        counts = [sum(workers is None or name in workers for name in members) for members in self.groups]
+        room = np.array([np.sort(np.repeat(weight, counts))[::-1][: self._most].sum() for weight in self._rest.weight])
+        none = np.zeros(1, dtype=np.int64)
+        rest = self._rest.before(none + self._n, room[:, None], none == 1)
+        return float(self._objective.least(self._objective.nothing, rest)[0])
+
+    def run(
+        self, *, cutoff: float = math.inf, width: int = 1000, dominance: bool = True, per_state: int | None = None,
+        most: int = 64,
+    ) -> PricedPipelines:  # fmt: skip
+        """All the best pipelines below the cutoff, as far as there is room.
+
+        Args:
+            cutoff: Prices from here on are of no use.
+            width: Labels kept at each position.
+            dominance: Drop labels that another one beats in every mark. Without, every pipeline below the cutoff is
+                found, if there is room.
+            per_state: Labels kept of those with the same workers used and the same first one; None: all.
+            most: Pipelines returned.
+        """
+        self._history: dict[int, tuple[int, int]] = {}
+        self._serial, lost = 0, math.inf
+        buckets: list[list[_Labels]] = [[] for _ in range(self._n + 1)]
+        self._start(buckets, cutoff)
+        for position in range(self._n - 1, 0, -1):
+            if not buckets[position]:
+                continue
+            if time.monotonic() > self._until:
+                return PricedPipelines((), lost=0.0)
+            labels, least = self._cut(
+                _join(buckets[position]), position, width, dominance=dominance, per_state=per_state
+            )
+            lost = min(lost, least)
+            buckets[position] = []
+            self._history.update(
+                zip(
+                    labels.serial.tolist(),
+                    zip(labels.option.tolist(), labels.parent.tolist(), strict=True),
+                    strict=True,
+                )
+            )
+            for stages in np.unique(labels.stages):
+                if stages < self._most:
+                    behind = labels.take(labels.stages == stages)
+                    for left in range(len(self._instance.groups)):
+                        if time.monotonic() > self._until:
+                            return PricedPipelines((), lost=0.0)
+                        self._extend(
+                            behind, position=position, left=left, stage=int(stages) + 1, buckets=buckets, cutoff=cutoff
+                        )
+        if not buckets[0]:
+            return PricedPipelines((), lost)
+        whole = _join(buckets[0])
+        price = self._objective.whole(whole.marks)
+        order = [n for n in np.lexsort((whole.serial, price)).tolist() if price[n] < cutoff]
+        found = tuple((float(price[n]), self._pipeline(whole, n)) for n in order[:most])
+        if len(order) > most:
+            lost = min(lost, float(price[order[most]]))
+        return PricedPipelines(found, lost)
+
+    def _start(self, buckets: list[list[_Labels]], cutoff: float) -> None:
+        options = self._options
+        for group in range(len(self._instance.groups)):
+            which = options.ending.get((self._n, group))
+            if which:
+                front = _pick(options.front, which)
+                count = len(which)
+                room = self._rest.weight @ self._count - self._rest.weight[:, group]
+                labels = _Labels(
+                    self._objective.last(front), front.least, np.repeat(room[:, None], count, axis=1),
+                    np.full(count, self._place[group]), np.full(count, group), np.full(count, 1),
+                    options.number[which], np.full(count, -1), self._serials(count),
+                )  # fmt: skip
+                self._scatter(labels, options.first[which], buckets, cutoff)
+
+    def _extend(
+        self, labels: _Labels, *, position: int, left: int, stage: int, buckets: list[list[_Labels]], cutoff: float
+    ) -> None:
+        """Put every stage of group `left` that ends before `position` in front of every label."""
+        table, options = self._hops(position, left), self._options
+        which = options.ending.get((position, left))
+        if table is None or not which:
+            return
+        free = (labels.used // self._place[left]) % (self._count[left] + 1) < self._count[left]
+        labels = labels.take(free & np.isfinite(table[labels.group, 0]))
+        if not len(labels.used):
+            return
+        hop = FrontHops(*(column[:, None] for column in table[labels.group].T))
+        front = _pick(options.front, which)
+        marks = self._objective.grow(labels.marks[:, :, None], hop, front)
+        need = labels.need[:, None]
+        least = np.maximum(need, self._stage_options.usual(stage) if self._objective.flows else 0)
+        marks[0] = np.where(front.promised >= least, marks[0], np.inf)  # else the stage behind would wait for ever
+        many, count = len(which), len(labels.used)
+        grown = _Labels(
+            marks.reshape(len(marks), -1), np.maximum(need, front.least).ravel(),
+            np.repeat(labels.room - self._rest.weight[:, left, None], many, axis=1),
+            np.repeat(labels.used + self._place[left], many), np.full(many * count, left),
+            np.full(many * count, stage), np.tile(options.number[which], count), np.repeat(labels.serial, many),
+            self._serials(many * count),
+        )  # fmt: skip
+        self._scatter(grown, np.tile(options.first[which], count), buckets, cutoff)
+
+    def _scatter(self, labels: _Labels, first: Ints, buckets: list[list[_Labels]], cutoff: float) -> None:
+        """Hand labels on to their positions, but for those that cannot end below the cutoff."""
+        keep = self._least(labels, first) < cutoff
+        labels, first = labels.take(keep), first[keep]
+        for position in np.unique(first):
+            buckets[position].append(labels.take(first == position))
+
+    def _least(self, labels: _Labels, first: Ints) -> Floats:
+        """The least price that a pipeline with each suffix can have; inf: the rest cannot be placed."""
+        full = (first > 0) & (labels.stages >= self._most)
+        return self._objective.least(labels.marks, self._rest.before(first, labels.room, full))
+
+    def _cut(
+        self, labels: _Labels, position: int, width: int, *, dominance: bool, per_state: int | None
+    ) -> tuple[_Labels, float]:
+        """The labels to go on with, and the least price that one lost for want of room could have had."""
+        score = self._least(labels, np.full(len(labels.used), position))
+        state = (labels.used * len(self._count) + labels.group) * (self._n + 1) + labels.stages
+        order = np.lexsort((labels.serial, score, state))
+        labels, score, state = labels.take(order), score[order], state[order]
+        if dominance:
+            kept = ~_dominated(labels, state)
+            labels, score, state = labels.take(kept), score[kept], state[kept]
+        lost = math.inf
+        if per_state is not None and len(state):
+            home, _ = _homes(state)
+            kept = np.arange(len(state)) - home < per_state
+            lost = float(score[~kept].min(initial=math.inf))
+            labels, score = labels.take(kept), score[kept]
+        if len(score) > width:
+            best = np.lexsort((labels.serial, score))
+            lost = min(lost, float(score[best[width]]))
+            labels = labels.take(best[:width])
+        return labels, lost
+
+    def _serials(self, count: int) -> Ints:
+        self._serial += count
+        return np.arange(self._serial - count, self._serial)
+
+    def _pipeline(self, whole: _Labels, index: int) -> tuple[StageOption, ...]:
+        found, parent = [self._stage_options.all[int(whole.option[index])]], int(whole.parent[index])
+        while parent >= 0:
+            option, parent = self._history[parent]
+            found.append(self._stage_options.all[option])
+        return tuple(found)
+
+
+def _pick(front: FrontStages, which: Sequence[int]) -> FrontStages:
+    return FrontStages(*(getattr(front, each.name)[which] for each in fields(front)))
+
+
+def _homes(state: Ints) -> tuple[Ints, Ints]:
+    """Where the first label of each one's state stands, and how many the state has; sorted by state."""
+    starts = np.flatnonzero(np.concatenate([[True], state[1:] != state[:-1]]))
+    sizes = np.diff(np.concatenate([starts, [len(state)]]))
+    return np.repeat(starts, sizes), np.repeat(sizes, sizes)
+
+
+def _dominated(labels: _Labels, state: Ints) -> NDArray[np.bool_]:
+    """True where another label of the same state is at least as good in every mark; sorted by state."""
+    home, sizes = _homes(state)
+    index = np.arange(len(state))
+    gone = np.zeros(len(state), bool)
+    for rank in range(min(tuning.CHAMPIONS, int(sizes.max()))):
+        champion = np.minimum(home + rank, home + sizes - 1)
+        beats = labels.need[champion] <= labels.need
+        for mark in labels.marks:
+            beats &= mark[champion] <= mark
+        gone |= beats & (champion < index) & ~gone[champion]
+    return gone
+
+
+class _Rest:
+    """What lies in front of a position at its least: sums over the best worker each, and the perfect split.
+
+    Attributes:
+        weight: Of forward and backward together, and of each by itself: [3, group].
+        work: Weighted by those, of all positions before one: [3, 0 .. n].
+    """
+
+    def __init__(self, instance: PriceTable) -> None:
+        n, groups = len(instance.problem.order), len(instance.groups)
+        ways = np.full((2, groups, n), np.inf)
+        for k, i in itertools.product(range(groups), range(n)):
+            price = instance.rows[k][i]
+            if price is not None:
+                again = price.recompute_s if instance.problem.remat_rules[i] == "always" else 0.0
+                ways[:, k, i] = price.forward_s, price.backward_s + again
+        split = [perfect_split(seconds) for seconds in (ways.sum(axis=0), *ways)]
+        self.weight: Floats = np.stack([weight for weight, _ in split])
+        self.work: Floats = np.stack([_before(work) for _, work in split])
+        spine = instance.problem.spine
+        forward, backward = (
+            np.where(on, way.min(axis=0), np.where(np.isfinite(way.min(axis=0)), 0.0, np.inf))
+            for on, way in zip((spine.forward, spine.backward), ways, strict=True)
+        )
+        self._both, self._forward = _before(forward + backward), _before(forward)
+
+    def before(self, first: Ints, room: Floats, full: NDArray[np.bool_]) -> Remainder:
+        """What lies before positions, for free workers of that speed [3, label]; `full`: no stage may be added."""
+        work = self.work[:, first]
+        none = room <= 1e-9 * self.weight.max(axis=1)[:, None]  # differences of floats do not end at 0
+        level = np.where(work > 0, work / np.where(none, 1.0, room), 0.0)
+        level = np.where((none & (work > 0)) | full, np.inf, level)
+        return Remainder(self._both[first], self._forward[first], *level)
+
+
+def _before(values: Floats) -> Floats:
+    """Sums of all before each position, 0 .. n."""
+    return np.concatenate([[0.0], np.cumsum(values)])

@@ -1,0 +1,223 @@
+"""The integer program of a plan's schedule and micro-batch count, as a file that other solvers read.
+
+The model is over every stage option along one order of the partitions, with the cuts that close its proof: pipelines
+for which the objective says too little, with what the simulator says they take. Then its optimum is the least step
+time, also where the objective alone is a lower bound (1F1B, graphs with branches).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assigner import formatting as fmt
+from assigner.errors import UsageError
+from assigner.files import put
+from assigner.schedule.cost import CostModel
+from assigner.solver import tuning
+from assigner.solver.answer import Progress
+from assigner.solver.chain.gpipe import GPipeSetting
+from assigner.solver.contest import Contest, Proposal
+from assigner.solver.hints import resolve
+from assigner.solver.ladder.climbing import LadderSetting
+from assigner.solver.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
+    from assigner.solver.ilp.pipelines import PipelineModel
+    from assigner.solver.options import SolveOptions
+
+ENDINGS = (".lp", ".mps")
+
+LEAST_S = 0.1
+"""Seconds that closing the proof may take where the search has used up its time."""
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model that was written.
+
+    Args:
+        path: The file.
+        schedule: Of the plans that it is about, which have one stage a worker.
+        micro_batches: Their number of micro-batches.
+        order: The partitions in the order that stages cut into intervals.
+        branched: Other orders have other intervals, which the model does not know.
+        variables: How many it has.
+        rows: How many it has.
+        cuts: How many of the rows say what a single pipeline takes.
+        unit_s: Seconds of one unit of its objective.
+        optimum_s: Its least value, in seconds; None: that was not proven, and it is a lower bound of the step time.
+    """
+
+    path: Path
+    schedule: str
+    micro_batches: int
+    order: tuple[str, ...]
+    branched: bool
+    variables: int
+    rows: int
+    cuts: int
+    unit_s: float
+    optimum_s: float | None
+
+    @property
+    def scope(self) -> str:
+        """Which plans it states."""
+        told = f"{self.schedule} with {fmt.plural(self.micro_batches, 'micro-batch')} and one stage a worker"
+        return told + (" along one order of the graph" if self.branched else "")
+
+
+def check_exportable(profile: Profile, options: SolveOptions, path: Path) -> None:
+    """As `assigner.solver.check_exportable`."""
+    if path.suffix not in ENDINGS:
+        raise UsageError(f"{path}: a model is written as {' or '.join(ENDINGS)}", hint="model.lp, or model.mps")
+    if options.objective != "step":
+        raise UsageError(
+            f"no integer program states objective {options.objective}: dynamic programs and searches for the step"
+            " time solve it",
+            hint="--objective step",
+        )
+    if options.schedule == "interleaved":
+        raise UsageError(
+            "no integer program states plans with several stages a worker: it only bounds them",
+            hint="--schedule auto, gpipe or 1f1b",
+        )
+    resolved, plain = resolve(profile, options)
+    problem = Problem(resolved, plain, CostModel(resolved))
+    cuts = sum(problem.may_cut)
+    segments = cuts * (cuts - 1) // 2
+    counts = plain.counts(problem.cost) if segments <= tuning.MOST_COLUMNS else ()
+    groups = max((len(problem.prices(count).groups) for count in counts), default=len(problem.workers))
+    _check_size(segments * groups)
+
+
+def _check_size(columns: int) -> None:
+    if columns > tuning.MOST_COLUMNS:
+        raise UsageError(
+            f"the integer program would have {columns:,} stage options, and {tuning.MOST_COLUMNS:,} are the most"
+            " that is written",
+            hint="fewer workers (--only), or partitions kept together (--together)",
+        )
+
+
+def export_model(
+    plan: Plan, profile: Profile, options: SolveOptions, path: Path, *, force: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> ModelFile:  # fmt: skip
+    """As `assigner.solver.export_model`."""
+    check_exportable(profile, options, path)
+    setting = _setting(plan, profile, options, progress)
+    _check_size(len(setting.stage_options))
+    try:
+        closed = setting.settle()
+    except KeyboardInterrupt:
+        closed = False
+    best_s = setting.contest.best_value
+    unit = 10.0 ** (math.floor(math.log10(best_s)) - 3)
+    model = setting.statement(setting.instance, setting.stage_options, unit=unit)
+    for cut in setting.cuts:
+        model.cut(*cut)
+    problem = setting.problem
+    written = ModelFile(
+        path, plan.schedule, plan.micro_batches, problem.order, not problem.exact,
+        len(model.problem.variables()), len(model.problem.constraints()), len(setting.cuts), unit,
+        best_s if closed else None,
+    )  # fmt: skip
+    put(path, _text(written, model, setting).encode(), force=force)
+    return written
+
+
+def _setting(
+    plan: Plan, profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None
+) -> GPipeSetting | LadderSetting:
+    """The setting that the plan belongs to, along an order of which its stages are intervals, with the plan at hand."""
+    assert plan.predicted is not None
+    spent = plan.solver.seconds if plan.solver is not None else 0.0
+    asked = replace(options, gap=0.0, time_limit=max(LEAST_S, options.time_limit - spent))
+    resolved, plain = resolve(profile, asked)
+    problem = Problem(resolved, plain, CostModel(resolved), _sequence(plan, resolved))
+    started = time.monotonic()
+
+    def watch() -> None:
+        if progress is not None:
+            progress(
+                Progress(
+                    time.monotonic() - started, plan.schedule, plan.micro_batches, contest.best_value, setting.bound,
+                    0, 1, "the integer program",
+                )
+            )  # fmt: skip
+
+    contest = Contest(problem, watch)
+    setting = (
+        GPipeSetting(contest, plan.micro_batches)
+        if plan.schedule == "gpipe"
+        else LadderSetting(contest, plan.schedule, plan.micro_batches)
+    )
+    contest.settings = [setting]
+    contest.best = setting.best = Proposal(replace(plan, solver=None), plan.predicted.step_s, "")
+    return setting
+
+
+def _sequence(plan: Plan, profile: Profile) -> tuple[str, ...]:
+    """An order of the partitions of which the plan's stages are intervals; empty: the profile's own is one."""
+    where = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
+    needs: list[set[int]] = [set() for _ in plan.stages]
+    for edge in profile.edges:
+        needs[where[edge.target]].add(where[edge.source])
+    left, done = list(range(len(plan.stages))), list[int]()
+    while left:
+        ready = next((n for n in left if needs[n] <= {n, *done}), None)
+        if ready is None:
+            raise UsageError("the plan's stages wait for each other: no order has them as intervals")
+        left.remove(ready)
+        done.append(ready)
+    order = tuple(name for n in done for name in profile.order if where[name] == n)
+    return () if order == profile.order else order
+
+
+def _text(written: ModelFile, model: PipelineModel, setting: GPipeSetting | LadderSetting) -> str:
+    """The file: what the model is about and what its variables mean, as comments, then the model."""
+    mark = "\\ " if written.path.suffix == ".lp" else "* "
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / "model"
+        if written.path.suffix == ".lp":
+            model.problem.writeLP(plain)
+        else:
+            model.problem.writeMPS(plain)
+        body = plain.read_text()
+    return "".join(f"{mark}{line}\n" for line in _legend(written, model, setting)) + body
+
+
+def _legend(written: ModelFile, model: PipelineModel, setting: GPipeSetting | LadderSetting) -> Iterator[str]:
+    yield f"{written.scope}; to be minimised, one unit of the objective is {written.unit_s:g} s"
+    yield (
+        f"optimum: {written.optimum_s / written.unit_s:.9g} units, the least step time"
+        if written.optimum_s is not None
+        else "the optimum is a lower bound of the step time"
+    )
+    yield "x: a stage, as first partition, last partition, group of workers; y: a boundary, as the position behind it,"
+    yield "the group in front, the group behind; of a group, any worker that no other stage has"
+    for number, members in enumerate(setting.instance.groups):
+        yield f"group {number}: {_names(members)}"
+    for position, name in enumerate(written.order):
+        yield f"position {position}: {_names([name])}"
+    for column, x in zip(model.columns, model.x, strict=True):
+        again = _names(written.order[i] for i in column.rematerialise)
+        told = [f"rematerialises {again}"] if again else []
+        if column.least < written.micro_batches:
+            told.append(f"{column.least} to {column.deepest} in flight")
+        if told:
+            yield f"{x.name}: {'; '.join(told)}"
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(json.dumps(name, ensure_ascii=False) for name in names)

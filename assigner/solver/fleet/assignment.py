@@ -1,0 +1,141 @@
+"""Which workers take the stages of a pipeline of kinds: the links between neighbours at their least.
+
+A beam over the stages, then swaps of two workers of one kind, or with one that is free, as long as one helps. Where
+links inside a host are faster, this is what keeps neighbours on one host.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from assigner.solver import tuning
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from assigner.solver.fleet.path_program import KindStage
+    from assigner.solver.fleet.paths import KindPaths
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+
+FAR = 1e6
+"""Seconds for a link that is missing: a line that needs none is preferred."""
+
+
+class WorkerAssignment:
+    """The workers of a fleet.
+
+    Args:
+        paths: Kinds, groups and links, and prices of segments.
+    """
+
+    def __init__(self, paths: KindPaths) -> None:
+        fleet = paths.fleet
+        self._paths, self._fleet, links = paths, fleet, fleet.links
+        self._groups = [np.array(kind.groups) for kind in fleet.kinds]
+        self._size = np.array([len(group) for group in fleet.instance.groups])
+        self._forward = np.minimum(links.forward, FAR)
+        self._backward = np.minimum(links.backward, FAR)
+
+    def line(self, steps: Sequence[KindStage], slowest: tuple[float, float]) -> list[int]:
+        """A group for each stage.
+
+        Args:
+            steps: The pipeline of kinds.
+            slowest: Its slowest servers forward and backward, in seconds: slower messages count for every micro-batch.
+        """
+        if all(len(groups) == 1 for groups in self._groups):
+            return [int(self._groups[step.kind][0]) for step in steps]
+        more, kinds = self._fleet.more, [step.kind for step in steps]
+        types = [int(self._fleet.links.type_of[step.first]) for step in steps]
+        hops = {
+            type_: self._forward[type_] + self._backward[type_]
+            + more * np.maximum(0.0, self._forward[type_] - slowest[0])
+            + more * np.maximum(0.0, self._backward[type_] - slowest[1])
+            for type_ in sorted(set(types))
+        }  # fmt: skip
+        between = [hops[type_] for type_ in types]
+        own = self._own(steps, slowest)
+        return self._swapped(self._beam(kinds, between, own), kinds, between, own)
+
+    def _own(self, steps: Sequence[KindStage], slowest: tuple[float, float]) -> Floats:
+        """Seconds that each stage takes on each group, [stage, group], as far as that differs within a kind."""
+        if not self._paths.merged:
+            return np.zeros((len(steps), len(self._size)))
+        stages, more = self._paths.real.stages, self._fleet.more
+        rows, own = np.array(self._paths.row), []
+        for step in steps:
+            at = rows, step.first, step.length - 1
+            forward, backward = (np.minimum(each[at], FAR) for each in (stages.forward, stages.backward))
+            late = np.maximum(0.0, forward - slowest[0]) + np.maximum(0.0, backward - slowest[1])
+            own.append(np.minimum(stages.seconds[at] + more * late, FAR))
+        return np.array(own)
+
+    def _beam(self, kinds: Sequence[int], between: Sequence[Floats], own: Floats) -> list[int]:
+        used = np.zeros((1, len(self._size)), np.int16)
+        seconds, lines = np.zeros(1), np.zeros((1, 0), np.int64)
+        for at, kind in enumerate(kinds):
+            groups = self._groups[kind]
+            grown = seconds[:, None] + own[at, groups][None, :]
+            if at:
+                grown = grown + between[at][lines[:, -1]][:, groups]
+            grown = np.where(used[:, groups] < self._size[groups], grown, np.inf)
+            rows, columns = self._kept(grown, used, groups)
+            seconds, used = grown[rows, columns], used[rows]
+            used[np.arange(len(rows)), groups[columns]] += 1
+            lines = np.concatenate([lines[rows], groups[columns][:, None]], axis=1)
+        return [int(group) for group in lines[0]]
+
+    def _kept(self, grown: Floats, used: NDArray[np.int16], groups: Ints) -> tuple[Ints, Ints]:
+        """The most promising partial lines, the best first: few with one last worker, none with the same workers."""
+        kept: list[tuple[int, int]] = []
+        seen: set[tuple[bytes, int]] = set()
+        of_group: dict[int, int] = {}
+        for flat in np.argsort(grown, axis=None, kind="stable"):
+            row, column = divmod(int(flat), grown.shape[1])
+            if not np.isfinite(grown[row, column]) or len(kept) == tuning.CREW_WIDTH:
+                break
+            workers = used[row].copy()
+            workers[groups[column]] += 1
+            key = workers.tobytes(), column
+            if of_group.get(column, 0) < tuning.CREW_PER_GROUP and key not in seen:
+                seen.add(key)
+                of_group[column] = of_group.get(column, 0) + 1
+                kept.append((row, column))
+        rows, columns = np.array(kept).T
+        return rows, columns
+
+    def _swapped(self, line: list[int], kinds: Sequence[int], between: Sequence[Floats], own: Floats) -> list[int]:
+        """The line after every swap that helps."""
+        free = self._size - np.bincount(line, minlength=len(self._size))
+        count = len(line)
+
+        def around(places: set[int], changed: list[int]) -> float:
+            hops = {place for at in places for place in (at, at + 1) if 0 < place < count}
+            there = sum(float(between[place][changed[place - 1], changed[place]]) for place in sorted(hops))
+            return there + sum(float(own[at, changed[at]]) for at in sorted(places))
+
+        improved = True
+        while improved:
+            improved = False
+            for a in range(count):
+                for b in range(a + 1, count):
+                    if kinds[a] == kinds[b] and line[a] != line[b]:
+                        changed = list(line)
+                        changed[a], changed[b] = line[b], line[a]
+                        if around({a, b}, changed) < around({a, b}, line) * (1 - 1e-9):
+                            line, improved = changed, True
+                for group in self._groups[kinds[a]]:
+                    if free[group]:
+                        changed = list(line)
+                        changed[a] = int(group)
+                        if around({a}, changed) < around({a}, line) * (1 - 1e-9):
+                            free[line[a]] += 1
+                            free[group] -= 1
+                            line, improved = changed, True
+        return line

@@ -1,0 +1,122 @@
+"""Where to cut a chain between given workers in a given order: an exact path within two limits on the slowest servers.
+
+behind[s, i] = least seconds of stages s, s + 1, ... when stage s starts at position i
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from assigner.solver.fleet.path_program import KindPipeline, KindStage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from assigner.solver.fleet.paths import KindPaths
+
+    Floats = NDArray[np.float64]
+
+
+class FixedOrder:
+    """Stages in a fixed order of workers.
+
+    Args:
+        paths: Prices of the segments.
+        groups: The group of each stage's worker.
+    """
+
+    def __init__(self, paths: KindPaths, groups: Sequence[int]) -> None:
+        self._paths, self._rows = paths, [paths.row[group] for group in groups]
+        links, n = paths.fleet.links, paths.fleet.n
+        self._hops = [
+            tuple(seconds[links.type_of, left, right] for seconds in (links.forward, links.backward))
+            for left, right in itertools.pairwise(groups)
+        ]
+        self._ends = np.minimum(np.arange(n)[:, None] + 1 + np.arange(paths.prices.table.longest)[None, :], n)
+        self._busier = _busier(paths, self._rows, groups, self._hops)
+
+    def _servers(self, at: int) -> tuple[Floats, Floats]:
+        """Stage `at` as a server, forward and backward: [first, length - 1]."""
+        stages, row = self._paths.real.stages, self._rows[at]
+        if self._busier is None:
+            return stages.forward[row], stages.backward[row]
+        left, right = self._busier[at]
+        forward, backward = (
+            seconds[row] + left[way][:, None] + right[way][self._ends]
+            for way, seconds in enumerate((stages.forward, stages.backward))
+        )
+        return forward, backward
+
+    def least(self, limit_f: float, limit_b: float) -> KindPipeline | None:
+        """The cuts with the least sum of which no server is above its limit; None: there are none.
+
+        A step's kind is the row of its worker's group in `paths.real`.
+        """
+        n = self._paths.fleet.n
+        behind = np.full(n + 1, np.inf)
+        behind[n] = 0.0
+        taken: list[NDArray[np.int64]] = []
+        for at in range(len(self._rows) - 1, -1, -1):
+            forward, backward = self._servers(at)
+            cost = np.where(
+                (forward <= limit_f) & (backward <= limit_b), self._paths.real.stages.seconds[self._rows[at]], np.inf
+            )
+            ways = cost + behind[self._ends]
+            taken.append(np.argmin(ways, axis=1))
+            behind = np.full(n + 1, np.inf)
+            behind[:n] = ways[np.arange(n), taken[-1]]
+            if at:
+                forward, backward = self._hops[at - 1]
+                fits = (forward <= limit_f) & (backward <= limit_b)
+                behind[:n] += np.where(fits, forward + backward, np.inf)
+        if not np.isfinite(behind[0]):
+            return None
+        steps, i = [], 0
+        for row, lengths in zip(self._rows, reversed(taken), strict=True):
+            steps.append(KindStage(i, int(lengths[i]) + 1, row))
+            i += steps[-1].length
+        return KindPipeline(float(behind[0]), tuple(steps))
+
+    def seconds(self, found: KindPipeline) -> float:
+        """The step time of these cuts."""
+        slowest = [0.0, 0.0]
+        for at, step in enumerate(found.steps):
+            own = (float(each[step.first, step.length - 1]) for each in self._servers(at))
+            slowest = [max(pair) for pair in zip(slowest, own, strict=True)]
+        for number, hop in enumerate(self._hops):
+            first = found.steps[number + 1].first
+            slowest = [max(each, float(seconds[first])) for each, seconds in zip(slowest, hop, strict=True)]
+        return found.seconds + self._paths.fleet.more * sum(slowest)
+
+
+def _busier(
+    paths: KindPaths, rows: Sequence[int], groups: Sequence[int], hops: Sequence[tuple[Floats, ...]]
+) -> list[tuple[list[Floats], list[Floats]]] | None:
+    """What messages keep each stage busy beyond the least that counts already; None: they keep nobody busy.
+
+    Returns:
+        For each stage: by way (forward, backward), at its left boundary [position] and at its right one [0 .. n].
+    """
+    send, receive = paths.fleet.links.shares
+    if not send.any() and not receive.any():
+        return None
+    n = paths.fleet.n
+    left, right = ([[np.zeros(n + 1) for _ in range(2)] for _ in rows] for _ in range(2))
+    for at, (one, other) in enumerate(itertools.pairwise(groups)):
+        there, back = (np.where(np.isfinite(each), each, 0.0) for each in hops[at])
+        shares = (send[one, other] * there, receive[other, one] * back)
+        right[at] = [np.append(each, 0.0) for each in shares]
+        left[at + 1] = [np.append(each, 0.0) for each in (receive[one, other] * there, send[other, one] * back)]
+    least = paths.real.busy
+    for at, row in enumerate(rows):
+        for way in range(2):
+            if at:
+                left[at][way] = np.maximum(0.0, left[at][way] - least[way][0][row])
+            if at < len(rows) - 1:
+                right[at][way] = np.maximum(0.0, right[at][way] - least[way][1][row])
+    return [([each[:n] for each in ones], others) for ones, others in zip(left, right, strict=True)]

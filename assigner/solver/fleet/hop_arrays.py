@@ -1,0 +1,156 @@
+"""Messages over every boundary between every two groups of workers, as arrays.
+
+Boundaries over which messages of the same sizes go are of one type and priced once, and so are links that were
+measured alike: a fleet of 64 workers with links of their own is priced in a moment.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from assigner.schedule.cost import message_s
+from assigner.solver.fleet.path_program import BoundaryPrices
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from assigner.formats.profile import LinkPoint
+    from assigner.solver.prices import PriceTable, WorkerKind
+
+    Floats = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
+
+
+class HopArrays:
+    """Seconds on the wire: arrays [type of boundary, left group, right group], inf: the two cannot be neighbours.
+
+    Args:
+        instance: What is to be placed.
+
+    Attributes:
+        type_of: The type of each boundary, by position; that of position 0 means nothing.
+        forward, backward: Of the activations and of the gradients, as far as they lie on the spine.
+        same_host: Whether all workers of two groups are on one host.
+        apart: Whether no worker of one group is on a host of the other.
+    """
+
+    def __init__(self, instance: PriceTable) -> None:
+        problem = instance.problem
+        self._instance, spine = instance, problem.spine
+        kinds: dict[tuple[tuple[tuple[float, bool], ...], bool, bool], int] = {}
+        self.type_of = np.array(
+            [
+                kinds.setdefault((self._sizes(i), spine.forward_hop[i], spine.backward_hop[i]), len(kinds))
+                for i in range(len(problem.order))
+            ]
+        )
+        self._lengths = np.unique([size for sizes, _, _ in kinds for size, _ in sizes])
+        messages = [(number, size, gradient) for number, (sizes, _, _) in enumerate(kinds) for size, gradient in sizes]
+        self._number = np.array([number for number, _, _ in messages], dtype=np.int64)
+        self._at = np.searchsorted(self._lengths, [size for _, size, _ in messages])
+        self._graded = np.array([gradient for _, _, gradient in messages], dtype=bool)
+        self._on = np.array([on for _, *on in kinds], dtype=bool).T
+        self._swept: dict[object, Floats] = {}
+        groups = instance.groups
+        self.forward = np.full((len(kinds), len(groups), len(groups)), np.inf)
+        self.backward = self.forward.copy()
+        for left, lefts in enumerate(groups):
+            for right, rights in enumerate(groups):
+                if (left != right or len(lefts) > 1) and problem.follows(lefts[0], rights[-1]):
+                    self._price(left, right)
+        hosts = [{problem.profile.worker[name].host for name in group} for group in groups]
+        self.same_host: Flags = np.array([[len(one | other) == 1 for other in hosts] for one in hosts])
+        self.apart: Flags = np.array([[not one & other for other in hosts] for one in hosts])
+
+    def _sizes(self, i: int) -> tuple[tuple[float, bool], ...]:
+        cost = self._instance.problem.cost
+        return tuple(
+            (cost.output_bytes(output, self._instance.size), gradient)
+            for output, gradient in self._instance.problem.hops[i]
+        )
+
+    def _price(self, left: int, right: int) -> None:
+        source, target = self._instance.groups[left][0], self._instance.groups[right][-1]
+        count = len(self.forward)
+        there = np.bincount(self._number, self._seconds(source, target)[self._at], count)
+        back_s = self._seconds(target, source)[self._at]
+        back = np.bincount(self._number, np.where(self._graded, back_s, 0.0), count)
+        may = np.isfinite(there + back)
+        self.forward[:, left, right] = np.where(may, np.where(self._on[0], there, 0.0), np.inf)
+        self.backward[:, left, right] = np.where(may, np.where(self._on[1], back, 0.0), np.inf)
+
+    def _seconds(self, source: str, target: str) -> Floats:
+        """One message of each size."""
+        link = self._instance.problem.cost.link(source, target)
+        if link is None:
+            return np.full(len(self._lengths), np.inf)
+        key = tuple((point.bytes, point.seconds) for point in link.points)
+        if key not in self._swept:
+            self._swept[key] = messages_s(link.points, self._lengths)
+        return self._swept[key]
+
+    def between(self, kinds: Sequence[WorkerKind], *, where: Flags | None = None) -> BoundaryPrices:
+        """The least between two kinds, by position.
+
+        Args:
+            kinds: Groups that count as alike.
+            where: Only these pairs of groups are looked at; None: all.
+        """
+        found = []
+        for seconds in (self.forward, self.backward):
+            seen = seconds if where is None else np.where(where, seconds, np.inf)
+            least = np.array(
+                [[seen[:, one.groups][:, :, other.groups].min(axis=(1, 2)) for other in kinds] for one in kinds]
+            )
+            found.append(least.transpose(2, 0, 1)[self.type_of])
+        return BoundaryPrices(*found)
+
+    def busy(self, kinds: Sequence[WorkerKind]) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
+        """The least seconds that messages keep a stage busy, whoever is at their other end.
+
+        Returns:
+            Forward and backward, each at the stage's left and at its right boundary: arrays [kind, position].
+        """
+        send, receive = self.shares
+        forward, backward = (np.where(np.isfinite(each), each, 0.0) for each in (self.forward, self.backward))
+        here = np.isfinite(self.forward)
+        return (
+            (self._least(receive * forward, here, kinds, 1), self._least(send * forward, here, kinds, 2)),
+            (self._least(send.T * backward, here, kinds, 1), self._least(receive.T * backward, here, kinds, 2)),
+        )
+
+    @cached_property
+    def shares(self) -> tuple[Floats, Floats]:
+        """Shares of a message's time that keep its sender, its receiver busy: [source group, target group]."""
+        cost, groups = self._instance.problem.cost, self._instance.groups
+        shares = np.zeros((2, len(groups), len(groups)))
+        for left, lefts in enumerate(groups):
+            for right, rights in enumerate(groups):
+                link = cost.link(lefts[0], rights[-1])
+                if link is not None:
+                    shares[:, left, right] = link.sender_busy, link.receiver_busy
+        return shares[0], shares[1]
+
+    def _least(self, seconds: Floats, here: Flags, kinds: Sequence[WorkerKind], over: int) -> Floats:
+        """The least over the groups at the other end, and over those of each kind: [kind, position 0 .. n]."""
+        least = np.where(here, seconds, np.inf).min(axis=over)
+        least = np.where(np.isfinite(least), least, 0.0)
+        by_kind = np.array([least[:, kind.groups].min(axis=1)[self.type_of] for kind in kinds])
+        by_kind[:, 0] = 0.0
+        return np.concatenate([by_kind, np.zeros((len(kinds), 1))], axis=1)
+
+
+def messages_s(points: Sequence[LinkPoint], sizes: Floats) -> Floats:
+    """`cost.message_s` of many sizes, to within rounding."""
+    x, y = (np.array([getattr(point, name) for point in points], dtype=float) for name in ("bytes", "seconds"))
+    if len(sizes) < 8 or min(x.min(), y.min()) <= 0 or len(points) < 2:
+        return np.array([message_s(points, size) for size in sizes])
+    inside = np.exp(np.interp(np.log(np.maximum(sizes, x[0])), np.log(x), np.log(y)))
+    slope = max(0.0, (y[-1] - y[-2]) / (x[-1] - x[-2]))
+    found: Floats = np.where(sizes <= x[0], y[0], np.where(sizes >= x[-1], y[-1] + slope * (sizes - x[-1]), inside))
+    return found

@@ -1,0 +1,129 @@
+"""Segments as arrays: what a stage of any kind of worker, start and length takes, for chains of any size.
+
+Where a segment must rematerialise, its backward is a lower bound at first (`memory.least_recompute_s`). `settle`
+replaces bounds by the exact values; what is at least as large as both can be left as it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from assigner.solver.memory import ROUNDING, least_recompute_s
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from assigner.schedule.cost import PartitionCost
+    from assigner.solver.prices import PriceTable, WorkerKind
+
+    Floats = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
+
+_FIELDS = ("forward_s", "backward_s", "update_s", "activation_bytes", "workspace_bytes", "recompute_s")
+
+
+class OptionArrays:
+    """Seconds of every segment up to some length: arrays [kind, first, length - 1], inf where there is none.
+
+    Args:
+        instance: What is to be placed.
+        kinds: Workers that count as alike; each segment has the least of their prices.
+        longest: Partitions in the longest segment.
+
+    Attributes:
+        options: The stage options, priced one by one.
+        forward, backward, update: Seconds as of `StageOption`; backward may be a lower bound.
+        settled: Where backward is exact.
+    """
+
+    def __init__(self, instance: PriceTable, kinds: Sequence[WorkerKind], longest: int) -> None:
+        self.instance, self.kinds, self.longest = instance, tuple(kinds), longest
+        self.options = instance.gpipe
+        rows = [self._kind(kind) for kind in self.kinds]
+        self.forward, self.backward, self.update = (np.stack([row[n] for row in rows]) for n in range(3))
+        self.settled: Flags = np.stack([row[3] for row in rows])
+
+    def _window(self, values: Floats) -> Floats:
+        """Sums of each segment."""
+        n = len(values)
+        sums = np.concatenate([[0.0], np.cumsum(values)])
+        ends = np.minimum(np.arange(n)[:, None] + 1 + np.arange(self.longest)[None, :], n)
+        within: Floats = sums[ends] - sums[:n, None]
+        return within
+
+    def _running_max(self, values: Floats) -> Floats:
+        """Largest of each segment."""
+        n = len(values)
+        ends = np.minimum(np.arange(n)[:, None] + np.arange(self.longest)[None, :], n - 1)
+        largest: Floats = np.maximum.accumulate(values[ends], axis=1)
+        return largest
+
+    def anywhere(self, flags: Sequence[bool]) -> Flags:
+        """Whether any partition of a segment has the flag: [first, length - 1]."""
+        return self._window(np.array(flags, dtype=float)) > 0
+
+    @cached_property
+    def _bytes(self) -> tuple[Floats, Floats, Floats]:
+        """(state, values read, messages) of each segment; inf where it would leave the chain or may not be."""
+        problem, n, bytes_ = self.instance.problem, len(self.instance.problem.order), self.instance.interval_bytes
+        if bytes_.ones is not None:
+            ones = np.array(bytes_.ones)
+            state, read = self._window(ones[:, 0]), self._window(ones[:, 1])
+            ends = np.minimum(np.arange(n)[:, None] + np.arange(self.longest)[None, :], n - 1)
+            messages = ones[ends, 2]
+        else:
+            grown = np.full((3, n, self.longest), np.inf)
+            for i in range(n):
+                some = list(itertools.islice(bytes_.grown_from(i), self.longest))
+                grown[:, i, : len(some)] = np.array(some).T
+            state, read, messages = grown
+        first, last = np.arange(n)[:, None], np.arange(n)[:, None] + np.arange(self.longest)[None, :]
+        open_at, apart = np.array(problem.may_cut), np.array(problem.apart, dtype=float)
+        may = (last < n) & open_at[first] & open_at[np.minimum(last + 1, n)] & (self._running_max(apart) < first)
+        return np.where(may, state, np.inf), read, messages
+
+    def _kind(self, kind: WorkerKind) -> tuple[Floats, Floats, Floats, Flags]:
+        """The least of the prices of a kind's groups."""
+        rows = [
+            self._group(self.instance.rows[group], self.instance.capacity(group))
+            for group in sorted({self.instance.like[group] for group in kind.groups})
+        ]
+        forward, backward, update, settled = (list(each) for each in zip(*rows, strict=True))
+        return (
+            np.minimum.reduce(forward), np.minimum.reduce(backward), np.minimum.reduce(update),
+            np.logical_and.reduce(settled),
+        )  # fmt: skip
+
+    def _group(self, prices: Sequence[PartitionCost | None], capacity: float) -> tuple[Floats, Floats, Floats, Flags]:
+        """Prices of each segment on the workers of one group."""
+        none = np.array([price is None for price in prices], dtype=float)
+        f, b, u, a, w, r = (
+            np.array([0.0 if price is None else getattr(price, name) for price in prices]) for name in _FIELDS
+        )
+        state, read, messages = self._bytes
+        fixed = state + self.instance.micro_batches * read + self._running_max(w) + messages
+        again, settled = least_recompute_s(
+            (r, a), self.instance.problem.remat_rules, capacity * (1 + ROUNDING) - fixed, self.instance.micro_batches,
+            sums=self._window, largest=self._running_max,
+        )  # fmt: skip
+        missing = (self._window(none) > 0) | ~np.isfinite(again)
+        forward = np.where(missing, np.inf, self._window(f))
+        backward = np.where(missing, np.inf, self._window(b) + np.where(missing, 0.0, again))
+        return forward, backward, np.where(missing, np.inf, self._window(u)), settled | missing
+
+    def settle(self, kind: int, first: int, length: int) -> float:
+        """Replace a lower bound by the exact value, and return it, in seconds."""
+        if not self.settled[kind, first, length - 1]:
+            groups = sorted({self.instance.like[group] for group in self.kinds[kind].groups})
+            found = [self.options.find(first, first + length - 1, group) for group in groups]
+            exact = min((option.backward_s for option in found if option is not None), default=math.inf)
+            self.backward[kind, first, length - 1] = exact
+            self.settled[kind, first, length - 1] = True
+        return float(self.backward[kind, first, length - 1])

@@ -1,0 +1,124 @@
+"""One micro-batch count with workers taken by kind: a relaxation that is small whatever the fleet.
+
+Workers of one kind count as alike, each segment and each message at the least price of any of them, so no plan is
+faster than the best pipeline of kinds. Within two limits on the slowest servers that pipeline is a
+path (paths.py, path_program.py), and a search over the limits bounds the step time (bottlenecks.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from assigner.solver import tuning
+from assigner.solver.fleet.hop_arrays import HopArrays
+from assigner.solver.fleet.path_program import WorkSplit
+from assigner.solver.perfect_split import perfect_split
+from assigner.solver.prices import WorkerKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from assigner.solver.prices import PriceTable
+
+    Floats = NDArray[np.float64]
+
+
+def _states(kinds: Sequence[WorkerKind]) -> int:
+    return len(kinds) * math.prod(kind.count + 1 for kind in kinds)
+
+
+class KindRelaxation:
+    """The relaxation of one instance, and what it says without looking at segments.
+
+    Args:
+        instance: What is to be placed.
+    """
+
+    def __init__(self, instance: PriceTable) -> None:
+        self.instance, self.more = instance, instance.micro_batches - 1
+        self.n = len(instance.problem.order)
+
+    @cached_property
+    def kinds(self) -> tuple[WorkerKind, ...]:
+        """The workers by kind; where that is too many for a sweep, the two that differ least count as one."""
+        kinds = list(self.instance.kinds)
+        while _states(kinds) * self.n > tuning.MOST_STATES:
+            kinds.sort(key=self._speed)
+            at = min(range(len(kinds) - 1), key=lambda at: self._speed(kinds[at + 1]) / self._speed(kinds[at]))
+            one, other = kinds[at : at + 2]
+            kinds[at : at + 2] = [WorkerKind(one.groups + other.groups, one.count + other.count)]
+        return tuple(kinds)
+
+    def _speed(self, kind: WorkerKind) -> float:
+        prices = [price for group in kind.groups for price in self.instance.rows[group] if price is not None]
+        return sum(price.forward_s + price.backward_s for price in prices) / max(1, len(prices)) + 1e-12
+
+    @cached_property
+    def links(self) -> HopArrays:
+        """The messages."""
+        return HopArrays(self.instance)
+
+    @cached_property
+    def _seconds(self) -> Floats:
+        """Least seconds [kind, position, forward or backward], 0 off the spine; inf: not there."""
+        spine, rows = self.instance.problem.spine, []
+        for kind in self.kinds:
+            some = {id(row): row for row in (self.instance.rows[group] for group in kind.groups)}
+            every = [
+                [(math.inf, math.inf) if price is None else (price.forward_s, price.backward_s) for price in row]
+                for row in some.values()
+            ]
+            rows.append(np.min(every, axis=0))
+        on = np.array([spine.forward, spine.backward]).T
+        return np.where(np.isfinite(rows), np.where(on, rows, 0.0), np.inf)
+
+    def _work(self, way: int) -> WorkSplit:
+        """Forwards (0) or backwards (1), weighted by how fast each kind does all of them."""
+        speed, least = perfect_split(self._seconds[:, :, way])
+        return WorkSplit(speed, np.concatenate([np.cumsum(least[::-1])[::-1], [0.0]]))
+
+    @cached_property
+    def work(self) -> WorkSplit:
+        """What the forwards of everything from a position on must be done by."""
+        return self._work(0)
+
+    @cached_property
+    def low(self) -> tuple[float, float]:
+        """No slowest server forward, backward is faster: everything is shared out perfectly among all workers."""
+        counts = np.array([kind.count for kind in self.kinds])
+        found = [(float(work.behind[0]), float(work.weights @ counts)) for work in (self.work, self._work(1))]
+        forward, backward = (seconds / total if total else 0.0 for seconds, total in found)
+        return forward, backward
+
+    @cached_property
+    def sums(self) -> float:
+        """Least seconds of one forward and one backward of everything, wherever it runs."""
+        return float(self._seconds.sum(axis=2).min(axis=0).sum())
+
+    @property
+    def quick_bound(self) -> float:
+        """No step is faster, in seconds; inf: a partition fits nowhere."""
+        return self.sums + self.more * sum(self.low) if math.isfinite(self.sums) else math.inf
+
+    def highest(self, target: float) -> tuple[float, float]:
+        """A pipeline below the target has no slowest server forward, backward above."""
+        if not self.more:
+            return math.inf, math.inf
+        spare = (target - self.sums) / self.more
+        return spare - self.low[1], spare - self.low[0]
+
+    def reach(self, limit: float) -> int:
+        """Partitions in the longest segment whose forward is within `limit` seconds."""
+        longest = 1
+        for row in self._seconds[:, :, 0]:
+            sums = list(itertools.accumulate(np.where(np.isfinite(row), row, 0.0).tolist(), initial=0.0))
+            longest = max([longest, *(bisect_right(sums, sums[i] + limit) - 1 - i for i in range(self.n))])
+        return min(self.n, longest)

@@ -1,0 +1,80 @@
+"""What the searches of this package ask of an objective: a bound of part of a placement, and the price of a whole one.
+
+StepPricing here has the step time; the steady state is in steady.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+from assigner.solver.free.arrangement import priced
+from assigner.solver.free.bounds import Bounds
+from assigner.solver.free.convex import ConvexBounds
+from assigner.solver.free.order import stages_in_order
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.solver.free.arrangement import Arrangement, Stages
+    from assigner.solver.free.bounds import Turn
+    from assigner.solver.free.set_memory import SetMemory
+
+
+class Pricing(Protocol):
+    """The value of placements under one objective.
+
+    Attributes:
+        room: Prices and memory.
+        one_stage: True: at most one stage a worker; else any number.
+    """
+
+    room: SetMemory
+    one_stage: bool
+
+    def least(self, where: Sequence[int], masks: Sequence[int], limit: float) -> tuple[float, list[Turn]]:
+        """A bound of all placements that have these positions there, in seconds, and its turns.
+
+        Args:
+            where: Worker of each position, -1: not placed. Whatever a placed position reads is placed.
+            masks: Positions of each worker.
+            limit: A bound of this value or more need not be made sharper.
+
+        Returns:
+            The bound; inf: there is no such placement. The turns where rows of several stages are to be looked at.
+        """
+
+    def price(self, stages: Stages) -> Arrangement | None:
+        """The stages with what they rematerialise and their value; None: they do not fit, or a link is missing."""
+
+    def actions(self, stages: Stages) -> int:
+        """How much work it is to price the stages, in timed actions."""
+
+
+class StepPricing:
+    """The step time, as the simulator has it.
+
+    Args:
+        room: Prices and memory.
+        one_stage: True: at most one stage a worker; else any number.
+    """
+
+    def __init__(self, room: SetMemory, *, one_stage: bool) -> None:
+        self.room, self.one_stage = room, one_stage
+        self._bounds, self._convex = Bounds(room), ConvexBounds(room)
+
+    def least(self, where: Sequence[int], masks: Sequence[int], limit: float) -> tuple[float, list[Turn]]:
+        """See `Pricing`."""
+        bound, turns = self._bounds.least(where, masks)
+        if self.one_stage and bound < limit:
+            stages = stages_in_order(self.room.table.before, masks)
+            bound = math.inf if stages is None else max(bound, self._convex.least(where, stages))
+        return bound, turns
+
+    def price(self, stages: Stages) -> Arrangement | None:
+        """See `Pricing`."""
+        return priced(self.room, stages)
+
+    def actions(self, stages: Stages) -> int:
+        """See `Pricing`: a forward and a backward of each stage and micro-batch, and what it takes to begin."""
+        return 2 * self.room.table.micro_batches * len(stages) + 100

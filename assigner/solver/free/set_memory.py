@@ -1,0 +1,157 @@
+"""What fits on a worker that holds several stages, and which partitions it must rematerialise for that.
+
+All stages of a worker share its memory (memory.py). Rematerialising lengthens the stage that holds the partition. With
+one stage a worker the least added time is best. With several, time added to one stage may hurt less than time added to
+another: every choice is kept that no other one beats in all stages at once.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import TYPE_CHECKING
+
+from assigner.solver import tuning
+from assigner.solver.free.set_prices import bits
+from assigner.solver.memory import HeldPartitions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.solver.free.set_prices import SetPrices
+
+Masks = tuple[int, ...]
+"""A set of positions for each stage of one worker."""
+
+
+class SetMemory:
+    """Memory of one table's workers.
+
+    Args:
+        table: The prices.
+    """
+
+    def __init__(self, table: SetPrices) -> None:
+        self.table, self._problem = table, table.problem
+        self._capacity = [worker.tensor_bytes for worker in table.problem.workers]
+        self._values: dict[int, tuple[int, int, int]] = {}
+        for maker, value, reader, gradient in table.edges:
+            _, readers, graded = self._values.get(value, (maker, 0, 0))
+            self._values[value] = (maker, readers | 1 << reader, graded | (1 << reader if gradient else 0))
+        self.state = cache(self._state)
+        self.read = cache(self._read)
+        self.messages = cache(self._messages)
+        self.least_s = cache(self._least_s)
+        self.choices = cache(self._choices)
+        self.cheapest = cache(self._cheapest)
+
+    def _state(self, mask: int) -> float:
+        """Bytes of parameters, gradients, optimizer state and buffers."""
+        return self._problem.cost.state(self._problem.order[i] for i in bits(mask)).total
+
+    def _read(self, mask: int) -> float:
+        """Bytes of the values that a stage reads for one micro-batch."""
+        return sum(self.table.bytes[value] for value, (_, readers, _) in self._values.items() if readers & mask)
+
+    def _messages(self, mask: int) -> float:
+        """Bytes of one message of each value that leaves the worker, and of its gradient."""
+        total = 0.0
+        for value, (maker, readers, graded) in self._values.items():
+            if mask >> maker & 1 and readers & ~mask:
+                total += self.table.bytes[value] * (1 + bool(graded & ~mask))
+        return total
+
+    def _held(self, worker: int, stages: Masks, messages: float) -> HeldPartitions:
+        """What a worker holds, before it is decided what it rematerialises."""
+        whole, row = sum(stages), self.table.prices[worker]
+        positions = list(bits(whole))
+        return HeldPartitions.on(
+            self._capacity[worker], [cost for i in positions if (cost := row[i])],
+            [self._problem.remat_rules[i] for i in positions], state=self.state(whole),
+            read=sum(self.read(stage) for stage in stages), messages=messages,
+        )  # fmt: skip
+
+    def _least_s(self, worker: int, mask: int, in_flight: int | None = None) -> float:
+        """Seconds of recomputing that a worker cannot avoid once it holds these positions, whatever follows; or inf.
+
+        Args:
+            worker: The worker.
+            mask: The positions.
+            in_flight: Micro-batches kept at once; None: all.
+        """
+        held = self._held(worker, (mask,), 0.0)
+        again = held.again(in_flight or self.table.micro_batches)
+        return math.inf if again is None else sum([held.costs[k].recompute_s for k in again])
+
+    def again_s(self, worker: int, positions: Sequence[int]) -> float:
+        """Seconds that a backward takes longer with these positions rematerialised."""
+        row = self.table.recompute_s[worker]
+        return sum([row[i] for i in positions])
+
+    def _cheapest(self, worker: int, stages: Masks, in_flight: int | None = None) -> Masks | None:
+        """What to rematerialise in each stage of a worker for the least added time; None: the stages do not fit.
+
+        Args:
+            worker: The worker.
+            stages: All its stages.
+            in_flight: Micro-batches kept at once; None: all.
+        """
+        whole = sum(stages)
+        again = self._held(worker, stages, self.messages(whole)).again(in_flight or self.table.micro_batches)
+        if again is None:
+            return None
+        positions = list(bits(whole))
+        chosen = sum(1 << positions[k] for k in again)
+        return tuple(chosen & stage for stage in stages)
+
+    def is_listed(self, worker: int, stages: Masks) -> bool:
+        """True if `choices` leaves nothing out."""
+        cheapest = self.cheapest(worker, stages)
+        whole, rules = sum(stages), self._problem.remat_rules
+        free = [i for i in bits(whole) if rules[i] is None]
+        return (
+            len(stages) == 1 or cheapest is None or len(free) <= tuning.LISTED
+            or all(rules[i] == "always" for i in bits(sum(cheapest)))
+        )  # fmt: skip
+
+    def _choices(self, worker: int, stages: Masks) -> tuple[Masks, ...]:
+        """What to rematerialise in each stage of a worker: all choices worth a look; empty: the stages do not fit.
+
+        Args:
+            worker: The worker.
+            stages: All its stages.
+        """
+        cheapest = self.cheapest(worker, stages)
+        if cheapest is None:
+            return ()
+        whole, rules = sum(stages), self._problem.remat_rules
+        forced = sum(1 << i for i in bits(whole) if rules[i] == "always")
+        if len(stages) == 1 or sum(cheapest) == forced or not self.is_listed(worker, stages):
+            return (cheapest,)
+        free = [i for i in bits(whole) if rules[i] is None]
+        held = self._held(worker, stages, self.messages(whole))
+        room = held.room - self.table.micro_batches * held.read
+        fitting = self._fitting(worker, whole, forced, free, room)
+        return self._undominated(worker, stages, fitting)
+
+    def _fitting(self, worker: int, whole: int, forced: int, free: Sequence[int], room: float) -> list[int]:
+        """Every set that fits and of which no part does."""
+        row, fitting = self.table.activations[worker], list[int]()
+        subsets = [sum(1 << i for k, i in enumerate(free) if number >> k & 1) for number in range(1 << len(free))]
+        for subset in sorted(subsets, key=int.bit_count):
+            again = subset | forced
+            if any(other & again == other for other in fitting):
+                continue
+            stored = sum([row[i] for i in bits(whole & ~again)])
+            largest = max((row[i] for i in bits(again)), default=0.0)
+            if self.table.micro_batches * stored + largest <= room:
+                fitting.append(again)
+        return fitting
+
+    def _undominated(self, worker: int, stages: Masks, fitting: Sequence[int]) -> tuple[Masks, ...]:
+        added = {again: [self.again_s(worker, list(bits(again & stage))) for stage in stages] for again in fitting}
+        kept: list[int] = []
+        for again in sorted(fitting, key=lambda each: (sum(added[each]), each)):
+            if not any(all(x <= y for x, y in zip(added[other], added[again], strict=True)) for other in kept):
+                kept.append(again)
+        return tuple(tuple(again & stage for stage in stages) for again in kept)

@@ -1,0 +1,232 @@
+"""Everything about one micro-batch count in numbers: what partitions, values and shared parameters cost where.
+
+Partitions are positions in `profile.order`, workers are numbers in `profile.workers`, sets of positions are bit masks:
+the searches of this package price many thousands of placements.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from assigner.solver.prices import PriceTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from assigner.schedule.cost import PartitionCost
+
+
+class MessageTime(NamedTuple):
+    """One message of one value over one link: seconds on the wire, and in which its two ends are busy with it."""
+
+    seconds: float
+    sender_s: float
+    receiver_s: float
+
+
+class TravellingValue(NamedTuple):
+    """The way of one value to one other worker.
+
+    Args:
+        maker: The position that makes it.
+        source: The maker's worker.
+        target: The worker that reads it.
+        readers: Positions on that worker that read it.
+        there: The message of its activation.
+        back: The message of its gradient; None: it has none.
+    """
+
+    maker: int
+    source: int
+    target: int
+    readers: tuple[int, ...]
+    there: MessageTime
+    back: MessageTime | None
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The positions in a mask, smallest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+class SetPrices(PriceTable):
+    """The same prices by worker, and what sets of positions need that are no intervals."""
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the workers, by number."""
+        return tuple(worker.name for worker in self.problem.workers)
+
+    @cached_property
+    def group(self) -> tuple[int, ...]:
+        """Of each worker the number of its group of like ones."""
+        number = {name: k for k, members in enumerate(self.groups) for name in members}
+        return tuple(number[name] for name in self.names)
+
+    @cached_property
+    def prices(self) -> tuple[tuple[PartitionCost | None, ...], ...]:
+        """Per worker and position: what the partition costs there; None: it may not, or cannot, be placed there."""
+        return tuple(self.costs(name) for name in self.names)
+
+    @cached_property
+    def forward_s(self) -> tuple[tuple[float, ...], ...]:
+        """Per worker and position: seconds of one forward; inf: not there."""
+        return self._all("forward_s")
+
+    @cached_property
+    def recompute_s(self) -> tuple[tuple[float, ...], ...]:
+        """The same of what rematerialising adds."""
+        return self._all("recompute_s")
+
+    @cached_property
+    def backward_s(self) -> tuple[tuple[float, ...], ...]:
+        """The same of one backward, without recomputing."""
+        return self._all("backward_s")
+
+    @cached_property
+    def update_s(self) -> tuple[tuple[float, ...], ...]:
+        """The same of the optimizer's update."""
+        return self._all("update_s")
+
+    @cached_property
+    def activations(self) -> tuple[tuple[float, ...], ...]:
+        """Per worker and position: bytes kept from a forward to its backward."""
+        return self._all("activation_bytes")
+
+    def _all(self, name: str) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(getattr(price, name) if price else math.inf for price in row) for row in self.prices)
+
+    @cached_property
+    def homes(self) -> tuple[tuple[int, ...], ...]:
+        """Per position: the workers on which it may be."""
+        workers = range(len(self.names))
+        return tuple(tuple(w for w in workers if self.prices[w][i] is not None) for i in range(len(self.problem.order)))
+
+    @cached_property
+    def together(self) -> tuple[int, ...]:
+        """Per position: the positions that must be on the same worker, itself too."""
+        label = [self.problem.profile.partition[name].colocate for name in self.problem.order]
+        return tuple(
+            sum(1 << j for j, other in enumerate(label) if i == j or (mine is not None and mine == other))
+            for i, mine in enumerate(label)
+        )
+
+    @cached_property
+    def apart(self) -> tuple[int, ...]:
+        """Per position: the positions that must not be on the same worker."""
+        found = [0] * len(self.problem.order)
+        for group in self.problem.options.apart:
+            mask = sum(1 << self.problem.position[name] for name in group)
+            for i in bits(mask):
+                found[i] |= mask & ~(1 << i)
+        return tuple(found)
+
+    @cached_property
+    def edges(self) -> tuple[tuple[int, int, int, bool], ...]:
+        """(maker, number of the value, reader, whether with gradient), in the order of the profile's edges."""
+        outputs = {(edge.source, edge.output): 0 for edge in self.problem.profile.edges}
+        number = {key: n for n, key in enumerate(outputs)}
+        at = self.problem.position
+        return tuple(
+            (at[edge.source], number[edge.source, edge.output], at[edge.target], edge.gradient)
+            for edge in self.problem.profile.edges
+        )
+
+    @cached_property
+    def bytes(self) -> tuple[float, ...]:
+        """Of each value, for one micro-batch."""
+        sizes: dict[tuple[str, int], float] = {}
+        for edge in self.problem.profile.edges:
+            sizes[edge.source, edge.output] = edge.bytes_per_sample * self.size + edge.fixed_bytes
+        return tuple(sizes.values())
+
+    @cached_property
+    def wires(self) -> tuple[tuple[tuple[MessageTime, ...], ...], ...]:
+        """Per value, sender and receiver: the message; seconds are inf without a link."""
+        found = {size: self._wires(size) for size in set(self.bytes)}
+        return tuple(found[size] for size in self.bytes)
+
+    @cached_property
+    def ties(self) -> tuple[tuple[tuple[int, ...], tuple[tuple[MessageTime, ...], ...]], ...]:
+        """Of each shared parameter: the positions that hold it, and its message by sender and receiver."""
+        at = self.problem.position
+        return tuple(
+            (tuple(at[name] for name in tie.partitions), self._wires(tie.bytes)) for tie in self.problem.profile.ties
+        )
+
+    def _wires(self, size: float) -> tuple[tuple[MessageTime, ...], ...]:
+        cost = self.problem.cost
+        return tuple(
+            tuple(MessageTime(cost.transfer_s(u, v, size), *cost.busy_s(u, v, size)) for v in self.names)
+            for u in self.names
+        )
+
+    @cached_property
+    def before(self) -> tuple[int, ...]:
+        """Per position: the positions whose values it reads."""
+        found = [0] * len(self.problem.order)
+        for maker, _, reader, _ in self.edges:
+            found[reader] |= 1 << maker
+        return tuple(found)
+
+    @cached_property
+    def behind(self) -> tuple[int, ...]:
+        """Per position: the positions that read its values."""
+        found = [0] * len(self.problem.order)
+        for maker, _, reader, _ in self.edges:
+            found[maker] |= 1 << reader
+        return tuple(found)
+
+    def may(self, stages: Sequence[tuple[int, int]]) -> bool:
+        """False if a hint, or a missing price, forbids stages given as (worker, mask of positions)."""
+        masks: dict[int, int] = {}
+        for worker, mask in stages:
+            masks[worker] = masks.get(worker, 0) | mask
+        if len(masks) > self.problem.most_workers:
+            return False
+        for worker, mask in masks.items():
+            for i in bits(mask):
+                if self.prices[worker][i] is None or self.apart[i] & mask or self.together[i] & ~mask:
+                    return False
+        if not self.problem.options.order:
+            return True
+        where = {i: worker for worker, mask in masks.items() for i in bits(mask)}
+        return all(
+            where[maker] == where[reader] or self.problem.follows(self.names[where[maker]], self.names[where[reader]])
+            for maker, _, reader, _ in self.edges
+        )
+
+    def ways(self, where: Sequence[int]) -> tuple[TravellingValue, ...] | None:
+        """All values that travel when position i is on worker `where[i]`; None: a link that they need is missing.
+
+        In the order in which a stage sends them (schedule.py).
+        """
+        found: dict[tuple[int, int], tuple[int, list[int], bool]] = {}
+        for maker, value, reader, gradient in self.edges:
+            target = where[reader]
+            if where[maker] != target:
+                key = (value, target)
+                old = found.get(key)
+                if old is None:
+                    found[key] = (maker, [reader], gradient)
+                else:
+                    old[1].append(reader)
+                    if gradient and not old[2]:
+                        found[key] = (maker, old[1], True)
+        ways = []
+        for (value, target), (maker, readers, gradient) in found.items():
+            source, wires = where[maker], self.wires[value]
+            there, back = wires[source][target], wires[target][source] if gradient else None
+            if math.isinf(there.seconds) or (back is not None and math.isinf(back.seconds)):
+                return None
+            ways.append(TravellingValue(maker, source, target, tuple(readers), there, back))
+        for members, wires in self.ties:
+            holders = {where[i] for i in members}
+            if any(math.isinf(wires[u][v].seconds) for u in holders for v in holders if u != v):
+                return None
+        return tuple(ways)

@@ -1,0 +1,161 @@
+"""The steady state of convex stages, one a worker: the largest load of a worker or a directed link.
+
+Loads are those of M micro-batches, as `schedule/objective.py` has them: a worker's forwards, backwards, recomputing and
+the busy shares of its messages; a link's messages. Of a partial placement they are a lower bound, and so is all work
+split perfectly (perfect_split.py). A worker w that holds S, as the d-th stage from the end of the pipeline, takes
+
+    L(w, d) = M (sum over S of (f + b) + recompute(w, S, d)) + busy(w)
+
+Under GPipe recompute is that with M micro-batches in flight, under 1F1B with min(M, d), which grows with d. So the
+order of stages matters, and of all orders in which none stands in front of one that it reads from, the least maximum is
+found by choosing, from the first stage on, the one of least L among those that wait for no other. What is not placed
+yet adds to loads, stages and waiting, so the same of a partial placement is a bound, too.
+
+Source: E. L. Lawler, Optimal sequencing of a single machine subject to precedence constraints, Management Science 19,
+1973.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from assigner.solver.free.arrangement import Arrangement
+from assigner.solver.free.order import stages_in_order
+from assigner.solver.free.set_prices import bits
+from assigner.solver.perfect_split import perfect_split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from assigner.solver.free.arrangement import Stages
+    from assigner.solver.free.bounds import Turn
+    from assigner.solver.free.set_memory import SetMemory
+
+
+class SteadyPricing:
+    """M times the seconds that a micro-batch takes in the steady state.
+
+    Args:
+        room: Prices and memory.
+        falling: A stage keeps no more micro-batches than its place from the end, as under 1F1B; else all M.
+    """
+
+    one_stage = True
+
+    def __init__(self, room: SetMemory, *, falling: bool) -> None:
+        self.room, self._table, self._falling = room, room.table, falling
+        table = room.table
+        self._work = [
+            [table.micro_batches * (price.forward_s + price.backward_s) if price else math.inf for price in row]
+            for row in table.prices
+        ]
+        weight, share = (found.tolist() for found in perfect_split(np.array(self._work)))
+        self._weight, self._share = weight, share
+        self._weights = sum(sorted(weight)[-table.problem.most_workers :])
+        order = table.problem.options.order
+        self._turn = [order.index(name) if name in order else 0 for name in table.names]
+        self._load_s = cache(self._least_load_s)
+
+    def least(self, where: Sequence[int], masks: Sequence[int], limit: float) -> tuple[float, list[Turn]]:
+        """See `Pricing`; there are no turns."""
+        busy, bound = self._messages(where)
+        total = sum([share for w, share in zip(where, self._share, strict=True) if w < 0])
+        for w, mask in enumerate(masks):
+            if mask:
+                load = self._load_s(w, mask, self._in_flight(1)) + busy[w]
+                total += self._weight[w] * load
+                bound = max(bound, load)
+        bound = max(bound, total / self._weights if self._weights else 0.0)
+        if bound < limit:
+            row = self._row(masks, lambda w, depth: self._load_s(w, masks[w], depth) + busy[w])
+            bound = math.inf if row is None else max(bound, row[0])
+        return bound, []
+
+    def price(self, stages: Stages) -> Arrangement | None:
+        """See `Pricing`. The stages come in the order of least value, whatever the order given is."""
+        table, masks = self._table, [0] * len(self._table.names)
+        where = [0] * len(table.problem.order)
+        for w, mask in stages:
+            masks[w] = mask
+            for i in bits(mask):
+                where[i] = w
+        if table.ways(where) is None:
+            return None
+        busy, links = self._messages(where)
+
+        def seconds(w: int, depth: int) -> float:
+            again = self.room.cheapest(w, (masks[w],), depth)
+            if again is None:
+                return math.inf
+            recompute = self.room.again_s(w, list(bits(again[0])))
+            return self._own_s(w, masks[w]) + table.micro_batches * recompute + busy[w]
+
+        row = self._row(masks, seconds)
+        if row is None or math.isinf(row[0]):
+            return None
+        slowest, ordered = row
+        again: list[int] = []
+        for n, (w, mask) in enumerate(ordered):
+            chosen = self.room.cheapest(w, (mask,), self._in_flight(len(ordered) - n))
+            assert chosen is not None
+            again += chosen
+        return Arrangement(table, ordered, tuple(again), max(slowest, links))
+
+    def actions(self, stages: Stages) -> int:
+        """See `Pricing`: no action is timed."""
+        return 10 * len(stages) + 100
+
+    def _in_flight(self, depth: int) -> int:
+        """Micro-batches that a stage keeps, by its place from the end of the pipeline, from 1."""
+        return min(depth, self._table.micro_batches) if self._falling else self._table.micro_batches
+
+    def _own_s(self, worker: int, mask: int) -> float:
+        row = self._work[worker]
+        return sum([row[i] for i in bits(mask)])
+
+    def _least_load_s(self, worker: int, mask: int, in_flight: int) -> float:
+        """Seconds of the positions on a worker without messages, whatever follows; inf: they do not fit."""
+        again = self.room.least_s(worker, mask, in_flight)
+        return self._own_s(worker, mask) + self._table.micro_batches * again
+
+    def _messages(self, where: Sequence[int]) -> tuple[list[float], float]:
+        """Seconds that messages keep each worker busy, and those of the slowest link; of what is placed."""
+        table = self._table
+        times, busy = table.micro_batches, [0.0] * len(table.names)
+        links: dict[tuple[int, int], float] = {}
+        sent: dict[tuple[int, int], bool] = {}  # value and reader's worker: whether the gradient comes back
+        for maker, value, reader, gradient in table.edges:
+            u, v = where[maker], where[reader]
+            if u == v or u < 0 or v < 0:
+                continue
+            ways = [] if (value, v) in sent else [(u, v)]
+            if gradient and not sent.get((value, v)):
+                ways.append((v, u))
+            sent[value, v] = gradient or sent.get((value, v), False)
+            for a, b in ways:
+                wire = table.wires[value][a][b]
+                links[a, b] = links.get((a, b), 0.0) + times * wire.seconds
+                busy[a] += times * wire.sender_s
+                busy[b] += times * wire.receiver_s
+        return busy, max(links.values(), default=0.0)
+
+    def _row(self, masks: Sequence[int], seconds: Callable[[int, int], float]) -> tuple[float, Stages] | None:
+        """The order of least slowest stage, by `seconds` of a worker with so many in flight; None: there is no order.
+
+        A hint may give the order of workers.
+        """
+        slowest = 0.0
+
+        def choose(ready: Sequence[int], left: int) -> int:
+            nonlocal slowest
+            depth, first = self._in_flight(left), min(self._turn[w] for w in ready)
+            load, chosen = min((seconds(w, depth), w) for w in ready if self._turn[w] == first)
+            slowest = max(slowest, load)
+            return chosen
+
+        stages = stages_in_order(self._table.before, masks, choose)
+        return None if stages is None else (slowest, stages)

@@ -1,0 +1,313 @@
+"""What fits on a worker, and what it must rematerialise for that: the one rule of all searches.
+
+A worker that keeps `in_flight` micro-batches of what it holds fits if
+
+    state + workspace + messages + in_flight * (values read + activations stored)
+        + largest rematerialised activation  <=  capacity
+
+(`CostModel.memory` is the simulator's word on it). Rematerialising a partition costs the time of its recompute, and
+everything else about the step time is untouched: so of one stage the subset with the least added time is the best
+whatever the other stages do. That is a small knapsack, solved exactly by `least_remat`, and for many segments at once
+as a bound by `least_recompute_s`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from assigner.schedule.cost import PartitionCost
+from assigner.solver import tuning
+from assigner.solver.options import RematRule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from assigner.schedule.cost import PartitionOutput
+    from assigner.solver.problem import Problem
+
+    Floats = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
+
+ROUNDING = 1e-9
+"""Share of a worker's memory that sums taken in another order may differ by: bounds grant it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPartitions:
+    """Partitions on one worker, before it is decided what it rematerialises.
+
+    Args:
+        costs: Of each partition.
+        rules: Which of them must never, or always, be rematerialised.
+        room: Bytes for activations and values read, of all micro-batches in flight.
+        read: Bytes of the values read by one micro-batch.
+    """
+
+    costs: tuple[PartitionCost, ...]
+    rules: Sequence[RematRule | None]
+    room: float
+    read: float
+
+    @classmethod
+    def on(
+        cls, capacity: float, costs: Sequence[PartitionCost], rules: Sequence[RematRule | None], *, state: float,
+        read: float, messages: float,
+    ) -> HeldPartitions:  # fmt: skip
+        """On a worker of that capacity; bytes of state, of values read by a micro-batch, and of messages."""
+        workspace = max(each.workspace_bytes for each in costs)
+        return cls(tuple(costs), rules, capacity - state - messages - workspace, read)
+
+    def again(self, in_flight: int) -> tuple[int, ...] | None:
+        """What to rematerialise with so many micro-batches in flight, as indices; None: that many do not fit."""
+        return least_remat(
+            [each.activation_bytes for each in self.costs], [each.recompute_s for each in self.costs],
+            in_flight=in_flight, room=self.room - in_flight * self.read, rules=self.rules,
+        )  # fmt: skip
+
+    def deepest(self, again: tuple[int, ...], in_flight: int, most: int) -> int:
+        """The most micro-batches, from `in_flight` to `most`, that fit with these rematerialised."""
+        twice = set(again)
+        kept = self.read + sum(each.activation_bytes for i, each in enumerate(self.costs) if i not in twice)
+        room = self.room - max((self.costs[i].activation_bytes for i in again), default=0.0)
+        return most if not kept or kept * most <= room else max(in_flight, min(most, int(room / kept)))
+
+
+class IntervalBytes:
+    """Bytes of intervals of the order that do not depend on their worker: state, values read, messages.
+
+    Args:
+        problem: What is to be placed.
+        size: Samples in a micro-batch.
+    """
+
+    def __init__(self, problem: Problem, size: int) -> None:
+        self._problem, self._size, cost = problem, size, problem.cost
+        self._tied = {name for tie in problem.profile.ties for name in tie.partitions}
+        self._leaving: list[list[tuple[float, int, int]]] = [[] for _ in problem.order]
+        for output in cost.outputs:
+            edges = cost.readers[output]
+            last = max(problem.position[edge.target] for edge in edges)
+            graded = max((problem.position[edge.target] for edge in edges if edge.gradient), default=-1)
+            bytes_ = cost.output_bytes(output, self._size)
+            self._leaving[problem.position[output.partition]].append((bytes_, last, graded))
+        self.grown = cache(lambda first: tuple(self.grown_from(first)))
+        chain = problem.profile.is_chain
+        self.ones = [next(self.grown_from(i)) for i in range(len(problem.order))] if chain else None
+        """Of a chain, those of each partition by itself: an interval's state and values read are their sums."""
+
+    def of(self, first: int, last: int) -> tuple[float, float, float]:
+        """(state, values read, messages) of one interval."""
+        if self.ones is None:
+            found: tuple[float, float, float] = self.grown(first)[last - first]
+            return found
+        held = self.ones[first : last + 1]
+        return sum(state for state, _, _ in held), sum(read for _, read, _ in held), held[-1][2]
+
+    def grown_from(self, first: int) -> Iterator[tuple[float, float, float]]:
+        """(state, values read, messages) in bytes of the segments first .. first, first .. first + 1, and so on."""
+        problem, cost = self._problem, self._problem.cost
+        state, read = 0.0, 0.0
+        seen: set[PartitionOutput] = set()
+        held: list[str] = []
+        open_values: list[tuple[float, int, int]] = []
+        for last in range(first, len(problem.order)):
+            name = problem.order[last]
+            held.append(name)
+            if name in self._tied:
+                state = cost.state(held).total
+            else:
+                state += cost.state((name,)).total
+            for output in cost.reads[name]:
+                if output not in seen:
+                    seen.add(output)
+                    read += cost.output_bytes(output, self._size)
+            open_values = [value for value in (*open_values, *self._leaving[last]) if value[1] > last]
+            yield state, read, sum(bytes_ * (1 + (graded > last)) for bytes_, _, graded in open_values)
+
+
+def least_remat(
+    activations: Sequence[float],
+    recomputes: Sequence[float],
+    *,
+    in_flight: int,
+    room: float,
+    rules: Sequence[RematRule | None] | None = None,
+) -> tuple[int, ...] | None:
+    """The positions to rematerialise: least sum of `recomputes`, then found first; None: nothing fits.
+
+    The largest rematerialised activation is enumerated: for each value `top`, only partitions up to it take part, and
+    what is left is a minimum knapsack.
+
+    Args:
+        activations: Bytes that each partition keeps per micro-batch.
+        recomputes: Seconds that rematerialising each partition adds to a micro-batch.
+        in_flight: Micro-batches kept at once.
+        room: Bytes for activations.
+        rules: Per position "never" or "always" where there is no choice; left out: all are free.
+    """
+    given = rules or [None] * len(activations)
+    forced = [i for i, rule in enumerate(given) if rule == "always"]
+    base = max((activations[i] for i in forced), default=0.0)
+    excess = in_flight * (sum(activations) - sum(activations[i] for i in forced)) - room
+    if excess + base <= 0:
+        return tuple(forced)
+    free = [i for i, size in enumerate(activations) if size > 0 and given[i] is None]
+    ranked = sorted(free, key=lambda i: (recomputes[i] / activations[i], i))
+    best = _Cheapest(float("inf"), None)
+    sizes = sorted({activations[i] for i in ranked}, reverse=True)
+    for n, top in enumerate(sizes):
+        items = [i for i in ranked if activations[i] <= top]
+        need = (excess + max(top, base)) / in_flight
+        if sum(activations[i] for i in items) < need:
+            break  # a smaller top loses more activations than it gains room
+        if len(sizes) - n <= tuning.COUNTED_SIZES:
+            groups = [[i for i in items if activations[i] == size] for size in sizes[n:]]
+            _count(sorted(groups, key=len), sizes_of=activations, recomputes=recomputes, need=need, best=best)
+        else:
+            _cover(items, activations, recomputes, need, best)
+        if top <= base:
+            break  # below, only choice is lost
+    return None if best.chosen is None else tuple(sorted([*forced, *best.chosen]))
+
+
+@dataclass(slots=True)
+class _Cheapest:
+    cost: float
+    chosen: list[int] | None
+
+
+def _count(
+    groups: Sequence[list[int]],
+    *,
+    sizes_of: Sequence[float],
+    recomputes: Sequence[float],
+    need: float,
+    best: _Cheapest,
+    taken: tuple[int, ...] = (),
+    cost: float = 0.0,
+) -> None:
+    """Improve `best`: of each group, whose activations are equal, the cheapest few; of the last, what is still missing.
+
+    Args:
+        groups: Positions with equal activations, the cheapest first.
+        sizes_of: Activations by position.
+        recomputes: Seconds by position.
+        need: Bytes that the chosen must add up to.
+        best: The best so far.
+        taken: Chosen from earlier groups.
+        cost: Their seconds.
+    """
+    group, *rest = groups
+    size = sizes_of[group[0]]
+    if not rest:
+        least = max(0, math.ceil(need / size))
+        if least > len(group):
+            return
+        cost += sum(recomputes[i] for i in group[:least])
+        if cost < best.cost:
+            best.cost, best.chosen = cost, [*taken, *group[:least]]
+        return
+    for number in range(len(group) + 1):
+        if cost >= best.cost:
+            return
+        _count(
+            rest, sizes_of=sizes_of, recomputes=recomputes, need=need - number * size, best=best,
+            taken=(*taken, *group[:number]), cost=cost,
+        )  # fmt: skip
+        if number * size >= need or number == len(group):
+            return
+        cost += recomputes[group[number]]
+
+
+def _cover(
+    items: Sequence[int], activations: Sequence[float], recomputes: Sequence[float], need: float, best: _Cheapest
+) -> None:
+    """Improve `best` with the cheapest `items` whose activations add up to `need`, by depth-first branch and bound.
+
+    `items` are ordered by seconds per byte, so filling up in that order (the last one in part) is a lower bound. Of
+    equal activations the cheaper is taken first: once one is left out, so are its equals that follow.
+    """
+    chosen: list[int] = []
+    size_up_to = list(itertools.accumulate((activations[i] for i in items), initial=0.0))
+    cost_up_to = list(itertools.accumulate((recomputes[i] for i in items), initial=0.0))
+
+    def bound(at: int, missing: float) -> float:
+        filled = bisect_left(size_up_to, size_up_to[at] + missing, lo=at)
+        if filled > len(items):
+            return float("inf")
+        i = items[filled - 1]
+        over = (size_up_to[filled] - size_up_to[at] - missing) / activations[i]
+        return cost_up_to[filled] - cost_up_to[at] - over * recomputes[i]
+
+    def descend(at: int, missing: float, cost: float, left_out: frozenset[float]) -> None:
+        if missing <= 0:
+            if cost < best.cost:
+                best.cost, best.chosen = cost, list(chosen)
+            return
+        if at == len(items) or cost + bound(at, missing) >= best.cost * (1 - 1e-12):
+            return
+        i = items[at]
+        if activations[i] not in left_out:
+            chosen.append(i)
+            descend(at + 1, missing - activations[i], cost + recomputes[i], left_out)
+            chosen.pop()
+        descend(at + 1, missing, cost, left_out | {activations[i]})
+
+    descend(0, need, 0.0, frozenset())
+
+
+def least_recompute_s(
+    costs: tuple[Floats, Floats], rules: Sequence[RematRule | None], room: Floats, in_flight: int, *,
+    sums: Callable[[Floats], Floats], largest: Callable[[Floats], Floats],
+) -> tuple[Floats, Flags]:  # fmt: skip
+    """The knapsack of many segments at once: least seconds of recomputing, as a lower bound, and where it is exact.
+
+    Source: Lagrangian dual of the knapsack. For any price p of a byte, rematerialising partitions of sizes a and times
+    f so that `need` bytes are freed takes at least p need - sum of max(0, p a - f).
+
+    Args:
+        costs: Of each position the seconds of its recompute and the bytes that it keeps per micro-batch.
+        rules: Per position "never" or "always" where there is no choice.
+        room: Bytes for activations of each segment: [first, length - 1].
+        in_flight: Micro-batches kept at once.
+        sums: From values by position to their sum over each segment.
+        largest: From values by position to the largest of each segment.
+
+    Returns:
+        Seconds, inf where there is no way to fit, and flags: both as `room`.
+    """
+    r, a = costs
+    forced = np.array([rule == "always" for rule in rules])
+    free = np.array([rule is None for rule in rules]) & (a > 0)
+    base = largest(np.where(forced, a, 0.0))
+    must = sums(np.where(forced, r, 0.0))
+    excess = in_flight * sums(np.where(forced, 0.0, a)) - room
+    fits = excess + base <= 0
+    smallest = a[free].min() if free.any() else 0.0
+    need = np.where(fits, 0.0, np.minimum(excess + np.maximum(base, smallest), 1e300) / in_flight)
+    there = sums(np.where(free, a, 0.0))
+    never = ~fits & (there < need * (1 - ROUNDING))
+    bound = np.zeros_like(room)
+    for price in _byte_prices(r[free], a[free]):
+        gain = np.where(free, np.maximum(0.0, price * a - r), 0.0)
+        bound = np.maximum(bound, price * need - sums(gain))
+    return np.where(np.isfinite(room) & ~never, must + np.where(fits, 0.0, bound), np.inf), fits | never
+
+
+def _byte_prices(r: Floats, a: Floats) -> Floats:
+    """Prices of a byte to try: ratios of time to size, the lowest and the highest among them."""
+    ratios = np.unique(r / a)
+    if len(ratios) <= tuning.BYTE_PRICES:
+        return ratios
+    some: Floats = ratios[np.unique(np.linspace(0, len(ratios) - 1, tuning.BYTE_PRICES).astype(int))]
+    return some

@@ -1,0 +1,276 @@
+"""How the price of a pipeline adds up, from its last stage to its first: the objectives of the dynamic program.
+
+GPipeStep     the step time of GPipe, but for turns before the last stage (chain/formula.py)
+OneFOneBStep  a lower bound of the step time of 1F1B
+SteadyState   M times the slowest worker or link of the steady state
+Latency       one forward of one micro-batch
+
+Of a suffix of a pipeline each keeps a few marks, of which less is better: arrays [mark, label] or, where options are
+put in front of labels, [mark, label, option].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontStages:
+    """Stages about to be put in front, as arrays that broadcast: seconds, and the deepest and least warm-up."""
+
+    forward: Floats
+    backward: Floats
+    update: Floats
+    promised: Floats
+    least: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class FrontHops:
+    """The boundary in front of each label, as of `Hop`: seconds on the wire, and in which each side is busy with it."""
+
+    there: Floats
+    back: Floats
+    left_f: Floats
+    right_f: Floats
+    left_b: Floats
+    right_b: Floats
+
+    @property
+    def busy_left(self) -> Floats:
+        """Both ways."""
+        return self.left_f + self.left_b
+
+    @property
+    def busy_right(self) -> Floats:
+        """Both ways."""
+        return self.right_f + self.right_b
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """What is left to be placed, at its least, for each label; levels are inf where it cannot be placed.
+
+    Args:
+        both: Seconds of one forward and one backward of all of it.
+        forward: Of one forward.
+        level: Per micro-batch, of the busiest worker.
+        level_f, level_b: The same of its forwards, and of its backwards, alone.
+    """
+
+    both: Floats
+    forward: Floats
+    level: Floats
+    level_f: Floats
+    level_b: Floats
+
+
+class PipelineObjective(Protocol):
+    """How the price of a pipeline adds up.
+
+    Attributes:
+        adds_up: Times of several stages are added to a bound: of a graph, only of stages that wait for each other.
+        flows: The pipeline must stay full: no stage may warm up with fewer micro-batches than its schedule has it.
+        nothing: The marks of one pipeline without a stage.
+    """
+
+    adds_up: ClassVar[bool]
+    flows: ClassVar[bool]
+    nothing: ClassVar[Floats]
+
+    def last(self, stage: FrontStages) -> Floats:
+        """The marks of pipelines of one stage."""
+
+    def grow(self, old: Floats, hop: FrontHops, stage: FrontStages) -> Floats:
+        """The marks with one more stage in front."""
+
+    def whole(self, marks: Floats) -> Floats:
+        """The price of whole pipelines."""
+
+    def least(self, marks: Floats, rest: Remainder) -> Floats:
+        """The least price of a completion."""
+
+
+def _marks(*rows: Floats | float) -> Floats:
+    """Rows of one shape as one array."""
+    return np.stack(np.broadcast_arrays(*rows))
+
+
+@dataclass(frozen=True)
+class GPipeStep:
+    """The step time of GPipe with the turn at the last stage, as `chain/formula.py` has it; of a graph, a guess.
+
+    Marks: sums of forwards and of backwards with their messages; the slowest server of each, the newest stage left
+    out; the newest stage's own server times, and what its messages keep it busy backward; what keeps the last stage
+    busy at the turn (-1: it has no left boundary yet); the latest end of an update, counted from the turn; the newest
+    stage's own update.
+    """
+
+    adds_up: ClassVar[bool] = False
+    flows: ClassVar[bool] = False
+    nothing: ClassVar[Floats] = np.zeros((10, 1))
+    micro_batches: int
+
+    def last(self, stage: FrontStages) -> Floats:
+        """See `PipelineObjective`."""
+        forward, backward = stage.forward, stage.backward
+        return _marks(forward, backward, 0.0, 0.0, forward, backward, 0.0, -1.0, 0.0, stage.update)
+
+    def grow(self, old: Floats, hop: FrontHops, stage: FrontStages) -> Floats:
+        """See `PipelineObjective`."""
+        forward, backward, slow_f, slow_b, own_f, own_b, busy, turn, tail, update = old
+        # the newest stage's left boundary is known now, so its terms are complete
+        slow_f = np.maximum(np.maximum(slow_f, own_f + hop.right_f), hop.there)
+        slow_b = np.maximum(slow_b, own_b + hop.right_b)
+        tail = np.maximum(tail, backward + (self.micro_batches - 1) * slow_b + busy + hop.right_b + update)
+        return _marks(
+            forward + hop.there + stage.forward, backward + hop.back + stage.backward, slow_f,
+            np.maximum(slow_b, hop.back), hop.left_f + stage.forward, hop.left_b + stage.backward, hop.left_b,
+            np.where(turn < 0, hop.right_f, turn), tail, stage.update,
+        )  # fmt: skip
+
+    def _priced(self, marks: Floats, level_f: Floats | float, level_b: Floats | float) -> Floats:
+        """The step time where no server is faster than these levels."""
+        forward, backward, slow_f, slow_b, own_f, own_b, busy, turn, tail, update = marks
+        more = self.micro_batches - 1
+        start = forward + more * np.maximum(np.maximum(slow_f, own_f), level_f) + np.maximum(turn, 0.0)
+        end = backward + more * np.maximum(np.maximum(slow_b, own_b), level_b) + busy + update
+        step: Floats = start + np.maximum(tail, end)
+        return step
+
+    def whole(self, marks: Floats) -> Floats:
+        """See `PipelineObjective`."""
+        return self._priced(marks, 0.0, 0.0)
+
+    def least(self, marks: Floats, rest: Remainder) -> Floats:
+        """See `PipelineObjective`."""
+        can = np.isfinite(rest.level)
+        priced = self._priced(marks, np.where(can, rest.level_f, 0.0), np.where(can, rest.level_b, 0.0))
+        return np.where(can, priced + rest.both, np.inf)
+
+
+@dataclass(frozen=True)
+class OneFOneBStep:
+    """A lower bound of the step time of any schedule that runs M micro-batches one forward, one backward at a time.
+
+    Stage s cannot start before the stages in front have run one forward, and behind its last backward theirs follows.
+    In between, with d micro-batches in flight and a trip through all stages behind and back,
+
+        M (f + b)                          it works for all micro-batches
+        ceil(M / d) trip                   every d-th forward waits for a backward
+        trip + (M-1) b + (M-d) f           while the first trip lasts, at most d forwards are done
+        trip + (M-1) f + (M-d) b           when the last forward starts, at least M-d backwards have been done
+        trip + (M-1) max(c, c')            its link carries one message at a time
+
+    each is a bound of its own. Marks: the price but for the newest stage's own terms; those, its left boundary still
+    unknown; the trip from its forward to its backward of one micro-batch; its update.
+    """
+
+    adds_up: ClassVar[bool] = True
+    flows: ClassVar[bool] = False
+    nothing: ClassVar[Floats] = np.zeros((4, 1))
+    micro_batches: int
+
+    def last(self, stage: FrontStages) -> Floats:
+        """See `PipelineObjective`."""
+        trip = stage.forward + stage.backward
+        return _marks(self._window(stage, trip), self.micro_batches * trip, trip, stage.update)
+
+    def grow(self, old: Floats, hop: FrontHops, stage: FrontStages) -> Floats:
+        """See `PipelineObjective`."""
+        price, pend, trip, _ = old
+        more = self.micro_batches - 1
+        own = stage.forward + stage.backward
+        way = hop.there + hop.back
+        trip = trip + way + own
+        closed = np.maximum(price, pend + more * hop.busy_right) + way + own
+        link = trip + more * np.maximum(hop.there, hop.back)
+        price = np.maximum(np.maximum(closed, link), self._window(stage, trip))
+        return _marks(price, self.micro_batches * own + more * hop.busy_left, trip, stage.update)
+
+    def _window(self, stage: FrontStages, trip: Floats) -> Floats:
+        """What the warm-up depth costs: rounds of d, and what cannot be done while the first or last trip lasts."""
+        m, f, b, d = self.micro_batches, stage.forward, stage.backward, stage.promised
+        rounds = np.ceil(m / d) * trip
+        first = trip + (m - 1) * b + (m - d) * f
+        last = trip + (m - 1) * f + (m - d) * b
+        longest: Floats = np.maximum(rounds, np.maximum(first, last))
+        return longest
+
+    def whole(self, marks: Floats) -> Floats:
+        """See `PipelineObjective`."""
+        found: Floats = np.maximum(marks[0], marks[1]) + marks[3]
+        return found
+
+    def least(self, marks: Floats, rest: Remainder) -> Floats:
+        """See `PipelineObjective`."""
+        found: Floats = np.maximum(np.maximum(marks[0], marks[1]) + rest.both, self.micro_batches * rest.level)
+        return found
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """M times the slowest worker or link of the steady state: exact for chains.
+
+    Marks: the price but for the newest stage; its load, its left boundary still unknown.
+    """
+
+    adds_up: ClassVar[bool] = False
+    flows: ClassVar[bool] = True
+    nothing: ClassVar[Floats] = np.zeros((2, 1))
+    micro_batches: int
+
+    def last(self, stage: FrontStages) -> Floats:
+        """See `PipelineObjective`."""
+        return _marks(0.0, self.micro_batches * (stage.forward + stage.backward))
+
+    def grow(self, old: Floats, hop: FrontHops, stage: FrontStages) -> Floats:
+        """See `PipelineObjective`."""
+        m, (price, load) = self.micro_batches, old
+        price = np.maximum(np.maximum(price, load + m * hop.busy_right), m * np.maximum(hop.there, hop.back))
+        return _marks(price, m * (stage.forward + stage.backward + hop.busy_left))
+
+    def whole(self, marks: Floats) -> Floats:
+        """See `PipelineObjective`."""
+        found: Floats = np.maximum(marks[0], marks[1])
+        return found
+
+    def least(self, marks: Floats, rest: Remainder) -> Floats:
+        """See `PipelineObjective`."""
+        found: Floats = np.maximum(np.maximum(marks[0], marks[1]), self.micro_batches * rest.level)
+        return found
+
+
+@dataclass(frozen=True)
+class Latency:
+    """One forward of one micro-batch: exact for chains. Mark: the price."""
+
+    adds_up: ClassVar[bool] = True
+    flows: ClassVar[bool] = False
+    nothing: ClassVar[Floats] = np.zeros((1, 1))
+
+    def last(self, stage: FrontStages) -> Floats:
+        """See `PipelineObjective`."""
+        return stage.forward[None]
+
+    def grow(self, old: Floats, hop: FrontHops, stage: FrontStages) -> Floats:
+        """See `PipelineObjective`."""
+        return old + hop.there + stage.forward
+
+    def whole(self, marks: Floats) -> Floats:
+        """See `PipelineObjective`."""
+        found: Floats = marks[0]
+        return found
+
+    def least(self, marks: Floats, rest: Remainder) -> Floats:
+        """See `PipelineObjective`."""
+        found: Floats = marks[0] + rest.forward
+        return found

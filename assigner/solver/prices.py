@@ -1,0 +1,403 @@
+"""What everything costs at one micro-batch count: the one price table of all searches.
+
+rows[group][i]            what partition i costs on a worker of a group of like workers
+option                    a stage that can be placed: an interval of the order on a worker of a group
+hop(i, left, right)       the messages between i - 1 on a worker of `left` and i on one of `right`
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
+
+from assigner.solver import tuning
+from assigner.solver.memory import HeldPartitions, IntervalBytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from assigner.schedule.cost import PartitionCost
+    from assigner.solver.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class StageOption:
+    """A stage that can be placed; times in seconds per micro-batch, the update's per step.
+
+    Under 1F1B what a stage keeps in flight decides its memory and what it rematerialises: an option is a segment with
+    what it rematerialises and the warm-up depths for which that is the least that fits. Under GPipe all micro-batches
+    are in flight.
+
+    Args:
+        first: Position of its first partition.
+        last: Position of its last.
+        group: Number of the worker's group.
+        forward_s: One forward.
+        backward_s: One backward, with what is rematerialised.
+        update_s: The optimizer's update; of a graph, at least what follows the last backward: shared gradients, too.
+        rematerialise: Positions of the partitions that run forward again.
+        least: Micro-batches in flight, at least; fewer would fit with less recomputing.
+        deepest: The most micro-batches in flight that fit.
+        promised: The most that a bound must reckon with; `deepest`, or M where deeper levels were left out.
+    """
+
+    first: int
+    last: int
+    group: int
+    forward_s: float
+    backward_s: float
+    update_s: float
+    rematerialise: tuple[int, ...]
+    least: int
+    deepest: int
+    promised: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """The certain messages over one boundary: seconds of one micro-batch.
+
+    Args:
+        forward_s: Activations on the wire.
+        backward_s: Gradients on the wire.
+        forward_busy: Seconds in which (the left worker, the right worker) cannot compute for the activations.
+        backward_busy: The same for the gradients.
+    """
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    forward_busy: tuple[float, float] = (0.0, 0.0)
+    backward_busy: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class WorkerKind:
+    """Groups of workers that a bound takes for one.
+
+    Args:
+        groups: Their numbers in the price table.
+        count: How many workers they have.
+    """
+
+    groups: tuple[int, ...]
+    count: int
+
+
+class PriceTable:
+    """The problem at one micro-batch count; everything is priced when it is first asked for.
+
+    Args:
+        problem: What is to be placed.
+        micro_batches: M.
+
+    Attributes:
+        size: Samples in a micro-batch.
+    """
+
+    def __init__(self, problem: Problem, micro_batches: int) -> None:
+        self.problem, self.micro_batches = problem, micro_batches
+        self.size = problem.workload.batch_size // micro_batches
+        self._costs: dict[str, tuple[PartitionCost | None, ...]] = {}
+        self._measured: dict[str, tuple[PartitionCost | None, ...]] = {}
+
+    @cached_property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The workers that may be used in groups of like ones, in the order of their first members.
+
+        Two are alike if they have the same capacity and prices at this micro-batch size, the same pins allow them, and
+        swapping them leaves every link as it was: a model needs them once, with a count. Swaps compose, so it is
+        enough to compare with one of each group.
+        """
+        problem = self.problem
+        groups: list[list[str]] = []
+        signatures: list[object] = []
+        for worker in problem.workers:
+            order = problem.options.order
+            turn = order.index(worker.name) if worker.name in order else None
+            signature = (worker.tensor_bytes, turn, self.costs(worker.name))
+            for n, group in enumerate(groups):
+                if signatures[n] == signature and _swap(problem, group[0], worker.name):
+                    group.append(worker.name)
+                    break
+            else:
+                groups.append([worker.name])
+                signatures.append(signature)
+        return tuple(tuple(group) for group in groups)
+
+    def measured(self, worker: str) -> tuple[PartitionCost | None, ...]:
+        """What each partition costs on a worker, whatever the hints say; None: it was not measured, or does not run."""
+        like, cost = self.problem.cost.first_alike[worker], self.problem.cost
+        if like not in self._measured:
+            self._measured[like] = tuple(
+                None if cost.obstacle(name, like, self.size) else cost.partition(name, like, self.size)
+                for name in self.problem.order
+            )
+        return self._measured[like]
+
+    def costs(self, worker: str) -> tuple[PartitionCost | None, ...]:
+        """What each partition costs on a worker; None: it may not, or cannot, be placed there.
+
+        Of workers that are alike (`Problem.twins`) it is one and the same tuple.
+        """
+        twin = self.problem.twins[worker]
+        if twin not in self._costs:
+            problem, device = self.problem, self.problem.profile.worker[twin]
+            self._costs[twin] = tuple(
+                price if price is not None and problem.allowed(name, device) else None
+                for name, price in zip(problem.order, self.measured(twin), strict=True)
+            )
+        return self._costs[twin]
+
+    @cached_property
+    def rows(self) -> tuple[tuple[PartitionCost | None, ...], ...]:
+        """`costs` by group."""
+        return tuple(self.costs(group[0]) for group in self.groups)
+
+    def capacity(self, group: int) -> float:
+        """Bytes for tensors on a worker of the group, its reserve left out."""
+        return self.problem.profile.worker[self.groups[group][0]].tensor_bytes
+
+    @cached_property
+    def like(self) -> tuple[int, ...]:
+        """For each group the first one with the same prices and capacity: they differ in their links alone."""
+        first: dict[object, int] = {}
+        number_of: dict[int, int] = {}
+        numbers: dict[object, int] = {}
+        likes = []
+        for group, row in enumerate(self.rows):
+            if id(row) not in number_of:  # a tuple of thousands of costs is hashed once
+                number_of[id(row)] = numbers.setdefault(row, len(numbers))
+            likes.append(first.setdefault((number_of[id(row)], self.capacity(group)), group))
+        return tuple(likes)
+
+    @cached_property
+    def kinds(self) -> tuple[WorkerKind, ...]:
+        """Groups whose workers have the same kind, thread count and capacity."""
+        worker = self.problem.profile.worker
+        found: dict[tuple[str, int, float], list[int]] = {}
+        for number, group in enumerate(self.groups):
+            first = worker[group[0]]
+            found.setdefault((first.kind, first.threads, first.tensor_bytes), []).append(number)
+        return tuple(WorkerKind(tuple(each), sum(len(self.groups[n]) for n in each)) for each in found.values())
+
+    @cached_property
+    def interval_bytes(self) -> IntervalBytes:
+        """What intervals of the order hold wherever they are."""
+        return IntervalBytes(self.problem, self.size)
+
+    @cached_property
+    def gpipe(self) -> StageOptions:
+        """The stages that can be placed with all micro-batches in flight."""
+        return StageOptions(self, deep=False)
+
+    @cached_property
+    def options(self) -> dict[tuple[int, int, int], StageOption]:
+        """Those of GPipe, by (first, last, group)."""
+        return {(each.first, each.last, each.group): each for each in self.gpipe.all}
+
+    def tied_s(self, first: int, last: int, group: int) -> float:
+        """Least seconds from a stage's last backward to the end of an update that waits for a gradient it shares.
+
+        0 where no parameter of the stage is held outside of it.
+        """
+        return max(
+            (
+                seconds[group]
+                for held, others in self._ties
+                if first <= held <= last
+                for other, seconds in others
+                if not first <= other <= last
+            ),
+            default=0.0,
+        )
+
+    @cached_property
+    def _ties(self) -> tuple[tuple[int, tuple[tuple[int, tuple[float, ...]], ...]], ...]:
+        """Positions that share a parameter: one, and each other with the least seconds from the one's group on."""
+        found = []
+        for tie in self.problem.profile.ties:
+            positions = [self.problem.position[name] for name in tie.partitions]
+            for one in positions:
+                others = tuple(
+                    (other, tuple(self._tied_s(tie.bytes, group, other) for group in range(len(self.groups))))
+                    for other in positions
+                    if other != one
+                )
+                found.append((one, others))
+        return tuple(found)
+
+    def _tied_s(self, size: float, group: int, other: int) -> float:
+        """The least that a gradient takes from a group to a position elsewhere, its update included; inf: no link."""
+        ways = (
+            self.problem.cost.transfer_s(self.groups[group][0], members[-1], size) + price.update_s
+            for number, members in enumerate(self.groups)
+            if (price := self.rows[number][other]) is not None and (number != group or len(members) > 1)
+        )
+        return min(ways, default=math.inf)
+
+    @cached_property
+    def hops(self) -> dict[tuple[int, int, int], Hop]:
+        """Every boundary that two workers can talk over, by (position, left group, right group)."""
+        groups = range(len(self.groups))
+        return {
+            (i, left, right): hop
+            for i in range(1, len(self.problem.order))
+            for left in groups
+            for right in groups
+            if (hop := self._hop(i, left, right)) is not None
+        }
+
+    def hop(self, i: int, left: int, right: int) -> Hop | None:
+        """One boundary between workers of two groups; None: they cannot be neighbours. Priced when it is asked for."""
+        return self.hops.get((i, left, right)) if "hops" in self.__dict__ else self._hop(i, left, right)
+
+    def _hop(self, i: int, left_group: int, right_group: int) -> Hop | None:
+        left, right = self.groups[left_group][0], self.groups[right_group][-1]
+        if left == right or not self.problem.follows(left, right):
+            return None
+        cost, there, back = self.problem.cost, [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
+        for output, gradient in self.problem.hops[i]:
+            size = cost.output_bytes(output, self.size)
+            there[0] += cost.transfer_s(left, right, size)
+            sender, receiver = cost.busy_s(left, right, size)
+            there[1] += sender
+            there[2] += receiver
+            if gradient:
+                back[0] += cost.transfer_s(right, left, size)
+                sender, receiver = cost.busy_s(right, left, size)
+                back[1] += receiver
+                back[2] += sender
+        if math.isinf(there[0] + back[0]):
+            return None
+        spine = self.problem.spine
+        if not spine.forward_hop[i]:
+            there = [0.0, 0.0, 0.0]
+        if not spine.backward_hop[i]:
+            back = [0.0, 0.0, 0.0]
+        return Hop(there[0], back[0], (there[1], there[2]), (back[1], back[2]))
+
+    def spine_s(self, option: StageOption) -> tuple[float, float]:
+        """Forward and backward seconds of a stage as far as they lie on the spine."""
+        spine, held = self.problem.spine, slice(option.first, option.last + 1)
+        return (
+            option.forward_s if any(spine.forward[held]) else 0.0,
+            option.backward_s if any(spine.backward[held]) else 0.0,
+        )
+
+
+class StageOptions:
+    """The stage options of one schedule.
+
+    Args:
+        table: Prices.
+        deep: True: from 1 to M micro-batches are in flight, as under 1F1B; False: all M, as under GPipe.
+        relaxed: One option for a segment, of least recomputing and any warm-up: for bounds.
+    """
+
+    def __init__(self, table: PriceTable, *, deep: bool, relaxed: bool = False) -> None:
+        self._table, self._deep, self._relaxed = table, deep, relaxed
+        self._least = 1 if deep else table.micro_batches
+        self._ties = bool(table.problem.profile.ties)
+        self._of_segment = cache(lambda *segment: tuple(self._levels(*segment)))
+
+    def usual(self, stages: int) -> int:
+        """The schedule's own warm-up depth of a stage, itself the first of `stages` to the pipeline's end."""
+        most = self._table.micro_batches
+        return min(most, stages) if self._deep else most
+
+    def count(self) -> int:
+        """About how many options there are in all, those of deeper warm-ups left out."""
+        rows = {id(row) for row in self._table.rows}
+        return len(self._table.problem.order) ** 2 // 2 * len(rows)
+
+    def _like(self, group: int) -> int:
+        """The group whose options are this one's: links play a part only where gradients are shared."""
+        return group if self._ties else self._table.like[group]
+
+    def find(self, first: int, last: int, group: int, stages: int = 1) -> StageOption | None:
+        """The option of a segment whose warm-up is the usual one, or as deep as fits; None: it does not fit at all.
+
+        Args:
+            first: Position of its first partition.
+            last: Position of its last.
+            group: Of its worker.
+            stages: As for `usual`.
+        """
+        problem = self._table.problem
+        costs = self._table.rows[group][first : last + 1]
+        torn = max(problem.apart[first : last + 1]) >= first
+        if torn or None in costs or not (problem.may_cut[first] and problem.may_cut[last + 1]):
+            return None
+        levels: tuple[StageOption, ...] = self._of_segment(first, last, self._like(group))
+        usual = self.usual(stages)
+        found = next((each for each in levels if each.deepest >= usual), levels[-1] if levels else None)
+        return found if found is None or found.group == group else replace(found, group=group)
+
+    @cached_property
+    def all(self) -> tuple[StageOption, ...]:
+        """Every option."""
+        starts = [first for first, may in enumerate(self._table.problem.may_cut[:-1]) if may]
+        made: dict[int, tuple[StageOption, ...]] = {}
+        found: list[StageOption] = []
+        for group in range(len(self._table.groups)):
+            like = self._like(group)
+            if like not in made:
+                made[like] = tuple(option for first in starts for option in self._from(first, like))
+            found += made[like] if like == group else (replace(option, group=group) for option in made[like])
+        return tuple(found)
+
+    def _from(self, first: int, group: int) -> Iterator[StageOption]:
+        """All segments that start at `first`."""
+        table, problem = self._table, self._table.problem
+        capacity, row, workspace = table.capacity(group), table.rows[group], 0.0
+        for last, (state, read, _) in enumerate(table.interval_bytes.grown(first), start=first):
+            price = row[last]
+            if price is None or problem.apart[last] >= first:
+                return
+            workspace = max(workspace, price.workspace_bytes)
+            if state + workspace + self._least * read > capacity:
+                return
+            if problem.may_cut[last + 1]:
+                yield from self._levels(first, last, group)
+
+    def _levels(self, first: int, last: int, group: int) -> Iterator[StageOption]:
+        """The same segment with ever deeper warm-ups, as long as that costs recomputing."""
+        table, problem, most = self._table, self._table.problem, self._table.micro_batches
+        costs: Sequence[PartitionCost] = table.rows[group][first : last + 1]  # type: ignore[assignment]
+        state, read, messages = table.interval_bytes.of(first, last)
+        held = HeldPartitions.on(
+            table.capacity(group), costs, problem.remat_rules[first : last + 1], state=state, read=read,
+            messages=messages,
+        )  # fmt: skip
+        forward, backward = sum(each.forward_s for each in costs), sum(each.backward_s for each in costs)
+        update = max(sum(each.update_s for each in costs), table.tied_s(first, last, group))
+        if math.isinf(update):
+            return
+        in_flight = self._least
+        for level in range(tuning.OPTION_LEVELS):
+            again = held.again(in_flight)
+            if again is None:
+                return
+            deepest = held.deepest(again, in_flight, most)
+            final = level == tuning.OPTION_LEVELS - 1 or self._relaxed
+            yield StageOption(
+                first, last, group, forward, backward + sum(costs[i].recompute_s for i in again), update,
+                tuple(first + i for i in again), in_flight, deepest, most if final else deepest,
+            )  # fmt: skip
+            in_flight = deepest + 1
+            if in_flight > most or final:
+                return
+
+
+def _swap(problem: Problem, first: str, second: str) -> bool:
+    """True if swapping two workers leaves all links as they are."""
+    way = problem.ways
+    one, other = way[first], way[second]
+    others: Sequence[str] = [name for name in way if name not in (first, second)]
+    return (
+        one[second] == other[first]
+        and all(one[name] == other[name] for name in others)
+        and all(way[name][first] == way[name][second] for name in others)
+    )

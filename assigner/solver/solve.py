@@ -1,0 +1,99 @@
+"""The solver's main: hints into the problem, the search, the choice among plans as good, the answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from assigner.solver.answer import FrontierPoint, Progress, Solution
+from assigner.solver.hints import resolve
+from assigner.solver.options import SolveOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from assigner.formats.profile import Profile
+    from assigner.solver.baselines import FoundBaseline
+    from assigner.solver.contest import Proposal
+    from assigner.solver.search import Search
+
+
+def solve(
+    profile: Profile,
+    options: SolveOptions | None = None,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+) -> Solution:
+    """The best plan for the objective with one stage a worker, proven to within `options.stop_gap`.
+
+    Any worker may be left out, in any order. Rematerialisation, the number of micro-batches, the schedule and its
+    warm-up depths are chosen together with the placement.
+
+    Args:
+        profile: The measurements.
+        options: What is asked for; None: the defaults.
+        progress: Called now and then. If it raises KeyboardInterrupt, that is Ctrl-C: the best plan so far is
+            returned, with status "feasible", if there is one.
+
+    Returns:
+        The plan, priced by the simulator, with solver report and baselines; its reference to the profile, date and
+        tool version are left to the caller.
+
+    Raises:
+        UsageError: the options do not fit the profile.
+        InfeasibleError: no plan exists; the message names the tightest obstacle, the hint a way out that was found by
+            solving.
+        LimitError: the time limit came before any plan.
+    """
+    from assigner.solver.baselines import find_baselines
+    from assigner.solver.report import make_solution, no_plan
+    from assigner.solver.search import Search
+
+    options = options or SolveOptions()
+    if options.objective == "cost":
+        return _cheapest(profile, options, progress)
+    search = Search(*resolve(profile, options), progress)
+    search.run()
+    simple = find_baselines(search.problem)
+    best, bound = search.contest.best, search.bound
+    if options.objective == "step":
+        best = _chosen(search, simple)
+    if best is None:
+        raise no_plan(search, profile, options)
+    return make_solution(search, best, search.bound if best is search.contest.best else bound, options, simple)
+
+
+def _chosen(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
+    """The fastest plan, a baseline if one is faster, or of plans within the gap the one that is preferred."""
+    from assigner.solver.preference import preferred, simpler
+
+    best = simpler(search, simple) or search.contest.best
+    if best is None:
+        return None
+    chosen = preferred(search, best, simple)
+    for setting in search.settings:
+        if (setting.schedule, setting.micro_batches) == (chosen.plan.schedule, chosen.plan.micro_batches):
+            search.contest.best = setting.best = chosen
+            break
+    return chosen
+
+
+def _cheapest(profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None) -> Solution:
+    """The plan that costs least within a step time, and the frontier of money against step time."""
+    from assigner.solver.baselines import find_baselines
+    from assigner.solver.budget import Budget
+    from assigner.solver.contest import Proposal
+    from assigner.solver.report import make_solution, no_offer
+
+    budget = Budget(*resolve(profile, options), progress)
+    simple = find_baselines(budget.problem)
+    frontier = budget.run(
+        [(each.plan, each.step_s) for each in simple if each.plan and len(each.plan.stages) == len(each.plan.workers)]
+    )
+    best = budget.cheapest(frontier)
+    if best is None:
+        raise no_offer(budget, frontier, profile, options)
+    proposal = Proposal(replace(best.plan, objective="cost"), best.money, best.found_by)
+    solution = make_solution(budget.search, proposal, budget.bound, options, simple)
+    points = tuple(FrontierPoint(each.money, each.step_s, each.plan.workers, each is best) for each in frontier)
+    return replace(solution, plan=replace(solution.plan, candidates=()), frontier=points)

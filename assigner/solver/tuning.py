@@ -1,0 +1,221 @@
+"""What the searches may spend before they settle for less: every constant that trades time or memory for proof.
+
+Sizes and counts are counted, not timed, wherever they can be, so that the answer is the same on every machine. What is
+no choice (tolerances of rounding, words, units) stands where it is used.
+"""
+
+# All settings
+
+MORE_EFFORT, MOST_EFFORT = 4, 4**6
+"""A setting that used up its counts goes on with so many times as many, up to so many times the first ones."""
+
+CLOSE_NODES = 1_000
+"""So many nodes one ILP may take to close the usual gap: counted, not timed, so that the answer is always the same."""
+
+MOST_ORDERS = 6
+"""Of a graph with up to so many topological orders, the intervals of each are looked at."""
+
+OPTION_LEVELS = 10
+"""So many options of one segment are told apart by what they rematerialise; the last stands for any deeper warm-up."""
+
+COUNTED_SIZES = 3
+"""Up to so many different activation sizes, counts per size are enumerated; more are left to branch and bound."""
+
+BYTE_PRICES = 24
+"""So many prices of a byte are tried for a bound; with no more ratios of time to size it is the best of its kind."""
+
+# The dynamic program
+
+CHAMPIONS = 12
+"""So many labels of a state, those of least price, are compared with all its others."""
+
+# GPipe, one stage a worker
+
+BEAM_WIDTH, BEAM_PER_STATE = 600, 4
+"""Labels that the beam keeps at a position, and of those with the same workers used and the same first one."""
+
+GRAPH_ACTIONS = 60_000
+"""Local search on a graph: so many simulated actions of workers, about a second. Counted: the same answer."""
+
+GRAPH_CUTS = 12
+"""Of a graph, whose ILP is a lower bound, so many pipelines are cut off and priced at first."""
+
+COARSE_GAP = 1e-3
+"""With a smaller gap than this the relaxation by kinds of workers rarely proves anything: it does not go first."""
+
+CLOSE_COLUMNS = 700
+"""With up to so many segments the ILP closes the usual gap in seconds."""
+
+MOST_COLUMNS = 40_000
+"""With more segments than this there is no ILP: the hierarchy finds the plan and bounds it."""
+
+# 1F1B, throughput and latency
+
+FIRST_WIDTH, PROOF_WIDTH, ALL_WIDTH = 300, 6_000, 10_000
+"""Labels kept at a position: for good plans, for a bound, and to find every plan below the target."""
+
+MOST_SIMULATED = 400
+"""So many pipelines are simulated for a proof."""
+
+MOST_TRIED = 24
+"""So many are simulated where there is no proof to be had from it."""
+
+MOST_DEPTHS = 200
+"""Up to so many choices of warm-up depths, all are simulated; of more, those of a few policies."""
+
+LABELS = 40_000_000
+"""So many labels the dynamic program may make in one run: with many stage options it keeps fewer at a position."""
+
+MOST_LABELS = 4 * LABELS
+"""The same where it goes on because time is left: memory is the limit."""
+
+FULL_OPTIONS = 8_000
+"""With more stage options than this, the dynamic program leaves memory out."""
+
+CLOSE_OPTIONS, CLOSE_CUTS = 1_500, 60
+"""With up to so many stage options the ILP closes the usual gap; so many pipelines it may name for that."""
+
+COARSE_OPTIONS = 100_000
+"""With more stage options than this, there is no dynamic program: the perfect split of all work is the bound."""
+
+SIMULATED_ACTIONS = 200_000
+"""Local search ends after so many simulated actions: counted, not timed, so that the answer is the same every time."""
+
+FITS_S = 10.0
+"""Seconds for the question whether anything fits at all."""
+
+# Fleets of any size
+
+MOST_STATES = 40_000_000
+"""Positions times states of a sweep: 320 MB. With more, kinds of workers are taken for one."""
+
+VISIT_STATES = 20_000_000
+"""Visits to hosts are looked at if there are no more positions times states than this."""
+
+SETTLED = 400_000
+"""With no more partitions than this, over all segments whose remat is a bound, all are priced exactly at the start."""
+
+START_LIMIT = 3.0
+"""Segments up to so many times the slowest server of a perfect split are priced first."""
+
+WIDER_LIMIT = 1.05
+"""Ratio of the limits that are tried one after the other until there is a pipeline."""
+
+BETTER_PATH = 2e-4
+"""A pipeline of kinds is made into a plan if it promises to be better than the last by this share."""
+
+CUT_SWEEPS = 40
+"""Sweeps of the cuts between fixed workers, for each plan."""
+
+TELL_S = 0.2
+"""Seconds between two calls of `watch`."""
+
+NARROW_CELL = 1e-5
+"""Cells whose width matters less than this share of the bound are not cut any more: the bound stays theirs."""
+
+CREW_WIDTH, CREW_PER_GROUP = 200, 6
+"""Partial lines that the beam keeps, and of those with the same last worker."""
+
+# Stages of any shape
+
+SMALL = 1 << 20
+"""Exhaustive search is made if there are no more ways to put partitions on workers: 10 on 4, 12 on 3, 20 on 2."""
+
+SMALL_CONVEX = 1 << 48
+"""The same with one stage a worker, where most choices soon end: 24 on 4, 16 on 8."""
+
+CERTAIN = 1 << 16
+"""Up to here the search ends in a second or two: 8 on 4, 10 on 3, 16 on 2."""
+
+CERTAIN_STEADY = 1 << 40
+"""The same of the steady state, whose bound is sharper and is had sooner: 20 on 4, 25 on 3."""
+
+NODES = 150_000
+"""So many nodes of the exhaustive search are looked at at first: some 20 seconds. Counted: the same answer."""
+
+VARIABLES = 6_000
+"""With more binaries than this the load model is not built."""
+
+STARTS = 2
+"""The local search starts from so many of the best placements at hand."""
+
+START_COLUMNS = 30_000
+"""With more segments than this the beam takes too long to be only a start of a search."""
+
+START_PIPELINES = 3
+"""So many of the beam's plans for each order."""
+
+ANNEALING_ACTIONS = 3_000_000
+"""So many timed actions of stages are looked at: about two seconds. Counted, not timed: the same answer every time."""
+
+ANNEALING_TRIES = 12_000
+"""So many neighbours at most."""
+
+HOT, COLD = 0.05, 0.0005
+"""A placement worse by this share is still taken now and then, at first and in the end."""
+
+LISTED = 12
+"""Up to so many partitions on a worker with several stages, all choices are listed; else only the cheapest one is."""
+
+# Money
+
+MOST_CHOICES = 4_096
+"""So many choices of workers are looked at, those with the fewest workers; all others together have one bound."""
+
+# Which of plans as good
+
+LIGHTER = 0.9
+"""A slower plan is worth it if it needs no more than this share of the memory."""
+
+# What-ifs
+
+CHEAP = 400
+"""Up to this many partitions x (workers + 1) x searches, what-ifs are priced without being asked for."""
+
+SKIPS = 2.5
+"""A graph with skips, whose plans the simulator prices one by one, takes so many times as long as a chain."""
+
+LOOSER = 3.0
+"""How many times the gap asked for is left open with one more worker: the larger problem, and one for each kind."""
+
+# Robustness
+
+RESOLVE_S = 10.0
+"""Seconds for one draw that is solved again."""
+
+# Why nothing fits
+
+QUESTION_S = 5.0
+"""Seconds that one question may take at most."""
+
+WAYS_OUT = 6
+"""Ways out that are told."""
+
+LEAST_S, MOST_S = 5.0, 30.0
+"""Seconds for the questions: so many even where the search has used up its own, and no more where it has not."""
+
+HINTS_AT_ONCE = 2
+"""Rows for hints, of the many that may do."""
+
+HINTS_TRIED = 24
+"""Hints that are tried one by one; where there are more, all are dropped and then taken back as far as that goes."""
+
+HINTS_NAMED = 6
+"""Hints that are listed in one sentence."""
+
+COMBINED = 3
+"""Pairs that are told."""
+
+MEMORIES_TRIED = 8
+"""Workers whose memory is raised by itself; where there are more, the largest of each kind come first."""
+
+LINKS_TRIED = 16
+"""Pairs of workers that are tried one by one."""
+
+# The weighted baseline
+
+BANDWIDTH, COMPUTE, MEMORY, ENTROPY = 5.0, 1.0, 1.0, 0.3
+"""Weights of the costs: what did best on the synthetic clusters of benchmarks/solver/clusters.py and small chains."""
+
+ITERATIONS, FEWEST, RATE, LARGE = 300, 60, 0.1, 10_000
+"""Steps and step size of Adam (Kingma and Ba, ICLR 2015); of more than `LARGE` probabilities fewer, larger steps."""

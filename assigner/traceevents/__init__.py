@@ -1,8 +1,0 @@
-"""A step as a file of the Trace Event Format, which ui.perfetto.dev and chrome://tracing open.
-
-Source of the format: Nat Duca, Dan Sinclair, Trace Event Format (Google, 2016), and how Perfetto's importer reads it.
-"""
-
-from assigner.traceevents.document import save_trace_events, trace_events
-
-__all__ = ["save_trace_events", "trace_events"]

@@ -1,0 +1,37 @@
+"""Predictions and what came of them: a plan beside a trace of its run, and a profile corrected by it.
+
+observed, rehearsal           a trace in the cost model's terms; the trace that the prediction would write
+comparison, explanation       predicted beside measured; where the difference comes from
+calibration, links, memory    the corrected profile: computing, links, memory
+machine                       whether the machine has changed since it was profiled
+checkedplan                   whether a plan's own figures still hold
+spans                         what each worker did, predicted or traced, in one form
+steps, bootstrap              steps of runs as statistics: the median with its spread, how sure a speed-up is
+"""
+
+from assigner.validation.calibration import calibrated
+from assigner.validation.comparison import (
+    Agreement,
+    Compared,
+    ComputeAgreement,
+    RouteAgreement,
+    WorkerAgreement,
+    agree,
+    as_run,
+)
+from assigner.validation.explanation import Deviation, Explanation
+from assigner.validation.rehearsal import rehearsed
+
+__all__ = [
+    "Agreement",
+    "Compared",
+    "ComputeAgreement",
+    "Deviation",
+    "Explanation",
+    "RouteAgreement",
+    "WorkerAgreement",
+    "agree",
+    "as_run",
+    "calibrated",
+    "rehearsed",
+]  # fmt: skip

@@ -1,0 +1,281 @@
+"""A profile corrected by a trace: what was measured alone is brought to what it took in a run.
+
+    profile ──solve──▶ plan ──run──▶ trace ──calibrate──▶ profile ──solve──▶ ...
+
+Times keep their course over micro-batch and message sizes, which a trace of one plan cannot tell, and are scaled:
+
+    a traced worker's partitions          by their stage's ratio of measured to predicted, forward and backward apart
+    its other partitions                  by its own ratio over all its stages
+    like workers that were not traced     by the middle ratio of the traced ones of their kind and thread count
+    links                                 as links.py says
+
+What a worker loses between two actions above the busy shares of its messages counts as part of the action. Memory is
+only ever corrected upwards (memory.py): what a worker held above its prediction raises its allocator's share, or is
+added to the workspace of all its partitions; like workers that were not traced get the most of both.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from assigner import formatting as fmt
+from assigner.formats.document import encode
+from assigner.formats.profilewarnings import other_warnings, with_warnings
+from assigner.schedule.cost import CostModel, Kind
+from assigner.schedule.program import ActionKind
+from assigner.schedule.simulate import simulated
+from assigner.validation.explanation import priced_s
+from assigner.validation.links import SeenFlights, corrected_links, factors, flights_seen
+from assigner.validation.memory import held_beyond
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Measurement, Profile, Worker
+    from assigner.machine.reference import ReferenceTimes
+    from assigner.schedule.timing import Compute
+    from assigner.validation.comparison import Agreement
+
+
+_Memory = tuple[float, float]
+"""An allocator's share and an excess, as in `Correction`."""
+
+_SAME = 0.01
+"""A ratio nearer to 1 than this is not worth a warning."""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What one worker's measurements are multiplied by, what is added to their workspace, and its allocator's share.
+
+    Args:
+        forward: All its partitions; 1.2: it took 20 % longer than profiled.
+        backward: The same of backwards, without what they recompute.
+        update: The same of updates.
+        allocator_share: At least this; 0: as it was.
+        excess_bytes: Of tensors that it held above its prediction, the allocator's share of them not counted.
+        forwards: Single partitions, by name.
+        backwards: The same of backwards.
+    """
+
+    forward: float
+    backward: float
+    update: float
+    allocator_share: float
+    excess_bytes: float
+    forwards: Mapping[str, float]
+    backwards: Mapping[str, float]
+
+    def of(self, point: Measurement, partition: str, worker: str) -> Measurement:
+        """A measurement, corrected, as that of a pair."""
+        forward = self.forwards.get(partition, self.forward)
+        return replace(
+            point,
+            partition=partition,
+            worker=worker,
+            forward_s=point.forward_s * forward,
+            recompute_s=None if point.recompute_s is None else point.recompute_s * forward,
+            backward_s=point.backward_s * self.backwards.get(partition, self.backward),
+            update_s=point.update_s * self.update,
+            workspace_bytes=point.workspace_bytes + (0 if point.infeasible else self.excess_bytes),
+        )
+
+
+def calibrated(profile: Profile, agreement: Agreement, *, trace: str) -> Profile:
+    """The profile, corrected by what a run of a plan took.
+
+    Args:
+        profile: What the plan was priced with.
+        agreement: The plan and the trace of its run, as `agree` put them side by side.
+        trace: What to call the trace in the profile's warnings.
+    """
+    seen = flights_seen(agreement)
+    links = corrected_links(profile, agreement, seen)
+    corrections = _corrections(replace(profile, links=links), agreement)
+    kinds = {kind: _middle([corrections[w] for w in workers]) for kind, workers in _kinds(profile, corrections).items()}
+    references = {each.worker: each.traced for each in agreement.machines}
+    earlier = profile.environment.get("calibrated")
+    done = [*(earlier if isinstance(earlier, list) else ()), _record(agreement, trace, corrections, seen)]
+    new = replace(
+        profile,
+        workers=tuple(_worker(profile, each, corrections, kinds, references) for each in profile.workers),
+        links=links,
+        measurements=tuple(_measurements(profile, corrections, kinds)),
+        environment={**profile.environment, "calibrated": done},
+    )
+    said = _warnings(profile, agreement, trace, corrections, seen)
+    return with_warnings(new, (*other_warnings(profile), *said))
+
+
+def _corrections(profile: Profile, agreement: Agreement) -> dict[str, Correction]:
+    """Of the traced workers, against a profile whose links are corrected."""
+    plan, cost = agreement.plan, CostModel(profile)
+    taken = _taken(cost, agreement)
+    memory = {each.worker: held_beyond(profile.worker[each.worker], each) for each in agreement.workers}
+    return {worker: _correction(plan, cost, worker, taken, memory[worker]) for worker in plan.workers}
+
+
+def _taken(cost: CostModel, agreement: Agreement) -> dict[Compute, float]:
+    """Seconds of each forward, backward and update, with what its worker lost around it above its busy shares."""
+    plan, seen = agreement.plan, agreement.observed
+    timeline = simulated(plan, cost)
+    busy: dict[Compute, float] = {}
+    for event in timeline.events:
+        if event.action.route is None:
+            busy.setdefault((event.action.kind, event.action.stage, event.worker), event.busy_s)
+    taken = {}
+    for key, samples in seen.compute.items():
+        lost = seen.before[key].median_s + (seen.behind[key].median_s if key in seen.behind else 0.0)
+        taken[key] = samples.median_s + max(0.0, lost - busy.get(key, 0.0))
+    return taken
+
+
+def _correction(
+    plan: Plan, cost: CostModel, worker: str, taken: Mapping[Compute, float], memory: _Memory
+) -> Correction:
+    """One worker's: each stage's forward first, since its backward may run it again."""
+    said_s: dict[str, float] = defaultdict(float)
+    took_s: dict[str, float] = defaultdict(float)
+    forwards: dict[str, float] = {}
+    backwards: dict[str, float] = {}
+    for n, stage in enumerate(plan.stages):
+        if stage.worker != worker:
+            continue
+        forward, recomputing = (
+            priced_s(plan, cost, (what, n, worker)) for what in (ActionKind.FORWARD, ActionKind.BACKWARD)
+        )
+        backward = sum(cost.partition(name, worker, plan.micro_batch_size).backward_s for name in stage.partitions)
+        took = taken.get((ActionKind.FORWARD, n, worker), forward)
+        factor = _ratio(took, forward)
+        again = factor * (recomputing - backward)
+        whole = taken.get((ActionKind.BACKWARD, n, worker), again + backward)
+        back = _ratio(whole - again, backward) if whole > again else _ratio(whole, recomputing)
+        forwards.update(dict.fromkeys(stage.partitions, factor))
+        backwards.update(dict.fromkeys(stage.partitions, back))
+        for what, said, measured in (("F", forward, took), ("B", backward, back * backward)):
+            said_s[what] += said
+            took_s[what] += measured
+    update = priced_s(plan, cost, (ActionKind.UPDATE, -1, worker))
+    return Correction(
+        forward=_ratio(took_s["F"], said_s["F"]),
+        backward=_ratio(took_s["B"], said_s["B"]),
+        update=_ratio(taken.get((ActionKind.UPDATE, -1, worker), update), update),
+        allocator_share=memory[0],
+        excess_bytes=memory[1],
+        forwards=forwards,
+        backwards=backwards,
+    )
+
+
+def _ratio(measured: float, predicted: float) -> float:
+    return measured / predicted if predicted > 0 else 1.0
+
+
+def _kinds(profile: Profile, corrections: Mapping[str, Correction]) -> dict[Kind, list[str]]:
+    """The traced workers of each kind and thread count."""
+    found: dict[Kind, list[str]] = defaultdict(list)
+    for worker in corrections:
+        found[_kind(profile, worker)].append(worker)
+    return found
+
+
+def _kind(profile: Profile, worker: str) -> Kind:
+    return Kind(profile.worker[worker].kind, profile.worker[worker].threads)
+
+
+def _middle(corrections: Sequence[Correction]) -> Correction:
+    """What holds for a kind: the middle ratios, and the largest share of the allocator and excess of memory."""
+    return Correction(
+        forward=median(each.forward for each in corrections),
+        backward=median(each.backward for each in corrections),
+        update=median(each.update for each in corrections),
+        allocator_share=max(each.allocator_share for each in corrections),
+        excess_bytes=max(each.excess_bytes for each in corrections),
+        forwards={},
+        backwards={},
+    )
+
+
+def _worker(
+    profile: Profile, worker: Worker, corrections: Mapping[str, Correction], kinds: Mapping[Kind, Correction],
+    references: Mapping[str, ReferenceTimes],
+) -> Worker:  # fmt: skip
+    """A worker with the allocator's share that it or its kind was seen to have, and the machine of its new figures."""
+    found = corrections.get(worker.name) or kinds.get(_kind(profile, worker.name))
+    share = 0.0 if found is None else found.allocator_share
+    reference = references.get(worker.name) if found else worker.reference
+    return replace(worker, allocator_share=max(worker.allocator_share, share), reference=reference)
+
+
+def _measurements(
+    profile: Profile, corrections: Mapping[str, Correction], kinds: Mapping[Kind, Correction]
+) -> Iterator[Measurement]:
+    """All measurements, corrected.
+
+    Workers of one kind share measurements, and a traced one no longer does: it gets all of its own. So that the others
+    share what holds for the kind, the first of them that was not measured itself stands before all.
+    """
+    cost = CostModel(profile)
+    own = {point.worker for point in profile.measurements}
+    stands_for: dict[Kind, str] = {}
+    for worker in profile.worker:
+        if worker not in corrections and worker not in own and _kind(profile, worker) in kinds:
+            stands_for.setdefault(_kind(profile, worker), worker)
+    whole = {worker: kinds[kind] for kind, worker in stands_for.items()} | dict(corrections)
+    for worker, correction in whole.items():
+        for partition in profile.partition:
+            for point in cost.measurements(partition, worker):
+                yield correction.of(point, partition, worker)
+    for point in profile.measurements:
+        if point.worker not in corrections:
+            kind = kinds.get(_kind(profile, point.worker))
+            yield point if kind is None else kind.of(point, point.partition, point.worker)
+
+
+def _warnings(
+    profile: Profile, agreement: Agreement, trace: str, corrections: Mapping[str, Correction], seen: SeenFlights
+) -> Iterator[str]:
+    """What was corrected by which ratios; what stayed within 1 % is only counted."""
+    step, same = agreement.step, 0
+    said, took = fmt.seconds(step.predicted_s), fmt.seconds(step.measured_s)
+    yield f"calibrated by {trace}: a step took {took}, and {said} was predicted"
+    for worker, each in corrections.items():
+        ratios = {"forward": each.forward, "backward": each.backward, "update": each.update}
+        parts = [f"{what} {factor:.3f}x" for what, factor in ratios.items() if abs(factor - 1) >= _SAME]
+        was = profile.worker[worker].allocator_share
+        if each.allocator_share > was:
+            parts.append(f"allocator's share {100 * was:.1f} -> {100 * each.allocator_share:.1f} %")
+        parts += [f"workspace +{fmt.size(each.excess_bytes)}"] if each.excess_bytes else []
+        same += not parts
+        if parts:
+            yield f"calibrated: {worker}: {', '.join(parts)}"
+    for link in profile.links:
+        found = factors(link, seen.get((link.source, link.target), {}))
+        parts = [f"{factor:.3f}x at {fmt.size(size)}" for size, factor in found if abs(factor - 1) >= _SAME]
+        same += bool(found) and not parts
+        if parts:
+            yield f"calibrated: link {link.source} to {link.target}: {', '.join(parts)}"
+    if same:
+        yield f"calibrated: {same} more workers and links by less than 1 %"
+    used = {(each.route.source, each.route.target) for each in agreement.routes}
+    unseen = [f"{source} to {target}" for source, target in sorted(used - set(seen))]
+    if unseen:
+        yield f"not calibrated, since nobody waited for a message there: link {', '.join(unseen)}"
+
+
+def _record(
+    agreement: Agreement, trace: str, corrections: Mapping[str, Correction], seen: SeenFlights
+) -> dict[str, Any]:
+    return {
+        "trace": trace,
+        "steps": agreement.steps,
+        "step_predicted_s": agreement.step.predicted_s,
+        "step_measured_s": agreement.step.measured_s,
+        "workers": {worker: encode(each) for worker, each in corrections.items()},
+        "links": [f"{source} -> {target}" for source, target in seen],
+    }

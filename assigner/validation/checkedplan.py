@@ -1,0 +1,122 @@
+"""Whether what a plan says of itself still holds: priced again by its profile, and without what no longer does.
+
+A plan is a file that can be edited, and its prediction, proof and what-ifs are of the placement that was solved. Where
+the profile is at hand they are checked; a plan that does not hold is priced anew, and what was proven of the other one
+is left out. Where it is not, only the names of the workers tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from assigner import formatting as fmt
+from assigner.errors import FormatError
+
+if TYPE_CHECKING:
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
+    from assigner.schedule.cost import CostModel
+
+_SAME = 5e-4
+"""A change below this prints as 0.0 %."""
+
+
+class CheckedPlan(NamedTuple):
+    """A plan with no figure that is known not to hold.
+
+    Args:
+        plan: The plan; its prediction is the file's own, or a new one, or None where none holds.
+        notes: Why it is not the file's own; empty: it is.
+    """
+
+    plan: Plan
+    notes: tuple[str, ...] = ()
+
+
+def checked_plan(
+    plan: Plan, profile: Profile | None = None, *, own: bool | None = True, doubt: str = "", misfit: bool = False
+) -> CheckedPlan:
+    """The plan as far as it holds.
+
+    Args:
+        plan: As its file says.
+        profile: What prices it; None: it is not at hand.
+        own: The plan was solved from that profile; None: the plan does not say from which.
+        doubt: Why its own profile is not at hand though it was found; empty: it was not looked for, or not found.
+        misfit: The profile that it was solved from is as it was then, and the plan does not fit it.
+    """
+    doubts = (doubt,) if doubt else ()
+    if profile is None:
+        said = _strange(plan, misfit=misfit)
+        return CheckedPlan(_bare(plan) if said else plan, (*doubts, *([said] if said else [])))
+    try:
+        return _checked(plan, profile, own=own)
+    except FormatError as error:
+        left_out = ", so its figures are left out" if plan.predicted else ""
+        return CheckedPlan(_bare(plan), (f"the profile cannot price it: {error.message}{left_out}",))
+
+
+def _strange(plan: Plan, *, misfit: bool) -> str:
+    """What shows without a profile that a prediction is of another plan."""
+    if plan.predicted is None:
+        return ""
+    told = {each.worker for each in plan.predicted.workers}
+    if told and (strange := told.symmetric_difference(plan.workers)):
+        name = min(strange)
+        which = "the plan's stages do not" if name in told else "its prediction does not"
+        other = "its prediction names" if name in told else "the plan's stages name"
+        return f"{other} {name}, {which}: the figures of its file are of another plan and are left out"
+    return "it was changed since it was solved, so the figures of its file are left out" if misfit else ""
+
+
+def _checked(plan: Plan, profile: Profile, *, own: bool | None) -> CheckedPlan:
+    from assigner.schedule.cost import CostModel
+    from assigner.schedule.simulate import check_fit, priced, step_s
+
+    check_fit(plan, profile)
+    cost, stored = CostModel(profile), plan.predicted
+    if stored is not None and _near(step_s(plan, cost), stored.step_s) and _same_memory(plan, cost):
+        return CheckedPlan(plan)
+    now = priced(plan, profile, cost)
+    whose = "the profile it was solved from" if own else "the profile that was named"
+    if stored is None or now.predicted is None:
+        return CheckedPlan(_unpriced(now, own=own), (f"priced with {whose}: its file has no prediction",))
+    found = f"{fmt.seconds(now.predicted.step_s)} a step, where its file says {fmt.seconds(stored.step_s)}"
+    if _near(now.predicted.step_s, stored.step_s):
+        found = "the step is as its file says, and its workers' memory is not"
+    why = "; it was changed since, or solved by another version" if own else ""
+    proven = plan.solver is not None or plan.candidates or plan.what_if
+    left_out = "; what was proven of it is left out" if proven else ""
+    return CheckedPlan(_without_proof(now, own=own), (f"priced anew with {whose}: {found}{why}{left_out}",))
+
+
+def _near(value: float, before: float) -> bool:
+    return abs(value - before) <= _SAME * abs(before)
+
+
+def _same_memory(plan: Plan, cost: CostModel) -> bool:
+    """The prediction has the plan's workers, each with the peak that it has by the prices at hand."""
+    from assigner.schedule.simulate import worker_memory
+
+    told = {each.worker: each.peak_bytes for each in plan.predicted.workers} if plan.predicted else {}
+    return told.keys() == set(plan.workers) and all(
+        _near(worker_memory(cost, plan, worker).total, peak) for worker, peak in told.items()
+    )
+
+
+def _without_proof(plan: Plan, *, own: bool | None) -> Plan:
+    """Without what is about the placement that was solved; baselines are the profile's, and go with another one."""
+    return replace(plan, solver=None, candidates=(), what_if=(), baselines=plan.baselines if own else ())
+
+
+def _unpriced(now: Plan, *, own: bool | None) -> Plan:
+    """A plan that had no prediction: its proof is of it where it is of a step that takes as long."""
+    solver, predicted = now.solver, now.predicted
+    if own and solver and predicted and now.objective == "step" and _near(predicted.step_s, solver.objective_s):
+        return now
+    return _without_proof(now, own=own)
+
+
+def _bare(plan: Plan) -> Plan:
+    return replace(_without_proof(plan, own=False), predicted=None)

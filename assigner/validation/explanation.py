@@ -1,0 +1,178 @@
+"""Where the difference between the predicted and the measured step time comes from.
+
+The simulator is asked again with measured figures in the place of predicted ones, one group after the other:
+
+    predicted ─ compute ─▶ ─ transfers ─▶ ─ overheads ─▶ ─ not explained ─▶ measured
+
+Each group moves the step time by what the plan makes of it: a slow worker that nobody waits for moves nothing. What
+medians cannot say, the variation from action to action and what runs together gets in each other's way, is left over.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+from assigner.schedule.program import ActionKind, wire
+from assigner.schedule.timing import Instead, route_bytes, stage_s, step_s, update_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from assigner.formats.plan import Plan
+    from assigner.schedule.cost import CostModel
+    from assigner.schedule.program import Route
+    from assigner.schedule.timing import Compute
+    from assigner.validation.observed import Observed
+
+_CANDIDATES = 8
+"""Of each group, so many are tried alone: those that differ most, added up over a step."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One thing that took another time than predicted, and how far it alone moves the step time.
+
+    Args:
+        group: What kind of thing it is.
+        what: `forward`, `backward`, `update`, `messages` or `overhead`.
+        worker: Whose; of messages their sender.
+        stage: Of a forward or a backward.
+        target: Of messages, their receiver.
+        predicted_s: Seconds of one of them; of overheads, of all in a step.
+        measured_s: The same as measured.
+        step_s: How much longer the predicted step gets with this figure as it was measured, and no other.
+    """
+
+    group: Literal["compute", "transfers", "overheads"]
+    what: str
+    worker: str
+    stage: int | None
+    target: str | None
+    predicted_s: float
+    measured_s: float
+    step_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What adds up to the difference between the predicted and the measured step time, in seconds.
+
+    Args:
+        compute_s: Forwards, backwards and updates.
+        transfers_s: Messages on the wire.
+        overheads_s: What workers lose between two actions, and before the first and after the last of a step.
+        unexplained_s: The rest.
+        causes: Single ones, that which moves the step time most first.
+    """
+
+    compute_s: float
+    transfers_s: float
+    overheads_s: float
+    unexplained_s: float
+    causes: tuple[Deviation, ...]
+
+
+def explain(plan: Plan, cost: CostModel, predicted: Observed, measured: Observed) -> Explanation:
+    """Replace what was predicted by what was measured.
+
+    Args:
+        plan: As it was run.
+        cost: Prices of the profile.
+        predicted: The simulator's own figures, read from its rehearsed trace.
+        measured: What the trace says.
+    """
+    wiring = wire(plan, cost.profile.edges, cost.profile.ties)
+    compute = {key: samples.median_s for key, samples in measured.compute.items()}
+    flights = measured_flights(plan, cost, wiring.routes, measured)
+    overheads = _overheads(measured, compute)
+    with_compute = Instead(seconds=compute)
+    with_transfers = replace(with_compute, flights=flights)
+    with_overheads = replace(overheads, flights=flights)
+    said = step_s(plan, cost)
+    steps = [step_s(plan, cost, instead=figures) for figures in (with_compute, with_transfers, with_overheads)]
+    steps[-1] += measured.tail.median_s
+    moved = [after - before for before, after in pairwise([said, *steps, measured.step.median_s])]
+    tried = [
+        *_first(_computes(plan, cost, compute)), *_first(_transfers(plan, cost, flights)),
+        *_first(_losses(plan, cost, predicted, measured)),
+    ]  # fmt: skip
+    alone = [replace(cause, step_s=step_s(plan, cost, instead=figures) - said) for _, cause, figures in tried]
+    causes = tuple(sorted(alone, key=lambda cause: -abs(cause.step_s)))
+    compute_s, transfers_s, overheads_s, unexplained_s = moved
+    return Explanation(compute_s, transfers_s, overheads_s, unexplained_s, causes)
+
+
+def priced_s(plan: Plan, cost: CostModel, compute: Compute) -> float:
+    """Seconds that the profile says of a forward, a backward or an update."""
+    kind, stage, worker = compute
+    return update_s(cost, plan, worker) if kind is ActionKind.UPDATE else stage_s(cost, plan, stage, kind)
+
+
+def measured_flights(plan: Plan, cost: CostModel, routes: tuple[Route, ...], measured: Observed) -> dict[Route, float]:
+    """Seconds of one message of each route: as measured, or as its link's other messages say; else not in it."""
+    said = {
+        route: cost.transfer_s(route.source, route.target, route_bytes(cost, route, plan.micro_batch_size))
+        for route in routes
+    }
+    factors: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for route, samples in measured.flights.items():
+        if said.get(route):
+            factors[route.source, route.target].append(samples.median_s / said[route])
+    found = {}
+    for route in routes:
+        if route in measured.flights:
+            found[route] = measured.flights[route].median_s
+        elif factors[route.source, route.target]:
+            found[route] = said[route] * median(factors[route.source, route.target])
+    return found
+
+
+def _overheads(measured: Observed, compute: Mapping[Compute, float]) -> Instead:
+    """What is measured of compute and of what workers lose between."""
+    return Instead(
+        seconds={key: seconds + measured.before[key].median_s for key, seconds in compute.items()},
+        busy={key: samples.median_s for key, samples in measured.behind.items()},
+        leads={worker: samples.median_s for worker, samples in measured.lead.items()},
+    )
+
+
+_Tried = tuple[float, Deviation, Instead]  # how large it is over a step, the cause, what is replaced
+
+
+def _first(found: Iterator[_Tried]) -> list[_Tried]:
+    return sorted(found, key=lambda each: -abs(each[0]))[:_CANDIDATES]
+
+
+def _computes(plan: Plan, cost: CostModel, compute: Mapping[Compute, float]) -> Iterator[_Tried]:
+    for key, seconds in compute.items():
+        kind, stage, worker = key
+        said, count = priced_s(plan, cost, key), 1 if kind is ActionKind.UPDATE else plan.micro_batches
+        cause = Deviation("compute", kind.value, worker, stage if stage >= 0 else None, None, said, seconds)
+        yield count * (seconds - said), cause, Instead(seconds={key: seconds})
+
+
+def _transfers(plan: Plan, cost: CostModel, flights: Mapping[Route, float]) -> Iterator[_Tried]:
+    links: dict[tuple[str, str], dict[Route, float]] = defaultdict(dict)
+    for route, seconds in flights.items():
+        links[route.source, route.target][route] = seconds
+    for (source, target), mine in links.items():
+        said = sum(cost.transfer_s(source, target, route_bytes(cost, r, plan.micro_batch_size)) for r in mine)
+        took = sum(mine.values())
+        cause = Deviation("transfers", "messages", source, None, target, said / len(mine), took / len(mine))
+        yield plan.micro_batches * (took - said), cause, Instead(flights=mine)
+
+
+def _losses(plan: Plan, cost: CostModel, predicted: Observed, measured: Observed) -> Iterator[_Tried]:
+    for worker in plan.workers:
+        said, took = predicted.overheads[worker].median_s, measured.overheads[worker].median_s
+        mine = [key for key in measured.compute if key[2] == worker]
+        figures = Instead(
+            seconds={key: priced_s(plan, cost, key) + measured.before[key].median_s for key in mine},
+            busy={key: measured.behind[key].median_s for key in mine if key in measured.behind},
+            leads={worker: measured.lead[worker].median_s},
+        )
+        yield took - said, Deviation("overheads", "overhead", worker, None, None, said, took), figures

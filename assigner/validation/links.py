@@ -1,0 +1,141 @@
+"""Links corrected by the messages of a run.
+
+A link whose messages were waited for takes as long as it took them: at the sizes that were seen it says what was
+measured, its other points are scaled as the sizes nearest to them. Beyond all of them it goes on as it was profiled,
+scaled: a line through two sizes that lie close together would be noise. Its busy shares are such that its workers lose
+after their actions what they were seen to lose: scaled, or where the profile has none, in proportion to the messages.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from assigner.formats.profile import LinkPoint
+from assigner.schedule.cost import CostModel, message_s
+from assigner.schedule.program import ActionKind, wire
+from assigner.schedule.timing import route_bytes
+from assigner.validation.observed import Samples
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from assigner.formats.profile import Link, Profile
+    from assigner.schedule.program import Route
+    from assigner.validation.comparison import Agreement
+
+_BEYOND = 2.0
+"""How far beyond the largest size that was seen a point says how a link goes on: any factor gives the same line."""
+
+SeenFlights = dict[tuple[str, str], dict[float, Samples]]
+"""Of each link, by message size in bytes, the flights that were seen."""
+
+
+def corrected_links(profile: Profile, agreement: Agreement, seen: SeenFlights) -> tuple[Link, ...]:
+    """The profile's links, as a run found them.
+
+    Args:
+        profile: What the plan was priced with.
+        agreement: The plan beside the trace of its run.
+        seen: What `flights_seen` says of it.
+    """
+    timed = tuple(corrected_link(link, seen.get((link.source, link.target), {})) for link in profile.links)
+    sender, receiver = _busy_shares(replace(profile, links=timed), agreement)
+    return tuple(
+        replace(
+            link,
+            sender_busy=sender.get((link.source, link.target), link.sender_busy),
+            receiver_busy=receiver.get((link.source, link.target), link.receiver_busy),
+        )
+        for link in timed
+    )
+
+
+def flights_seen(agreement: Agreement) -> SeenFlights:
+    """The flights on each link by message size; those that the clocks cannot tell from nothing are left out."""
+    found: dict[tuple[str, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for each in agreement.routes:
+        flights = agreement.observed.flights.get(each.route)
+        if flights is not None and flights.median_s > 2 * agreement.clock_error_s:
+            found[each.route.source, each.route.target][each.bytes] += flights.seconds
+    return {
+        link: {size: Samples(tuple(seconds)) for size, seconds in sorted(sizes.items())}
+        for link, sizes in found.items()
+    }
+
+
+def factors(link: Link, seen: Mapping[float, Samples]) -> list[tuple[float, float]]:
+    """By size, how many times as long as profiled a message took."""
+    said = {size: message_s(link.points, size) for size in seen}
+    return [(size, samples.median_s / said[size]) for size, samples in seen.items() if said[size] > 0]
+
+
+def corrected_link(link: Link, seen: Mapping[float, Samples]) -> Link:
+    """A link whose points are scaled as the sizes nearest to them, with a point at each size that was seen."""
+    found = factors(link, seen)
+    if not found:
+        return link
+    points = {
+        point.bytes: replace(point, seconds=point.seconds * _between(found, point.bytes)) for point in link.points
+    }
+    for size, samples in seen.items():
+        points[size] = LinkPoint(
+            size, samples.median_s, len(samples.seconds), samples.iqr_s / samples.median_s
+        )  # fmt: skip
+    (largest, factor), last = found[-1], link.points[-1]
+    if largest > last.bytes:
+        beyond = _BEYOND * largest
+        points[beyond] = replace(last, bytes=beyond, seconds=factor * message_s(link.points, beyond))
+    return replace(link, points=tuple(points[size] for size in sorted(points)))
+
+
+def _between(factors: Sequence[tuple[float, float]], size: float) -> float:
+    """The factor at a size: on the line in log(bytes) between the sizes around it, beyond them the nearest one's."""
+    sizes = [each for each, _ in factors]
+    at = bisect_left(sizes, size)
+    if at in (0, len(sizes)):
+        return factors[min(at, len(sizes) - 1)][1]
+    (low, before), (high, after) = factors[at - 1 : at + 1]
+    share = math.log(size / low) / math.log(high / low) if low > 0 else (size - low) / (high - low)
+    return before + share * (after - before)
+
+
+def _busy_shares(profile: Profile, agreement: Agreement) -> tuple[dict[_Ends, float], dict[_Ends, float]]:
+    """Of each link whose messages hang on a traced action, what its sender and its receiver lose of their time."""
+    plan, cost = agreement.plan, CostModel(profile)
+    wiring = wire(plan, profile.edges, profile.ties)
+    sender: dict[_Ends, list[float]] = defaultdict(list)
+    receiver: dict[_Ends, list[float]] = defaultdict(list)
+    for n, stage in enumerate(plan.stages):
+        for kind, before, behind in (
+            (ActionKind.FORWARD, wiring.incoming, wiring.outgoing),
+            (ActionKind.BACKWARD, wiring.back_in, wiring.back_out),
+        ):
+            lost = agreement.observed.behind.get((kind, n, stage.worker))
+            moved = [(route, receiver, 1) for route in before.get(n, ())]
+            moved += [(route, sender, 0) for route in behind.get(n, ())]
+            if lost is None or not moved:
+                continue
+            took = [_message(cost, route, plan.micro_batch_size) for route, _, _ in moved]
+            said = sum(seconds * shares[end] for (seconds, shares), (_, _, end) in zip(took, moved, strict=True))
+            whole = sum(seconds for seconds, _ in took)
+            for (_, shares), (route, found, end) in zip(took, moved, strict=True):
+                share = shares[end] * lost.median_s / said if said > 0 else lost.median_s / whole if whole > 0 else 0.0
+                found[route.source, route.target].append(min(1.0, share))
+    middle = ({ends: median(shares) for ends, shares in found.items()} for found in (sender, receiver))
+    return next(middle), next(middle)
+
+
+_Ends = tuple[str, str]
+
+
+def _message(cost: CostModel, route: Route, micro_batch: int) -> tuple[float, tuple[float, float]]:
+    """Seconds of a message, and the shares of it in which its sender and its receiver are busy."""
+    link = cost.link(route.source, route.target)
+    assert link is not None
+    seconds = cost.transfer_s(route.source, route.target, route_bytes(cost, route, micro_batch))
+    return seconds, (link.sender_busy, link.receiver_busy)

@@ -1,0 +1,119 @@
+"""Has the machine changed since it was profiled? Reference times of then and of the run, and what they make of a step.
+
+    predicted ─ the machine as it was in the run ─▶ predicted for that ─ the model's own error ─▶ measured
+
+A worker's forwards, backwards and updates are taken to slow down as its reference work does, computing and copying in
+equal parts; messages inside a host as its reference message. Of messages between hosts the reference says nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from assigner.formats.profilewarnings import busy_text, ranks_text
+from assigner.location import Location
+from assigner.machine.reference import ReferenceTimes
+from assigner.machine.starvation import NOTICED
+from assigner.schedule.program import ActionKind
+from assigner.schedule.timing import Instead, route_bytes, step_s
+from assigner.validation.explanation import priced_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
+    from assigner.formats.trace import Trace
+    from assigner.schedule.cost import CostModel
+    from assigner.schedule.program import Route
+
+
+@dataclass(frozen=True)
+class MachineAgreement:
+    """One worker's machine in the run, against what it was when it was profiled.
+
+    Args:
+        worker: Its name.
+        profiled: Its reference times then.
+        traced: And in the run.
+    """
+
+    worker: str
+    profiled: ReferenceTimes
+    traced: ReferenceTimes
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """How many times as long as then computing, copying and messages take; 1.09: 9 % longer."""
+        then, now = self.profiled, self.traced
+        return {
+            "compute": now.compute_s / then.compute_s, "memory": now.memory_s / then.memory_s,
+            "messages": now.message_s / then.message_s,
+        }  # fmt: skip
+
+    @property
+    def pace(self) -> float:
+        """How many times as long its forwards, backwards and updates are taken to last."""
+        return (self.ratios["compute"] + self.ratios["memory"]) / 2
+
+
+def machines(profile: Profile, trace: Trace) -> tuple[MachineAgreement, ...]:
+    """The workers of a trace whose reference times are known of both; none where one of them lacks any."""
+    found = []
+    for each in trace.workers:
+        then, now = profile.worker[each.worker].reference, each.reference
+        if then is None or now is None or min(then.compute_s, then.memory_s, then.message_s) <= 0:
+            return ()
+        found.append(MachineAgreement(each.worker, then, now))
+    return tuple(found)
+
+
+def paced_step_s(
+    plan: Plan, cost: CostModel, routes: Iterable[Route], changed: Sequence[MachineAgreement]
+) -> float | None:
+    """The predicted step on the machines as they were in the run, in seconds; None: nobody looked at them."""
+    if not changed:
+        return None
+    pace = {each.worker: each for each in changed}
+    keys = [
+        (kind, n, stage.worker)
+        for n, stage in enumerate(plan.stages)
+        for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
+    ]
+    keys += [(ActionKind.UPDATE, -1, worker) for worker in plan.workers]
+    host = {name: worker.host for name, worker in cost.profile.worker.items()}
+    flights = {
+        route: cost.transfer_s(route.source, route.target, route_bytes(cost, route, plan.micro_batch_size))
+        * max(pace[end].ratios["messages"] for end in (route.source, route.target))
+        for route in routes
+        if host[route.source] == host[route.target]
+    }
+    return step_s(
+        plan, cost,
+        instead=Instead(seconds={key: priced_s(plan, cost, key) * pace[key[2]].pace for key in keys}, flights=flights),
+    )  # fmt: skip
+
+
+def disturbances(profile: Profile, trace: Trace) -> Iterator[str]:
+    """What other programs did to the profile and to the run, a sentence each."""
+    busy = busy_text(profile)
+    if busy is not None:
+        yield f"the profile was {busy}"
+    busy = busy_run(trace)
+    if busy is not None:
+        yield busy
+
+
+def busy_run(*traces: Trace) -> str | None:
+    """Where and how much other programs disturbed runs; None: nowhere by much."""
+    starved: dict[int, float] = {}
+    for each in (worker for trace in traces for worker in trace.workers if worker.starved >= NOTICED):
+        rank = Location.parse(each.worker).rank
+        starved[rank] = max(each.starved, starved.get(rank, 0.0))
+    if not starved:
+        return None
+    return (
+        f"the run was on a busy machine: other programs had up to {100 * max(starved.values()):.0f} % of the time"
+        f" of {ranks_text(sorted(starved))}"
+    )

@@ -1,0 +1,193 @@
+"""What a trace says in the cost model's own terms: how long things took, and when a worker only waited.
+
+A worker's step, read from its trace. Between two things that it does there is overhead, which is no wait:
+
+    lead   F0 ──── behind │ wait for a message ──── │ before  F1 ──── behind  F2 ...  U ────   tail
+
+A message's flight is known only where its receiver waited for it: only then is it known when it was there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, TypeVar
+
+from assigner.schedule.program import ActionKind, Payload, Route
+from assigner.schedule.timing import Compute
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from assigner.formats.trace import Trace, TracedAction, TracedMessage
+
+CALL_S = 5e-5
+"""Taking a message that is there already lasts some microseconds: a shorter wait than this is overhead, and no wait."""
+
+WAITED = 0.25
+"""A message that was waited for during less than this share of its way had come before: waking up took that long."""
+
+_Message = tuple[Route, int, int]  # a route's message: micro-batch and step
+_Key = TypeVar("_Key")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What was measured of one thing, more than once; seconds."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        """The middle one."""
+        return median(self.seconds)
+
+    @property
+    def iqr_s(self) -> float:
+        """Between the quarter that was fastest and the quarter that was slowest."""
+        if len(self.seconds) < 2:
+            return 0.0
+        low, _, high = quantiles(self.seconds, n=4, method="inclusive")
+        return high - low
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a trace says, each over all steps and micro-batches.
+
+    Args:
+        step: Whole steps.
+        compute: Forwards, backwards and updates.
+        before: From the end of a wait, or the step's start, to the action.
+        behind: From the end of an action to the next one, or to the wait before that.
+        lead: From the step's start, anywhere, to a worker's first action or wait.
+        tail: From the end of the last action, anywhere, to the step's end.
+        flights: Of the messages that were waited for, once the link was free for them.
+        waits: Of each worker, in a step.
+        overheads: Of each worker, in a step: all of its before, behind and lead.
+    """
+
+    step: Samples
+    compute: Mapping[Compute, Samples]
+    before: Mapping[Compute, Samples]
+    behind: Mapping[Compute, Samples]
+    lead: Mapping[str, Samples]
+    tail: Samples
+    flights: Mapping[Route, Samples]
+    waits: Mapping[str, Samples]
+    overheads: Mapping[str, Samples]
+
+
+@dataclass
+class _Notes:
+    """Figures as they are read, one list for each thing."""
+
+    compute: dict[Compute, list[float]] = field(default_factory=lambda: defaultdict(list))
+    before: dict[Compute, list[float]] = field(default_factory=lambda: defaultdict(list))
+    behind: dict[Compute, list[float]] = field(default_factory=lambda: defaultdict(list))
+    lead: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    waits: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    overheads: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def read(self, worker: str, actions: Iterable[TracedAction], start_s: float) -> float:
+        """One worker's step that began at `start_s`; returns when its last action ended.
+
+        A device may still compute when its host begins to wait: the wait counts from the device's end.
+        """
+        now, waited, overhead, pending = start_s, 0.0, 0.0, 0.0
+        last: Compute | None = None
+        began = False
+        for action in sorted(actions, key=lambda each: each.start_s):
+            gap = max(0.0, action.start_s - now)
+            overhead += gap
+            if not began:
+                self.lead[worker].append(gap)
+                began = True
+            elif last is not None:
+                self.behind[last].append(gap)
+            else:
+                pending += gap
+            if action.kind == "receive":
+                wait, last = max(0.0, action.end_s - max(now, action.start_s)), None
+                if wait >= CALL_S:
+                    waited += wait
+                else:
+                    overhead += wait
+                    pending += wait
+            else:
+                last = ActionKind(action.kind), action.stage, worker
+                self.compute[last].append(action.seconds)
+                self.before[last].append(pending)
+                pending = 0.0
+            now = max(now, action.end_s)
+        self.waits[worker].append(waited)
+        self.overheads[worker].append(overhead)
+        return now
+
+
+def observe(trace: Trace) -> Observed:
+    """Read a trace."""
+    notes, tails = _Notes(), []
+    parts: dict[tuple[str, int], list[TracedAction]] = defaultdict(list)
+    for worker in trace.workers:
+        for action in worker.actions:
+            if action.kind not in ("step", "send"):
+                parts[worker.worker, action.step].append(action)
+    for step, (start, end) in enumerate(trace.spans):
+        last = max(notes.read(each.worker, parts[each.worker, step], start) for each in trace.workers)
+        tails.append(max(0.0, end - last))
+    return Observed(
+        step=Samples(trace.step_s), tail=Samples(tuple(tails)), flights=_samples(_flights(trace)),
+        compute=_samples(notes.compute), before=_samples(notes.before), behind=_samples(notes.behind),
+        lead=_samples(notes.lead), waits=_samples(notes.waits), overheads=_samples(notes.overheads),
+    )  # fmt: skip
+
+
+def _samples(lists: Mapping[_Key, Sequence[float]]) -> dict[_Key, Samples]:
+    return {key: Samples(tuple(values)) for key, values in lists.items()}
+
+
+def traced_route(message: TracedMessage, worker: str, *, sent: bool) -> Route:
+    """The route of a traced message, for the worker that sent or received it."""
+    ends = (worker, message.peer) if sent else (message.peer, worker)
+    return Route(Payload(message.payload), message.partition, message.output, *ends)
+
+
+def _flights(trace: Trace) -> dict[Route, list[float]]:
+    """Seconds on the wire of the messages whose start and end are known.
+
+    A message starts when it was handed over and the one before it on its link was there. Of one that was not waited
+    for it is only known that it was there when it was asked for: where that is later than the next one's handing
+    over, the next one's start is not known either.
+    """
+    handed: dict[_Message, float] = {}
+    received: dict[_Message, TracedAction] = {}
+    links: dict[tuple[str, str], list[tuple[float, _Message]]] = defaultdict(list)
+    for worker in trace.workers:
+        for action in worker.actions:
+            if action.message is None:
+                continue
+            route = traced_route(action.message, worker.worker, sent=action.kind == "send")
+            message = route, action.micro_batch, action.step
+            if action.kind == "send":
+                handed[message] = action.start_s
+                links[route.source, route.target].append((action.start_s, message))
+            else:
+                received[message] = action
+    flights: dict[Route, list[float]] = defaultdict(list)
+    for link in links.values():
+        free: float | None = float("-inf")  # None: somewhere up to `latest`
+        latest = float("-inf")
+        for handed_s, message in sorted(link, key=lambda each: each[0]):
+            taken = received.get(message)
+            if taken is None:
+                free, latest = None, float("inf")
+                continue
+            known = free if free is not None else handed_s if latest <= handed_s else None
+            seen = taken.seconds >= max(CALL_S, WAITED * (taken.end_s - max(handed_s, free or handed_s)))
+            if seen and known is not None and taken.end_s > max(handed_s, known):
+                flights[message[0]].append(taken.end_s - max(handed_s, known))
+            free, latest = (taken.end_s if seen else None), taken.end_s
+    return flights

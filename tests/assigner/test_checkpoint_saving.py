@@ -1,0 +1,144 @@
+"""Saves on one rank that are killed, fail or must not be made: under its name a checkpoint is complete, old or new."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+import torch
+from checkpoint_cases import cut_short, trained, two_layers
+from safetensors import SafetensorError
+from workloads import skips, workload
+
+from assigner import load_weights
+from assigner.errors import FormatError, UsageError
+from assigner.runtime.shards import Index
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forked_ranks import ForkedRanks
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["exchanged", "renamed"])
+def test_a_kill_during_a_save_leaves_a_whole_checkpoint(forked: ForkedRanks, tmp_path: Path, way: str):
+    """Killed at every touch of a file and at random moments: the old or the new one, whole; no leftovers at last."""
+    (end,) = forked.run("killed_saves.py", tmp_path / "at", way)
+    found = json.loads(end.output)
+    assert found["points"] > 20
+    assert found["old"] > 0
+    assert found["new"] > 0
+    assert (found["gone"] > 0) == (way == "renamed")
+
+
+def test_what_saves_have_left_is_named(tmp_path: Path):
+    """Where there is no checkpoint, or a broken one, `load` says what lies beside it, and what of it is whole."""
+    with trained(skips()) as pipeline:
+        pipeline.save(tmp_path / "at")
+        (tmp_path / "at").rename(tmp_path / ".at.before")
+        (tmp_path / ".at.part").mkdir()
+        with pytest.raises(UsageError, match="at is no checkpoint") as refused:
+            pipeline.load(tmp_path / "at")
+        assert f"left {tmp_path}/.at.part and {tmp_path}/.at.before (whole)" in refused.value.hint
+        with pytest.raises(UsageError, match="at is no checkpoint") as refused:
+            load_weights(tmp_path / "at")
+        assert f"{tmp_path}/.at.before (whole)" in refused.value.hint
+        pipeline.save(tmp_path / "at")
+        assert [path.name for path in tmp_path.iterdir()] == ["at"]
+        (tmp_path / ".at.part").mkdir()
+        cut_short(tmp_path / "at" / "training.json")
+        with pytest.raises(FormatError, match=r"training\.json: cannot be read") as broken:
+            pipeline.load(tmp_path / "at")
+        assert f"left {tmp_path}/.at.part:" in broken.value.hint
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One half of the old one and one of the new one would be neither."""
+    made = skips()
+    read = Index.read
+    with trained(made) as pipeline:
+        pipeline.save(tmp_path / "at")
+
+        def replaced(folder: Path, kind: str) -> Index:
+            if kind == "model":
+                pipeline.save(tmp_path / "at", force=True)
+            return read(folder, kind)
+
+        monkeypatch.setattr(Index, "read", replaced)
+        with pytest.raises(FormatError, match="at was replaced while it was read"):
+            pipeline.load(tmp_path / "at")
+
+
+def test_a_full_disk_keeps_what_stood_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The error says why, nothing half is left, and training goes on."""
+    made = skips()
+    with trained(made) as pipeline:
+        pipeline.save(tmp_path / "at")
+        for name, error in (
+            ("shards.save_file", SafetensorError("Error while serializing: No space left on device (os error 28)")),
+            ("shards.flush", OSError(28, "No space left on device")),
+            ("checkpoint.put", OSError(28, "No space left on device")),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(f"assigner.runtime.{name}", mock.Mock(side_effect=error))
+                with pytest.raises(UsageError, match=r"cannot write .*at: .*No space left on device"):
+                    pipeline.save(tmp_path / "at", force=True)
+            assert [path.name for path in tmp_path.iterdir()] == ["at"]
+        assert pipeline.step(made.make_batch(8, 9)) > 0
+        pipeline.load(tmp_path / "at")
+        assert pipeline.steps == 3
+
+
+def test_a_place_that_cannot_be_is_told(tmp_path: Path):
+    """A name that is too long, one below a file, a link in a circle: an error with the path, and training goes on."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "circle").symlink_to("circle")
+    with trained(skips()) as pipeline:
+        for place in ("x" * 300, "file/at", "circle"):
+            with pytest.raises(UsageError, match=place):
+                pipeline.save(tmp_path / place)
+            with pytest.raises(UsageError, match=place):
+                pipeline.load(tmp_path / place)
+            with pytest.raises(UsageError, match=place):
+                load_weights(tmp_path / place)
+        deep: list[Any] = []
+        for _ in range(100_000):
+            deep = [deep]
+        for state in (deep, 10**5000):
+            with pytest.raises(UsageError, match="state cannot be saved"):
+                pipeline.save(tmp_path / "at", state=state)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["circle", "file"]
+
+
+def test_weights_that_have_diverged_replace_nothing(tmp_path: Path):
+    """A weight with NaN is not saved; a buffer may hold NaN, and does so again when it is loaded."""
+    made = workload(two_layers)
+    with trained(made) as pipeline:
+        pipeline.state_dict()["1.running_mean"][2] = float("nan")
+        pipeline.save(tmp_path / "at")
+        pipeline.load(tmp_path / "at")
+        assert pipeline.state_dict()["1.running_mean"].isnan().tolist() == [n == 2 for n in range(8)]
+        with torch.no_grad():
+            pipeline.state_dict()["0.weight"][0, 0] = float("nan")
+        with pytest.raises(UsageError, match=r"'0\.weight' holds 1 NaN"):
+            pipeline.save(tmp_path / "at", force=True)
+        pipeline.load(tmp_path / "at")
+        assert not any(each.isnan().any() for _, each in pipeline.named_parameters())
+
+
+def test_files_of_others_in_a_checkpoint_are_kept(tmp_path: Path):
+    """What somebody has put beside the weights is not removed with an old checkpoint; a link stays a link."""
+    with trained(skips()) as pipeline:
+        pipeline.save(tmp_path / "at")
+        (tmp_path / "at" / "config.json").write_text("{}")
+        with pytest.raises(UsageError, match=r"holds 'config\.json'"):
+            pipeline.save(tmp_path / "at", force=True)
+        (tmp_path / "at" / "config.json").rename(tmp_path / "config.json")
+        (tmp_path / "latest").symlink_to("at")
+        pipeline.steps = 7
+        pipeline.save(tmp_path / "latest", force=True)
+        assert (tmp_path / "latest").is_symlink()
+        assert json.loads((tmp_path / "at" / "training.json").read_text())["steps"] == 7

@@ -1,0 +1,182 @@
+"""The package as a house: one class name, one meaning, and imports that point downwards."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+FLOORS = {
+    "foundation": "errors formatting files location usercode version settings",
+    "machine": "machine",
+    "formats": "formats",
+    "schedule": "schedule",
+    "solver": "solver",
+    "validation": "validation",
+    "export": "export",
+    "launch": "launch",
+    "lab": "lab",
+    "report": "report",
+    "model": "model init",
+    "runtime": "runtime",
+    "profiler": "profiler",
+    "verification": "verification",
+    "bench": "bench",
+    "assigner": "__init__",
+    "cli": "cli",
+    "__main__": "__main__",
+}
+"""The packages from bottom to top, each with what stands directly in `assigner/` and belongs to it. What is imported
+lies on a lower floor, or on the same one."""
+UPWARDS = {
+    ("assigner/formats/screen.py", "report"): "print(plan) draws what `assigner show` draws; imported when it prints",
+}
+"""Imports that point upwards all the same, each with its reason: module, and the floor that it reaches for."""
+
+
+class Import(NamedTuple):
+    """One module imports another one, wherever in its text."""
+
+    module: str
+    line: int
+    floor: str
+    target: str
+
+
+@functools.cache
+def _modules() -> dict[str, ast.Module]:
+    """Every module of the product, parsed, by its file."""
+    files = sorted([*ROOT.glob("assigner/**/*.py"), *ROOT.glob("cli/**/*.py")])
+    return {str(file.relative_to(ROOT)): ast.parse(file.read_text(encoding="utf-8")) for file in files}
+
+
+def _defined_twice() -> dict[str, list[str]]:
+    """Class names that several modules define, or one defines several times, each with the modules."""
+    homes = defaultdict(list)
+    for module, tree in _modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(module)
+    return {name: modules for name, modules in homes.items() if len(modules) > 1}
+
+
+def test_one_class_name_has_one_meaning():
+    """No class name is defined twice, private ones and those inside of functions included."""
+    assert _defined_twice() == {}
+
+
+def _floor(file: str) -> str:
+    """The floor that a module belongs to, by its file."""
+    package, name = Path(file).with_suffix("").parts[:2]
+    if package == "cli":
+        return "cli"
+    floors = [floor for floor, members in FLOORS.items() if name in members.split()]
+    assert len(floors) == 1, f"{file} stands on {floors or 'no floor'}: FLOORS says where it belongs"
+    return floors[0]
+
+
+def _file(name: str) -> str | None:
+    """The file of a module of the product; None: no module is called so."""
+    place = name.replace(".", "/").replace("assigner_cli", "cli", 1)
+    return next((file for file in (f"{place}.py", f"{place}/__init__.py") if file in _modules()), None)
+
+
+def _imports() -> Iterator[Import]:
+    """All imports of one of the product's modules by another one, in functions and for type checkers too."""
+    for module, tree in _modules().items():
+        package = Path(module).with_suffix("").parts[:-1]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = ".".join(package[: len(package) + 1 - node.level]) if node.level else ""
+                home = ".".join(filter(None, (base, node.module)))
+                names = [each if _file(each := f"{home}.{alias.name}") else home for alias in node.names]
+            else:
+                continue
+            for name in names:
+                target = _file(name)
+                if target is not None and target != module:
+                    yield Import(module, node.lineno, _floor(target), target)
+
+
+def test_every_module_stands_on_one_floor():
+    """No module is left out of the map, and the map names none that is not there."""
+    floors = {_floor(module) for module in _modules()}
+    assert floors == set(FLOORS)
+    there = {Path(module).with_suffix("").parts[1] for module in _modules() if module.startswith("assigner/")}
+    named = [name for floor, members in FLOORS.items() if floor != "cli" for name in members.split()]
+    assert sorted(named) == sorted(there)
+
+
+def test_imports_point_downwards():
+    """What a module imports, in a function or for type checkers too, is on its own floor or below."""
+    rank = list(FLOORS)
+    upwards = [each for each in _imports() if rank.index(each.floor) > rank.index(_floor(each.module))]
+    assert [each for each in upwards if (each.module, each.floor) not in UPWARDS] == []
+    assert {(each.module, each.floor) for each in upwards} == set(UPWARDS), "an exception is no longer needed"
+
+
+def test_imports_are_found_wherever_they_stand():
+    """The test sees relative imports, imports in functions, and those for type checkers."""
+    found = {(each.module, each.target) for each in _imports()}
+    assert ("cli/check.py", "cli/options.py") in found
+    assert ("assigner/formats/screen.py", "assigner/report/sheet.py") in found
+    assert ("assigner/schedule/criticalpath.py", "assigner/schedule/simulate.py") in found
+
+
+def test_the_drawn_house_is_the_checked_one():
+    """CONTRIBUTING.md draws every floor with what belongs to it, from the top down."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    text = text.partition("    assigner/\n")[2].partition("    tests/")[0]
+    lines = re.findall(r"^ {6}(\w.*?)(?:  |$)", text, re.MULTILINE)
+    drawn = [_floor(f"assigner/{name}.py") for line in lines for name in re.findall(r"\w+", line)]
+    assert list(dict.fromkeys(drawn)) == [floor for floor in reversed(FLOORS) if floor not in ("cli", "__main__")]
+    assert len(drawn) == sum(len(members.split()) for members in FLOORS.values()) - 2
+
+
+def test_files_that_contributing_names_are_there():
+    """What a change touches, and where answers are."""
+    text = (
+        (ROOT / "CONTRIBUTING.md")
+        .read_text(encoding="utf-8")
+        .partition("## Where to look")[2]
+        .partition("## Habits")[0]
+    )
+    named = set(re.findall(r"`([\w/]+(?:\.py|/))`", text))
+    assert len(named) > 30
+    assert {each for each in named if not (ROOT / each).exists() and not (ROOT / "assigner" / each).exists()} == set()
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "formats",
+        "init",
+        "lab",
+        "launch",
+        "machine",
+        "model",
+        "model/deferred",
+        "model/marking",
+        "profiler",
+        "runtime",
+        "schedule",
+        "validation",
+        "verification",
+    ],
+)
+def test_maps_name_every_module(package):
+    """The docstring of a package says of each of its modules what it is for."""
+    words = set(re.findall(r"\w+", ast.get_docstring(_modules()[f"assigner/{package}/__init__.py"]) or ""))
+    modules = {Path(each).stem for each in _modules() if str(Path(each).parent) == f"assigner/{package}"}
+    assert modules - words == {"__init__"}

@@ -1,0 +1,86 @@
+"""Ranks that wait for each other, in one process and one store."""
+
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from assigner.launch.seal import unseal
+from assigner.profiler import rankprogress
+from assigner.profiler.forecast import Forecast, RankProgress
+from assigner.profiler.rankprogress import Heartbeat, RanksProgress
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(rankprogress, "_LOOK_S", 0.01)
+
+
+def make_forecast(each_s):
+    forecast = Forecast(lambda: 100.0)
+    forecast.plan("point", 5, each_s)
+    return forecast
+
+
+def two(shown):
+    """Both ranks of a run."""
+    store = dist.HashStore()
+    second = RanksProgress(store, 1, 2, "worker:1/cpu", lambda _: pytest.fail("rank 1 shows nothing"))
+    return store, RanksProgress(store, 0, 2, "worker:0/cpu", shown.append), second
+
+
+def test_the_slowest_is_shown_until_all_do_the_same():
+    """Standings travel through the store; where ranks work together rank 0 shows its own."""
+    shown = []
+    store, first, second = two(shown)
+    second.tell("compute of embed", make_forecast(60.0))
+    assert unseal(RankProgress, "assigner/standing/1", store.get("assigner/standing/1")).left_s == 300.0
+    first.tell("compute of embed", make_forecast(0.1))
+    assert shown[-1].worker == "worker:1/cpu"
+    first.together = True
+    first.tell("links", make_forecast(0.1))
+    assert shown[-1].worker == "worker:0/cpu"
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_phase_ends_when_every_rank_is_behind_it(slow):
+    """Whoever is through first waits, as long as the other is at work."""
+    shown, ended = [], []
+    _, *ranks = two(shown)
+    for rank in ranks:
+        rank.tell("compute of embed", make_forecast(60.0))
+
+    def wait():
+        ranks[1 - slow].finish_phase()
+        ended.append("quick")
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    waiting.join(0.2)
+    assert not ended
+    ranks[slow].finish_phase()
+    waiting.join(30)
+    assert ended
+    assert [rank.mine.phase for rank in ranks] == [1, 1]
+    assert not slow or shown[-1].worker == "worker:1/cpu"
+
+
+def test_nobody_waits_for_a_rank_that_is_lost(monkeypatch):
+    """A heart that has stopped for a while ends the wait of all others; what they do next together says why."""
+    monkeypatch.setattr(rankprogress, "_BEAT_S", 0.01)
+    store, first, second = two([])
+    second.tell("compute of embed", make_forecast(60.0))
+    heart, ended = Heartbeat(store, 1), []
+
+    def wait():
+        first.finish_phase()
+        ended.append("first")
+
+    waiting = threading.Thread(target=wait)
+    monkeypatch.setattr(rankprogress, "_LOST_S", 0.5)
+    waiting.start()
+    waiting.join(1.0)
+    assert not ended
+    heart.close()
+    waiting.join(30)
+    assert ended

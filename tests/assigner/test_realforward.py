@@ -1,0 +1,127 @@
+"""Partitions whose forward needs values: what they give is learnt from batches with values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from assigner import MarkingError, UsageError, Workload
+from assigner.model.marking import PartitionGraph, Value, partition_graph, realforward
+from assigner.model.marking.cut import recut
+from assigner.model.workload import call_arguments
+
+WIDTH = 8
+
+
+class Narrow(nn.Linear):
+    """Columns that NumPy counts, and twice as many rows less one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = super().forward(x)
+        columns = 1 + int(np.abs(x.detach().numpy()).sum() * 100) % 3
+        return torch.cat([made, made])[1:, :columns]
+
+
+class Net(nn.Module):
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(WIDTH, WIDTH), middle, nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        y = self.middle(x).mean()
+        return self.last(x) + y
+
+
+def workload(make: type[nn.Linear]) -> Workload:
+    return Workload(
+        model=lambda: Net(make(WIDTH, WIDTH)),
+        batch=lambda rows, generator: (torch.randn(rows, WIDTH, generator=generator), torch.zeros(rows, 1)),
+        loss=nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=8,
+        marks=("first", "middle", "last"),
+    )
+
+
+def run(graph: PartitionGraph, x: torch.Tensor) -> torch.Tensor:
+    """The model's output, partition by partition."""
+    modules = graph.build(graph.piece)
+    values = {Value("", 0): x}
+    for piece in graph.pieces:
+        made = modules[piece.name](*(values[each] for each in piece.reads), *(s.evaluate([x]) for s in piece.sizes))
+        values.update({Value(piece.name, n): each for n, each in enumerate(made)})
+    return values[Value(graph.last.name, 0)]
+
+
+def test_a_forward_that_needs_values():
+    """It is captured for any number of rows, in both modes and as often as asked alike, and leaves generators alone."""
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    made = workload(Narrow)
+    graph = partition_graph(made)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert graph.fingerprint == partition_graph(made).fingerprint
+    torch.manual_seed(made.seed)
+    plain = made.model()
+    for rows in (5, 9):
+        x = torch.randn(rows, WIDTH)
+        assert torch.equal(run(graph, x), plain(x))
+        again = recut(graph, graph.domain.example.structure, [x], training=False)
+        assert torch.equal(run(again, x), plain(x))
+    assert all(tensor.is_meta for tensor in graph.deferred.tensors().values())
+
+
+def test_one_partition_in_memory_at_a_time(monkeypatch):
+    """Where all weights are much for this host, each partition's are made for its call alone; too large is refused."""
+    free = 2 * 4 * (WIDTH * WIDTH + WIDTH)
+    monkeypatch.setattr(realforward, "free_memory", lambda: free)
+    graph = partition_graph(workload(Narrow))
+    monkeypatch.undo()
+    assert graph.fingerprint == partition_graph(workload(Narrow)).fingerprint
+    monkeypatch.setattr(realforward, "free_memory", lambda: free - 1)
+    with pytest.raises(MarkingError, match="'first' must run once to find out what it returns"):
+        partition_graph(workload(Narrow))
+
+
+def test_a_forward_that_fails_with_values_too():
+    """Both reasons are told, each with its line."""
+
+    class Strict(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept = x.detach().numpy()
+            assert kept.shape[0] == 5, "five rows"
+            return super().forward(x)
+
+    with pytest.raises(
+        MarkingError, match=r"cannot be traced at .*numpy.*; on a few rows with values it fails at .*five rows"
+    ):
+        partition_graph(workload(Strict))
+
+
+def test_other_results_than_learnt():
+    """A partition that returns another structure than in the calls that it was captured by is refused when it does."""
+
+    class Late(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+            made = super().forward(x)
+            return (made, made) if float(x.detach().numpy().max()) > 100 else made
+
+    graph = partition_graph(workload(Late))
+    module = graph.build(["middle"])["middle"]
+    x = torch.ones(4, WIDTH)
+    module(x)
+    with pytest.raises(UsageError, match="'middle' returns something else than in the calls"):
+        module(x * 1e6)
+
+
+def test_the_same_batches_for_all():
+    """Batches are Workload.batch's, cut or repeated to the sizes that are asked for."""
+    examples = realforward.Examples(lambda rows: (torch.arange(rows * 3).view(rows, 3),))
+    leaves = [torch.zeros(5, 4, dtype=torch.int64), "text"]
+    assert call_arguments(tuple(leaves)) == (tuple(leaves), {})
+    found = list(examples.inputs(leaves[:1], [0]))
+    assert [each.shape for (each,) in found] == [(4, 4), (8, 4), (12, 4)]
+    assert found[0][0].tolist()[1] == [3, 4, 5, 3]
