@@ -162,8 +162,16 @@ def check(options: Any) -> None:
         choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
         allowed = one_of(*choices) if choices else each.about.allowed
         for part in value.values() if isinstance(value, Mapping) else (value,):
-            if allowed is not None and not allowed.test(part):
+            if allowed is not None and not _passes(allowed, part):
                 raise UsageError(f"{each.field}: {_shown(part)} is not allowed; expected {allowed.words}")
+
+
+def _passes(allowed: Allowed, value: object) -> bool:
+    """Whether a value is allowed; one of another kind, which cannot even be compared, is not."""
+    try:
+        return allowed.test(value)
+    except TypeError:
+        return False
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
@@ -238,12 +246,18 @@ GROUPS = Form(
 """`A,B` each time: groups of names."""
 
 
+def whole_number(text: str) -> int | None:
+    """A text of up to 18 decimal digits as a number; None: it is another one, or no number that anything here has."""
+    return int(text) if text.isdecimal() and len(text) <= 18 else None
+
+
 def _count_or_auto(text: str, flag: str) -> int | None:
     if text == "auto":
         return None
-    if not (text.isdecimal() and len(text) <= 18 and int(text)):
+    number = whole_number(text)
+    if not number:
         raise UsageError(f"{flag}: {text!r} is not allowed; expected auto or a whole number, 1 or more")
-    return int(text)
+    return number
 
 
 COUNT = Form(str, _count_or_auto, _texts)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assigner.errors import UsageError
+from assigner.settings import whole_number
 
 from . import console
 from .options import Json
 from .provenance import Known, behind
-from .values import whole_number
 
 if TYPE_CHECKING:
     from assigner.report.comparison import Named

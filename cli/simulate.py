@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assigner.errors import MeasurementError, UsageError
+from assigner.settings import whole_number
 
 from . import console
 from .options import Force, Json, PlanFile
-from .values import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -37,11 +37,6 @@ class Plain:
         return made if several else made[0]
 
 
-def whole_number(text: str) -> int | None:
-    """A text of up to 18 decimal digits as a number; None: it is another one, or no number that anything here has."""
-    return int(text) if text.isdecimal() and len(text) <= 18 else None
-
-
 def take_plainly(params: list[Any]) -> None:
     """Let these options and arguments take their values so."""
     for param in params:

@@ -152,8 +152,10 @@ def _forbidden(profile: Profile, options: SolveOptions, pins: Mapping[str, str])
 def _check_worker(profile: Profile, hint: str, spec: str) -> None:
     if not any(profile.matches(spec, worker) for worker in profile.workers):
         every = [name for w in profile.workers for name in (w.name.partition("/")[0], w.kind, w.host)]
+        known = fmt.meant(spec, every, "workers")
         raise UsageError(
-            f"{hint}: {spec!r} names no worker, kind or host of this profile", hint=fmt.meant(spec, every, "workers")
+            f"{hint}: {spec!r} names no worker, kind or host of this profile",
+            hint=f"patterns are for names of partitions; {known}" if {*spec} & {*"*?["} else known,
         )
 
 

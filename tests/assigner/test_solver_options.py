@@ -14,7 +14,8 @@ from assigner.solver import SolveOptions, solve
 from assigner.solver.options import divisors
 
 WRONG = [
-    ({"gap": -0.1}, "-0.1"), ({"gap": 1.0}, "1.0"), ({"gap": math.nan}, "nan"), ({"time_limit": 0}, "0"),
+    ({"gap": -0.1}, "-0.1"), ({"gap": 1.0}, "1.0"), ({"gap": math.nan}, "nan"), ({"gap": "x"}, "'x'"),
+    ({"time_limit": "soon"}, "soon"), ({"only": ("worker:*",)}, "worker:*"), ({"time_limit": 0}, "0"),
     ({"time_limit": math.inf}, "inf"), ({"micro_batches": 0}, "0"), ({"micro_batches": 3}, "3"),
     ({"micro_batches": 16}, "16"), ({"batch_size": 0}, "0"), ({"batch_size": 7, "micro_batches": 2}, "7"),
     ({"remat": "sometimes"}, "sometimes"), ({"solver": "gurobi"}, "gurobi"), ({"seed": -1}, "-1"),
