@@ -2,6 +2,7 @@
 
 profile, plan, trace          the three of them, as frozen dataclasses
 document                      how such a dataclass is read and written
+profilechecks                 what makes a profile's parts fit together
 profilewarnings               what a profile's own figures say against it
 merging, selection            profiles put together or renewed in part; what `--only` names
 origin                        the profile that a plan was solved from

@@ -14,7 +14,7 @@ from assigner.location import Location
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from assigner.formats.profile import Link, Measurement, Partition, Profile, WorkloadReference
+    from assigner.formats.profile import Collective, Link, Measurement, Partition, Profile, WorkloadReference
 
 _CALIBRATED = ("calibrated", "not calibrated")
 _RANK = re.compile(r"\bworker:(\d+)")
@@ -24,7 +24,7 @@ def merged(profiles: Sequence[tuple[str, Profile]]) -> Profile:
     """One profile with the workers of several; no link leads from the workers of one to those of another.
 
     The first keeps its ranks, the others' follow: `worker:0` of the second becomes `worker:N` behind N workers. So do
-    the names in their links, measurements, pins and warnings.
+    the names in their links, collectives, measurements, pins and warnings.
 
     Args:
         profiles: Each with the name that an error gives it.
@@ -44,6 +44,7 @@ def merged(profiles: Sequence[tuple[str, Profile]]) -> Profile:
             whole,
             workers=whole.workers + added.workers,
             links=whole.links + added.links,
+            collectives=whole.collectives + added.collectives,
             partitions=partitions,
             measurements=whole.measurements + added.measurements,
         )
@@ -55,6 +56,7 @@ def updated(
     *,
     measurements: Iterable[Measurement],
     links: Iterable[Link],
+    collectives: Iterable[Collective] = (),
     notes: Iterable[str] = (),
     created_at: str,
 ) -> Profile:
@@ -66,6 +68,7 @@ def updated(
         old: What stays where nothing is new.
         measurements: New ones.
         links: New ones.
+        collectives: New ones; each replaces that of the same workers.
         notes: New warnings besides those that the figures give.
         created_at: When they were measured.
     """
@@ -74,6 +77,7 @@ def updated(
         return old.partition[each.partition].kind, each.worker, each.micro_batch
 
     points, ways = list(measurements), {(link.source, link.target): link for link in links}
+    sets = {frozenset(each.workers): each for each in collectives}
     replaced = {key(each) for each in points}
     kept = tuple(each for each in old.measurements if key(each) not in replaced)
     known = {(link.source, link.target) for link in old.links}
@@ -84,6 +88,10 @@ def updated(
         links=(
             *(ways.get((link.source, link.target), link) for link in old.links),
             *(link for way, link in ways.items() if way not in known),
+        ),
+        collectives=(
+            *(each for each in old.collectives if frozenset(each.workers) not in sets),
+            *sets.values(),
         ),
     )
     gone = [(each.partition, each.worker, each.micro_batch) for each in old.measurements if key(each) in replaced]
@@ -147,6 +155,7 @@ def _renumbered(profile: Profile, offset: int) -> Profile:
         profile,
         workers=tuple(replace(each, name=name(each.name)) for each in profile.workers),
         links=tuple(replace(each, source=name(each.source), target=name(each.target)) for each in profile.links),
+        collectives=tuple(replace(each, workers=tuple(map(name, each.workers))) for each in profile.collectives),
         partitions=tuple(replace(each, pin=each.pin and text(each.pin)) for each in profile.partitions),
         measurements=tuple(replace(each, worker=name(each.worker)) for each in profile.measurements),
         warnings=tuple(text(each) for each in profile.warnings),

@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from assigner.errors import FormatError
-from assigner.formats.document import Count, Name, Share, Threads, check_unique, read, write
+from assigner.formats.document import Count, Name, Share, Threads, read, write
 from assigner.formats.fineness import Fineness
 from assigner.formats.graph import topological_order
+from assigner.formats.profilechecks import check_profile
 from assigner.formats.screen import OnScreen
 from assigner.location import Location
 from assigner.machine.reference import ReferenceTimes
@@ -98,12 +98,12 @@ class Worker:
 
 @dataclass(frozen=True)
 class LinkPoint:
-    """The one-way time of one message of one size.
+    """The one-way time of one message of one size, or the time of one all-reduce.
 
     Args:
-        bytes: Of the message.
+        bytes: Of the message; of an all-reduce, of the tensor that each worker adds.
         seconds: The median.
-        samples: How many messages were timed; 0: none on this link, the median of links of its class.
+        samples: How many were timed; 0: none on this link, the median of links of its class.
         spread: IQR / median; of a link that was not measured, over those links.
     """
 
@@ -134,6 +134,26 @@ class Link:
     backend: Name = "gloo"
     sender_busy: Share = 0.0
     receiver_busy: Share = 0.0
+    starved: Share = 0.0
+
+
+@dataclass(frozen=True)
+class Collective:
+    """All-reduces among some workers, as a sweep over sizes: each adds a tensor, and all get the sum.
+
+    Args:
+        workers: Who takes part, two or more.
+        points: Times by size, the smallest first.
+        backend: What carries it: `gloo` or `nccl`.
+        busy: Share of its time in which a worker cannot compute: of the one that loses most.
+        starved: Share of its workers' processor time that other programs had while it was measured: of the worker that
+            lost most.
+    """
+
+    workers: tuple[str, ...]
+    points: tuple[LinkPoint, ...]
+    backend: Name = "gloo"
+    busy: Share = 0.0
     starved: Share = 0.0
 
 
@@ -284,6 +304,7 @@ class Profile(OnScreen):
         workload: What was measured.
         workers: The processes, each with one device.
         links: The ways between them; a pair that is not here cannot talk.
+        collectives: All-reduces among some of them, which correct what their links say of one; each set once.
         partitions: The units that are placed.
         edges: The values between them; no cycles.
         ties: Parameters that several partitions hold.
@@ -296,13 +317,14 @@ class Profile(OnScreen):
     """
 
     kind: Literal["profile"] = "profile"
-    format_version: str = f"{MAJOR}.0"
+    format_version: str = f"{MAJOR}.1"
     created_at: str = ""
     tool_version: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
     workload: WorkloadReference
     workers: tuple[Worker, ...]
     links: tuple[Link, ...]
+    collectives: tuple[Collective, ...] = ()
     partitions: tuple[Partition, ...]
     edges: tuple[Edge, ...]
     ties: tuple[Tie, ...] = ()
@@ -311,7 +333,7 @@ class Profile(OnScreen):
     verification: Verification | None = None
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_profile(self)
 
     @cached_property
     def worker(self) -> dict[str, Worker]:
@@ -338,80 +360,6 @@ class Profile(OnScreen):
     def matches(self, pin: str, worker: Worker) -> bool:
         """True if `pin` (a worker's name, its rank as `worker:1`, a kind or a host) allows `worker`."""
         return pin in (worker.name, worker.kind, worker.host, worker.name.partition("/")[0])
-
-
-def _check(profile: Profile) -> None:
-    for section in ("workers", "partitions", "measurements"):
-        if not getattr(profile, section):
-            raise FormatError(f"{section}: empty; a profile has at least one")
-    workers = [worker.name for worker in profile.workers]
-    partitions = [partition.name for partition in profile.partitions]
-    check_unique(workers, "workers[{}].name")
-    check_unique(partitions, "partitions[{}].name")
-    for n, name in enumerate(workers):
-        Location.parse(name, where=f"workers[{n}].name")
-    _check_links(profile, set(workers))
-    _check_graph(profile, set(partitions))
-    _check_measurements(profile, set(workers), set(partitions))
-    for n, partition in enumerate(profile.partitions):
-        pin = partition.pin
-        if pin is not None and not any(profile.matches(pin, worker) for worker in profile.workers):
-            raise FormatError(
-                f"partitions[{n}].pin: {pin!r} names no worker, kind or host of this profile",
-                hint=f"workers: {', '.join(workers[:6])}",
-            )
-
-
-def _known(name: str, names: set[str], path: str, what: str) -> None:
-    if name not in names:
-        raise FormatError(f"{path}: {name!r} is not a {what} of this profile")
-
-
-def _check_links(profile: Profile, workers: set[str]) -> None:
-    pairs = []
-    for n, link in enumerate(profile.links):
-        _known(link.source, workers, f"links[{n}].source", "worker")
-        _known(link.target, workers, f"links[{n}].target", "worker")
-        if link.source == link.target:
-            raise FormatError(f"links[{n}]: {link.source!r} is both source and target")
-        if not link.points:
-            raise FormatError(f"links[{n}].points: empty; leave out a link that was not measured")
-        sizes = [point.bytes for point in link.points]
-        if sorted(set(sizes)) != sizes:
-            raise FormatError(f"links[{n}].points: sizes must grow, each once; found {sizes[:6]}")
-        pairs.append(f"{link.source} -> {link.target}")
-    check_unique(pairs, "links[{}]")
-
-
-def _check_graph(profile: Profile, partitions: set[str]) -> None:
-    keys = []
-    sizes: dict[tuple[str, int], tuple[float, float]] = {}
-    for n, edge in enumerate(profile.edges):
-        _known(edge.source, partitions, f"edges[{n}].source", "partition")
-        _known(edge.target, partitions, f"edges[{n}].target", "partition")
-        size = (edge.bytes_per_sample, edge.fixed_bytes)
-        if sizes.setdefault((edge.source, edge.output), size) != size:
-            raise FormatError(
-                f"edges[{n}]: output {edge.output} of {edge.source!r} has another size on an earlier edge;"
-                " edges of one output carry one value",
-                hint="give different values different `output` numbers",
-            )
-        keys.append(f"{edge.source}:{edge.output} -> {edge.target}")
-    check_unique(keys, "edges[{}]")
-    for n, tie in enumerate(profile.ties):
-        for name in tie.partitions:
-            _known(name, partitions, f"ties[{n}].partitions", "partition")
-        check_unique(tie.partitions, f"ties[{n}].partitions[{{}}]")
-    _ = profile.order
-
-
-def _check_measurements(profile: Profile, workers: set[str], partitions: set[str]) -> None:
-    keys = []
-    for n, measured in enumerate(profile.measurements):
-        _known(measured.partition, partitions, f"measurements[{n}].partition", "partition")
-        _known(measured.worker, workers, f"measurements[{n}].worker", "worker")
-        keys.append(f"{measured.partition} on {measured.worker} at micro-batch {measured.micro_batch}")
-    check_unique(keys, "measurements[{}]")
 
 
 def load_profile(path: Path | str) -> Profile:

@@ -12,11 +12,15 @@ from assigner.errors import FormatError, UsageError
 from assigner.formats.document import encode
 from assigner.formats.graph import topological_order
 from assigner.formats.plan import Baseline, Candidate, SolverReport, Stage, WhatIf, load_plan, save_plan
-from assigner.formats.profile import Edge, LinkPoint, Tie, load_profile, save_profile
+from assigner.formats.profile import Collective, Edge, LinkPoint, Tie, load_profile, save_profile
 from assigner.location import Location
 from assigner.schedule.simulate import priced
 
 PROFILE = make_profile(work=[1e-3] * 4, slowness=[1.0, 2.0])
+
+
+PAIR = ("worker:0/cpu", "worker:1/cpu")
+REDUCED = Collective(PAIR, (LinkPoint(1 << 18, 2e-3, 9, 0.02), LinkPoint(1 << 22, 3e-2, 5, 0.01)), "gloo", 0.3, 0.01)
 
 
 def test_files_give_back_what_was_written(tmp_path, monkeypatch) -> None:
@@ -31,6 +35,54 @@ def test_files_give_back_what_was_written(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("ASSIGNER_PLAN")
     with pytest.raises(UsageError, match="ASSIGNER_PLAN is not set"):
         load_plan()
+
+
+def test_collectives_are_kept_and_may_be_left_out(tmp_path) -> None:
+    """A profile keeps its all-reduces to the last digit; a file of an earlier minor version, without any, has none."""
+    path = tmp_path / "profile.json"
+    save_profile(replace(PROFILE, collectives=(REDUCED,)), path)
+    assert load_profile(path).collectives == (REDUCED,)
+    document = json.loads(path.read_text())
+    assert document["format_version"] == "1.1"
+    del document["collectives"]
+    path.write_text(json.dumps({**document, "format_version": "1.0"}))
+    assert load_profile(path).collectives == ()
+
+
+BROKEN_COLLECTIVES = [
+    ({"workers": ["worker:0/cpu", "worker:9/cpu"]}, r"collectives\[0\].workers\[1\]: 'worker:9/cpu' is not a worker"),
+    ({"workers": ["worker:0/cpu"]}, r"collectives\[0\].workers: \['worker:0/cpu'\]; an all-reduce takes two or more"),
+    ({"workers": []}, r"collectives\[0\].workers: \[\]; an all-reduce takes two or more"),
+    ({"workers": ["worker:1/cpu"] * 2}, r"collectives\[0\].workers\[1\]: 'worker:1/cpu' is there already"),
+    ({"workers": "worker:1/cpu"}, r"collectives\[0\].workers: .* expected a list"),
+    ({"points": []}, r"collectives\[0\].points: empty"),
+    ({"points": [{"bytes": 4, "seconds": 1}] * 2}, r"collectives\[0\].points: sizes must grow"),
+    ({"points": [{"bytes": 4, "seconds": float("nan")}]}, r"collectives\[0\].points\[0\].seconds: NaN"),
+    ({"points": [{"bytes": float("inf"), "seconds": 1}]}, r"collectives\[0\].points\[0\].bytes: Infinity"),
+    ({"points": [{"bytes": 4, "seconds": -1}]}, r"collectives\[0\].points\[0\].seconds: -1"),
+    ({"points": [{"bytes": 4, "seconds": 1, "samples": 1.5}]}, r"samples: 1.5"),
+    ({"busy": 1.5}, r"collectives\[0\].busy: 1.5"),
+    ({"busy": float("nan")}, r"collectives\[0\].busy: NaN"),
+    ({"backend": "g\nloo"}, r"collectives\[0\].backend"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BROKEN_COLLECTIVES)
+def test_a_collective_that_cannot_be_is_refused(tmp_path, change: dict, message: str) -> None:
+    """Unknown workers, fewer than two, one twice, sizes and times that are none: each is told with its place."""
+    path = tmp_path / "profile.json"
+    save_profile(replace(PROFILE, collectives=(REDUCED,)), path)
+    document = json.loads(path.read_text())
+    document["collectives"][0].update(change)
+    path.write_text(json.dumps(document))
+    with pytest.raises(FormatError, match=message):
+        load_profile(path)
+
+
+def test_a_set_of_workers_has_one_collective() -> None:
+    """The same workers in another order are the same set."""
+    with pytest.raises(FormatError, match=r"collectives\[1\]: 'worker:0/cpu \+ worker:1/cpu' is there already"):
+        replace(PROFILE, collectives=(REDUCED, replace(REDUCED, workers=PAIR[::-1])))
 
 
 def test_kind_and_version_come_first(tmp_path) -> None:

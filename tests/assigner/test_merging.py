@@ -7,7 +7,7 @@ from builders import make_profile
 
 from assigner.errors import FormatError
 from assigner.formats.merging import merged, updated
-from assigner.formats.profile import Measurement
+from assigner.formats.profile import Collective, LinkPoint, Measurement
 from assigner.formats.profilewarnings import launch_bound
 from assigner.schedule.cost import CostModel
 
@@ -37,6 +37,32 @@ def test_the_others_workers_follow_with_their_prices(ours, theirs):
         ("2", "3"),
         ("3", "2"),
     }
+
+
+def test_collectives_follow_their_workers(ours, theirs):
+    """Those of the second profile under its workers' new ranks, none across the two."""
+    one, two = (
+        replace(each, collectives=(Collective(("worker:0/cpu", "worker:1/cpu"), (LinkPoint(1e6, seconds),)),))
+        for each, seconds in ((ours, 1.0), (theirs, 2.0))
+    )
+    whole = merged([("a", one), ("b", two)])
+    assert [(each.workers, each.points[0].seconds) for each in whole.collectives] == [
+        (("worker:0/cpu", "worker:1/cpu"), 1.0),
+        (("worker:2/cpu", "worker:3/cpu"), 2.0),
+    ]
+
+
+def test_a_new_collective_replaces_that_of_the_same_workers():
+    """In whichever order they are named; the others stay, and so do all where none is new."""
+    pair, other = ("worker:0/cpu", "worker:1/cpu"), ("worker:1/cpu", "worker:2/cpu")
+    old = replace(
+        make_profile(work=[1e-3], slowness=[1.0, 2.0, 3.0]),
+        collectives=tuple(Collective(workers, (LinkPoint(1e6, 1.0),)) for workers in (pair, other)),
+    )
+    fresh = Collective(pair[::-1], (LinkPoint(1e6, 3.0),))
+    new = updated(old, measurements=(), links=(), collectives=(fresh,), created_at="now")
+    assert new.collectives == (old.collectives[1], fresh)
+    assert updated(old, measurements=(), links=(), created_at="now").collectives == old.collectives
 
 
 def test_missing_links_are_a_warning(ours, theirs):

@@ -1,0 +1,111 @@
+"""What a profile must hold for its parts to fit together: names that are unique, references that lead somewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from assigner.errors import FormatError
+from assigner.formats.document import check_unique
+from assigner.location import Location
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.formats.profile import LinkPoint, Profile
+
+
+def check_profile(profile: Profile) -> None:
+    """Refuse what contradicts itself.
+
+    Raises:
+        FormatError: a name stands twice, a reference leads nowhere, or the graph has a cycle; the message says where.
+    """
+    for section in ("workers", "partitions", "measurements"):
+        if not getattr(profile, section):
+            raise FormatError(f"{section}: empty; a profile has at least one")
+    workers = [worker.name for worker in profile.workers]
+    partitions = [partition.name for partition in profile.partitions]
+    check_unique(workers, "workers[{}].name")
+    check_unique(partitions, "partitions[{}].name")
+    for n, name in enumerate(workers):
+        Location.parse(name, where=f"workers[{n}].name")
+    _check_links(profile, set(workers))
+    _check_collectives(profile, set(workers))
+    _check_graph(profile, set(partitions))
+    _check_measurements(profile, set(workers), set(partitions))
+    for n, partition in enumerate(profile.partitions):
+        pin = partition.pin
+        if pin is not None and not any(profile.matches(pin, worker) for worker in profile.workers):
+            raise FormatError(
+                f"partitions[{n}].pin: {pin!r} names no worker, kind or host of this profile",
+                hint=f"workers: {', '.join(workers[:6])}",
+            )
+
+
+def _known(name: str, names: set[str], path: str, what: str) -> None:
+    if name not in names:
+        raise FormatError(f"{path}: {name!r} is not a {what} of this profile")
+
+
+def _check_links(profile: Profile, workers: set[str]) -> None:
+    pairs = []
+    for n, link in enumerate(profile.links):
+        _known(link.source, workers, f"links[{n}].source", "worker")
+        _known(link.target, workers, f"links[{n}].target", "worker")
+        if link.source == link.target:
+            raise FormatError(f"links[{n}]: {link.source!r} is both source and target")
+        _check_points(link.points, f"links[{n}]", "a link")
+        pairs.append(f"{link.source} -> {link.target}")
+    check_unique(pairs, "links[{}]")
+
+
+def _check_points(points: Sequence[LinkPoint], path: str, what: str) -> None:
+    if not points:
+        raise FormatError(f"{path}.points: empty; leave out {what} that was not measured")
+    sizes = [point.bytes for point in points]
+    if sorted(set(sizes)) != sizes:
+        raise FormatError(f"{path}.points: sizes must grow, each once; found {sizes[:6]}")
+
+
+def _check_collectives(profile: Profile, workers: set[str]) -> None:
+    sets = []
+    for n, each in enumerate(profile.collectives):
+        for k, name in enumerate(each.workers):
+            _known(name, workers, f"collectives[{n}].workers[{k}]", "worker")
+        check_unique(each.workers, f"collectives[{n}].workers[{{}}]")
+        if len(each.workers) < 2:
+            raise FormatError(f"collectives[{n}].workers: {list(each.workers)}; an all-reduce takes two or more")
+        _check_points(each.points, f"collectives[{n}]", "an all-reduce")
+        sets.append(" + ".join(sorted(each.workers)))
+    check_unique(sets, "collectives[{}]")
+
+
+def _check_graph(profile: Profile, partitions: set[str]) -> None:
+    keys = []
+    sizes: dict[tuple[str, int], tuple[float, float]] = {}
+    for n, edge in enumerate(profile.edges):
+        _known(edge.source, partitions, f"edges[{n}].source", "partition")
+        _known(edge.target, partitions, f"edges[{n}].target", "partition")
+        size = (edge.bytes_per_sample, edge.fixed_bytes)
+        if sizes.setdefault((edge.source, edge.output), size) != size:
+            raise FormatError(
+                f"edges[{n}]: output {edge.output} of {edge.source!r} has another size on an earlier edge;"
+                " edges of one output carry one value",
+                hint="give different values different `output` numbers",
+            )
+        keys.append(f"{edge.source}:{edge.output} -> {edge.target}")
+    check_unique(keys, "edges[{}]")
+    for n, tie in enumerate(profile.ties):
+        for name in tie.partitions:
+            _known(name, partitions, f"ties[{n}].partitions", "partition")
+        check_unique(tie.partitions, f"ties[{n}].partitions[{{}}]")
+    _ = profile.order
+
+
+def _check_measurements(profile: Profile, workers: set[str], partitions: set[str]) -> None:
+    keys = []
+    for n, measured in enumerate(profile.measurements):
+        _known(measured.partition, partitions, f"measurements[{n}].partition", "partition")
+        _known(measured.worker, workers, f"measurements[{n}].worker", "worker")
+        keys.append(f"{measured.partition} on {measured.worker} at micro-batch {measured.micro_batch}")
+    check_unique(keys, "measurements[{}]")
