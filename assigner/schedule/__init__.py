@@ -1,7 +1,8 @@
 """From a plan to its step, without torch: the same program is priced here and executed by the runtime.
 
 program                       what every worker does, in which order: one function for each schedule
-cost                          seconds and bytes of one action; only here are measurements interpolated
+cost, rings                   seconds and bytes of one action, and of an all-reduce; only here are measurements
+                              interpolated
 timing, simulate              when each action starts and ends; what a step takes, and the peak of memory
 objective                     what a plan is worth under each objective
 occupancy                     memory over time

@@ -1,7 +1,7 @@
 """Durations and bytes of one action: the only place that interpolates between measurements.
 
 `CostModel` answers for one profile: how long partition i takes on worker w at micro-batch size b, how long n
-bytes take over link (u, v), and what a worker must hold at its peak.
+bytes take over link (u, v), how long some workers add up gradients, and what a worker must hold at its peak.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
 from assigner.formats.plan import Memory
+from assigner.schedule.rings import BUCKET_BYTES, ReducePrices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from assigner.formats.profile import Edge, Link, LinkPoint, Measurement, Profile
+    from assigner.formats.profile import Collective, Edge, Link, LinkPoint, Measurement, Profile
 
 
 _STRETCH = 0.02  # what rounding and small noise may take off a line that goes through the origin
@@ -75,6 +76,8 @@ class CostModel:
         self._links = {(link.source, link.target): link for link in profile.links}
         self.partition = cache(self._partition)
         self.transfer_s = cache(self._transfer_s)
+        self.reduce_s = cache(self._reduce_s)
+        self.reduce_busy_s = cache(self._reduce_busy_s)
 
     def _keys(self, partition: str, worker: str) -> Iterator[tuple[str | Kind, str | Kind]]:
         """What may stand for a pair, the nearest first: itself, the worker with a like partition, then like workers."""
@@ -192,6 +195,36 @@ class CostModel:
         return link.sender_busy * seconds, link.receiver_busy * seconds
 
     @cached_property
+    def rings(self) -> ReducePrices:
+        """Prices of all-reduces."""
+        return ReducePrices(self.profile, self.transfer_s)
+
+    def _reduce_s(self, workers: tuple[str, ...], size: float) -> float:
+        """Seconds in which workers add up a tensor of `size` bytes that each of them has, bucket by bucket.
+
+        One worker has nothing to add; the order of workers makes no difference. `rings` has the formula.
+
+        Raises:
+            FormatError: the profile lacks a link that this needs (`rings.obstacle` says which).
+        """
+        members = frozenset(workers)
+        if len(members) < 2 or size <= 0:
+            return 0.0
+        why = self.rings.obstacle(members)
+        if why is not None:
+            raise FormatError(
+                f"the profile cannot price this: {why}", hint="measure it on all ranks: assigner profile --only links"
+            )
+        buckets, rest = divmod(size, BUCKET_BYTES)
+        whole = buckets * self.rings.seconds(members, BUCKET_BYTES) if buckets else 0.0
+        return whole + (self.rings.seconds(members, rest) if rest else 0.0)
+
+    def _reduce_busy_s(self, workers: tuple[str, ...], size: float) -> float:
+        """Seconds of that in which each of the workers cannot compute; errors as `reduce_s`."""
+        seconds = self.reduce_s(workers, size)
+        return self.rings.busy_share(frozenset(workers)) * seconds if seconds else 0.0
+
+    @cached_property
     def outputs(self) -> dict[PartitionOutput, Edge]:
         """One edge for each value that crosses between partitions: its size."""
         return {PartitionOutput(edge.source, edge.output): edge for edge in reversed(self.profile.edges)}
@@ -285,6 +318,31 @@ class CostModel:
         )  # fmt: skip
         beyond = self.profile.worker[worker].allocator_share * tensors.total
         return replace(tensors, workspace=tensors.workspace + beyond)
+
+
+def collectives_over(profile: Profile, links: Iterable[Link]) -> tuple[Collective, ...]:
+    """The profile's all-reduces with other links: each takes as many times as long as the ring formula then says.
+
+    What they say of the formula stays the same.
+    """
+    if not profile.collectives:
+        return ()
+    before, after = CostModel(profile).rings, CostModel(replace(profile, links=tuple(links))).rings
+
+    def times(workers: frozenset[str], size: float) -> float:
+        was, is_now = before.formula_s(workers, size), after.formula_s(workers, size)
+        return is_now / was if 0 < was < math.inf and is_now < math.inf else 1.0
+
+    return tuple(
+        replace(
+            each,
+            points=tuple(
+                replace(point, seconds=point.seconds * times(frozenset(each.workers), point.bytes))
+                for point in each.points
+            ),
+        )
+        for each in profile.collectives
+    )
 
 
 def _recompute_s(point: Measurement) -> float:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 
 from assigner.errors import FormatError
 from assigner.formats.plan import Plan, WhatIf
+from assigner.schedule.cost import collectives_over
 from assigner.schedule.simulate import worker_memory
 from assigner.schedule.timing import step_s
 from assigner.solver import tuning
@@ -211,7 +212,8 @@ def _bandwidth(link: Link) -> float:
 
 def _widened(case: Case, wire: tuple[Link, ...]) -> Case:
     """The case with the links of a wire `WIDER` times as wide."""
-    return case.with_profile(links=tuple(_wider(link) if link in wire else link for link in case.profile.links))
+    links = tuple(_wider(link) if link in wire else link for link in case.profile.links)
+    return case.with_profile(links=links, collectives=collectives_over(case.profile, links))
 
 
 def _wider(link: Link) -> Link:

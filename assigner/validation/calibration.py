@@ -8,6 +8,7 @@ Times keep their course over micro-batch and message sizes, which a trace of one
     its other partitions                  by its own ratio over all its stages
     like workers that were not traced     by the middle ratio of the traced ones of their kind and thread count
     links                                 as links.py says
+    collectives                           as their rings, by the links' correction
 
 What a worker loses between two actions above the busy shares of its messages counts as part of the action. Memory is
 only ever corrected upwards (memory.py): what a worker held above its prediction raises its allocator's share, or is
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from assigner import formatting as fmt
 from assigner.formats.document import encode
 from assigner.formats.profilewarnings import other_warnings, with_warnings
-from assigner.schedule.cost import CostModel, Kind
+from assigner.schedule.cost import CostModel, Kind, collectives_over
 from assigner.schedule.program import ActionKind
 from assigner.schedule.simulate import simulated
 from assigner.validation.explanation import priced_s
@@ -105,6 +106,7 @@ def calibrated(profile: Profile, agreement: Agreement, *, trace: str) -> Profile
         profile,
         workers=tuple(_worker(profile, each, corrections, kinds, references) for each in profile.workers),
         links=links,
+        collectives=collectives_over(profile, links),
         measurements=tuple(_measurements(profile, corrections, kinds)),
         environment={**profile.environment, "calibrated": done},
     )

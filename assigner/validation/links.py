@@ -8,8 +8,6 @@ after their actions what they were seen to lose: scaled, or where the profile ha
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import replace
 from statistics import median
@@ -18,11 +16,12 @@ from typing import TYPE_CHECKING
 from assigner.formats.profile import LinkPoint
 from assigner.schedule.cost import CostModel, message_s
 from assigner.schedule.program import ActionKind, wire
+from assigner.schedule.rings import factor_at
 from assigner.schedule.timing import route_bytes
 from assigner.validation.observed import Samples
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from assigner.formats.profile import Link, Profile
     from assigner.schedule.program import Route
@@ -80,7 +79,7 @@ def corrected_link(link: Link, seen: Mapping[float, Samples]) -> Link:
     if not found:
         return link
     points = {
-        point.bytes: replace(point, seconds=point.seconds * _between(found, point.bytes)) for point in link.points
+        point.bytes: replace(point, seconds=point.seconds * factor_at(found, point.bytes)) for point in link.points
     }
     for size, samples in seen.items():
         points[size] = LinkPoint(
@@ -91,17 +90,6 @@ def corrected_link(link: Link, seen: Mapping[float, Samples]) -> Link:
         beyond = _BEYOND * largest
         points[beyond] = replace(last, bytes=beyond, seconds=factor * message_s(link.points, beyond))
     return replace(link, points=tuple(points[size] for size in sorted(points)))
-
-
-def _between(factors: Sequence[tuple[float, float]], size: float) -> float:
-    """The factor at a size: on the line in log(bytes) between the sizes around it, beyond them the nearest one's."""
-    sizes = [each for each, _ in factors]
-    at = bisect_left(sizes, size)
-    if at in (0, len(sizes)):
-        return factors[min(at, len(sizes) - 1)][1]
-    (low, before), (high, after) = factors[at - 1 : at + 1]
-    share = math.log(size / low) / math.log(high / low) if low > 0 else (size - low) / (high - low)
-    return before + share * (after - before)
 
 
 def _busy_shares(profile: Profile, agreement: Agreement) -> tuple[dict[_Ends, float], dict[_Ends, float]]:

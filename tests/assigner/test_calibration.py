@@ -11,7 +11,7 @@ from builders import make_plan, make_profile, worker_name
 from drawn_plans import drawn
 from made_runs import run_in, slower_link, slower_worker, with_busy
 
-from assigner.formats.profile import Profile, load_profile, save_profile
+from assigner.formats.profile import Collective, LinkPoint, Profile, load_profile, save_profile
 from assigner.formats.profilewarnings import other_warnings, with_warnings
 from assigner.schedule.cost import CostModel, message_s
 from assigner.schedule.simulate import predict, step_s, worker_memory
@@ -257,6 +257,19 @@ def test_points_of_a_link_follow_the_sizes_that_were_seen() -> None:
         if once.measured_s is not None:
             assert CostModel(new).transfer_s(*there, size) == pytest.approx(CostModel(truth).transfer_s(*there, size))
     assert link.points[-1].seconds == pytest.approx(4 * points[-1].seconds, rel=0.01)
+
+
+def test_collectives_are_scaled_as_their_links() -> None:
+    """A link that a run found three times as slow slows the all-reduces over it, by whatever their ratio was."""
+    pairs = [(worker_name(0), worker_name(1)), (worker_name(1), worker_name(2))]
+    measured = tuple(Collective(pair, (LinkPoint(2e7, 0.5),), busy=0.4) for pair in pairs)
+    profile = replace(PROFILE, collectives=measured)
+    new = corrected(profile, PLAN, run_in(slower_link(profile, 0, 1, 3.0), PLAN))
+    for pair, before, after in zip(pairs, measured, new.collectives, strict=True):
+        ratio = CostModel(new).reduce_s(pair, 2e7) / CostModel(profile).reduce_s(pair, 2e7)
+        assert ratio == pytest.approx(3.0 if pair == pairs[0] else 1.0, rel=0.01)
+        assert after == replace(before, points=(replace(before.points[0], seconds=after.points[0].seconds),))
+        assert after.points[0].seconds == pytest.approx(ratio * 0.5)
 
 
 def test_warnings_are_those_of_the_new_figures() -> None:

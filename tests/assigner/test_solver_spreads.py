@@ -11,6 +11,7 @@ import pytest
 from builders import make_profile, worker_name
 from spreading import spread_out
 
+from assigner.formats.profile import Collective, LinkPoint
 from assigner.schedule.cost import CostModel
 from assigner.solver import SolveOptions, solve
 from assigner.solver.robust.spreads import Coverage, resampled, slow_end
@@ -67,6 +68,18 @@ def test_the_slow_end_moves_times_and_nothing_else():
         )
         assert replace(new, points=old.points) == old
     assert replace(slow, measurements=profile.measurements, links=profile.links) == profile
+
+
+def test_collectives_move_by_their_own_spreads():
+    """All sizes of one together; without a spread it stays."""
+    pair = (worker_name(0), worker_name(1))
+    swept = Collective(pair, (LinkPoint(1e4, 1.0, 9, 0.4), LinkPoint(1e6, 3.0, 9, 0.0)))
+    profile = replace(spread_out(PROFILE), collectives=(swept,))
+    (slow,) = slow_end(profile).collectives
+    assert [point.seconds for point in slow.points] == [pytest.approx(math.exp(math.asinh(0.2))), 3.0]
+    (drawn,) = resampled(profile, 3).collectives
+    assert drawn.points[0].seconds != 1.0
+    assert resampled(profile, 3).collectives == (drawn,)
 
 
 def test_what_ran_out_of_memory_is_left_alone():

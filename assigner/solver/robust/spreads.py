@@ -20,9 +20,9 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterable
 
-    from assigner.formats.profile import Link, Measurement, Profile
+    from assigner.formats.profile import LinkPoint, Measurement, Profile
 
 QUARTILE = NormalDist().inv_cdf(0.75)
 """The upper quartile of a standard normal, 0.6745."""
@@ -75,8 +75,8 @@ def resampled(profile: Profile, seed: int) -> Profile:
 
     One partition on one worker has one draw for its forward, backward and update at all micro-batch sizes, one link
     one for its sweep, each size by its own spread: a worker that is slow is slow at each size, and a line through two
-    sizes drawn apart would be noise where it is stretched past them. Different partitions, workers and links are
-    drawn independently; partitions and workers that share a measurement share its draw.
+    sizes drawn apart would be noise where it is stretched past them. So has each collective. Different partitions,
+    workers and links are drawn independently; partitions and workers that share a measurement share its draw.
 
     The spread is the one from run to run. The median of n runs is known better, by 1.25 / sqrt(n); but the machines of
     a run drift from those of the measurement as runs do from each other, and so the wider one is drawn.
@@ -96,11 +96,16 @@ def _factor(spread: float, z: float) -> float:
 
 
 def _moved(profile: Profile, z: Callable[[Hashable], float]) -> Profile:
-    """The profile with the times of each pair (partition, worker) and of each link at their own `z`."""
+    """The profile with the times of each pair (partition, worker), link and collective at their own `z`."""
     return replace(
         profile,
         measurements=tuple(_measurement(each, z((each.partition, each.worker))) for each in profile.measurements),
-        links=tuple(_link(each, z((each.source, each.target, "link"))) for each in profile.links),
+        links=tuple(
+            replace(each, points=_points(each.points, z((each.source, each.target, "link")))) for each in profile.links
+        ),
+        collectives=tuple(
+            replace(each, points=_points(each.points, z((*each.workers, "collective")))) for each in profile.collectives
+        ),
     )
 
 
@@ -115,6 +120,5 @@ def _measurement(measured: Measurement, z: float) -> Measurement:
     )
 
 
-def _link(link: Link, z: float) -> Link:
-    points = (replace(point, seconds=point.seconds * _factor(point.spread, z)) for point in link.points)
-    return replace(link, points=tuple(points))
+def _points(points: Iterable[LinkPoint], z: float) -> tuple[LinkPoint, ...]:
+    return tuple(replace(point, seconds=point.seconds * _factor(point.spread, z)) for point in points)

@@ -1,0 +1,194 @@
+"""What an all-reduce takes: the ring formula over the profile's links, times what measured all-reduces say of it.
+
+A ring of r workers moves n bytes in 2 (r - 1) steps: in each of them every worker passes n / r bytes on, and all wait
+for the slowest link, so
+
+    seconds = 2 (r - 1) * max over the ring's links of t(n / r)
+
+with t the one-way time of a message. Which ring: gloo goes round by rank, each worker to the next lower one, whatever
+the wires are; NCCL looks for a good one, for which the best ring stands here, the one whose slowest link is fastest.
+It is found by trying all rings of up to seven workers; for more it is the best nearest-neighbour ring from any start.
+
+What the formula leaves out (adding up, copies at both ends, workers that compete for a processor or a wire) is in the
+ratio of a measured all-reduce to its own formula, at messages of the same size. The most similar measurements count:
+those of the same workers; else of the pairs that lie on the ring, or of pairs like them; else of the fewest workers
+that include these; else the formula stands alone.
+
+Sources: P. Patarasuk, X. Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 69, 2009: the
+ring, and that no algorithm sends less. Planners take a bandwidth B in place of measured times: PipeDream (SOSP 2019)
+and Piper (NeurIPS 2021) count 4 (r - 1) n / (r B).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from functools import cache
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+
+    from assigner.formats.profile import Collective, Profile
+
+BUCKET_BYTES = 25 << 20
+"""Gradients are added up in pieces of at most so many bytes, one after another."""
+
+_EXACT_UP_TO = 7  # workers: 720 rings
+_RING_BYTES = 1 << 20  # of the message by which rings are compared
+
+
+class ReducePrices:
+    """Prices of all-reduces in one profile.
+
+    Args:
+        profile: Its workers, links and collectives.
+        transfer_s: Seconds of one message from a worker to another of so many bytes; inf: they cannot talk.
+    """
+
+    def __init__(self, profile: Profile, transfer_s: Callable[[str, str, float], float]) -> None:
+        self.profile, self.transfer_s = profile, transfer_s
+        self.ring = cache(self._ring)
+        self.factors = cache(self._factors)
+        self._measured = {frozenset(each.workers): each for each in profile.collectives}
+        self._pairs: dict[Hashable, list[Collective]] = defaultdict(list)
+        for each in profile.collectives:
+            if len(each.workers) == 2:
+                for key in self._keys(*each.workers):
+                    self._pairs[key].append(each)
+
+    def _keys(self, one: str, other: str) -> Iterator[Hashable]:
+        """What may stand for a pair, the nearest first: itself, like workers of these hosts, of others, and any."""
+        ends = [self.profile.worker[name] for name in (one, other)]
+        kinds = tuple(sorted((each.kind, each.threads) for each in ends))
+        hosts = frozenset(each.host for each in ends)
+        yield from (frozenset((one, other)), (hosts, kinds), (len(hosts), kinds), len(hosts))
+
+    def _ring(self, workers: frozenset[str]) -> tuple[str, ...]:
+        """Some workers in the order in which data goes round, each to the next and the last to the first."""
+        members = sorted(workers, key=lambda name: self.profile.worker[name].rank)
+        if not self._finds_its_way(members):
+            return tuple(reversed(members))
+        first, *others = members
+        if len(members) <= _EXACT_UP_TO:
+            rings: Iterable[tuple[str, ...]] = ((first, *each) for each in itertools.permutations(others))
+        else:
+            rings = (self._nearest_neighbours(start, members) for start in members)
+        return min(rings, key=lambda ring: max(self.transfer_s(*way, _RING_BYTES) for way in ways(ring)))
+
+    def _finds_its_way(self, members: Sequence[str]) -> bool:
+        """Whether NCCL adds up: as was measured, else where each worker has a GPU of its own."""
+        known = self._measured.get(frozenset(members))
+        if known is not None:
+            return known.backend == "nccl"
+        devices = {(self.profile.worker[name].host, self.profile.worker[name].device) for name in members}
+        return len(devices) == len(members) and all(device.startswith("cuda") for _, device in devices)
+
+    def _nearest_neighbours(self, start: str, members: Sequence[str]) -> tuple[str, ...]:
+        ring, left = [start], [name for name in members if name != start]
+        while left:
+            ring.append(min(left, key=lambda name: self.transfer_s(ring[-1], name, _RING_BYTES)))
+            left.remove(ring[-1])
+        return tuple(ring)
+
+    def obstacle(self, workers: Iterable[str]) -> str | None:
+        """Why an all-reduce among workers cannot be priced; None: it can."""
+        names = frozenset(workers)
+        unknown = sorted(names - self.profile.worker.keys())
+        if unknown:
+            return f"{unknown[0]} is not a worker of this profile"
+        cut = next((way for way in ways(self.ring(names)) if math.isinf(self.transfer_s(*way, 0))), None)
+        if cut is None:
+            return None
+        among = ", ".join(reversed(self.ring(names)))
+        return f"an all-reduce among {among} needs a link from {cut[0]} to {cut[1]}, and there is none"
+
+    def formula_s(self, workers: frozenset[str], size: float) -> float:
+        """What the links alone say of an all-reduce of `size` bytes, in seconds; inf: one of the ring is missing."""
+        count = len(workers)
+        return 2 * (count - 1) * max(self.transfer_s(*way, size / count) for way in ways(self.ring(workers)))
+
+    def seconds(self, workers: frozenset[str], size: float) -> float:
+        """Seconds of one all-reduce of `size` bytes among workers to which there is no `obstacle`."""
+        message = size / len(workers)
+        own = self._own(workers)
+        if own is not None:
+            return factor_at(self.factors(own), message) * self.formula_s(workers, size)
+        ring = ways(self.ring(workers))
+        pairs = [self._pair_factor(*way, message) for way in ring]
+        if any(factor is not None for factor in pairs):
+            steps = (self.transfer_s(*way, message) * (factor or 1.0) for way, factor in zip(ring, pairs, strict=True))
+            return 2 * (len(workers) - 1) * max(steps)
+        wider = self._wider(workers)
+        return (1.0 if wider is None else factor_at(self.factors(wider), message)) * self.formula_s(workers, size)
+
+    def busy_share(self, workers: frozenset[str]) -> float:
+        """The share of an all-reduce's time in which each of its workers cannot compute, 0 to 1.
+
+        Without measured all-reduces it is what sending and receiving cost: a worker of a ring does both all the time.
+        """
+        own = self._own(workers)
+        if own is not None:
+            return own.busy
+        ring = ways(self.ring(workers))
+        pairs = [median(each.busy for each in like) for like in (self._like(*way) for way in ring) if like]
+        if pairs:
+            return max(pairs)
+        wider = self._wider(workers)
+        if wider is not None:
+            return wider.busy
+        links = {(link.source, link.target): link for link in self.profile.links}
+        ends = zip(ring, [*ring[1:], ring[0]], strict=True)
+        return max(min(1.0, links[coming].receiver_busy + links[going].sender_busy) for coming, going in ends)
+
+    def _own(self, workers: frozenset[str]) -> Collective | None:
+        known = self._measured.get(workers)
+        return known if known is not None and self.factors(known) else None
+
+    def _wider(self, workers: frozenset[str]) -> Collective | None:
+        """The measured all-reduce of the fewest workers that these are among."""
+        around = [each for each in self.profile.collectives if workers.issubset(each.workers) and self.factors(each)]
+        return min(around, key=lambda each: len(each.workers), default=None)
+
+    def _like(self, one: str, other: str) -> list[Collective]:
+        """The measured pairs that are most like this one."""
+        for key in self._keys(one, other):
+            found = [each for each in self._pairs.get(key, ()) if self.factors(each)]
+            if found:
+                return found
+        return []
+
+    def _pair_factor(self, one: str, other: str, message: float) -> float | None:
+        like = self._like(one, other)
+        return median(factor_at(self.factors(each), message) for each in like) if like else None
+
+    def _factors(self, measured: Collective) -> tuple[tuple[float, float], ...]:
+        """By the size of its messages, how many times as long as the formula a measured all-reduce takes."""
+        workers = frozenset(measured.workers)
+        said = [(point, self.formula_s(workers, point.bytes)) for point in measured.points]
+        return tuple(
+            (point.bytes / len(workers), point.seconds / seconds) for point, seconds in said if 0 < seconds < math.inf
+        )
+
+
+def ways(ring: Sequence[str]) -> list[tuple[str, str]]:
+    """The links of a ring, as (source, target)."""
+    return list(zip(ring, [*ring[1:], ring[0]], strict=True))
+
+
+def factor_at(factors: Sequence[tuple[float, float]], size: float) -> float:
+    """The factor at a size: on the line in log(bytes) between the sizes around it, beyond them the nearest one's.
+
+    Args:
+        factors: By size in bytes, which grows; one or more.
+        size: In bytes.
+    """
+    at = bisect_left([each for each, _ in factors], size)
+    if at in (0, len(factors)):
+        return factors[min(at, len(factors) - 1)][1]
+    (low, before), (high, after) = factors[at - 1 : at + 1]
+    share = math.log(size / low) / math.log(high / low) if low > 0 else (size - low) / (high - low)
+    return before + share * (after - before)
