@@ -134,7 +134,9 @@ def busy_text(profile: Profile) -> str | None:
     """Where and how much other programs disturbed the measurement; None: nowhere by much."""
     shares: dict[int, float] = defaultdict(float)
     found = [(each.worker, each.starved) for each in profile.measurements]
-    for worker, starved in (*found, *((end, link.starved) for link in profile.links for end in _ends(link))):
+    found += [(end, link.starved) for link in profile.links for end in _ends(link)]
+    found += [(name, each.starved) for each in profile.collectives for name in each.workers]
+    for worker, starved in found:
         shares[profile.worker[worker].rank] = max(shares[profile.worker[worker].rank], starved)
     ranks = sorted(rank for rank, share in shares.items() if share >= NOTICED)
     if not ranks:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.document import encode
+from assigner.report.collectives import collectives, collectives_data
 from assigner.report.links import links, message_bytes, rate
 from assigner.report.partitions import groups, partitions, partitions_data
 from assigner.report.sheet import Column, Line, Report, Sheet
@@ -41,6 +42,7 @@ def profile_report(profile: Profile, *, everything: bool = False) -> Report:
         _workers(profile, everything=everything),
         partitions(profile, found, everything=everything),
         *links(profile, everything=everything),
+        *collectives(profile, everything=everything),
         *warnings(profile, found, everything=everything),
     )
 
@@ -116,6 +118,7 @@ def profile_data(profile: Profile) -> dict[str, Any]:
             }
             for link in profile.links
         ],
+        "collectives": collectives_data(profile),
         "warnings": list(profile.warnings),
         "verification": encode(profile.verification),
         "spread": spread_data(profile, found),

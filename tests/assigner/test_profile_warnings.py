@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from builders import make_profile
 
-from assigner.formats.profile import Measurement
+from assigner.formats.profile import Collective, LinkPoint, Measurement
 from assigner.formats.profilewarnings import other_warnings, profile_warnings, with_warnings
 
 
@@ -71,7 +71,7 @@ def test_an_infeasible_point_gives_no_spread():
 
 
 def test_a_busy_machine_is_the_first_warning():
-    """The most that others had, and of which workers, by their points or their links; little is not worth one."""
+    """The most that others had, of which workers, by points, links or all-reduces; little is not worth one."""
     profile = make_profile(work=[1e-3, 1e-3], slowness=[1.0, 2.0])
     assert profile_warnings(wide(profile, at=0, starved=0.14)) == ()
     busy = wide(profile, at=0, starved=0.34, spread=0.2)
@@ -83,3 +83,6 @@ def test_a_busy_machine_is_the_first_warning():
     assert other_warnings(with_warnings(busy)) == ()
     linked = replace(profile, links=(replace(profile.links[0], starved=0.5), *profile.links[1:]))
     assert "up to 50 % of the time of worker:0, worker:1" in profile_warnings(linked)[0]
+    both = tuple(each.name for each in profile.workers)
+    reduced = replace(profile, collectives=(Collective(both, (LinkPoint(1e6, 1e-3),), starved=0.6),))
+    assert "up to 60 % of the time of worker:0, worker:1" in profile_warnings(reduced)[0]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.report.candidates import candidates
+from assigner.report.collectives import collectives
 from assigner.report.comparison import Named, comparison_report
 from assigner.report.hosts import with_hosts
 from assigner.report.page import sections
@@ -152,7 +153,8 @@ def _comparison(pages: Sequence[Shown], priced_by: str) -> str:
 
 def _links(page: Shown) -> str:
     found = "".join(matrix_html(each) for each in matrices(page))
-    return f'<div class="matrices">{found}</div>{parts_html(sections.transfers_section(page))}'
+    tables = parts_html((*sections.transfers_section(page), *collectives(page.profile)))
+    return f'<div class="matrices">{found}</div>{tables}'
 
 
 def _splits(page: Shown) -> str:
