@@ -21,16 +21,17 @@ def json_schema(kind: Kind) -> dict[str, Any]:
     from assigner.formats import plan, profile, trace
     from assigner.formats.document import schema
 
-    document, major = {
-        "profile": (profile.Profile, profile.MAJOR),
-        "plan": (plan.Plan, plan.MAJOR),
-        "trace": (trace.Trace, trace.MAJOR),
+    document, majors = {
+        "profile": (profile.Profile, (profile.MAJOR,)),
+        "plan": (plan.Plan, plan.MAJORS),
+        "trace": (trace.Trace, (trace.MAJOR,)),
     }[kind]
     rules = schema(document)
-    head = {"kind": {"const": kind}, "format_version": {"type": "string", "pattern": rf"^{major}\.[0-9]+$"}}
+    known = str(majors[0]) if len(majors) == 1 else f"[{''.join(map(str, majors))}]"
+    head = {"kind": {"const": kind}, "format_version": {"type": "string", "pattern": rf"^{known}\.[0-9]+$"}}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"assigner {kind}, format {major}.0",
+        "title": f"assigner {kind}, format {majors[-1]}.0",
         "type": "object",
         "properties": {**rules["properties"], **head},
         "required": [*head, *rules["required"]],

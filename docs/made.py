@@ -127,6 +127,7 @@ def _examples(epilog: str) -> str:
 def file_format(kind: str) -> str:
     """Every field of a kind of file, object by object."""
     from assigner.formats import plan, profile, trace
+    from assigner.formats.document import name_of
 
     root = {"profile": profile.Profile, "plan": plan.Plan, "trace": trace.Trace}[kind]
     parts = []
@@ -136,7 +137,7 @@ def file_format(kind: str) -> str:
         hints = get_type_hints(record, include_extras=True)
         said = {**(_HEAD if record is root else {}), **_described(record)}
         rows += [
-            _row(f"`{field.name}`", _type(hints[field.name]), _left_out(field), said.get(field.name, ""))
+            _row(f"`{name_of(field)}`", _type(hints[field.name]), _left_out(field), said.get(field.name, ""))
             for field in dataclasses.fields(record)
         ]
         parts.append("\n".join(rows) + "\n")
@@ -189,10 +190,12 @@ def _plural(rule: dict[str, Any]) -> str:
 
 
 def _left_out(field: dataclasses.Field[Any]) -> str:
-    if field.name in ("kind", "format_version"):
+    from assigner.formats.document import required
+
+    if field.name in ("kind", "format_version") or required(field):
         return "required"
     if field.default is dataclasses.MISSING:
-        return "required" if field.default_factory is dataclasses.MISSING else "empty"
+        return "null" if field.default_factory is dataclasses.MISSING else "empty"
     value = field.default
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from brute_force import random_instance
 from builders import make_plan
 
+from assigner.formats.plan import Replica, Stage
+
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Measurement, Profile
@@ -50,3 +52,41 @@ def drawn(seed: int, schedule: str) -> tuple[Profile, Plan]:
             for n, each in enumerate(plan.stages)
         ),
     )
+
+
+def replicated(profile: Profile, plan: Plan, seed: int) -> tuple[Profile, Plan]:
+    """The same plan with some of its stages on several workers, each with micro-batches of its own.
+
+    Under gpipe and interleaved on any workers, those that hold other stages among them; under 1f1b, which has one stage
+    a worker, on those that are left over, and on a stage's neighbour's after the two are merged.
+    """
+    rng = random.Random(f"replicas {plan.schedule} {seed}")
+    names = [worker.name for worker in profile.workers]
+    stages = list(plan.stages)
+    if plan.schedule == "1f1b":
+        while len(stages) > 2 or (len(stages) == len(names)):
+            first, second = stages[:2]
+            both = replace(
+                first, partitions=first.partitions + second.partitions,
+                rematerialise=first.rematerialise + second.rematerialise,
+            )  # fmt: skip
+            stages = [both, *stages[2:]]
+        used = {stage.sole_worker for stage in stages}
+        left = [name for name in names if name not in used]
+        sets = [[stage.worker] for stage in stages]
+        for name in left:
+            rng.choice(sets).append(name)
+    else:
+        sets = [rng.sample(names, rng.randint(2, 4)) if rng.random() < 0.6 else [stage.worker] for stage in stages]
+        if seed % 5 == 0:
+            sets = [names] * len(stages)  # data parallelism
+
+    def on(stage: Stage, workers: list[str]) -> Stage:
+        if len(workers) == 1:
+            return stage
+        cuts = sorted(rng.sample(range(1, plan.micro_batches), len(workers) - 1))
+        counts = [b - a for a, b in itertools.pairwise([0, *cuts, plan.micro_batches])]
+        shares = tuple(itertools.starmap(Replica, zip(workers, counts, strict=True)))
+        return replace(stage, sole_worker=None, replicas=shares)
+
+    return profile, replace(plan, stages=tuple(itertools.starmap(on, zip(stages, sets, strict=True))))

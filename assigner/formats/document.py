@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_NAME, _LEFT_OUT = "name", "left out"
+
 LARGEST = 1e18
 """The largest number of a file: more than any time in seconds, memory in bytes or price is, and sums and products of
 some of them are finite."""
@@ -94,14 +96,35 @@ def _is_finite(value: float) -> bool:
         return False
 
 
+def left_out(value: Any, *, name: str | None = None) -> dict[str, Any]:
+    """The `metadata` of a field that is not written where it has this value, and has it where it is not there.
+
+    Args:
+        value: What stands for "not there".
+        name: The field's name in the document; None: its own.
+    """
+    return {_LEFT_OUT: value, **({} if name is None else {_NAME: name})}
+
+
+def name_of(field: dataclasses.Field[Any]) -> str:
+    """A field's name in the document."""
+    return str(field.metadata.get(_NAME, field.name))
+
+
 @functools.cache
 def _fields(kind: type) -> dict[str, tuple[Any, dataclasses.Field[Any]]]:
+    """By name in the document: what a field may hold, and the field."""
     hints = get_type_hints(kind, include_extras=True)
-    return {field.name: (hints[field.name], field) for field in dataclasses.fields(kind)}
+    return {name_of(field): (hints[field.name], field) for field in dataclasses.fields(kind)}
 
 
-def _required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+def required(field: dataclasses.Field[Any]) -> bool:
+    """Whether a document must have the field."""
+    return (
+        field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+        and _LEFT_OUT not in field.metadata
+    )
 
 
 def _union(hint: Any) -> tuple[Any, bool]:
@@ -191,16 +214,23 @@ def _decode_record(kind: Any, value: Any, path: str) -> Any:
     for name, (hint, field) in _fields(kind).items():
         inner = f"{path}.{name}" if path else name
         if name in value:
-            found[name] = decode(hint, value[name], inner)
-        elif _required(field):
+            found[field.name] = decode(hint, value[name], inner)
+        elif required(field):
             raise FormatError(f"{inner}: missing")
+        elif _LEFT_OUT in field.metadata:
+            found[field.name] = field.metadata[_LEFT_OUT]
     return kind(**found)
 
 
 def encode(value: Any) -> Any:
-    """The JSON form of a document: dataclasses as objects, tuples as lists, defaults written out."""
-    if dataclasses.is_dataclass(value):
-        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    """The JSON form of a document: dataclasses as objects, tuples as lists, defaults written out but for `left_out`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        held = {name: (getattr(value, field.name), field) for name, (_, field) in _fields(type(value)).items()}
+        return {
+            name: encode(each)
+            for name, (each, field) in held.items()
+            if _LEFT_OUT not in field.metadata or each != field.metadata[_LEFT_OUT]
+        }
     if isinstance(value, tuple | list):
         return [encode(each) for each in value]
     if isinstance(value, dict):
@@ -219,7 +249,7 @@ def schema(hint: Any) -> dict[str, Any]:
         rule = {
             "type": "object",
             "properties": {name: schema(inner) for name, (inner, _) in fields.items()},
-            "required": [name for name, (_, field) in fields.items() if _required(field)],
+            "required": [name for name, (_, field) in fields.items() if required(field)],
         }
     elif origin is tuple:
         rule = {"type": "array", "items": schema(get_args(hint)[0])}
@@ -243,14 +273,14 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read(path: Path, kind: type[T], *, name: str, major: int) -> T:
+def read(path: Path, kind: type[T], *, name: str, majors: Sequence[int]) -> T:
     """Load and check one file.
 
     Args:
         path: The file.
         kind: The dataclass of the whole document.
         name: What the file's `kind` must be: `profile` or `plan`.
-        major: The major format version that this program reads.
+        majors: The major format versions that this program reads.
 
     Raises:
         UsageError: the file is not there or cannot be read.
@@ -259,8 +289,8 @@ def read(path: Path, kind: type[T], *, name: str, major: int) -> T:
     text = read_text(path, hint=f"is this the path of a {name} file?")
     try:
         document = json.loads(text, object_pairs_hook=_no_duplicates)
-        _check_head(document, name=name, major=major)
-        return decode(kind, document)  # type: ignore[no-any-return]
+        _check_head(document, name=name, majors=majors)
+        return _of_version(decode(kind, document), document["format_version"])  # type: ignore[no-any-return]
     except json.JSONDecodeError as error:
         raise FormatError(
             f"{path}: not JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}",
@@ -277,7 +307,7 @@ def read(path: Path, kind: type[T], *, name: str, major: int) -> T:
         raise FormatError(f"{path}: a number in it cannot be read: {why}") from error
 
 
-def _check_head(document: Any, *, name: str, major: int) -> None:
+def _check_head(document: Any, *, name: str, majors: Sequence[int]) -> None:
     if not isinstance(document, dict):
         raise _bad("", document, "an object")
     if document.get("kind") != name:
@@ -288,12 +318,22 @@ def _check_head(document: Any, *, name: str, major: int) -> None:
     version = document.get("format_version")
     parts = version.split(".") if isinstance(version, str) else []
     if len(parts) != 2 or not all(re.fullmatch("[0-9]{1,4}", part) for part in parts):
-        raise _bad("format_version", version, f'text such as "{major}.0"')
-    if int(parts[0]) != major:
+        raise _bad("format_version", version, f'text such as "{majors[0]}.0"')
+    if int(parts[0]) not in majors:
         raise FormatError(
-            f"format_version: {version} is not known; this program reads {major}.x",
+            f"format_version: {version} is not known; this program reads {' and '.join(f'{n}.x' for n in majors)}",
             hint="use the assigner release that wrote the file, or write it again",
         )
+
+
+def _of_version(found: Any, version: str) -> Any:
+    """What was decoded, unless it holds what a reader of the version that its file names would not know of."""
+    if int(found.format_version.partition(".")[0]) > int(version.partition(".")[0]):
+        raise FormatError(
+            f"format_version: {version} is not allowed; the file holds what came with {found.format_version}",
+            hint=f'write "{found.format_version}" there',
+        )
+    return found
 
 
 def write(path: Path, document: Any, *, force: bool) -> None:

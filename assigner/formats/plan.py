@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from assigner.errors import FormatError, UsageError
-from assigner.formats.document import Count, Name, Range, Share, Threads, check_unique, read, write
+from assigner.formats.document import Count, Name, Range, Share, Threads, check_unique, left_out, read, write
 from assigner.formats.profile import WorkloadReference
 from assigner.formats.screen import OnScreen
 from assigner.formats.terms import MOST_MICRO_BATCHES, Objective, Schedule
@@ -18,7 +18,8 @@ from assigner.location import Location
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MAJOR = 1
+MAJORS = 1, 2
+"""A plan with several workers a stage is of format 2, which a reader of format 1 would run wrongly; others are of 1."""
 MicroBatches = Annotated[int, Range(1, MOST_MICRO_BATCHES)]
 StepTime = Annotated[float, Range(1e-12)]
 
@@ -37,22 +38,63 @@ class ProfileReference:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Partitions that one worker runs without a transfer between them.
+class Replica:
+    """One of several workers that run the same stage, each for micro-batches of its own.
 
     Args:
-        worker: The worker's name, `worker:0/cuda:0`.
-        partitions: Names, in the order in which they run.
-        rematerialise: Those of them that keep their inputs only and run forward again before backward.
-        in_flight: Warm-up depth: how many micro-batches are kept at once; None: the schedule's default.
-        threads: Compute threads of the worker when it was measured; the runtime sets them. None: left as they are.
+        worker: The worker's name.
+        micro_batches: How many of a step's it takes; `schedule/replication.py` says which.
+        threads: As a stage's.
     """
 
     worker: Name
+    micro_batches: MicroBatches
+    threads: Threads | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Partitions that run without a transfer between them, on one worker or on each of several.
+
+    Args:
+        sole_worker: The worker's name, `worker:0/cuda:0`; left out where there are `replicas`.
+        partitions: Names, in the order in which they run.
+        rematerialise: Those of them that keep their inputs only and run forward again before backward.
+        in_flight: Warm-up depth: how many micro-batches are kept at once, by all of the stage's workers together; None:
+            the schedule's default.
+        threads: Compute threads of the worker when it was measured; the runtime sets them. None: left as they are.
+        replicas: The stage's workers, where it has two or more; left out where it has one. Format 2.
+    """
+
+    sole_worker: Name | None = field(metadata=left_out(None, name="worker"))
     partitions: tuple[Name, ...]
     rematerialise: tuple[Name, ...] = ()
     in_flight: MicroBatches | None = None
     threads: Threads | None = None
+    replicas: tuple[Replica, ...] = field(default=(), metadata=left_out(()))
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """All workers that hold the stage, in the order in which the plan names them."""
+        return tuple(each.worker for each in self.replicas) if self.sole_worker is None else (self.sole_worker,)
+
+    @property
+    def worker(self) -> str:
+        """The worker of a stage that has one.
+
+        Raises:
+            UsageError: it has several; who asks does not carry that.
+        """
+        if self.sole_worker is None:
+            raise UsageError(
+                f"the stage of {self.partitions[0]!r} is on several workers, {', '.join(self.workers)}; not carried",
+                hint="use a plan with one worker a stage",
+            )
+        return self.sole_worker
+
+    def threads_of(self, worker: str) -> int | None:
+        """Compute threads of one of its workers."""
+        return next((each.threads for each in self.replicas if each.worker == worker), self.threads)
 
 
 @dataclass(frozen=True)
@@ -260,7 +302,7 @@ class Plan(OnScreen):
         schedule: The order of the actions.
         micro_batches: How many a step has.
         micro_batch_size: Samples in each; the last may be smaller.
-        stages: In pipeline order; a worker may hold several. A rank that holds none idles.
+        stages: In pipeline order; a worker may hold several, and several may hold one. A rank that holds none idles.
         predicted: What the simulator says of it.
         solver: How it was found and how good it is.
         baselines: Simpler placements of the same profile.
@@ -272,7 +314,7 @@ class Plan(OnScreen):
     """
 
     kind: Literal["plan"] = "plan"
-    format_version: str = f"{MAJOR}.0"
+    format_version: str = f"{MAJORS[0]}.0"
     created_at: str = ""
     tool_version: str = ""
     profile: ProfileReference | None = None
@@ -290,16 +332,37 @@ class Plan(OnScreen):
 
     def __post_init__(self) -> None:
         _check(self)
+        major = MAJORS[1] if self.is_replicated else MAJORS[0]
+        if self.format_version.partition(".")[0] != str(major):
+            object.__setattr__(self, "format_version", f"{major}.0")
+
+    @cached_property
+    def is_replicated(self) -> bool:
+        """Whether a stage has several workers."""
+        return any(stage.replicas for stage in self.stages)
+
+    @cached_property
+    def holders(self) -> dict[str, tuple[str, ...]]:
+        """The workers of each partition, by name."""
+        return {name: stage.workers for stage in self.stages for name in stage.partitions}
 
     @cached_property
     def placement(self) -> dict[str, str]:
-        """The worker of each partition, by name."""
+        """The worker of each partition, by name; raises UsageError where one has several."""
         return {name: stage.worker for stage in self.stages for name in stage.partitions}
 
     @cached_property
     def workers(self) -> tuple[str, ...]:
         """The workers that hold a stage, in pipeline order, each once."""
-        return tuple(dict.fromkeys(stage.worker for stage in self.stages))
+        return tuple(dict.fromkeys(worker for stage in self.stages for worker in stage.workers))
+
+    @cached_property
+    def held(self) -> dict[str, tuple[int, ...]]:
+        """The stages that each worker holds, itself or with others: their positions, in pipeline order."""
+        return {
+            worker: tuple(n for n, stage in enumerate(self.stages) if worker in stage.workers)
+            for worker in self.workers
+        }
 
     @property
     def partitions(self) -> tuple[str, ...]:
@@ -314,19 +377,37 @@ class Plan(OnScreen):
     def cut(self, micro_batches: int, micro_batch_size: int, *, batch_size: int) -> Plan:
         """The plan with other micro-batches; no stage keeps more of them than there are.
 
+        Replicas share them as before, to whole ones: where they are few, one of them may have none.
+
         Args:
             micro_batches: In a step.
             micro_batch_size: In samples.
             batch_size: In samples.
         """
-        depths = [None if stage.in_flight is None else min(stage.in_flight, micro_batches) for stage in self.stages]
         return replace(
             self,
             workload=replace(self.workload, batch_size=batch_size),
             micro_batches=micro_batches,
             micro_batch_size=micro_batch_size,
-            stages=tuple(replace(stage, in_flight=depth) for stage, depth in zip(self.stages, depths, strict=True)),
+            stages=tuple(
+                replace(
+                    stage,
+                    in_flight=None if stage.in_flight is None else min(stage.in_flight, micro_batches),
+                    replicas=_shared(stage.replicas, micro_batches),
+                )
+                for stage in self.stages
+            ),
         )
+
+
+def _shared(replicas: tuple[Replica, ...], micro_batches: int) -> tuple[Replica, ...]:
+    """As many micro-batches in all, in the same proportion: the whole part, and one more by the largest remainder."""
+    before = sum(each.micro_batches for each in replicas)
+    if before in (0, micro_batches):
+        return replicas
+    whole, rest = zip(*(divmod(each.micro_batches * micro_batches, before) for each in replicas), strict=True)
+    first = sorted(range(len(replicas)), key=lambda n: (-rest[n], n))[: micro_batches - sum(whole)]
+    return tuple(replace(each, micro_batches=whole[n] + (n in first)) for n, each in enumerate(replicas))
 
 
 def _check(plan: Plan) -> None:
@@ -349,7 +430,7 @@ def check_stages(stages: Sequence[Stage], micro_batches: int) -> None:
     if not stages:
         raise FormatError("stages: empty; a plan has at least one")
     for n, stage in enumerate(stages):
-        Location.parse(stage.worker, where=f"stages[{n}].worker")
+        _check_workers(stage, micro_batches, f"stages[{n}]")
         if not stage.partitions:
             raise FormatError(f"stages[{n}].partitions: empty; leave the stage out")
         strange = [name for name in stage.rematerialise if name not in stage.partitions]
@@ -363,10 +444,53 @@ def check_stages(stages: Sequence[Stage], micro_batches: int) -> None:
             )
     check_unique([name for stage in stages for name in stage.partitions], "stages: partition {}")
     ranks: dict[int, str] = {}
-    for worker in (stage.worker for stage in stages):
+    for worker in (worker for stage in stages for worker in stage.workers):
         rank = Location.parse(worker).rank
         if ranks.setdefault(rank, worker) != worker:
             raise FormatError(f"stages: {ranks[rank]!r} and {worker!r} have the same rank; a worker has one device")
+
+
+def _check_workers(stage: Stage, micro_batches: int, where: str) -> None:
+    """A stage has one worker, or two or more that share the micro-batches."""
+    if stage.sole_worker is not None:
+        Location.parse(stage.sole_worker, where=f"{where}.worker")
+        if stage.replicas:
+            raise FormatError(
+                f"{where}: it has a worker and replicas", hint="name its worker, or all of its workers as replicas"
+            )
+        return
+    if not stage.replicas:
+        raise FormatError(f"{where}.worker: missing")
+    for k, each in enumerate(stage.replicas):
+        Location.parse(each.worker, where=f"{where}.replicas[{k}].worker")
+    check_unique(stage.workers, f"{where}.replicas[{{}}].worker")
+    if len(stage.replicas) == 1:
+        raise FormatError(
+            f"{where}.replicas: {stage.workers[0]!r} is alone", hint="a stage of one worker names it as `worker`"
+        )
+    total = sum(each.micro_batches for each in stage.replicas)
+    if total != micro_batches:
+        raise FormatError(
+            f"{where}.replicas: they take {total} micro-batches in all, and a step has {micro_batches}",
+            hint="each micro-batch is one replica's",
+        )
+    if stage.threads is not None:
+        raise FormatError(f"{where}.threads: of several workers each has its own", hint="write it beside the replica")
+
+
+def refuse_replicas(plan: Plan, what: str) -> None:
+    """Raise UsageError if a stage of the plan has several workers.
+
+    Args:
+        plan: Which is used.
+        what: What does not carry that, `the export for torchgpipe`.
+    """
+    for n, stage in enumerate(plan.stages):
+        if stage.replicas:
+            raise UsageError(
+                f"stages[{n}]: several workers, {', '.join(stage.workers)}: not yet carried by {what}",
+                hint="use a plan with one worker a stage",
+            )
 
 
 def _check_prediction(predicted: Prediction | None) -> None:
@@ -401,7 +525,7 @@ def load_plan(path: Path | str | None = None) -> Plan:
                 hint="start the script with assigner run PLAN -- SCRIPT, which sets it; or with ASSIGNER_PLAN=PLAN in"
                 " front of another launcher's command; or give load_plan a path",
             )
-    return read(Path(path), Plan, name="plan", major=MAJOR)
+    return read(Path(path), Plan, name="plan", majors=MAJORS)
 
 
 def save_plan(plan: Plan, path: Path | str, *, force: bool = False) -> None:

@@ -369,7 +369,7 @@ def load_profile(path: Path | str) -> Profile:
         UsageError: the file cannot be read.
         FormatError: it is not a sound profile; the message names file, place, value and what is allowed.
     """
-    return read(Path(path), Profile, name="profile", major=MAJOR)
+    return read(Path(path), Profile, name="profile", majors=(MAJOR,))
 
 
 def save_profile(profile: Profile, path: Path | str, *, force: bool = False) -> None:

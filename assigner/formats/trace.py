@@ -19,7 +19,7 @@ from assigner.machine.reference import ReferenceTimes
 
 MAJOR = 1
 
-WhatHappened = Literal["step", "forward", "backward", "send", "receive", "update"]
+WhatHappened = Literal["step", "forward", "backward", "send", "receive", "reduce", "update"]
 Number = Annotated[int, Range(-1)]
 
 
@@ -236,7 +236,7 @@ def load_trace(path: Path | str) -> Trace:
         UsageError: the file cannot be read.
         FormatError: it is not a sound trace; the message names file, place, value and what is allowed.
     """
-    return read(Path(path), Trace, name="trace", major=MAJOR)
+    return read(Path(path), Trace, name="trace", majors=(MAJOR,))
 
 
 def save_trace(trace: Trace, path: Path | str, *, force: bool = False) -> None:

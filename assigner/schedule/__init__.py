@@ -1,5 +1,6 @@
 """From a plan to its step, without torch: the same program is priced here and executed by the runtime.
 
+replication                   which of a stage's workers takes which micro-batch
 program                       what every worker does, in which order: one function for each schedule
 cost, rings                   seconds and bytes of one action, and of an all-reduce; only here are measurements
                               interpolated

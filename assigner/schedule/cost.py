@@ -20,7 +20,7 @@ from assigner.schedule.rings import BUCKET_BYTES, ReducePrices
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from assigner.formats.profile import Collective, Edge, Link, LinkPoint, Measurement, Profile
+    from assigner.formats.profile import Collective, Edge, Link, LinkPoint, Measurement, Partition, Profile, Tie
 
 
 _STRETCH = 0.02  # what rounding and small noise may take off a line that goes through the origin
@@ -272,7 +272,7 @@ class CostModel:
             members = [name for name in tie.partitions if name in names]
             for name in members[1:]:
                 owner = self.profile.partition[name]
-                share = tie.bytes / owner.parameter_bytes if owner.parameter_bytes else 0.0
+                share = _tied_share(owner, tie)
                 parameters -= tie.bytes
                 gradients -= share * owner.gradient_bytes
                 optimizer -= share * owner.optimizer_bytes
@@ -280,6 +280,16 @@ class CostModel:
             parameters=max(0, parameters), gradients=max(0, gradients), optimizer=max(0, optimizer),
             buffers=sum(each.buffer_bytes for each in held),
         )  # fmt: skip
+
+    def gradient_bytes(self, partitions: Iterable[str], apart: Sequence[Tie]) -> float:
+        """Bytes of the gradients of partitions on one worker, but for those of the shared parameters `apart`."""
+        names = tuple(partitions)
+        found = self.state(names).gradients
+        for tie in apart:
+            owner = next((self.profile.partition[name] for name in tie.partitions if name in names), None)
+            if owner is not None:
+                found -= _tied_share(owner, tie) * owner.gradient_bytes
+        return max(0.0, found)
 
     def memory(
         self, worker: str, stages: Sequence[tuple[Sequence[str], Iterable[str], int]], micro_batch: int
@@ -343,6 +353,11 @@ def collectives_over(profile: Profile, links: Iterable[Link]) -> tuple[Collectiv
         )
         for each in profile.collectives
     )
+
+
+def _tied_share(owner: Partition, tie: Tie) -> float:
+    """The part of a partition's parameters that is one that it shares."""
+    return tie.bytes / owner.parameter_bytes if owner.parameter_bytes else 0.0
 
 
 def _recompute_s(point: Measurement) -> float:

@@ -8,12 +8,13 @@ cost         money per sample, in the unit of the workers' `cost_per_hour`
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
 from assigner.schedule.program import ActionKind, Payload, build_program
+from assigner.schedule.replication import MicroBatchLane, lanes, taken
 from assigner.schedule.simulate import route_bytes, run_program, stage_s
 
 if TYPE_CHECKING:
@@ -48,26 +49,45 @@ def objective_value(plan: Plan, objective: Objective, cost: CostModel, *, step_s
 def steady_s(plan: Plan, cost: CostModel) -> float:
     """Seconds per micro-batch when the pipeline is full: the largest load of any worker or directed link.
 
-    A worker's load is its forwards, backwards and recomputing, and what messages keep it busy. Ties and updates, once
-    a step, play no part. Inf: two workers that must talk have no link.
+    A worker's load is its forwards, backwards and recomputing, and what messages keep it busy; of a stage with several
+    workers each has its share. Ties, reductions and updates, once a step, play no part. Inf: two workers that must talk
+    have no link.
     """
     program = build_program(plan, cost.profile.edges, cost.profile.ties)
     load: dict[str | tuple[str, str], float] = defaultdict(float)
     for n, stage in enumerate(plan.stages):
-        load[stage.worker] += stage_s(cost, plan, n, ActionKind.FORWARD) + stage_s(cost, plan, n, ActionKind.BACKWARD)
+        for worker in stage.workers:
+            both = [stage_s(cost, plan, n, worker, kind) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)]
+            load[worker] += len(taken(plan, n, worker)) / plan.micro_batches * sum(both)
+    sent = Counter(
+        action.route for actions in program.actions.values() for action in actions if action.kind is ActionKind.SEND
+    )
     for route in program.routes:
         if route.payload is not Payload.TIE:
             size = route_bytes(cost, route, plan.micro_batch_size)
             sender_s, receiver_s = cost.busy_s(route.source, route.target, size)
-            load[route.source, route.target] += cost.transfer_s(route.source, route.target, size)
-            load[route.source] += sender_s
-            load[route.target] += receiver_s
+            share = sent[route] / plan.micro_batches
+            load[route.source, route.target] += share * cost.transfer_s(route.source, route.target, size)
+            load[route.source] += share * sender_s
+            load[route.target] += share * receiver_s
     return max(load.values())
 
 
 def latency_s(plan: Plan, cost: CostModel) -> float:
-    """Seconds from the start of one micro-batch's forward to its end, nothing else under way."""
-    alone = replace(plan.cut(1, plan.micro_batch_size, batch_size=plan.micro_batch_size), schedule="gpipe")
+    """Seconds from the start of one micro-batch's forward to its end, nothing else under way.
+
+    Where stages have several workers: on those of a step's micro-batches that are slowest.
+    """
+    return max(_lane_s(plan, lane, cost) for lane in lanes(plan))
+
+
+def _lane_s(plan: Plan, lane: MicroBatchLane, cost: CostModel) -> float:
+    """Seconds of one forward on the workers of a lane."""
+    on = zip(plan.stages, lane.workers, strict=True)
+    stages = tuple(replace(stage, sole_worker=worker, replicas=()) for stage, worker in on)
+    alone = replace(plan, stages=stages, schedule="gpipe").cut(
+        1, plan.micro_batch_size, batch_size=plan.micro_batch_size
+    )
     program = build_program(alone, cost.profile.edges, cost.profile.ties)
     there = {
         worker: tuple(

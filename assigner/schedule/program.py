@@ -10,8 +10,15 @@ The program is what the simulator prices and the runtime executes. An action nam
     worker 0: F0 F1 f0 f1 b1 b0       B1 B0 U
     worker 1:    F0 F1    B1 B0 U
 
+    1f1b, 2 stages, the first on workers 0 and 1, M = 4; R: they add up its gradients
+    worker 0: F0 F2    B0    B2 R U
+    worker 1: F1 F3       B1    B3 R U
+    worker 2:    F0 B0 F1 B1 F2 B2 F3 B3 U
+
 A route carries one value from the partition that makes it to one other worker, whoever reads it there, and its
 gradient back. Receives stand right before the action that needs them, sends right behind the one that makes them.
+Where a stage has several workers, a route has messages for those micro-batches that its source makes and its target
+reads.
 """
 
 from __future__ import annotations
@@ -20,10 +27,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
 from assigner.formats.plan import Plan
+from assigner.schedule.replication import MicroBatchLane, is_exchanged, lanes, reduced_stages, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,6 +47,7 @@ class ActionKind(StrEnum):
     BACKWARD = "backward"
     SEND = "send"
     RECEIVE = "receive"
+    REDUCE = "reduce"
     UPDATE = "update"
 
 
@@ -78,10 +88,12 @@ class Route:
 class Action:
     """One thing that a worker does.
 
+    A reduction is begun, and goes on beside what the worker does next; its update waits for it.
+
     Args:
         kind: What it does.
         stage: The stage's position in the plan; -1 for an update and the messages of ties.
-        micro_batch: 0 to M - 1; -1 for an update and the messages of ties.
+        micro_batch: 0 to M - 1; -1 for an update, a reduction and the messages of ties.
         route: Of a send or a receive.
     """
 
@@ -98,7 +110,7 @@ class Program:
     Args:
         plan: What was scheduled.
         actions: By worker.
-        routes: All routes, in the order of their values.
+        routes: All routes, in an order that is the same wherever the program is made.
     """
 
     plan: Plan
@@ -107,56 +119,93 @@ class Program:
 
 
 def warm_up(plan: Plan, stage: int) -> int:
-    """How many micro-batches stage `stage` takes in before its first backward: what it keeps in flight."""
+    """How many micro-batches a stage takes in before its first backward: what its workers together keep in flight.
+
+    Under 1f1b as many as there are workers from this stage on, so that each has one, if the plan does not say.
+    """
     if plan.schedule != "1f1b":
         return plan.micro_batches
-    depth = plan.stages[stage].in_flight or len(plan.stages) - stage
+    depth = plan.stages[stage].in_flight or sum(len(each.workers) for each in plan.stages[stage:])
     return min(plan.micro_batches, depth)
+
+
+def in_flight(plan: Plan, stage: int, worker: str) -> int:
+    """How many micro-batches of a stage one of its workers keeps at once, at most.
+
+    The workers of a stage keep `depth` micro-batches in a row between them (`warm_up`): the most of these that are the
+    worker's own.
+    """
+    depth = warm_up(plan, stage)
+    if plan.stages[stage].sole_worker is not None:
+        return depth
+    own, first, most = taken(plan, stage, worker), 0, 0
+    for n, m in enumerate(own):
+        while own[first] <= m - depth:
+            first += 1
+        most = max(most, n - first + 1)
+    return most
+
+
+Hung = Mapping[tuple[int, int], "Sequence[Route]"]
+"""Routes by (number of the lane, stage): those of the micro-batches of a lane that hang on a stage's action."""
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """The routes of a plan, by the stage whose forward or backward they hang on.
+    """The routes of a plan, by the micro-batches and the stage whose forward or backward they hang on.
 
     Args:
+        lanes: The plan's micro-batches by the workers that run them.
         incoming: Activations that a stage's forward waits for.
         outgoing: Activations that a stage's forward makes.
         back_in: Gradients that a stage's backward waits for.
         back_out: Gradients that a stage's backward makes.
         ties: Gradients of shared parameters, exchanged before the update.
-        routes: All of them, in the order of their values.
+        routes: All of them, lane by lane in the order of their values.
     """
 
-    incoming: Mapping[int, Sequence[Route]]
-    outgoing: Mapping[int, Sequence[Route]]
-    back_in: Mapping[int, Sequence[Route]]
-    back_out: Mapping[int, Sequence[Route]]
+    lanes: tuple[MicroBatchLane, ...]
+    incoming: Hung
+    outgoing: Hung
+    back_in: Hung
+    back_out: Hung
     ties: Sequence[Route]
     routes: tuple[Route, ...]
+
+    def around(self, kind: ActionKind, lane: int, stage: int) -> tuple[Sequence[Route], Sequence[Route]]:
+        """What a forward or a backward waits for and what it makes, of a lane's micro-batches; a reduction, nothing."""
+        before, behind = (self.incoming, self.outgoing) if kind is ActionKind.FORWARD else (self.back_in, self.back_out)
+        return before.get((lane, stage), ()), behind.get((lane, stage), ())
+
+    @cached_property
+    def lane_of(self) -> Mapping[int, int]:
+        """The number of each micro-batch's lane; of -1, where there is no micro-batch, -1."""
+        return {-1: -1} | {m: n for n, lane in enumerate(self.lanes) for m in lane.micro_batches}
 
 
 def wire(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -> Wiring:
     """The routes of a plan; arguments and errors as `build_program`."""
     stage_of = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
     _check_direction(plan, edges, stage_of)
-    incoming: dict[int, list[Route]] = defaultdict(list)
-    outgoing: dict[int, list[Route]] = defaultdict(list)
-    back_in: dict[int, list[Route]] = defaultdict(list)
-    back_out: dict[int, list[Route]] = defaultdict(list)
-    routes = []
-    for (partition, output, target), readers in _crossings(edges, plan.placement).items():
-        maker, first = stage_of[partition], min(stage_of[edge.target] for edge in readers)
-        there = Route(Payload.ACTIVATION, partition, output, plan.placement[partition], target)
-        outgoing[maker].append(there)
-        incoming[first].append(there)
-        routes.append(there)
-        if any(edge.gradient for edge in readers):
-            back = Route(Payload.GRADIENT, partition, output, target, plan.placement[partition])
-            back_out[first].append(back)  # the first reader's backward is the last to add to the gradient
-            back_in[maker].append(back)
-            routes.append(back)
-    tie_routes = _tie_routes(ties, plan.placement)
-    return Wiring(incoming, outgoing, back_in, back_out, tie_routes, (*routes, *tie_routes))
+    hung: tuple[dict[tuple[int, int], list[Route]], ...] = tuple(defaultdict(list) for _ in range(4))
+    incoming, outgoing, back_in, back_out = hung
+    routes: dict[Route, None] = {}
+    found = lanes(plan)
+    for n, lane in enumerate(found):
+        placement = {name: lane.workers[stage] for name, stage in stage_of.items()}
+        for (partition, output, target), readers in _crossings(edges, placement).items():
+            maker, first = stage_of[partition], min(stage_of[edge.target] for edge in readers)
+            there = Route(Payload.ACTIVATION, partition, output, placement[partition], target)
+            outgoing[n, maker].append(there)
+            incoming[n, first].append(there)
+            routes[there] = None
+            if any(edge.gradient for edge in readers):
+                back = Route(Payload.GRADIENT, partition, output, target, placement[partition])
+                back_out[n, first].append(back)  # the first reader's backward is the last to add to the gradient
+                back_in[n, maker].append(back)
+                routes[back] = None
+    tie_routes = _tie_routes(ties, plan)
+    return Wiring(found, incoming, outgoing, back_in, back_out, tie_routes, (*routes, *tie_routes))
 
 
 def build_program(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -> Program:
@@ -173,16 +222,14 @@ def build_program(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -
     """
     wiring = wire(plan, edges, ties)
     _check_depths(plan, edges)
-    order = SCHEDULES[plan.schedule]
     actions = {}
     for worker in plan.workers:
         mine: list[Action] = []
-        for kind, stage, micro_batch in order(plan, worker):
-            forward = kind is ActionKind.FORWARD
-            before, behind = (wiring.incoming, wiring.outgoing) if forward else (wiring.back_in, wiring.back_out)
-            mine += [Action(ActionKind.RECEIVE, stage, micro_batch, route) for route in before.get(stage, ())]
+        for kind, stage, micro_batch in order_of(plan, worker):
+            before, behind = wiring.around(kind, wiring.lane_of[micro_batch], stage)
+            mine += [Action(ActionKind.RECEIVE, stage, micro_batch, route) for route in before]
             mine.append(Action(kind, stage, micro_batch))
-            mine += [Action(ActionKind.SEND, stage, micro_batch, route) for route in behind.get(stage, ())]
+            mine += [Action(ActionKind.SEND, stage, micro_batch, route) for route in behind]
         mine += [Action(ActionKind.SEND, -1, -1, route) for route in wiring.ties if route.source == worker]
         mine += [Action(ActionKind.RECEIVE, -1, -1, route) for route in wiring.ties if route.target == worker]
         mine.append(Action(ActionKind.UPDATE, -1, -1))
@@ -210,11 +257,12 @@ def build_forward_program(plan: Plan, edges: Sequence[Edge]) -> Program:
     actions = {}
     for worker in plan.workers:
         mine: list[Action] = []
-        for stage in _stages_of(plan, worker):
-            for m in range(plan.micro_batches):
-                mine += [Action(ActionKind.RECEIVE, stage, m, route) for route in wiring.incoming.get(stage, ())]
+        for stage in plan.held[worker]:
+            for m in taken(plan, stage, worker):
+                before, behind = wiring.around(ActionKind.FORWARD, wiring.lane_of[m], stage)
+                mine += [Action(ActionKind.RECEIVE, stage, m, route) for route in before]
                 mine.append(Action(ActionKind.FORWARD, stage, m))
-                mine += [Action(ActionKind.SEND, stage, m, route) for route in wiring.outgoing.get(stage, ())]
+                mine += [Action(ActionKind.SEND, stage, m, route) for route in behind]
         actions[worker] = tuple(mine)
     return Program(plan, actions, tuple(route for route in wiring.routes if route.payload is Payload.ACTIVATION))
 
@@ -257,47 +305,70 @@ def _crossings(edges: Iterable[Edge], placement: Mapping[str, str]) -> dict[tupl
     return found
 
 
-def _tie_routes(ties: Sequence[Tie], placement: Mapping[str, str]) -> list[Route]:
+def _tie_routes(ties: Sequence[Tie], plan: Plan) -> list[Route]:
     """Each worker that holds a shared parameter sends its gradient to each other one that does."""
     routes = []
     for n, tie in enumerate(ties):
-        holders = dict.fromkeys(placement[name] for name in tie.partitions)
+        holders = dict.fromkeys(worker for name in tie.partitions for worker in plan.holders[name])
         routes += [
             Route(Payload.TIE, tie.partitions[0], n, source, target)
             for source in holders
             for target in holders
-            if source != target
+            if source != target and is_exchanged(plan, tie)
         ]
     return routes
 
 
-_Step = tuple[ActionKind, int, int]
+Step = tuple[ActionKind, int, int]
+"""A forward, a backward or a reduction of a stage, with its micro-batch."""
 
 
-def _stages_of(plan: Plan, worker: str) -> list[int]:
-    return [n for n, stage in enumerate(plan.stages) if stage.worker == worker]
+def order_of(plan: Plan, worker: str) -> list[Step]:
+    """What a worker computes before its update, in order, with the reductions that it begins.
+
+    A reduction stands behind the worker's last backward of its stage, and behind those that come before it on all
+    workers (`reduced_stages`).
+
+    Raises:
+        FormatError: the schedule cannot order the worker's stages.
+    """
+    steps = SCHEDULES[plan.schedule](plan, worker)
+    waiting = [stage for stage in reduced_stages(plan) if worker in plan.stages[stage].workers]
+    if not waiting:
+        return steps
+    left = {stage: len(taken(plan, stage, worker)) for stage in waiting}
+    found: list[Step] = []
+    for step in steps:
+        found.append(step)
+        if step[0] is ActionKind.BACKWARD and step[1] in left:
+            left[step[1]] -= 1
+        while waiting and not left[waiting[0]] and step[0] is ActionKind.BACKWARD:
+            found.append((ActionKind.REDUCE, waiting.pop(0), -1))
+    return [*found, *((ActionKind.REDUCE, stage, -1) for stage in waiting)]
 
 
-def _gpipe(plan: Plan, worker: str) -> list[_Step]:
+def _gpipe(plan: Plan, worker: str) -> list[Step]:
     """All forwards in micro-batch order, then all backwards in reverse order; stage by stage where there are several.
 
     Source: Huang et al., GPipe, NeurIPS 2019, section 2; with several stages a worker, Lamy-Poirier, Breadth-First
     Pipeline Parallelism, 2022 (arXiv 2211.05953).
     """
-    mine = _stages_of(plan, worker)
-    forwards = [(ActionKind.FORWARD, stage, m) for stage in mine for m in range(plan.micro_batches)]
+    mine = plan.held[worker]
+    forwards = [(ActionKind.FORWARD, stage, m) for stage in mine for m in taken(plan, stage, worker)]
     backwards = [
-        (ActionKind.BACKWARD, stage, m) for stage in reversed(mine) for m in reversed(range(plan.micro_batches))
+        (ActionKind.BACKWARD, stage, m) for stage in reversed(mine) for m in reversed(taken(plan, stage, worker))
     ]
     return [*forwards, *backwards]
 
 
-def _one_f_one_b(plan: Plan, worker: str) -> list[_Step]:
+def _one_f_one_b(plan: Plan, worker: str) -> list[Step]:
     """Warm up with as many forwards as the stage's depth, then one backward, one forward in turn.
+
+    A replica does its own part of that order: what it warms up with are its own of the first `depth` micro-batches.
 
     Source: Narayanan et al., PipeDream, SOSP 2019, section 3.2; flushed at the end of a step.
     """
-    mine = _stages_of(plan, worker)
+    mine = plan.held[worker]
     if len(mine) > 1:
         raise FormatError(
             f"schedule 1f1b: {worker} holds {len(mine)} stages; this schedule has one a worker",
@@ -309,10 +380,13 @@ def _one_f_one_b(plan: Plan, worker: str) -> list[_Step]:
         steps.append((ActionKind.BACKWARD, stage, m))
         if m + depth < plan.micro_batches:
             steps.append((ActionKind.FORWARD, stage, m + depth))
+    if plan.stages[stage].sole_worker is None:
+        own = set(taken(plan, stage, worker))
+        steps = [step for step in steps if step[2] in own]
     return steps
 
 
-SCHEDULES: Mapping[str, Callable[[Plan, str], list[_Step]]] = {
+SCHEDULES: Mapping[str, Callable[[Plan, str], list[Step]]] = {
     "gpipe": _gpipe,
     "1f1b": _one_f_one_b,
     "interleaved": _gpipe,

@@ -15,7 +15,7 @@ from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.formats.plan import Prediction, TransferPrediction, WorkerPrediction
 from assigner.schedule.cost import CostModel
-from assigner.schedule.program import Action, ActionKind, Program, Route, build_program, warm_up
+from assigner.schedule.program import Action, ActionKind, Program, Route, build_program, in_flight
 from assigner.schedule.timing import (
     Compute,
     Job,
@@ -30,7 +30,7 @@ from assigner.schedule.timing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from assigner.formats.plan import Memory, Plan
     from assigner.formats.profile import Profile
@@ -47,9 +47,10 @@ class Event(NamedTuple):
     Args:
         worker: Who did it.
         action: What it was.
-        start_s: Its start; of a send, on the wire.
-        end_s: Its end; of a send, on the wire.
-        busy_s: How long its messages keep the worker from its next action.
+        start_s: Its start; of a send, on the wire; of a reduction, when the worker began it.
+        end_s: Its end; of a send, on the wire; of a reduction, the same for all of its workers.
+        busy_s: How long its messages keep the worker from its next action: after its end, and of a reduction, which
+            goes on beside what the worker does, after its start.
     """
 
     worker: str
@@ -65,7 +66,7 @@ class Timeline:
 
     Args:
         program: What ran.
-        events: Compute actions and messages (as their sender's action), each worker's in its order.
+        events: Compute actions, reductions and messages (as their sender's action), each worker's in its order.
         step_s: The end of the last action.
     """
 
@@ -107,11 +108,15 @@ def run_program(program: Program, cost: CostModel) -> Timeline:
     groups = [_grouped(actions) for actions in program.actions.values()]
     queues = [_queue(prices, worker, mine) for worker, mine in zip(program.actions, groups, strict=True)]
     log: list[Timed] = []
-    done, last = run_queues(queues, log)
-    for worker, mine, count in zip(program.actions, groups, done, strict=True):
+    done, last = run_queues([*queues, *prices.reductions()], log)
+    for worker, mine, count in zip(program.actions, groups, done, strict=False):
         if count < len(mine):
             raise stopped(worker, mine[count].action.kind, mine[count].action.stage)
-    return Timeline(program, tuple(_events(log, groups, queues, list(program.actions))), last)
+    workers = list(program.actions)
+    reduced_s = {
+        prices.reduced[timed.worker - len(workers)]: timed.end_s for timed in log if timed.worker >= len(workers)
+    }
+    return Timeline(program, tuple(_events(log, groups, queues, workers, reduced_s)), last)
 
 
 def _queue(prices: Prices, worker: str, groups: Iterable[_Group]) -> Queue:
@@ -129,22 +134,29 @@ def _queue(prices: Prices, worker: str, groups: Iterable[_Group]) -> Queue:
 
 
 def _events(
-    log: Iterable[Timed], groups: Sequence[Sequence[_Group]], queues: Sequence[Queue], workers: Sequence[str]
+    log: Iterable[Timed],
+    groups: Sequence[Sequence[_Group]],
+    queues: Sequence[Queue],
+    workers: Sequence[str],
+    reduced_s: Mapping[int, float],
 ) -> Iterator[Event]:
+    """What was timed; of each reduction, by its stage, `reduced_s` is its end."""
     for timed in log:
+        if timed.worker >= len(workers):
+            continue
         worker, (action, _, sends) = workers[timed.worker], groups[timed.worker][timed.job]
         job = queues[timed.worker][timed.job][0]
-        yield Event(worker, action, timed.start_s, timed.end_s, job.busy_s)
-        for send, begin, (_, _, seconds, _) in zip(sends, timed.begins_s, job.sends, strict=True):
+        end = reduced_s[action.stage] if action.kind is ActionKind.REDUCE else timed.end_s
+        yield Event(worker, action, timed.start_s, end, job.busy_s)
+        # of a reduction, the last send tells that the worker has begun it: no message of the program
+        for send, begin, (_, _, seconds, _) in zip(sends, timed.begins_s, job.sends, strict=False):
             yield Event(worker, send, begin, begin + seconds)
 
 
 def worker_memory(cost: CostModel, plan: Plan, worker: str) -> Memory:
     """What a worker holds at its peak under a plan, in bytes."""
     stages = [
-        (stage.partitions, stage.rematerialise, warm_up(plan, n))
-        for n, stage in enumerate(plan.stages)
-        if stage.worker == worker
+        (plan.stages[n].partitions, plan.stages[n].rematerialise, in_flight(plan, n, worker)) for n in plan.held[worker]
     ]
     return cost.memory(worker, stages, plan.micro_batch_size)
 
@@ -209,6 +221,9 @@ def _workers(timeline: Timeline, cost: CostModel) -> Iterator[WorkerPrediction]:
         if route is not None:
             moving[route.source].append(span)
             moving[route.target].append(span)
+        elif event.action.kind is ActionKind.REDUCE:
+            moving[event.worker].append(span)
+            busy[event.worker] += min(event.busy_s, step - event.start_s)
         else:
             compute[event.worker].append(span)
             doing[event.worker, event.action.kind] += event.end_s - event.start_s

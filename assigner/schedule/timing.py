@@ -3,6 +3,11 @@
 A job is a compute action with the messages that it waits for and those that it makes. A directed link has one sender,
 so the order in which its messages are ready is the order of that worker's jobs: every time follows from earlier ones.
 Jobs know no names: search prices many thousands of plans.
+
+A reduction is timed like a worker of its own with one job: each replica tells it, by a message that takes no time, that
+it has begun; it takes its time, and tells the replicas' updates and their next reduction. So it starts when the last of
+its workers has begun it, and workers compute meanwhile; of two reductions that share a worker one goes after the other.
+Its messages and those of routes do not wait for each other: they are many and short.
 """
 
 from __future__ import annotations
@@ -15,12 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assigner.errors import FormatError
 from assigner.schedule.cost import CostModel, PartitionOutput
-from assigner.schedule.program import SCHEDULES, ActionKind, Payload, Route, wire
+from assigner.schedule.program import ActionKind, Payload, Route, order_of, wire
+from assigner.schedule.replication import is_exchanged, reduced_stages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.formats.plan import Plan
+    from assigner.schedule.program import Wiring
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,7 @@ class Job(NamedTuple):
 
 
 Compute = tuple[ActionKind, int, str]
-"""A compute action whatever its micro-batch: what it does, its stage (-1: an update), its worker."""
+"""A compute action or a reduction whatever its micro-batch: what it does, its stage (-1: an update), its worker."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class Instead:
     """Figures that take the place of the profile's, all in seconds; what is not named stays as the profile says.
 
     Args:
-        seconds: Of compute actions; a backward's recomputing included.
+        seconds: Of compute actions, a backward's recomputing included; and of reductions, from when all have begun.
         flights: Of one message of a route; its busy shares follow it.
         busy: How long a worker is kept busy after an action, whatever its messages' shares.
         leads: When a worker's first action can start.
@@ -121,10 +128,10 @@ def _wire(cost: CostModel, route: Route, micro_batch: int, flights: Mapping[Rout
     return _Wire(seconds, *busy)
 
 
-def stage_s(cost: CostModel, plan: Plan, stage: int, kind: ActionKind) -> float:
-    """Seconds of one forward or backward of a stage; a backward includes its recomputing."""
+def stage_s(cost: CostModel, plan: Plan, stage: int, worker: str, kind: ActionKind) -> float:
+    """Seconds of one forward or backward of a stage on one of its workers; a backward includes its recomputing."""
     held = plan.stages[stage]
-    prices = {name: cost.partition(name, held.worker, plan.micro_batch_size) for name in held.partitions}
+    prices = {name: cost.partition(name, worker, plan.micro_batch_size) for name in held.partitions}
     if kind is ActionKind.FORWARD:
         return sum(price.forward_s for price in prices.values())
     return sum(price.backward_s for price in prices.values()) + sum(
@@ -134,8 +141,24 @@ def stage_s(cost: CostModel, plan: Plan, stage: int, kind: ActionKind) -> float:
 
 def update_s(cost: CostModel, plan: Plan, worker: str) -> float:
     """Seconds of one worker's optimizer update."""
-    held = [name for stage in plan.stages if stage.worker == worker for name in stage.partitions]
+    held = [name for stage in plan.held[worker] for name in plan.stages[stage].partitions]
     return sum(cost.partition(name, worker, plan.micro_batch_size).update_s for name in held)
+
+
+def reduced_bytes(cost: CostModel, plan: Plan, stage: int) -> float:
+    """Bytes of the gradients that the workers of a stage add up: a shared parameter's that they exchange left out."""
+    apart = [tie for tie in cost.profile.ties if is_exchanged(plan, tie)]
+    return cost.gradient_bytes(plan.stages[stage].partitions, apart)
+
+
+def compute_s(cost: CostModel, plan: Plan, timed: Compute) -> float:
+    """Seconds that the profile says of a forward, a backward, an update or a reduction."""
+    kind, stage, worker = timed
+    if kind is ActionKind.UPDATE:
+        return update_s(cost, plan, worker)
+    if kind is ActionKind.REDUCE:
+        return cost.reduce_s(plan.stages[stage].workers, reduced_bytes(cost, plan, stage))
+    return stage_s(cost, plan, stage, worker, kind)
 
 
 class Prices:
@@ -151,34 +174,64 @@ class Prices:
     def __init__(self, plan: Plan, cost: CostModel, routes: Sequence[Route], *, instead: Instead = AS_PROFILED) -> None:
         self._plan, self._cost, self._instead = plan, cost, instead
         self._number = {worker: n for n, worker in enumerate(plan.workers)}
+        self.reduced = reduced_stages(plan)
+        self._server = {stage: len(self._number) + n for n, stage in enumerate(self.reduced)}
+        self._count = len(self._number) + len(self._server)
         self._seconds: dict[Compute, float] = dict(instead.seconds)
         self._wires = {route: _wire(cost, route, plan.micro_batch_size, instead.flights) for route in routes}
         self._arrivals = {
             route: _Once([-1.0]) if route.payload is Payload.TIE else [-1.0] * plan.micro_batches for route in routes
         }
+        self._begun = {
+            (stage, worker): _Once([-1.0]) for stage in self.reduced for worker in plan.stages[stage].workers
+        }
+        self._ended = {stage: _Once([-1.0]) for stage in self.reduced}
 
     def seconds(self, timed: Compute) -> float:
-        """How long a compute action takes."""
+        """How long a compute action takes; a reduction, from when all have begun."""
         if timed not in self._seconds:
-            kind, stage, worker = timed
-            if kind is ActionKind.UPDATE:
-                self._seconds[timed] = update_s(self._cost, self._plan, worker)
-            else:
-                self._seconds[timed] = stage_s(self._cost, self._plan, stage, kind)
+            self._seconds[timed] = compute_s(self._cost, self._plan, timed)
         return self._seconds[timed]
 
     def job(self, timed: Compute, receives: Sequence[Route], sends: Sequence[Route]) -> Job:
-        """A compute action with its messages."""
-        busy = 0.0
+        """A compute action with its messages; of a reduction, its beginning on one worker."""
+        kind, stage, worker = timed
+        seconds, busy = 0.0, 0.0
         for route in receives:
             busy += self._wires[route].receiver_s
-        made = []
+        waits, made = [self._arrivals[route] for route in receives], []
         for route in sends:
             wire, source, target = self._wires[route], self._number[route.source], self._number[route.target]
             busy += wire.sender_s
-            made.append((self._arrivals[route], source * len(self._number) + target, wire.seconds, target))
-        busy = self._instead.busy.get(timed, busy)
-        return Job(self.seconds(timed), tuple([self._arrivals[route] for route in receives]), busy, tuple(made))
+            made.append((self._arrivals[route], source * self._count + target, wire.seconds, target))
+        if kind is ActionKind.REDUCE:
+            members = self._plan.stages[stage].workers
+            busy += self._cost.reduce_busy_s(members, reduced_bytes(self._cost, self._plan, stage))
+            made.append(self._tells(self._number[worker], self._server[stage], self._begun[stage, worker]))
+        else:
+            seconds = self.seconds(timed)
+        if kind is ActionKind.UPDATE and self.reduced:
+            waits += [self._ended[n] for n in self.reduced if worker in self._plan.stages[n].workers]
+        return Job(seconds, tuple(waits), self._instead.busy.get(timed, busy), tuple(made))
+
+    def reductions(self) -> list[Queue]:
+        """The plan's reductions, as queues behind those of the workers: of each, from when all have begun it."""
+        queues: list[Queue] = []
+        for n, stage in enumerate(self.reduced):
+            members = self._plan.stages[stage].workers
+            shared = [not set(members).isdisjoint(self._plan.stages[other].workers) for other in self.reduced]
+            waits: list[Arrivals] = [self._begun[stage, worker] for worker in members]
+            waits += [self._ended[other] for k, other in enumerate(self.reduced[:n]) if shared[k]]
+            to = [self._number[worker] for worker in members]
+            to += [self._server[other] for k, other in enumerate(self.reduced) if k > n and shared[k]]
+            tells = tuple(self._tells(self._server[stage], target, self._ended[stage]) for target in to)
+            seconds = min(self.seconds((ActionKind.REDUCE, stage, worker)) for worker in members)
+            queues.append([(Job(seconds, tuple(waits), 0.0, tells), -1)])
+        return queues
+
+    def _tells(self, source: int, target: int, arrivals: Arrivals) -> tuple[Arrivals, int, float, int]:
+        """A message that takes no time."""
+        return arrivals, source * self._count + target, 0.0, target
 
 
 def run_queues(
@@ -189,7 +242,7 @@ def run_queues(
     Args:
         queues: By worker. Their jobs' arrivals are filled in.
         log: Takes each job in the order of timing.
-        leads: By worker, when its first job can start; empty: at once.
+        leads: By queue, when its first job can start; empty: at once.
 
     Returns:
         How many jobs of each worker were run (all, unless the program waits for itself), and the end of the last.
@@ -231,23 +284,26 @@ def run_queues(
     return done, last
 
 
-def _plan_queues(plan: Plan, cost: CostModel, instead: Instead) -> list[Queue]:
-    """The jobs of a plan's program without its actions: one job for all micro-batches of a stage."""
-    wiring = wire(plan, cost.profile.edges, cost.profile.ties)
-    prices, order = Prices(plan, cost, wiring.routes, instead=instead), SCHEDULES[plan.schedule]
-    jobs: dict[tuple[ActionKind, int], Job] = {}
-    for n, stage in enumerate(plan.stages):
-        forward, backward = ((kind, n, stage.worker) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD))
-        jobs[ActionKind.FORWARD, n] = prices.job(forward, wiring.incoming.get(n, ()), wiring.outgoing.get(n, ()))
-        jobs[ActionKind.BACKWARD, n] = prices.job(backward, wiring.back_in.get(n, ()), wiring.back_out.get(n, ()))
-    queues = []
+def _plan_queues(plan: Plan, prices: Prices, wiring: Wiring) -> list[Queue]:
+    """The jobs of a plan's program without its actions: one job for all micro-batches of a lane in a stage."""
+    jobs: dict[tuple[ActionKind, int, int], Job] = {}
+    for n, lane in enumerate(wiring.lanes):
+        for stage, worker in enumerate(lane.workers):
+            for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
+                jobs[kind, stage, n] = prices.job((kind, stage, worker), *wiring.around(kind, n, stage))
+    lane_of, queues = wiring.lane_of, []
     for worker in plan.workers:
-        steps = order(plan, worker)
-        queue = [(jobs[kind, stage], m) for kind, stage, m in steps]
+        steps = order_of(plan, worker)
+        jobs |= {
+            (ActionKind.REDUCE, stage, -1): prices.job((ActionKind.REDUCE, stage, worker), (), ())
+            for stage in prices.reduced
+            if worker in plan.stages[stage].workers
+        }
+        queue = [(jobs[kind, stage, lane_of[m]], m) for kind, stage, m in steps]
         ties = [route for route in wiring.ties if route.source == worker]
         if ties:
             kind, last, m = steps[-1]
-            before, behind = wiring.back_in.get(last, ()), wiring.back_out.get(last, ())
+            before, behind = wiring.around(kind, lane_of[m], last)
             queue[-1] = prices.job((kind, last, worker), before, [*behind, *ties]), m
         ties = [route for route in wiring.ties if route.target == worker]
         queue.append((prices.job((ActionKind.UPDATE, -1, worker), ties, ()), -1))
@@ -266,11 +322,14 @@ def step_s(plan: Plan, cost: CostModel, *, instead: Instead = AS_PROFILED) -> fl
     Raises:
         FormatError: as `build_program` and `run_program`.
     """
-    queues = _plan_queues(plan, cost, instead)
-    done, last = run_queues(queues, leads=[instead.leads.get(worker, 0.0) for worker in plan.workers])
-    for worker, queue, count in zip(plan.workers, queues, done, strict=True):
+    wiring = wire(plan, cost.profile.edges, cost.profile.ties)
+    prices = Prices(plan, cost, wiring.routes, instead=instead)
+    queues = _plan_queues(plan, prices, wiring)
+    leads = [instead.leads.get(worker, 0.0) for worker in plan.workers] + [0.0] * len(prices.reduced)
+    done, last = run_queues([*queues, *prices.reductions()], leads=leads)
+    for worker, queue, count in zip(plan.workers, queues, done, strict=False):
         if count < len(queue):
-            kind, stage, _ = [*SCHEDULES[plan.schedule](plan, worker), (ActionKind.UPDATE, -1, -1)][count]
+            kind, stage, _ = [*order_of(plan, worker), (ActionKind.UPDATE, -1, -1)][count]
             raise stopped(worker, kind, stage)
     return last
 

@@ -116,7 +116,7 @@ def _near(problem: Problem, light: Proposal, equal: Mapping[str, str], most: flo
     for stage in plan.stages:
         name = next(name for name, kind in free.items() if kind == _kind(problem, stage.worker))
         del free[name]
-        stages.append(replace(stage, worker=name, threads=problem.profile.worker[name].threads))
+        stages.append(replace(stage, sole_worker=name, threads=problem.profile.worker[name].threads))
     moved = replace(plan, stages=tuple(stages))
     if _unlike(moved, equal) >= _unlike(plan, equal):
         return light

@@ -29,7 +29,7 @@ from assigner.formats.profilewarnings import other_warnings, with_warnings
 from assigner.schedule.cost import CostModel, Kind, collectives_over
 from assigner.schedule.program import ActionKind
 from assigner.schedule.simulate import simulated
-from assigner.validation.explanation import priced_s
+from assigner.schedule.timing import compute_s
 from assigner.validation.links import SeenFlights, corrected_links, factors, flights_seen
 from assigner.validation.memory import held_beyond
 
@@ -149,7 +149,7 @@ def _correction(
         if stage.worker != worker:
             continue
         forward, recomputing = (
-            priced_s(plan, cost, (what, n, worker)) for what in (ActionKind.FORWARD, ActionKind.BACKWARD)
+            compute_s(cost, plan, (what, n, worker)) for what in (ActionKind.FORWARD, ActionKind.BACKWARD)
         )
         backward = sum(cost.partition(name, worker, plan.micro_batch_size).backward_s for name in stage.partitions)
         took = taken.get((ActionKind.FORWARD, n, worker), forward)
@@ -162,7 +162,7 @@ def _correction(
         for what, said, measured in (("F", forward, took), ("B", backward, back * backward)):
             said_s[what] += said
             took_s[what] += measured
-    update = priced_s(plan, cost, (ActionKind.UPDATE, -1, worker))
+    update = compute_s(cost, plan, (ActionKind.UPDATE, -1, worker))
     return Correction(
         forward=_ratio(took_s["F"], said_s["F"]),
         backward=_ratio(took_s["B"], said_s["B"]),

@@ -11,8 +11,8 @@ from assigner.formats.trace import Trace, check_same_plan
 from assigner.schedule.cost import CostModel
 from assigner.schedule.program import ActionKind, Payload, Program, Route
 from assigner.schedule.simulate import simulated, worker_memory
-from assigner.schedule.timing import route_bytes
-from assigner.validation.explanation import Explanation, explain, priced_s
+from assigner.schedule.timing import compute_s, route_bytes
+from assigner.validation.explanation import Explanation, explain
 from assigner.validation.machine import MachineAgreement, disturbances, machines, paced_step_s
 from assigner.validation.observed import Observed, Samples, observe
 from assigner.validation.rehearsal import rehearsed
@@ -197,7 +197,7 @@ def _computes(plan: Plan, cost: CostModel, seen: Observed) -> Iterator[ComputeAg
     for key in (*keys, *((ActionKind.UPDATE, -1, worker) for worker in plan.workers)):
         kind, stage, worker = key
         count, position = (1, None) if kind is ActionKind.UPDATE else (plan.micro_batches, stage)
-        once = _compared(priced_s(plan, cost, key), seen.compute.get(key))
+        once = _compared(compute_s(cost, plan, key), seen.compute.get(key))
         yield ComputeAgreement(kind.value, position, worker, count, once)  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from assigner.schedule.program import ActionKind, wire
-from assigner.schedule.timing import Instead, route_bytes, stage_s, step_s, update_s
+from assigner.schedule.timing import Instead, compute_s, route_bytes, step_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -102,14 +102,8 @@ def explain(plan: Plan, cost: CostModel, predicted: Observed, measured: Observed
     ]  # fmt: skip
     alone = [replace(cause, step_s=step_s(plan, cost, instead=figures) - said) for _, cause, figures in tried]
     causes = tuple(sorted(alone, key=lambda cause: -abs(cause.step_s)))
-    compute_s, transfers_s, overheads_s, unexplained_s = moved
-    return Explanation(compute_s, transfers_s, overheads_s, unexplained_s, causes)
-
-
-def priced_s(plan: Plan, cost: CostModel, compute: Compute) -> float:
-    """Seconds that the profile says of a forward, a backward or an update."""
-    kind, stage, worker = compute
-    return update_s(cost, plan, worker) if kind is ActionKind.UPDATE else stage_s(cost, plan, stage, kind)
+    computing_s, transfers_s, overheads_s, unexplained_s = moved
+    return Explanation(computing_s, transfers_s, overheads_s, unexplained_s, causes)
 
 
 def measured_flights(plan: Plan, cost: CostModel, routes: tuple[Route, ...], measured: Observed) -> dict[Route, float]:
@@ -150,7 +144,7 @@ def _first(found: Iterator[_Tried]) -> list[_Tried]:
 def _computes(plan: Plan, cost: CostModel, compute: Mapping[Compute, float]) -> Iterator[_Tried]:
     for key, seconds in compute.items():
         kind, stage, worker = key
-        said, count = priced_s(plan, cost, key), 1 if kind is ActionKind.UPDATE else plan.micro_batches
+        said, count = compute_s(cost, plan, key), 1 if kind is ActionKind.UPDATE else plan.micro_batches
         cause = Deviation("compute", kind.value, worker, stage if stage >= 0 else None, None, said, seconds)
         yield count * (seconds - said), cause, Instead(seconds={key: seconds})
 
@@ -171,7 +165,7 @@ def _losses(plan: Plan, cost: CostModel, predicted: Observed, measured: Observed
         said, took = predicted.overheads[worker].median_s, measured.overheads[worker].median_s
         mine = [key for key in measured.compute if key[2] == worker]
         figures = Instead(
-            seconds={key: priced_s(plan, cost, key) + measured.before[key].median_s for key in mine},
+            seconds={key: compute_s(cost, plan, key) + measured.before[key].median_s for key in mine},
             busy={key: measured.behind[key].median_s for key in mine if key in measured.behind},
             leads={worker: measured.lead[worker].median_s},
         )

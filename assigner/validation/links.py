@@ -98,14 +98,12 @@ def _busy_shares(profile: Profile, agreement: Agreement) -> tuple[dict[_Ends, fl
     wiring = wire(plan, profile.edges, profile.ties)
     sender: dict[_Ends, list[float]] = defaultdict(list)
     receiver: dict[_Ends, list[float]] = defaultdict(list)
-    for n, stage in enumerate(plan.stages):
-        for kind, before, behind in (
-            (ActionKind.FORWARD, wiring.incoming, wiring.outgoing),
-            (ActionKind.BACKWARD, wiring.back_in, wiring.back_out),
-        ):
-            lost = agreement.observed.behind.get((kind, n, stage.worker))
-            moved = [(route, receiver, 1) for route in before.get(n, ())]
-            moved += [(route, sender, 0) for route in behind.get(n, ())]
+    for n, worker in enumerate(wiring.lanes[0].workers):
+        for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
+            lost = agreement.observed.behind.get((kind, n, worker))
+            before, behind = wiring.around(kind, 0, n)
+            moved = [(route, receiver, 1) for route in before]
+            moved += [(route, sender, 0) for route in behind]
             if lost is None or not moved:
                 continue
             took = [_message(cost, route, plan.micro_batch_size) for route, _, _ in moved]

@@ -16,8 +16,7 @@ from assigner.location import Location
 from assigner.machine.reference import ReferenceTimes
 from assigner.machine.starvation import NOTICED
 from assigner.schedule.program import ActionKind
-from assigner.schedule.timing import Instead, route_bytes, step_s
-from assigner.validation.explanation import priced_s
+from assigner.schedule.timing import Instead, compute_s, route_bytes, step_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -91,7 +90,7 @@ def paced_step_s(
     }
     return step_s(
         plan, cost,
-        instead=Instead(seconds={key: priced_s(plan, cost, key) * pace[key[2]].pace for key in keys}, flights=flights),
+        instead=Instead(seconds={key: compute_s(cost, plan, key) * pace[key[2]].pace for key in keys}, flights=flights),
     )  # fmt: skip
 
 

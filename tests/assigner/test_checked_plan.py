@@ -66,7 +66,7 @@ def test_another_profile(plan):
 
 def test_strange_workers_show_without_a_profile(plan):
     """A prediction of other workers than the plan's is left out, and the worker is named."""
-    moved = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], worker="worker:7/cuda:3")))
+    moved = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], sole_worker="worker:7/cuda:3")))
     found, (note,) = checked_plan(moved)
     assert (found.predicted, found.solver) == (None, None)
     assert "worker:1/cpu" in note

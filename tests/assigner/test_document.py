@@ -89,14 +89,14 @@ def test_reading_names_the_file(tmp_path) -> None:
     for text, message in texts.items():
         path.write_text(text)
         with pytest.raises(FormatError, match=message) as error:
-            read(path, Tree, name="tree", major=1)
+            read(path, Tree, name="tree", majors=(1,))
         assert str(path) in error.value.message
         assert error.value.exit_code == 5
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(FormatError, match="UTF-8"):
-        read(path, Tree, name="tree", major=1)
+        read(path, Tree, name="tree", majors=(1,))
     with pytest.raises(UsageError, match="No such file") as missing:
-        read(tmp_path / "none.json", Tree, name="tree", major=1)
+        read(tmp_path / "none.json", Tree, name="tree", majors=(1,))
     assert missing.value.exit_code == 2
 
 
@@ -104,7 +104,7 @@ def test_a_later_minor_version_is_read(tmp_path) -> None:
     """Any minor version of a known major is accepted."""
     path = tmp_path / "tree.json"
     path.write_text(json.dumps(GOOD | {"format_version": "1.7"}))
-    assert read(path, Tree, name="tree", major=1).size == 2
+    assert read(path, Tree, name="tree", majors=(1,)).size == 2
 
 
 def test_an_existing_file_is_replaced_only_with_force(tmp_path) -> None:

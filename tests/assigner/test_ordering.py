@@ -145,7 +145,8 @@ def on_gpus() -> Plan:
     profile = make_profile(work=[1e-3] * 2, slowness=[1.0, 1.0])
     plan = make_plan(profile, [(0, ["p0"]), (1, ["p1"])])
     first, second = plan.stages
-    return replace(plan, stages=(replace(first, worker="worker:0/cuda:0"), replace(second, worker="worker:1/cpu")))
+    moved = replace(first, sole_worker="worker:0/cuda:0"), replace(second, sole_worker="worker:1/cpu")
+    return replace(plan, stages=moved)
 
 
 def test_nccl_wants_gpus() -> None:

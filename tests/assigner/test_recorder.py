@@ -324,7 +324,7 @@ def test_a_device_times_itself(tmp_path, always_looking):
     """On CUDA forwards and backwards lie in their step and do not overlap, and memory is the allocator's."""
     made = skips()
     plan = make_plan(made)
-    plan = replace(plan, stages=(replace(plan.stages[0], worker="worker:0/cuda:0"),))
+    plan = replace(plan, stages=(replace(plan.stages[0], sole_worker="worker:0/cuda:0"),))
     with Pipeline(made, plan, graph=graph_of(made)) as pipeline, pipeline.trace(tmp_path / "trace.json"):
         for n in range(3):
             pipeline.step(made.make_batch(8, n))

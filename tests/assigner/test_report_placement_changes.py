@@ -106,6 +106,6 @@ def test_depths_are_those_that_run():
 
 def test_two_devices_of_one_rank_have_names():
     """Where the rank does not tell the worker its name stands in the table."""
-    gpu = replace(BASE, stages=(replace(BASE.stages[0], worker="worker:0/cuda:0"), BASE.stages[1]))
+    gpu = replace(BASE, stages=(replace(BASE.stages[0], sole_worker="worker:0/cuda:0"), BASE.stages[1]))
     _, matrix = placement_changes([("base", BASE), ("gpu", gpu), ("b", BASE), ("c", BASE)])
     assert matrix.rows[0][1:3] == ("worker:0/cpu", "worker:0/cuda:0")

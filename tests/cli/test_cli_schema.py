@@ -62,7 +62,7 @@ def test_a_trace_obeys_its_schema(assigner, profile, equal):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("format_version", "2.0"), ("kind", "profile"), ("micro_batches", 0), ("stages", {})]
+    ("field", "value"), [("format_version", "3.0"), ("kind", "profile"), ("micro_batches", 0), ("stages", {})]
 )
 def test_schema_refuses_what_the_reader_refuses(assigner, folder, field, value):
     """A wrong version, kind, count or type violates the schema, and `show` exits with 5."""

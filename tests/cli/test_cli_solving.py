@@ -50,7 +50,8 @@ def test_a_partial_plan_is_completed(assigner, folder):
     from dataclasses import replace
 
     kept = plan.partitions[0]
-    part = replace(plan, stages=(replace(plan.stages[0], worker="worker:1/cpu", partitions=(kept,), rematerialise=()),))
+    stage = replace(plan.stages[0], sole_worker="worker:1/cpu", partitions=(kept,), rematerialise=())
+    part = replace(plan, stages=(stage,))
     save_plan(part, folder / "part.json")
     whole, _ = solved(assigner, folder, "--complete", "part.json")
     assert whole.placement[kept] == "worker:1/cpu"

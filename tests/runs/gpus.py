@@ -45,7 +45,7 @@ def placed(plan: Plan, devices: list[str]) -> Plan:
     """The plan with rank n on device n."""
     ranks = [int(stage.worker.partition(":")[2].partition("/")[0]) for stage in plan.stages]
     stages = zip(plan.stages, ranks, strict=True)
-    return replace(plan, stages=tuple(replace(each, worker=f"worker:{n}/{devices[n]}") for each, n in stages))
+    return replace(plan, stages=tuple(replace(each, sole_worker=f"worker:{n}/{devices[n]}") for each, n in stages))
 
 
 def train(made: Workload, plan: Plan) -> float:

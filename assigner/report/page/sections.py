@@ -150,7 +150,7 @@ def stage_sheet(page: Shown) -> Sheet:
     """One row for each stage: what one micro-batch takes there, and how its worker spends a step."""
     plan, cost = page.plan, page.cost
     once = [
-        [stage_s(cost, plan, n, kind) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)]
+        [stage_s(cost, plan, n, plan.stages[n].worker, kind) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)]
         for n in range(len(plan.stages))
     ]
     said = {each.worker: each for each in page.predicted.workers}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from assigner.report.hosts import host_names
 from assigner.schedule.criticalpath import critical_path
 from assigner.schedule.program import ActionKind
-from assigner.schedule.timing import route_bytes, stage_s, update_s
+from assigner.schedule.timing import compute_s, route_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -106,13 +106,10 @@ def _hanging(actions: Sequence[Action], number: dict[Route, int]) -> Iterator[tu
 
 def _seconds(page: Shown, worker: int, kind: str, stage: int) -> tuple[float, float]:
     """How long an action takes, and how much of it is running forward again."""
-    plan, cost = page.plan, page.cost
-    if kind == ActionKind.UPDATE:
-        return update_s(cost, plan, plan.workers[worker]), 0.0
-    held = plan.stages[stage]
-    again = held.rematerialise if kind == ActionKind.BACKWARD else ()
-    recompute = sum(cost.partition(name, held.worker, plan.micro_batch_size).recompute_s for name in again)
-    return stage_s(cost, plan, stage, ActionKind(kind)), recompute
+    plan, cost, name = page.plan, page.cost, page.plan.workers[worker]
+    again = plan.stages[stage].rematerialise if kind == ActionKind.BACKWARD else ()
+    recompute = sum(cost.partition(each, name, plan.micro_batch_size).recompute_s for each in again)
+    return compute_s(cost, plan, (ActionKind(kind), stage, name)), recompute
 
 
 def _route(cost: CostModel, route: Route, place: dict[str, int], micro_batch: int) -> list[Any]:

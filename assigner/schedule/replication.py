@@ -1,0 +1,98 @@
+"""Which of a stage's workers takes which micro-batch, and what follows from it.
+
+A stage may lie on several workers, its replicas. Each runs whole micro-batches, as many as the plan gives it, spread
+evenly over the step: 8 micro-batches, of which A takes 5 and B takes 3, go A B A A B A B A.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Tie
+
+
+@lru_cache(maxsize=1024)
+def takes(micro_batches: int, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Who takes each micro-batch of a step.
+
+    Micro-batch m goes to the replica r that is furthest behind its share, n_r (m + 1) / M - taken_r; the first among
+    equals. Before each m these add up to 1, so it is above 0 for who is chosen: nobody takes more than n_r.
+
+    Args:
+        micro_batches: M.
+        counts: n_r, how many each replica takes; they add up to M.
+
+    Returns:
+        The replica's position, by micro-batch.
+    """
+    taken, found = [0] * len(counts), []
+    for m in range(micro_batches):
+        behind = [n * (m + 1) - t * micro_batches for n, t in zip(counts, taken, strict=True)]
+        chosen = behind.index(max(behind))
+        taken[chosen] += 1
+        found.append(chosen)
+    return tuple(found)
+
+
+def takers(plan: Plan, stage: int) -> tuple[str, ...]:
+    """The worker that runs a stage for each micro-batch, by micro-batch."""
+    held = plan.stages[stage]
+    if held.sole_worker is not None:
+        return (held.sole_worker,) * plan.micro_batches
+    chosen = takes(plan.micro_batches, tuple(each.micro_batches for each in held.replicas))
+    return tuple(held.replicas[n].worker for n in chosen)
+
+
+def taken(plan: Plan, stage: int, worker: str) -> Sequence[int]:
+    """The micro-batches for which a worker runs a stage that it holds, in ascending order."""
+    if plan.stages[stage].sole_worker is not None:
+        return range(plan.micro_batches)
+    return tuple(m for m, taker in enumerate(takers(plan, stage)) if taker == worker)
+
+
+@dataclass(frozen=True)
+class MicroBatchLane:
+    """Micro-batches that run on the same workers, stage by stage.
+
+    Args:
+        workers: By stage.
+        micro_batches: In ascending order.
+    """
+
+    workers: tuple[str, ...]
+    micro_batches: Sequence[int]
+
+
+def lanes(plan: Plan) -> tuple[MicroBatchLane, ...]:
+    """The lanes of a plan, by their first micro-batch; a plan with one worker a stage has one lane."""
+    if not plan.is_replicated:
+        return (MicroBatchLane(tuple(stage.worker for stage in plan.stages), range(plan.micro_batches)),)
+    found: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for m, workers in enumerate(zip(*(takers(plan, n) for n in range(len(plan.stages))), strict=True)):
+        found[workers].append(m)
+    return tuple(MicroBatchLane(workers, tuple(mine)) for workers, mine in found.items())
+
+
+def reduced_stages(plan: Plan) -> tuple[int, ...]:
+    """The stages whose gradients several workers add up after their last backward, in the order in which they do.
+
+    The last stage comes first, as its backwards end first. All workers keep to this order, so that no two of them wait
+    for each other in different reductions.
+    """
+    return tuple(n for n in reversed(range(len(plan.stages))) if plan.stages[n].replicas)
+
+
+def is_exchanged(plan: Plan, tie: Tie) -> bool:
+    """Whether the holders of a shared parameter send each other what each of them has of its gradient.
+
+    They do where it lies in several stages on several workers; the reduction of a stage leaves it out then. Where all
+    partitions that share it are in one stage, it is one of that stage's parameters.
+    """
+    stages = {n for n, stage in enumerate(plan.stages) if not set(tie.partitions).isdisjoint(stage.partitions)}
+    return len(stages) > 1 and len({worker for n in stages for worker in plan.stages[n].workers}) > 1
