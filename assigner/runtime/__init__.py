@@ -14,7 +14,7 @@
     executor, partition, microbatch, division, lookahead, headers, outputs, missinggradients
                                           a step of a rank, action by action; its batch, its values and their messages
     loss, metrics, results                 what is made of the model's output, and what a step gives to the script
-    transport, ordering, sending, staging, nccl, hostmemory
+    transport, ordering, sending, staging, nccl, handshake, directmessages, hostmemory
                                           messages: gloo, NCCL, pinned and shared memory
     recurrence, staterows                 state from batch to batch
     remat, batchnorm, randomness, compiling, attributes, vectormaths

@@ -16,7 +16,6 @@ from assigner.runtime.headers import Header, post_header, receive_header, send_h
 from assigner.runtime.lookahead import posted_ahead
 from assigner.runtime.loss import StepLoss
 from assigner.runtime.microbatch import MicroBatch
-from assigner.runtime.missinggradients import is_missing, missing_gradient
 from assigner.runtime.ordering import Message
 from assigner.runtime.partition import ForwardPlace, PartitionRunner
 from assigner.runtime.ranges import Ranges
@@ -191,18 +190,19 @@ class Executor:
                     yield
 
     def exchange_ties(
-        self, program: Program, gradient_of: Mapping[int, torch.Tensor]
-    ) -> dict[int, list[tuple[str, torch.Tensor]]]:
+        self, program: Program, parameters: Mapping[int, torch.Tensor], gradients: Mapping[int, torch.Tensor]
+    ) -> dict[int, list[torch.Tensor]]:
         """Send this worker's gradients of shared parameters and receive the others'.
 
         Args:
             program: The step's program.
-            gradient_of: The gradient of each tie, by its number.
+            parameters: The parameter of each tie, by its number.
+            gradients: Its gradient, where it has one.
 
         Returns:
-            tie -> (worker, gradient) of every holder, this one too, in the order of the workers' names.
+            tie -> the gradients of all holders that have one, this one too, in the order of the workers' names.
         """
-        found = {number: [(self.member.name, gradient)] for number, gradient in gradient_of.items()}
+        found = {number: {self.member.name: gradients.get(number)} for number in parameters}
         routes = [
             action for action in program.actions.get(self.member.name, ()) if action.route and action.micro_batch < 0
         ]
@@ -210,17 +210,29 @@ class Executor:
         for action in routes:
             assert action.route is not None
             self.member.at = f"the exchange of shared parameter {self.graph.ties[action.route.output].parameter!r}"
-            message, mine = Message(action.route, -1), gradient_of[action.route.output]
+            message, tie = Message(action.route, -1), action.route.output
             span = None if self.recorder is None else self.recorder.begin(action)
             with ranges.of(action):
                 if action.kind is ActionKind.SEND:
-                    self.transport.send(message, mine, span)
+                    self._send_gradient(message, gradients.get(tie), parameters[tie], span)
                 else:
                     for each in self.transport.due(message):
-                        like = gradient_of[each.route.output]
+                        like = parameters[each.route.output]
                         self.transport.post(each, tuple(like.shape), like.dtype)
-                    found[action.route.output].append((action.route.source, self.transport.receive(message, span)))
-        return {number: sorted(gradients, key=lambda pair: pair[0]) for number, gradients in found.items()}
+                    found[tie][action.route.source] = self.transport.receive_gradient(message, span)
+        return {
+            number: [gradient for _, gradient in sorted(of_worker.items()) if gradient is not None]
+            for number, of_worker in found.items()
+        }
+
+    def _send_gradient(
+        self, message: Message, gradient: torch.Tensor | None, like: torch.Tensor, span: RecordedSpan | None
+    ) -> None:
+        """Send the gradient of a tensor, or that there is none."""
+        if gradient is None:
+            self.transport.send_missing(message, like, span)
+        else:
+            self.transport.send(message, gradient, span)
 
     def update(self, optimizer: torch.optim.Optimizer | None) -> None:
         """The program's last action."""
@@ -351,10 +363,10 @@ class Executor:
         self.member.at = f"the send of {_what(route)}, micro-batch {micro_batch}"
         if route.payload is Payload.GRADIENT:
             leaf = self._stepped.leaves.pop((value, micro_batch))
-            tensor = missing_gradient(leaf) if leaf.grad is None else leaf.grad
-        else:
-            tensor = self._stepped.outbox[value, micro_batch]
-            self._check_shape(value, micro_batch, tensor)
+            self._send_gradient(Message(route, micro_batch), leaf.grad, leaf, span)
+            return
+        tensor = self._stepped.outbox[value, micro_batch]
+        self._check_shape(value, micro_batch, tensor)
         if route.payload is Payload.ACTIVATION and self.graph.values[value].shape is None:
             self._stepped.shapes[value, micro_batch] = tuple(tensor.shape)
             send_header(self.transport, Message(route, micro_batch), Header(tuple(tensor.shape)))
@@ -388,12 +400,10 @@ class Executor:
         if shape.shape is None:
             known = self._stepped.shapes.get((value, micro_batch))
             self.transport.post(message, known or receive_header(self.transport, message).shape, shape.dtype)
-        tensor = self.transport.receive(message, span)
-        if route.payload is Payload.GRADIENT:
-            if not is_missing(tensor):
-                self._stepped.gradients[value, micro_batch].append(tensor)
-        else:
-            self._keep(value, micro_batch, shape.laid_out(tensor))
+        if route.payload is not Payload.GRADIENT:
+            self._keep(value, micro_batch, shape.laid_out(self.transport.receive(message, span)))
+        elif (gradient := self.transport.receive_gradient(message, span)) is not None:
+            self._stepped.gradients[value, micro_batch].append(gradient)
 
 
 def _what(route: Route) -> str:

@@ -20,7 +20,6 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.model.deferred.likeness import check_no_late_hooks
-from assigner.runtime.missinggradients import is_missing, missing_gradient
 from assigner.runtime.randomness import partition_seed, seed_device
 
 if TYPE_CHECKING:
@@ -135,12 +134,12 @@ class Gradients:
 
         It is dense: a holder cannot know whether the others' are sparse (`nn.Embedding(sparse=True)`).
         """
-        added = {
-            n: missing_gradient(each) if each.grad is None else _dense(each.grad) for n, each in self._shared.items()
-        }
-        for n, parts in executor.exchange_ties(program, added).items():
-            present = [part for _, part in parts if not is_missing(part)]
-            self._shared[n].grad = functools.reduce(torch.add, present) if present else None
+        added = {n: _dense(each.grad) for n, each in self._shared.items() if each.grad is not None}
+        for n, parts in executor.exchange_ties(program, self._shared, added).items():
+            alone = len(parts) == 1  # perhaps still on its way to others, and changed in place next
+            self._shared[n].grad = (
+                (parts[0].clone() if alone else functools.reduce(torch.add, parts)) if parts else None
+            )
 
     def _check_wanted(self) -> None:
         """Which values between partitions get gradients was settled when the model was captured.

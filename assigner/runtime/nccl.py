@@ -4,6 +4,7 @@ NCCL wants a device of its own for every rank, knows no tags, and makes the rank
 when it is made. So each channel, one way between two ranks, has a communicator and a stream of its own, and passes
 messages in the order that both ends derive from the program (see `ordering`). All are made and tried out by all ranks
 in one order, before the first message of a program: a rank that made its own on first use could wait in a circle.
+No message is launched before its two ends have agreed on it: see `handshake`.
 
 Channels of a GPU must not share a hardware queue: a receive that waits would hold up the computing behind it. So CUDA
 gets as many queues as it has.
@@ -13,9 +14,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ from assigner.schedule.program import Payload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from assigner.formats.plan import Plan
     from assigner.runtime.ordering import Message
@@ -190,13 +192,32 @@ class DirectChannels:
         assert self._posting is not None
         return self._posting.due(message)
 
+    def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for a tensor to arrive in."""
+        with self._beside():
+            return torch.empty(shape, dtype=dtype, device=self.device)
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+
+    def _beside(self) -> AbstractContextManager[object]:
+        """On a stream that nothing is computed on: what is launched there waits for no computing."""
+        return torch.cuda.stream(self._stream) if self.device.type == "cuda" else nullcontext()
+
     def start(self, message: Message, tensor: torch.Tensor) -> dist.Work | None:
-        """Send or receive a message's contiguous tensor; None: there is nothing in it."""
+        """Launch a message's send or receive, which its two ends have agreed on; None: there is nothing in it.
+
+        Args:
+            message: Which.
+            tensor: Contiguous; one that is sent has been computed, one that is received is a `buffer`.
+        """
         if not tensor.numel():
             return None
-        return self._start(
-            tensor.view(-1).view(torch.uint8), rank_of(message.route.source), rank_of(message.route.target)
-        )
+        with self._beside():
+            return self._start(
+                tensor.view(-1).view(torch.uint8), rank_of(message.route.source), rank_of(message.route.target)
+            )
 
     def _start(self, data: torch.Tensor, source: int, target: int) -> dist.Work:
         """NCCL has no name for some of torch's types: bytes it is."""
@@ -204,6 +225,14 @@ class DirectChannels:
         work = start(data, peer, group=self._groups[source, target])
         assert work is not None
         return work
+
+    def arrived(self, work: dist.Work | None, buffer: torch.Tensor) -> torch.Tensor:
+        """A received tensor; what this rank computes next waits for it."""
+        if work is not None:
+            self.wait(work)
+        if buffer.is_cuda:
+            buffer.record_stream(torch.cuda.current_stream(self.device))
+        return buffer
 
     def wait(self, work: dist.Work) -> None:
         """Let what this rank's device does next wait for a message; a CPU waits for it at once."""

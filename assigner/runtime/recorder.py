@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ import torch
 from assigner.schedule.program import Action, ActionKind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from assigner.runtime.memory import MemoryGauge
 
 LOOK_EVERY_S = 1e-2
@@ -40,7 +43,7 @@ class RecordedSpan:
             way holds back the note of a later one.
         moved_bytes: What a send or a receive moved.
         held_bytes: What the process held at the end of a forward, a backward or an update; None: nobody looked.
-        marks: On CUDA, the events at its start and end.
+        marks: On CUDA, the events at its start and end; also of a receive from another GPU, for which the stream waits.
     """
 
     action: Action | None
@@ -53,6 +56,17 @@ class RecordedSpan:
     def handed_over(self, size: int) -> None:
         """A send starts now."""
         self.start_s, self.moved_bytes = time.perf_counter(), size
+
+    @contextmanager
+    def on_device(self, moved: torch.Tensor) -> Iterator[None]:
+        """The device, where it has what was moved, is to wait in the block."""
+        marks = (_event(), _event()) if moved.is_cuda else None
+        if marks is not None:
+            marks[0].record()
+        yield
+        if marks is not None:
+            marks[1].record()
+            self.marks = marks
 
     def done(self, size: int | None = None) -> None:
         """It ends now."""

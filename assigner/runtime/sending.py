@@ -3,24 +3,31 @@
 gloo tells nobody when a send has left; somebody has to wait for it. A thread does that for large ones, whose memory
 should be free soon, and for those of which a trace wants the time. To wake it costs more than a small message is worth:
 those are waited for at the end of a step, where the worker waits in any case, or by the thread once they are many.
+
+A send from a GPU is started by a thread, once its tensor, or a copy of it, is there. What goes through the host has one
+such thread, which waits for no other rank; what goes from GPU to GPU one for each target, which does.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from assigner.runtime.recorder import RecordedSpan
+from assigner.runtime.staging import computed
 
 if TYPE_CHECKING:
     from datetime import timedelta
+
+T = TypeVar("T")
 
 SMALL_BYTES = 1 << 16
 _MOST_KEPT_BYTES = 1 << 20
@@ -35,9 +42,21 @@ class LostConnectionError(Exception):
         self.peer = peer
 
 
+def checked(peer: str, call: Callable[[], T]) -> T:
+    """What a call gives that talks to another rank.
+
+    Raises:
+        LostConnectionError: it broke off.
+    """
+    try:
+        return call()
+    except RuntimeError as error:
+        raise LostConnectionError(peer, error) from error
+
+
 @dataclass(slots=True)
 class _Send:
-    """A send, and what starts it where its copy from the device has to be there first."""
+    """A send, and what starts it where something on the device has to be there first."""
 
     number: int
     target: str
@@ -45,7 +64,7 @@ class _Send:
     span: RecordedSpan | None
     work: dist.Work | None = None
     copied: torch.cuda.Event | None = None
-    start: Callable[[], dist.Work] | None = None
+    start: Callable[[], dist.Work | None] | None = None
 
 
 class PendingSends:
@@ -67,13 +86,15 @@ class PendingSends:
         self._unsent: dict[int, str] = {}  # the targets of what the threads have and has not left, oldest first
         self._idle = threading.Condition()
         self._broken: LostConnectionError | None = None
-        self._copying: queue.SimpleQueue[_Send | None] = queue.SimpleQueue()
+        self._starting: dict[str, queue.SimpleQueue[_Send | None]] = {}  # by lane
         self._sending: queue.SimpleQueue[_Send | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=self._finish, name="assigner-sends", daemon=True)]
-        if attend is not None:
-            self._threads.append(threading.Thread(target=self._start, name="assigner-copies", daemon=True))
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        self._begin_thread("assigner-sends", self._finish)
+
+    def _begin_thread(self, name: str, run: Callable[[], None]) -> None:
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def check(self) -> None:
         """Raise LostConnectionError where a send is known to have found its receiver gone."""
@@ -96,12 +117,27 @@ class PendingSends:
         self,
         target: str,
         buffer: torch.Tensor,
-        copied: torch.cuda.Event,
-        start: Callable[[], dist.Work],
+        copied: torch.cuda.Event | None,
+        start: Callable[[], dist.Work | None],
         span: RecordedSpan | None = None,
+        *,
+        lane: str = "",
     ) -> None:
-        """A send that starts once its buffer has been filled; a thread waits for that."""
-        self._hand_over(_Send(next(self._numbers), target, buffer, span, copied=copied, start=start), self._copying)
+        """A send that a thread starts once its buffer has been filled.
+
+        Args:
+            target: Its receiver.
+            buffer: What is sent.
+            copied: The event after which it is there; None: it is.
+            start: Starts it; None: there was nothing to start.
+            span: Gets the time at which it had left.
+            lane: Those of one lane start in order; `start` may wait for another rank where it holds up its lane alone.
+        """
+        if lane not in self._starting:
+            waiting = self._starting[lane] = queue.SimpleQueue()
+            self._begin_thread(f"assigner-copies {lane}".rstrip(), functools.partial(self._start, waiting))
+        send = _Send(next(self._numbers), target, buffer, span, copied=copied, start=start)
+        self._hand_over(send, self._starting[lane])
 
     def flush(self) -> None:
         """Wait until everything sent has left.
@@ -111,10 +147,7 @@ class PendingSends:
         """
         for send in self._taken():
             assert send.work is not None
-            try:
-                self._wait(send.work)
-            except RuntimeError as error:
-                raise LostConnectionError(send.target, error) from error
+            checked(send.target, functools.partial(self._wait, send.work))
         with self._idle:
             seconds = self.timeout.total_seconds()
             left = self._idle.wait_for(lambda: not self._unsent or self._broken is not None, seconds)
@@ -125,7 +158,7 @@ class PendingSends:
 
     def close(self) -> None:
         """Stop the threads; what is still on its way is given up."""
-        for each in (self._copying, self._sending):
+        for each in (*self._starting.values(), self._sending):
             each.put(None)
         given_up = bool(self._unsent)
         for thread in self._threads:
@@ -141,15 +174,15 @@ class PendingSends:
             self._unsent[send.number] = send.target
         to.put(send)
 
-    def _start(self) -> None:
-        """The thread that starts sends when their copies are there: it never waits for another rank."""
+    def _start(self, waiting: queue.SimpleQueue[_Send | None]) -> None:
+        """A lane's thread: it starts sends when their buffers are there."""
         if self._attend is not None:
             self._attend()
-        while (send := self._copying.get()) is not None:
-            assert send.copied is not None
+        while (send := waiting.get()) is not None:
             assert send.start is not None
             try:
-                send.copied.synchronize()
+                if send.copied is not None:
+                    send.copied.synchronize()
                 send.work = send.start()
             except RuntimeError as error:
                 self._broken = self._broken or LostConnectionError(send.target, error)
@@ -164,6 +197,8 @@ class PendingSends:
             try:
                 if send.work is not None:
                     self._wait(send.work)
+                if send.buffer.is_cuda:
+                    computed(send.buffer.device).synchronize()
             except RuntimeError as error:
                 self._broken = self._broken or LostConnectionError(send.target, error)
             if send.span is not None:

@@ -23,8 +23,8 @@ class Staging:
 
     def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
         """A contiguous tensor's copy in pinned memory, and the event after which it is there."""
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copy = self.buffer(tuple(tensor.shape), tensor.dtype)
+        copied = _event()
         self._out.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._out):
             copy.copy_(tensor, non_blocking=True)
@@ -35,7 +35,7 @@ class Staging:
 
     def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Pinned memory for a tensor to arrive in."""
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
     def to_device(self, arrived: torch.Tensor) -> torch.Tensor:
         """What has arrived, on the GPU; computing that starts after this call waits for it."""
@@ -49,3 +49,15 @@ class Staging:
     def attend(self) -> None:
         """Called in a thread of the transport: what it waits for there must not hold up the computing."""
         torch.cuda.set_stream(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
+
+
+def computed(device: torch.device) -> torch.cuda.Event:
+    """The event after which this thread's stream of a GPU is through with what it has got so far."""
+    event = _event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def _event() -> torch.cuda.Event:
+    """One that a thread waits for asleep: the usual ones take a core meanwhile."""
+    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ before it is needed, and runs while the worker computes; what is sent is kept un
     CPU, CPU                                            gloo
     CPU, CPU of one host and network, from 1 MiB        memory that both have mapped (`hostmemory`)
     GPU, CPU or CPU, GPU                                gloo, through pinned memory at the GPU's end (`staging`)
-    GPU, GPU, and each is its rank's alone              NCCL (`direct`)
+    GPU, GPU, and each is its rank's alone              NCCL (`nccl`), once both ends have agreed on it (`handshake`)
     GPU, GPU that ranks share                           gloo, through pinned memory at both ends
 
 What shared memory gains over the loopback interface is measured in benchmarks/transport; ASSIGNER_SHARED_MEMORY=0 in
@@ -21,28 +21,28 @@ import math
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from assigner.runtime.clock import ClockComparison, answer_clock, compare_clock
+from assigner.runtime.directmessages import DirectMessages
 from assigner.runtime.hostmemory import is_elsewhere, unannounced
+from assigner.runtime.missinggradients import is_missing, missing_gradient
 from assigner.runtime.nccl import rank_of
-from assigner.runtime.sending import LostConnectionError, PendingSends
+from assigner.runtime.sending import LostConnectionError, PendingSends, checked
 from assigner.runtime.staging import Staging
 from assigner.schedule.program import Payload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from assigner.runtime.hostmemory import HostMemory
     from assigner.runtime.nccl import DirectChannels
     from assigner.runtime.ordering import Message
     from assigner.runtime.recorder import RecordedSpan
     from assigner.schedule.program import Program, Route
-
-T = TypeVar("T")
 
 _MOST_MICRO_BATCHES = 1 << 15  # of a step; a tag has 31 bits
 _POLL_S = 5e-5
@@ -88,10 +88,11 @@ class Transport:
         self.device = device
         self.timeout = timedelta(seconds=timeout_s)
         self._polls = dist.get_backend() == "mpi"
-        self._direct, self._memory = direct, memory
+        self._memory = memory
         self._staging = Staging(device) if device.type == "cuda" else None
         self._posted: dict[Message, _Posted] = {}
         self._departures = PendingSends(self.timeout, self._wait, self._staging.attend if self._staging else None)
+        self._direct = None if direct is None else DirectMessages(direct, self._departures, self._wait, self._tag)
 
     def know(self, routes: Iterable[Route]) -> None:
         """Number the routes of a program that have no number yet; every rank knows the same programs in one order."""
@@ -99,22 +100,22 @@ class Transport:
         for route in routes:
             self._numbers.setdefault(route, len(self._numbers))
         if self._direct is not None:
-            self._checked("another worker", functools.partial(self._direct.open, routes))
+            checked("another worker", functools.partial(self._direct.channels.open, routes))
 
     def begin(self, program: Program) -> None:
         """The messages of a program come next; its routes are known."""
         if self._direct is not None:
-            self._direct.begin(program)
+            self._direct.channels.begin(program)
 
     def due(self, message: Message) -> Sequence[Message]:
         """What to post, in this order, so that `message` is posted: those before it, too, where there are no tags."""
-        if self._is_direct(message):
-            assert self._direct is not None
-            return self._direct.due(message)
+        if (direct := self._direct_of(message)) is not None:
+            return direct.channels.due(message)
         return () if message in self._posted else (message,)
 
-    def _is_direct(self, message: Message) -> bool:
-        return self._direct is not None and self._direct.carries(message.route)
+    def _direct_of(self, message: Message) -> DirectMessages | None:
+        """None: the message passes through the host."""
+        return self._direct if self._direct is not None and self._direct.channels.carries(message.route) else None
 
     def _staging_of(self, message: Message) -> Staging | None:
         """None: the message's tensor is on the CPU at this end; so are shapes everywhere."""
@@ -126,10 +127,10 @@ class Transport:
     def post(self, message: Message, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Get ready to receive a message that is due."""
         name = message.route.source
-        if self._is_direct(message):
-            direct, buffer = self._direct, torch.empty(shape, dtype=dtype, device=self.device)
-            assert direct is not None
-            self._posted[message] = _Posted(buffer, self._checked(name, lambda: direct.start(message, buffer)))
+        if self._direct is not None:
+            self._direct.take_ready()
+        if (direct := self._direct_of(message)) is not None:
+            direct.post(message, shape, dtype)
             return
         if self._memory is not None:
             self._post_announced()
@@ -145,7 +146,7 @@ class Transport:
         self, message: Message, buffer: torch.Tensor, announced: tuple[tuple[int, ...], torch.dtype] | None = None
     ) -> _Posted:
         name = message.route.source
-        work = self._checked(name, lambda: dist.irecv(buffer, rank_of(name), tag=self._tag(message)))
+        work = checked(name, lambda: dist.irecv(buffer, rank_of(name), tag=self._tag(message)))
         assert work is not None
         return _Posted(buffer, work, announced)
 
@@ -163,8 +164,7 @@ class Transport:
     def _wait_for(self, message: Message, posted: _Posted) -> None:
         work = posted.work
         if work is not None:
-            wait = self._direct.wait if self._direct is not None and self._is_direct(message) else self._wait
-            self._checked(message.route.source, lambda: wait(work))
+            checked(message.route.source, lambda: self._wait(work))
 
     def receive(self, message: Message, span: RecordedSpan | None = None) -> torch.Tensor:
         """The tensor of a message that was posted, once it is there; `span` gets the time at which it was.
@@ -172,13 +172,31 @@ class Transport:
         Raises:
             LostConnectionError: the sender is gone, or did not send within the time-out.
         """
+        buffer = self._arrived(message, span)
+        assert buffer is not None
+        return self._on_device(message, buffer)
+
+    def receive_gradient(self, message: Message, span: RecordedSpan | None = None) -> torch.Tensor | None:
+        """As `receive`, of a gradient; None: its sender has said that there is none. Nothing waits for a GPU."""
+        buffer = self._arrived(message, span)
+        if buffer is None or (self._direct_of(message) is None and is_missing(buffer)):
+            return None
+        return self._on_device(message, buffer)
+
+    def _arrived(self, message: Message, span: RecordedSpan | None) -> torch.Tensor | None:
+        """What a message has brought to where it arrives; None: that there is no gradient."""
+        if (direct := self._direct_of(message)) is not None:
+            return direct.receive(message, span)
         posted = self._posted.pop(message)
         self._wait_for(message, posted)
         buffer = posted.buffer if posted.announced is None else self._take_announced(message, posted)
         if span is not None:
             span.done(buffer.nbytes)
+        return buffer
+
+    def _on_device(self, message: Message, buffer: torch.Tensor) -> torch.Tensor:
         staging = self._staging_of(message)
-        return buffer if staging is None or self._is_direct(message) else staging.to_device(buffer)
+        return buffer if staging is None or self._direct_of(message) is not None else staging.to_device(buffer)
 
     def _take_announced(self, message: Message, posted: _Posted) -> torch.Tensor:
         """The message whose announcement is there."""
@@ -204,18 +222,22 @@ class Transport:
         data = tensor.detach().resolve_conj().resolve_neg().contiguous()  # memory that says what the tensor is
         if span is not None:
             span.handed_over(data.nbytes)
-        if self._is_direct(message):
-            direct, data = self._direct, data.to(self.device)
-            assert direct is not None
-            work = self._checked(name, lambda: direct.start(message, data))
-            if work is not None:
-                self._departures.add(name, data, work, span)
+        if (direct := self._direct_of(message)) is not None:
+            direct.send(message, data.to(self.device), span)
         elif (staging := self._staging_of(message)) is not None:
             buffer, copied = staging.to_host(data)
             start = functools.partial(self._isend, buffer, rank_of(name), self._tag(message))
             self._departures.add_copied(name, buffer, copied, start, span)
         else:
             self._send_on_host(message, data, span)
+
+    def send_missing(self, message: Message, like: torch.Tensor, span: RecordedSpan | None = None) -> None:
+        """Say that there is no gradient of `like`; else as `send`."""
+        if (direct := self._direct_of(message)) is None:
+            self.send(message, missing_gradient(like), span)
+        else:
+            self._departures.check()
+            direct.decline(message, span)
 
     def _send_on_host(self, message: Message, data: torch.Tensor, span: RecordedSpan | None) -> None:
         """Send a tensor that is on the CPU."""
@@ -231,7 +253,7 @@ class Transport:
     def _start_send(
         self, name: str, buffer: torch.Tensor, target: int, tag: int, span: RecordedSpan | None = None
     ) -> None:
-        work = self._checked(name, lambda: self._isend(buffer, target, tag))
+        work = checked(name, lambda: self._isend(buffer, target, tag))
         self._departures.add(name, buffer, work, span)
 
     @staticmethod
@@ -275,9 +297,9 @@ class Transport:
     def _take(self, buffer: torch.Tensor, source: int) -> torch.Tensor:
         """What rank `source` sends outside of the program."""
         name = f"worker:{source}"
-        work = self._checked(name, lambda: dist.irecv(buffer, source, tag=0))
+        work = checked(name, lambda: dist.irecv(buffer, source, tag=0))
         assert work is not None
-        self._checked(name, lambda: self._wait(work))
+        checked(name, lambda: self._wait(work))
         return buffer
 
     def gather(self, data: bytes) -> list[bytes]:
@@ -333,9 +355,9 @@ class Transport:
             LostConnectionError: a rank is gone.
         """
         if dist.get_rank():
-            return self._checked("worker:0", lambda: compare_clock(0))
+            return checked("worker:0", lambda: compare_clock(0))
         for rank in range(1, dist.get_world_size()):
-            self._checked(f"worker:{rank}", functools.partial(answer_clock, rank))
+            checked(f"worker:{rank}", functools.partial(answer_clock, rank))
         return ClockComparison(time.perf_counter())
 
     def meet(self) -> None:
@@ -344,19 +366,12 @@ class Transport:
         Raises:
             LostConnectionError: a rank is gone, or did not come within the time-out.
         """
-        self._checked("another worker", dist.barrier)
+        checked("another worker", dist.barrier)
 
     def close(self) -> None:
         """Stop the threads; what is still on its way is given up."""
         self._departures.close()
         if self._direct is not None:
-            self._direct.close()
+            self._direct.channels.close()
         if self._memory is not None:
             self._memory.close()
-
-    @staticmethod
-    def _checked(peer: str, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except RuntimeError as error:
-            raise LostConnectionError(peer, error) from error

@@ -1,0 +1,257 @@
+"""Messages from GPU to GPU are launched where both ends have agreed on them, and hosts do not wait in a circle."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from assigner.runtime.handshake import Handshake, Signal
+from assigner.runtime.ordering import Message
+from assigner.runtime.transport import Transport
+from assigner.schedule.program import Payload, Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import timedelta
+
+PATIENCE_S = 20.0  # a circle is an error after this; nothing waits so long else
+MESSAGES = 40
+
+
+class Post:
+    """gloo's messages between ranks that are threads of this process."""
+
+    def __init__(self) -> None:
+        self.boxes: defaultdict[tuple[int, int, int], queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
+        self.here = threading.local()
+
+    def isend(self, tensor: torch.Tensor, peer: int, tag: int) -> Letter:
+        self.boxes[self.here.rank, peer, tag].put(tensor.clone())
+        return Letter(None, tensor)
+
+    def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Letter:
+        return Letter(self.boxes[peer, self.here.rank, tag], tensor)
+
+
+class Letter:
+    def __init__(self, box: queue.Queue[torch.Tensor] | None, tensor: torch.Tensor) -> None:
+        self.box, self.tensor = box, tensor
+
+    def wait(self, _: timedelta | None = None) -> None:
+        if self.box is not None:
+            self.tensor.copy_(self.box.get(timeout=PATIENCE_S))
+
+
+def wait(work: Any) -> None:
+    work.wait()
+
+
+@pytest.fixture
+def post(monkeypatch: pytest.MonkeyPatch) -> Post:
+    made = Post()
+    monkeypatch.setattr(dist, "isend", made.isend)
+    monkeypatch.setattr(dist, "irecv", made.irecv)
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    return made
+
+
+class Pair:
+    """A message's two kernels: each spins until the other one runs."""
+
+    def __init__(self) -> None:
+        self.launched: set[str] = set()
+        self.both = threading.Event()
+
+    def launch(self, end: str) -> None:
+        self.launched.add(end)
+        if len(self.launched) == 2:
+            self.both.set()
+
+
+class Device:
+    """A GPU: whoever waits until it rests lets nobody launch meanwhile, as the loading of a kernel may."""
+
+    def __init__(self) -> None:
+        self.lock, self.kernels = threading.Lock(), list[Pair]()
+
+    def launch(self, pair: Pair, end: str) -> None:
+        with self.lock:
+            self.kernels.append(pair)
+            pair.launch(end)
+
+    def rest(self) -> None:
+        with self.lock:
+            assert all(pair.both.wait(PATIENCE_S) for pair in self.kernels), "a circle"
+            self.kernels.clear()
+
+
+def tag(source: int, target: int, n: int) -> int:
+    return 9 * n + 3 * source + target
+
+
+def started(post: Post, rank: int, run: Callable[[], None], errors: list[BaseException]) -> threading.Thread:
+    def body() -> None:
+        post.here.rank = rank
+        try:
+            run()
+        except BaseException as error:  # noqa: BLE001 - the test raises it
+            errors.append(error)
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_circle_of_hosts_that_wait_for_their_devices(post: Post, seed: int) -> None:
+    """Three ranks send to each other, and each lets its device rest whenever it likes: all messages pass."""
+    ranks, errors = range(3), list[BaseException]()
+    ways = [(source, target) for source in ranks for target in ranks if source != target]
+    pairs = {(way, n): Pair() for way in ways for n in range(MESSAGES)}
+    devices = [Device() for _ in ranks]
+
+    def sends(source: int, target: int) -> None:
+        for n in range(MESSAGES):
+            launch = lambda n=n: devices[source].launch(pairs[(source, target), n], "send")  # noqa: E731
+            Handshake(target, tag(source, target, n), wait).offer(launch)
+
+    def trains(rank: int) -> None:
+        draws = random.Random(10 * seed + rank)
+        for n in range(MESSAGES):
+            for source in draws.sample([each for each in ranks if each != rank], 2):
+                handshake = Handshake(source, tag(source, rank, n), wait)
+                ready = handshake.listen()
+                if draws.random() < 0.5:
+                    devices[rank].rest()
+                assert ready.taken() is Signal.READY
+                if draws.random() < 0.5:
+                    devices[rank].rest()  # its memory is made
+                handshake.accept(lambda pair=pairs[(source, rank), n]: devices[rank].launch(pair, "receive"))
+                if draws.random() < 0.5:
+                    devices[rank].rest()  # a kernel is loaded
+
+    threads = [started(post, source, lambda s=source, t=target: sends(s, t), errors) for source, target in ways]
+    threads += [started(post, rank, lambda r=rank: trains(r), errors) for rank in ranks]
+    for thread in threads:
+        thread.join(2 * PATIENCE_S)
+    assert not errors
+    assert all(pair.both.is_set() for pair in pairs.values())
+
+
+class Channels:
+    """What stands for NCCL's channels: it notes what is launched, by whom and in which order."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[str, int]] = []
+        self.wire: defaultdict[Message, queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
+
+    def carries(self, _: Route) -> bool:
+        return True
+
+    def due(self, message: Message) -> tuple[Message, ...]:
+        return (message,)
+
+    def buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.full(shape, -1.0, dtype=dtype)
+
+    def start(self, message: Message, tensor: torch.Tensor) -> Letter:
+        self.launched.append((message.route.source, message.micro_batch))
+        if float(tensor.flatten()[0]) == -1:
+            return Letter(self.wire[message], tensor)
+        self.wire[message].put(tensor)
+        return Letter(None, tensor)
+
+    def arrived(self, work: Letter, buffer: torch.Tensor) -> torch.Tensor:
+        work.wait()
+        return buffer
+
+    def open(self, _: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+ROUTES = [Route(Payload.GRADIENT, "p", n, f"worker:{n}/cuda:0", "worker:2/cuda:0") for n in range(2)]
+
+
+@pytest.fixture
+def transports(post: Post, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Post, list[Transport], Channels]]:
+    channels, made = Channels(), list[Transport]()
+    monkeypatch.setattr("assigner.runtime.sending.threading.Thread", lambda **given: Threads(post, made, **given))
+    for rank in range(3):
+        post.here.rank = rank
+        made.append(Transport(device=torch.device("cpu"), timeout_s=PATIENCE_S, direct=channels))  # type: ignore[arg-type]
+        made[-1].know(ROUTES)
+    yield post, made, channels
+    for each in made:
+        each.close()
+
+
+class Threads(threading.Thread):
+    """A thread of the rank that starts it."""
+
+    def __init__(self, post: Post, _: object, **given: Any) -> None:
+        super().__init__(**given)
+        self.post, self.rank = post, post.here.rank
+
+    def run(self) -> None:
+        self.post.here.rank = self.rank
+        super().run()
+
+
+def test_nothing_is_launched_before_its_receiver_is_there(
+    transports: tuple[Post, list[Transport], Channels],
+) -> None:
+    """A send waits in its thread; the receiver launches what is ready, whatever was posted first elsewhere."""
+    post, (first, second, target), channels = transports
+    messages = [Message(route, 0) for route in ROUTES]
+    post.here.rank = 2
+    for message in messages:
+        target.post(message, (3,), torch.float32)
+    post.here.rank = 1
+    second.send(messages[1], torch.arange(3.0) + 4)
+    post.here.rank = 2
+    assert channels.launched == []
+    assert target.receive_gradient(messages[1]).tolist() == [4.0, 5.0, 6.0]  # type: ignore[union-attr]
+    assert channels.launched == [("worker:1/cuda:0", 0)] * 2
+    post.here.rank = 0
+    first.send(messages[0], torch.arange(3.0))
+    post.here.rank = 2
+    assert target.receive_gradient(messages[0]).tolist() == [0.0, 1.0, 2.0]  # type: ignore[union-attr]
+
+
+def test_a_later_message_brings_those_before_it(transports: tuple[Post, list[Transport], Channels]) -> None:
+    """Both ends launch a channel's messages in the order in which they were sent."""
+    post, (first, _, target), channels = transports
+    messages = [Message(ROUTES[0], n) for n in range(3)]
+    post.here.rank = 2
+    for message in messages:
+        target.post(message, (1,), torch.float32)
+    post.here.rank = 0
+    for n, message in enumerate(messages):
+        first.send(message, torch.full((1,), float(n)))
+    post.here.rank = 2
+    found = [float(target.receive(messages[n])) for n in (2, 0, 1)]
+    assert found == [2.0, 0.0, 1.0]
+    assert [n for _, n in channels.launched] == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_gradient_that_is_not_there_is_not_launched(transports: tuple[Post, list[Transport], Channels]) -> None:
+    """Its receiver is told so, and no GPU is asked."""
+    post, (first, _, target), channels = transports
+    message = Message(ROUTES[0], 0)
+    post.here.rank = 2
+    target.post(message, (2, 2), torch.float32)
+    post.here.rank = 0
+    first.send_missing(message, torch.zeros(2, 2))
+    post.here.rank = 2
+    assert target.receive_gradient(message) is None
+    assert channels.launched == []
