@@ -152,6 +152,6 @@ def _together(lane: Lane, links: Sequence[Directed], sizes: dict[Directed, int])
 
 def _shared(numbers: Sequence[float]) -> list[float]:
     """The sum over all ranks, where one of them has each number and the others have 0."""
-    summed = torch.tensor(numbers, dtype=torch.float64)
+    summed = torch.tensor(numbers, dtype=torch.float64, device="cpu")
     dist.all_reduce(summed)
     return [float(each) for each in summed]

@@ -94,10 +94,10 @@ class Lane:
 
     def tell(self, peer: int, number: float) -> None:
         """Give `peer` a number; it calls `ask`."""
-        dist.send(torch.tensor([number], dtype=torch.float64), peer, tag=_TAG_TOLD)
+        dist.send(torch.tensor([number], dtype=torch.float64, device="cpu"), peer, tag=_TAG_TOLD)
 
     def ask(self, peer: int) -> float:
         """A number that `peer` tells."""
-        told = torch.zeros(1, dtype=torch.float64)
+        told = torch.zeros(1, dtype=torch.float64, device="cpu")
         dist.recv(told, peer, tag=_TAG_TOLD)
         return float(told)

@@ -26,9 +26,9 @@ def all_gather(kind: type[T], value: T) -> list[T]:
         WorkerError: a rank has sent something else.
     """
     mine = torch.frombuffer(bytearray(json.dumps(encode(value)).encode()), dtype=torch.uint8)
-    sizes = _gathered(torch.tensor([len(mine)]))
+    sizes = _gathered(torch.tensor([len(mine)], device="cpu"))
     longest = max(int(size) for size in sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
     padded[: len(mine)] = mine
     texts = [text[: int(size)] for text, size in zip(_gathered(padded), sizes, strict=True)]
     return [_read(kind, bytes(text.tolist()), rank) for rank, text in enumerate(texts)]

@@ -190,9 +190,11 @@ class CallComparison:
             leaves * _LEAVES | (mine.targets is not None) * _HAS_TARGETS,
         )
         self._member.at = "the comparison of the ranks' batches"
-        message = torch.tensor([*own, *([0] * self._weights)])
+        message = torch.tensor([*own, *([0] * self._weights)], device="cpu")
         if weights:
-            message[len(own) : len(own) + len(weights)] = torch.tensor(weights, dtype=torch.float64).view(torch.int64)
+            message[len(own) : len(own) + len(weights)] = torch.tensor(weights, dtype=torch.float64, device="cpu").view(
+                torch.int64
+            )
         message = self._member.tensor_from(root, message)
         told = _CallHashes(*message[: len(own)].tolist())
         if (told.bits ^ own.bits) & _LEAVES:

@@ -35,7 +35,7 @@ class ClockComparison:
 
 def compare_clock(peer: int) -> ClockComparison:
     """Compare with rank `peer`, which calls `answer_clock` at the same time; nothing else may travel between them."""
-    answer = torch.zeros(1, dtype=torch.float64)
+    answer = torch.zeros(1, dtype=torch.float64, device="cpu")
     found = []
     for _ in range(_ROUNDS):
         begin = time.perf_counter()
@@ -50,10 +50,10 @@ def compare_clock(peer: int) -> ClockComparison:
 
 def answer_clock(peer: int) -> None:
     """The peer's side of `compare_clock`."""
-    question = torch.zeros(1, dtype=torch.float64)
+    question = torch.zeros(1, dtype=torch.float64, device="cpu")
     for _ in range(_ROUNDS):
         dist.recv(question, peer, tag=_TAG_QUESTION)
-        dist.send(torch.tensor([time.perf_counter()], dtype=torch.float64), peer, tag=_TAG_ANSWER)
+        dist.send(torch.tensor([time.perf_counter()], dtype=torch.float64, device="cpu"), peer, tag=_TAG_ANSWER)
 
 
 @dataclass(frozen=True)

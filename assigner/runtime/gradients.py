@@ -176,9 +176,9 @@ class Gradients:
             torch.linalg.vector_norm(each, norm_type, dtype=torch.promote_types(each.dtype, torch.float32))
             for each in self._elements(without=self._counted_elsewhere)
         ]
-        mine = torch.stack([norm.double() for norm in counted] or [torch.zeros((), dtype=torch.float64)])
+        mine = torch.stack([norm.double() for norm in counted] or [torch.zeros((), dtype=torch.float64, device="cpu")])
         all_norms = self._member.numbers(float(torch.linalg.vector_norm(mine, norm_type)))
-        return float(torch.linalg.vector_norm(torch.tensor(all_norms, dtype=torch.float64), norm_type))
+        return float(torch.linalg.vector_norm(torch.tensor(all_norms, dtype=torch.float64, device="cpu"), norm_type))
 
     def shrink(self, norm: float, max_norm: float) -> None:
         """Multiply the gradients so that a norm that is larger than `max_norm` becomes that."""

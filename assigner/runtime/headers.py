@@ -59,8 +59,8 @@ def post_header(transport: Transport, message: Message) -> None:
 
 def send_header(transport: Transport, message: Message, header: Header) -> None:
     """Send what goes ahead of a message."""
-    numbers = torch.zeros(2 + _MOST_DIMENSIONS, dtype=torch.int64)
-    numbers[: 2 + len(header.shape)] = torch.tensor([header.kind, len(header.shape), *header.shape])
+    numbers = torch.zeros(2 + _MOST_DIMENSIONS, dtype=torch.int64, device="cpu")
+    numbers[: 2 + len(header.shape)] = torch.tensor([header.kind, len(header.shape), *header.shape], device="cpu")
     transport.send(Message(header_route(message.route), message.micro_batch), numbers)
 
 

@@ -172,11 +172,11 @@ class Arena:
         length = mmap.PAGESIZE + -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         begin = self._find(length)
         if begin is None:
-            return torch.tensor([_NOWHERE, 0, 0])
+            return torch.tensor([_NOWHERE, 0, 0], device="cpu")
         self._memory[begin] = 1
         start = begin + mmap.PAGESIZE
         torch.frombuffer(self._memory, dtype=torch.uint8, count=tensor.nbytes, offset=start).copy_(_bytes_of(tensor))
-        return torch.tensor([begin, self._size, self._file])
+        return torch.tensor([begin, self._size, self._file], device="cpu")
 
     def _find(self, length: int) -> int | None:
         """The first gap, taken; None: there is none, or no memory."""
@@ -250,7 +250,7 @@ class HostMemory:
         length = math.prod(shape) * dtype.itemsize
         if sum(lent.values()) + length <= size // _LENT_SHARE:
             return _bytes_at(memory, begin, length, lent).view(dtype).view(shape)
-        tensor = torch.empty(shape, dtype=dtype)
+        tensor = torch.empty(shape, dtype=dtype, device="cpu")
         _bytes_of(tensor).copy_(_bytes_at(memory, begin, length, lent))
         return tensor
 
@@ -297,7 +297,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def unannounced() -> torch.Tensor:
     """Memory for an announcement to arrive in."""
-    return torch.tensor([_UNTOLD, 0, 0])
+    return torch.tensor([_UNTOLD, 0, 0], device="cpu")
 
 
 def is_elsewhere(announcement: torch.Tensor) -> bool:

@@ -87,7 +87,7 @@ class StepLoss:
 
     def gradient(self) -> torch.Tensor:
         """Where backward starts; in float64, which autograd casts to the loss's type."""
-        return torch.tensor(self._factor, dtype=torch.float64, device=self._device)
+        return torch.full((), self._factor, dtype=torch.float64, device=self._device)
 
     def numbers(self) -> list[float]:
         """The step's loss, weight and metrics, of the micro-batches that were there; see `assigner.runtime.results`."""
@@ -108,7 +108,7 @@ class StepLoss:
         if place in self._unseen:
             self._see(outputs, place)
         if self._kept is not None and self._kept.alone:
-            return (torch.zeros(()),)
+            return (torch.zeros((), device=self._device),)
         if self._over_batch and len(self._cuts) > 1:
             return (self._of_part(outputs, place),)
         if runs_again:

@@ -215,7 +215,7 @@ class Membership:
 
     def numbers_from(self, rank: int, numbers: Sequence[float]) -> list[float]:
         """One rank's numbers, on every rank, in one message, as `number_from`; every rank gives as many."""
-        found: list[float] = self.tensor_from(rank, torch.tensor(numbers, dtype=torch.float64)).tolist()
+        found: list[float] = self.tensor_from(rank, torch.tensor(numbers, dtype=torch.float64, device="cpu")).tolist()
         return found
 
     def tensor_from(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -235,7 +235,7 @@ class Membership:
         if self.transport is None:
             return [number]
         first_mine = sorted(self.ranks, key=lambda rank: rank != self.rank)  # nobody waits for a send
-        mine = torch.tensor(number, dtype=torch.float64)
+        mine = torch.tensor(number, dtype=torch.float64, device="cpu")
         found = {rank: self.transport.share(mine.clone(), rank) for rank in first_mine}
         self.transport.flush()
         return [float(found[rank]) for rank in sorted(found)]

@@ -39,7 +39,9 @@ def check_memory(plan: Plan, worker: str | None, device: torch.device, *, given_
                 hint=f"assigner solve finds a plan that fits; {_OFF}",
             )
     mine = predicted.get(worker or "")
-    here = torch.tensor([mine.peak_bytes if mine else 0.0, free_bytes(device) + given_back], dtype=torch.float64)
+    here = torch.tensor(
+        [mine.peak_bytes if mine else 0.0, free_bytes(device) + given_back], dtype=torch.float64, device="cpu"
+    )
     for rank, (peak, free) in enumerate(pair.tolist() for pair in _of_all_ranks(here)):
         if peak > free:
             raise InfeasibleError(

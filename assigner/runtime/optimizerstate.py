@@ -274,7 +274,7 @@ def _trial(
     Raises:
         FormatError: it does not take these settings.
     """
-    small = nn.Parameter(torch.zeros([n + 2 for n in range(dims)], dtype=dtype))
+    small = nn.Parameter(torch.zeros([n + 2 for n in range(dims)], dtype=dtype, device="cpu"))
     small.grad = torch.zeros_like(small)
     takes = inspect.signature(kind).parameters
     given: dict[str, Any] = {

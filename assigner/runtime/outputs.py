@@ -238,7 +238,7 @@ class OutputRoutes:
 def _send(transport: Transport, route: Route, leaf: Any) -> None:
     """The header's kind is the type; of a number, which goes as a tensor, below zero."""
     is_tensor = isinstance(leaf, torch.Tensor)
-    tensor = leaf if is_tensor else torch.tensor(leaf)
+    tensor = leaf if is_tensor else torch.tensor(leaf, device="cpu")
     kind = _DTYPES.index(tensor.dtype) if is_tensor else -1 - _NUMBERS.index(type(leaf))
     send_header(transport, Message(route, 0), Header(tuple(tensor.shape), kind))
     transport.send(Message(route, 0), tensor if is_tensor else tensor.to(torch.float64))

@@ -84,7 +84,7 @@ def refuse_unplain(tensor: torch.Tensor, where: str) -> None:
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's values in memory of their own, contiguous and on the CPU."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
 
 
 def facts_of(tensor: torch.Tensor) -> list[Any]:

@@ -113,7 +113,7 @@ def _updates(
     before = {name: each.detach().clone() for name, each in held.items()}
     optimizer = build({name: each if name in held else _without_values(each) for name, each in small.items()}, held)
     for scale in _SCALES:
-        shares = {name: 10 ** (2 * float(torch.rand((), generator=generator)) - 1) for name in small}
+        shares = {name: 10 ** (2 * float(torch.rand((), generator=generator, device="cpu")) - 1) for name in small}
         for name, each in held.items():
             each.grad = directions[name] * scale * shares[name] if each.requires_grad else None
         optimizer.step()
@@ -124,7 +124,7 @@ def _small(parameter: nn.Parameter, generator: torch.Generator) -> nn.Parameter:
     """A parameter with the same number of dimensions and the same attributes, in float64: updates may be tiny."""
     sizes = [min(each, _MOST) for each in parameter.shape]
     kind = torch.float64 if parameter.is_floating_point() else parameter.dtype
-    return _like(parameter, _random(torch.empty(sizes, dtype=kind), generator))
+    return _like(parameter, _random(torch.empty(sizes, dtype=kind, device="cpu"), generator))
 
 
 def _without_values(parameter: nn.Parameter) -> nn.Parameter:
@@ -139,7 +139,7 @@ def _like(parameter: nn.Parameter, tensor: torch.Tensor) -> nn.Parameter:
 
 
 def _random(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like.dtype)
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like.dtype)
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -139,7 +139,7 @@ class Transport:
                 self._posted[message] = self._irecv(message, unannounced(), (shape, dtype))
                 return
         staging = self._staging_of(message)
-        buffer = torch.empty(shape, dtype=dtype) if staging is None else staging.buffer(shape, dtype)
+        buffer = torch.empty(shape, dtype=dtype, device="cpu") if staging is None else staging.buffer(shape, dtype)
         self._posted[message] = self._irecv(message, buffer)
 
     def _irecv(
@@ -159,7 +159,7 @@ class Transport:
 
     def _follow(self, message: Message, shape: tuple[int, ...], dtype: torch.dtype) -> _Posted:
         """Post what comes after its announcement."""
-        return self._irecv(message, torch.empty(shape, dtype=dtype))
+        return self._irecv(message, torch.empty(shape, dtype=dtype, device="cpu"))
 
     def _wait_for(self, message: Message, posted: _Posted) -> None:
         work = posted.work
@@ -320,7 +320,7 @@ class Transport:
         Raises:
             LostConnectionError: the rank is gone.
         """
-        for part in (torch.tensor(len(data)), torch.frombuffer(bytearray(data), dtype=torch.uint8)):
+        for part in (torch.tensor(len(data), device="cpu"), torch.frombuffer(bytearray(data), dtype=torch.uint8)):
             self._start_send(f"worker:{target}", part, target, tag=0)
 
     def get(self, source: int) -> bytes:
@@ -329,8 +329,8 @@ class Transport:
         Raises:
             LostConnectionError: the rank is gone.
         """
-        size = int(self._take(torch.tensor(0), source))
-        return self._take(torch.empty(size, dtype=torch.uint8), source).numpy().tobytes()
+        size = int(self._take(torch.tensor(0, device="cpu"), source))
+        return self._take(torch.empty(size, dtype=torch.uint8, device="cpu"), source).numpy().tobytes()
 
     def put_tensor(self, tensor: torch.Tensor, target: int) -> None:
         """Send a contiguous CPU tensor's values to a rank, outside of the program; returns at once.
@@ -343,7 +343,7 @@ class Transport:
 
     def get_tensor(self, source: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The tensor that a rank puts next, on the CPU."""
-        made = torch.empty(shape, dtype=dtype)
+        made = torch.empty(shape, dtype=dtype, device="cpu")
         for part in _parts(made):
             self._take(part, source)
         return made

@@ -23,6 +23,6 @@ _FUNCTIONS = (
 def settle_vector_maths() -> None:
     """Call each function once with one element, in single and in double precision."""
     for dtype in (torch.float32, torch.float64):
-        one = torch.full((1,), 0.5, dtype=dtype)
+        one = torch.full((1,), 0.5, dtype=dtype, device="cpu")
         for function in _FUNCTIONS:
             function(one)

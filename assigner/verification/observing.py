@@ -85,7 +85,7 @@ class HeardLoss:
         """The loss's value; 0 where there is none."""
         if self.listens:
             self.heard.append(pytree.tree_map_only(torch.Tensor, lambda each: each.detach().clone(), outputs))
-        value = torch.zeros(()) if self.loss is None else self.loss(outputs, targets)
+        value = torch.zeros((), device="cpu") if self.loss is None else self.loss(outputs, targets)
         self.dtype = getattr(value, "dtype", self.dtype)  # what is no tensor is refused by who asked
         return value
 
@@ -96,7 +96,9 @@ class HeardLoss:
     def leaves(self) -> dict[str, torch.Tensor]:
         """The tensors and numbers among the outputs, by micro-batch and place."""
         return {
-            f"{pytree.keystr(path)} of micro-batch {n}": leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf)
+            f"{pytree.keystr(path)} of micro-batch {n}": leaf
+            if isinstance(leaf, torch.Tensor)
+            else torch.tensor(leaf, device="cpu")
             for n, outputs in enumerate(self.heard)
             for path, leaf in pytree.tree_leaves_with_path(outputs)
             if isinstance(leaf, torch.Tensor | bool | int | float)

@@ -90,7 +90,7 @@ class Partitions:
         self._exercise, self.recomputes = exercise, recomputes
         self._python = PythonGenerators(2)
         self._heard = HeardLoss(exercise.own_loss())
-        self._loss = torch.zeros((), dtype=torch.float64)
+        self._loss = torch.zeros((), dtype=torch.float64, device="cpu")
         plan, self._turns = exercise.plan(recomputes=recomputes), Turns()
         mailbox = Mailbox(self._turns, len(plan.stages))
         self._members = [CopyingMembership(mailbox, n, stage.worker) for n, stage in enumerate(plan.stages)]
@@ -126,7 +126,7 @@ class Partitions:
         """Forward and backward of a step's batch."""
         self._heard.begin(listens=False)
         self._loss = torch.tensor(
-            sum(self._run(step, lambda seat: seat.train(self._exercise, step))), dtype=torch.float64
+            sum(self._run(step, lambda seat: seat.train(self._exercise, step))), dtype=torch.float64, device="cpu"
         )
 
     def update(self) -> None:
@@ -137,7 +137,9 @@ class Partitions:
     def evaluate(self) -> None:
         """The loss over the first batch in eval mode."""
         self._heard.begin(listens=True)
-        self._loss = torch.tensor(self._run(-1, lambda seat: seat.evaluate(self._exercise))[0], dtype=torch.float64)
+        self._loss = torch.tensor(
+            self._run(-1, lambda seat: seat.evaluate(self._exercise))[0], dtype=torch.float64, device="cpu"
+        )
 
     def _run(self, step: int, act: Callable[[_Seat], float]) -> list[float]:
         def of(seat: _Seat) -> float:

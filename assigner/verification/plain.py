@@ -137,7 +137,7 @@ class PlainModel:
         self._heard.begin(listens=not trains)
         over_batch = self._exercise.workload.loss_over == "batch" and len(cuts) > 1
         made: list[Any] = []
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device="cpu")
         for place, cut in enumerate(cuts):
             outputs = self._forward(place, cut, trains=trains)
             if over_batch:
@@ -224,6 +224,6 @@ def _nudge(model: torch.nn.Module, epsilon: float) -> None:
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         if parameter.is_floating_point():
-            signs = torch.randint(0, 2, parameter.shape, generator=generator, dtype=torch.int8) * 2 - 1
+            signs = torch.randint(0, 2, parameter.shape, generator=generator, dtype=torch.int8, device="cpu") * 2 - 1
             unit = max(epsilon, torch.finfo(parameter.dtype).eps)
             parameter.mul_(1 + signs.to(parameter.dtype) * unit)

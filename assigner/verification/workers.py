@@ -139,13 +139,13 @@ class CopyingMembership(Membership):
     def text_from(self, rank: int, text: str) -> str:
         """One worker's text, for all of them."""
         assert self.transport is not None
-        mine = torch.tensor([*text.encode()], dtype=torch.uint8)
+        mine = torch.tensor([*text.encode()], dtype=torch.uint8, device="cpu")
         return bytes(self.transport.share(mine, rank).tolist()).decode()
 
     def numbers(self, number: float) -> list[float]:
         """Every worker's number, in their order."""
         assert self.transport is not None
-        mine = torch.tensor(number, dtype=torch.float64)
+        mine = torch.tensor(number, dtype=torch.float64, device="cpu")
         found = {self.rank: self.transport.share(mine, self.rank)}
         found.update({n: self.transport.share(mine, n) for n in range(self._ranks) if n != self.rank})
         return [float(found[n]) for n in range(self._ranks)]

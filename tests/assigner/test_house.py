@@ -180,3 +180,36 @@ def test_maps_name_every_module(package):
     words = set(re.findall(r"\w+", ast.get_docstring(_modules()[f"assigner/{package}/__init__.py"]) or ""))
     modules = {Path(each).stem for each in _modules() if str(Path(each).parent) == f"assigner/{package}"}
     assert modules - words == {"__init__"}
+
+
+MADE_SOMEWHERE = {
+    "tensor",
+    "zeros",
+    "ones",
+    "empty",
+    "full",
+    "arange",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "linspace",
+}
+RUNS_TENSORS = ("assigner/runtime/", "assigner/profiler/", "assigner/verification/", "assigner/model/")
+
+
+def test_tensors_are_made_on_a_device_that_is_named():
+    """A script may have set another default device (`torch.set_default_device`), and gloo takes those of a CPU."""
+    unnamed = [
+        f"{module}:{node.lineno} torch.{node.func.attr}"
+        for module, tree in _modules().items()
+        if module.startswith(RUNS_TENSORS)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "torch"
+        and node.func.attr in MADE_SOMEWHERE
+        and not {"device", None} & {keyword.arg for keyword in node.keywords}
+    ]
+    assert unnamed == []

@@ -49,6 +49,12 @@ def failures(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> d
     return found
 
 
+def test_another_default_device(forked: ForkedRanks, tmp_path: Path) -> None:
+    """What ranks tell each other is on the CPU, wherever the script makes its tensors (torch.set_default_device)."""
+    for found in forked.found("default_device.py", tmp_path, ranks=2):
+        assert max(found.values()) < EXACT
+
+
 @pytest.mark.parametrize(
     "case",
     [

@@ -258,7 +258,9 @@ def _on_ones(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a draw that torch cannot run on the meta device gives, in shape and type."""
     words = dict(zip((word.name for word in func._schema.arguments), args, strict=False)) | kwargs
     with _disable_current_modes(), torch.random.fork_rng(devices=[]):
-        ones = pytree.tree_map_only(torch.Tensor, lambda each: torch.ones(each.shape, dtype=each.dtype), words)
+        ones = pytree.tree_map_only(
+            torch.Tensor, lambda each: torch.ones(each.shape, dtype=each.dtype, device="cpu"), words
+        )
         return func(**pytree.tree_map_only(torch.Generator, lambda _: None, ones))
 
 

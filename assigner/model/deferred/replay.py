@@ -78,7 +78,9 @@ class ReplayedMemory:
 
     def look(self, view: View) -> torch.Tensor:
         """What a view shows of it."""
-        return torch.empty(0, dtype=view.dtype).set_(self.storage, view.offset, view.size, view.stride)
+        return torch.empty(0, dtype=view.dtype, device=self.storage.device).set_(
+            self.storage, view.offset, view.size, view.stride
+        )
 
     def copy(self) -> ReplayedMemory:
         """The same values in memory of their own."""

@@ -276,7 +276,7 @@ def _export(
     opaque = OpaqueCalls(model, names, autocast, learnt, trouble)
     caught = Interceptions(model, opaque)
     with mode:
-        anchor = torch.empty((), requires_grad=True)
+        anchor = torch.empty((), requires_grad=True, device="cpu")
     calls, watched = replaced(opaque, anchor), caught.active()
     kept = Memento(model.modules()).put_back()  # torch.export gives modules copies of their lists and dicts
     ready = fake_tensors(model, mode), _given_momenta(model), symbolic_lengths(model)

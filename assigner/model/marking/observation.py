@@ -168,7 +168,9 @@ class LearntCall:
                     sizes[values] = _size(values, known, environment)
                 shape.append(sizes[values])
             inverse = sorted(range(len(shape)), key=made.order.__getitem__)
-            found.append(torch.empty([shape[dim] for dim in made.order], dtype=made.dtype).permute(inverse))
+            found.append(
+                torch.empty([shape[dim] for dim in made.order], dtype=made.dtype, device="cpu").permute(inverse)
+            )
         return found
 
     def _varying(self, given: Sequence[torch.Tensor]) -> dict[tuple[int, ...], Any]:

@@ -83,11 +83,11 @@ def _like(leaf: Any, source: Any, carrier: int | None, rows: int, generator: tor
         sizes[carrier] = rows
     if not is_tensor(source) or source.dtype != leaf.dtype or source.dim() != len(sizes) or not source.numel():
         if leaf.is_floating_point():
-            return torch.randn(sizes, generator=generator).to(leaf.dtype)
-        return torch.zeros(sizes, dtype=leaf.dtype)
+            return torch.randn(sizes, generator=generator, device="cpu").to(leaf.dtype)
+        return torch.zeros(sizes, dtype=leaf.dtype, device="cpu")
     for dim, size in enumerate(sizes):
         if source.size(dim) != size:
-            source = source.index_select(dim, torch.arange(size) % source.size(dim))
+            source = source.index_select(dim, torch.arange(size, device="cpu") % source.size(dim))
     return source.detach().clone()
 
 
@@ -190,8 +190,8 @@ def learn(
         failure: Exception | None = None
         try:
             with (
-                _as_it_was(deferred.model), weights.around(), replaced(calls, torch.empty(())), as_single_process(),
-                torch.set_grad_enabled(training), casting(autocast, "cpu"),
+                _as_it_was(deferred.model), weights.around(), replaced(calls, torch.empty((), device="cpu")),
+                as_single_process(), torch.set_grad_enabled(training), casting(autocast, "cpu"),
             ):  # fmt: skip
                 calls.begin()
                 deferred.model(*args, **kwargs)
