@@ -47,11 +47,21 @@ def checked(peer: str, call: Callable[[], T]) -> T:
 
     Raises:
         LostConnectionError: it broke off.
+        RuntimeError: this rank's own device failed, in torch's words.
     """
     try:
         return call()
     except RuntimeError as error:
-        raise LostConnectionError(peer, error) from error
+        found = _broken(peer, error)
+        if found is error:
+            raise
+        raise found from error
+
+
+def _broken(peer: str, error: RuntimeError) -> RuntimeError | LostConnectionError:
+    """What an error in a call to another rank means: torch has no type for a broken connection, but for a device's."""
+    is_own = isinstance(error, torch.AcceleratorError | torch.OutOfMemoryError)
+    return error if is_own else LostConnectionError(peer, error)
 
 
 @dataclass(slots=True)
@@ -85,7 +95,7 @@ class PendingSends:
         self._kept_bytes = 0
         self._unsent: dict[int, str] = {}  # the targets of what the threads have and has not left, oldest first
         self._idle = threading.Condition()
-        self._broken: LostConnectionError | None = None
+        self._broken: RuntimeError | LostConnectionError | None = None
         self._starting: dict[str, queue.SimpleQueue[_Send | None]] = {}  # by lane
         self._sending: queue.SimpleQueue[_Send | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -97,7 +107,7 @@ class PendingSends:
         thread.start()
 
     def check(self) -> None:
-        """Raise LostConnectionError where a send is known to have found its receiver gone."""
+        """Raise LostConnectionError where a send is known to have found its receiver gone; or its device's error."""
         if self._broken is not None:
             raise self._broken
 
@@ -185,7 +195,7 @@ class PendingSends:
                     send.copied.synchronize()
                 send.work = send.start()
             except RuntimeError as error:
-                self._broken = self._broken or LostConnectionError(send.target, error)
+                self._broken = self._broken or _broken(send.target, error)
             self._sending.put(send)
             del send
 
@@ -200,7 +210,7 @@ class PendingSends:
                 if send.buffer.is_cuda:
                     computed(send.buffer.device).synchronize()
             except RuntimeError as error:
-                self._broken = self._broken or LostConnectionError(send.target, error)
+                self._broken = self._broken or _broken(send.target, error)
             if send.span is not None:
                 send.span.done()
             number = send.number

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from assigner.runtime.ordering import Message
 from assigner.runtime.recorder import RecordedSpan
-from assigner.runtime.sending import SMALL_BYTES, LostConnectionError, PendingSends
+from assigner.runtime.sending import SMALL_BYTES, LostConnectionError, PendingSends, checked
 from assigner.runtime.transport import Transport
 from assigner.schedule.program import Payload, Route
 
@@ -99,6 +99,23 @@ def test_a_lost_receiver_is_named(departures: PendingSends, tensor: torch.Tensor
     with pytest.raises(LostConnectionError, match="closed by peer") as raised:
         departures.flush()
     assert raised.value.peer == "worker:2/cpu"
+
+
+@pytest.mark.parametrize("own", [torch.OutOfMemoryError("no memory"), torch.AcceleratorError("an illegal address")])
+def test_an_error_of_the_own_device_is_no_lost_connection(own: RuntimeError) -> None:
+    """Whoever waits gets it as it is: in the call itself, and from both threads."""
+
+    def fails(*_: Any) -> Any:
+        raise own
+
+    with pytest.raises(type(own), match=str(own)):
+        checked("worker:1/cuda:0", fails)
+    for starts in (fails, Sent):
+        departures = PendingSends(timedelta(seconds=10), fails)
+        departures.add_copied("worker:1/cuda:0", LARGE, None, starts)  # type: ignore[arg-type]
+        with pytest.raises(type(own), match=str(own)):
+            departures.flush()
+        departures.close()
 
 
 def test_a_receiver_that_does_not_come() -> None:
