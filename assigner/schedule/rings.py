@@ -12,7 +12,8 @@ It is found by trying all rings of up to seven workers; for more it is the best 
 What the formula leaves out (adding up, copies at both ends, workers that compete for a processor or a wire) is in the
 ratio of a measured all-reduce to its own formula, at messages of the same size. The most similar measurements count:
 those of the same workers; else of the pairs that lie on the ring, or of pairs like them; else of the fewest workers
-that include these; else the formula stands alone.
+that include these; else the formula stands alone. A pair of like workers on the same hosts lends its time, as its way
+is the same; one of other hosts its ratio alone.
 
 Sources: P. Patarasuk, X. Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 69, 2009: the
 ring, and that no algorithm sends less. Planners take a bandwidth B in place of measured times: PipeDream (SOSP 2019)
@@ -38,6 +39,7 @@ BUCKET_BYTES = 25 << 20
 """Gradients are added up in pieces of at most so many bytes, one after another."""
 
 _EXACT_UP_TO = 7  # workers: 720 rings
+_HERE = 2  # of the keys of a pair, those of like workers on its own hosts
 _RING_BYTES = 1 << 20  # of the message by which rings are compared
 
 
@@ -118,10 +120,8 @@ class ReducePrices:
         if own is not None:
             return factor_at(self.factors(own), message) * self.formula_s(workers, size)
         ring = ways(self.ring(workers))
-        pairs = [self._pair_factor(*way, message) for way in ring]
-        if any(factor is not None for factor in pairs):
-            steps = (self.transfer_s(*way, message) * (factor or 1.0) for way, factor in zip(ring, pairs, strict=True))
-            return 2 * (len(workers) - 1) * max(steps)
+        if any(self._like(*way)[0] for way in ring):
+            return 2 * (len(workers) - 1) * max(self._step_s(*way, message) for way in ring)
         wider = self._wider(workers)
         return (1.0 if wider is None else factor_at(self.factors(wider), message)) * self.formula_s(workers, size)
 
@@ -134,7 +134,7 @@ class ReducePrices:
         if own is not None:
             return own.busy
         ring = ways(self.ring(workers))
-        pairs = [median(each.busy for each in like) for like in (self._like(*way) for way in ring) if like]
+        pairs = [median(each.busy for each in like) for like, _ in (self._like(*way) for way in ring) if like]
         if pairs:
             return max(pairs)
         wider = self._wider(workers)
@@ -153,17 +153,25 @@ class ReducePrices:
         around = [each for each in self.profile.collectives if workers.issubset(each.workers) and self.factors(each)]
         return min(around, key=lambda each: len(each.workers), default=None)
 
-    def _like(self, one: str, other: str) -> list[Collective]:
-        """The measured pairs that are most like this one."""
-        for key in self._keys(one, other):
+    def _like(self, one: str, other: str) -> tuple[list[Collective], bool]:
+        """The measured pairs that are most like this one, and whether they are of like workers on these hosts."""
+        for n, key in enumerate(self._keys(one, other)):
             found = [each for each in self._pairs.get(key, ()) if self.factors(each)]
             if found:
-                return found
-        return []
+                return found, n < _HERE
+        return [], False
 
-    def _pair_factor(self, one: str, other: str, message: float) -> float | None:
-        like = self._like(one, other)
-        return median(factor_at(self.factors(each), message) for each in like) if like else None
+    def _step_s(self, one: str, other: str, message: float) -> float:
+        """Seconds of a step of a ring over one of its links, as measured pairs have it."""
+        like, here = self._like(one, other)
+        if not like:
+            return self.transfer_s(one, other, message)
+
+        def step_s(each: Collective) -> float:
+            links = ways(each.workers) if here else [(one, other)]
+            return factor_at(self.factors(each), message) * max(self.transfer_s(*way, message) for way in links)
+
+        return median(step_s(each) for each in like)
 
     def _factors(self, measured: Collective) -> tuple[tuple[float, float], ...]:
         """By the size of its messages, how many times as long as the formula a measured all-reduce takes."""

@@ -187,6 +187,14 @@ def test_the_nearest_pair_counts() -> None:
     assert price((0, 2), inside) == 1.0
 
 
+def test_like_workers_of_the_same_hosts_take_a_pairs_time() -> None:
+    """Their way is the same: a link of theirs that was measured too slow by chance does not slow them."""
+    made = linked({**everywhere(4), (3, 2): 7.0, (2, 1): 3.0}, 4, hosts=4)
+    cost = CostModel(replace(made, collectives=(collective((0, 1), 6.0, 2 * MB),)))
+    assert cost.reduce_s(w(1, 2, 3), 3 * MB) == pytest.approx(4 * 6.0 / 2)
+    assert cost.reduce_s(w(3, 2), 2 * MB) == pytest.approx(6.0)
+
+
 def test_without_like_pairs_the_fewest_workers_around_count_and_else_the_links_alone() -> None:
     """The ratio of all workers together stands in for a set of them; busy shares go the same way."""
     made = replace(
