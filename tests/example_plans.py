@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from kept import kept
 
 from assigner.formats.plan import Plan, Stage
 from assigner.formats.profile import WorkloadReference
@@ -33,7 +32,7 @@ def tiny(example: str, arguments: str = "") -> str:
     return entry(example, f"{TINY[example]},{arguments}")
 
 
-@kept
+@functools.cache
 def cut(workload: str) -> PartitionGraph:
     return partition_graph(load_workload(workload))
 

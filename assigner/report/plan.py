@@ -10,12 +10,14 @@ from assigner.report.candidates import candidates
 from assigner.report.clock import clock_data, clock_table
 from assigner.report.hosts import with_hosts
 from assigner.report.memory import fullness, fullness_text, memory_bars, memory_data
+from assigner.report.sharing import sharing
 from assigner.report.sheet import LEAST_TEXT, Column, Line, Part, Report, Sheet
 from assigner.report.whatif import SOLVERS, what_if, what_if_data, what_if_hint
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.cost import CostModel
 from assigner.schedule.criticalpath import path_shares
-from assigner.schedule.program import warm_up
+from assigner.schedule.program import in_flight, warm_up
+from assigner.schedule.replication import taken
 from assigner.schedule.simulate import simulated
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 _PROVEN = 5e-4
 """A gap below this prints as 0.0 %: called optimal."""
+SHARED = ("data parallel", "data parallel by speed")
+"""The baselines in which workers share a stage."""
 _FEW = 4
 """Candidates and baselines on a screen that does not list everything."""
 _DECIDED = 5
@@ -57,6 +61,7 @@ def plan_report(
     most = None if everything else _FEW
     parts = (
         *headline(plan, notes), stages(plan, everything=everything), *bottleneck(plan, profile),
+        *sharing(plan, profile),
         *clock_table(plan, profile, everything=everything), *memory_bars(plan, profile, everything=everything),
         *what_if(plan), *candidates(plan, most=most), *quality(plan, most=most), *what_if_hint(plan, source=source),
     )  # fmt: skip
@@ -120,7 +125,7 @@ def bottleneck(plan: Plan, profile: Profile | None = None) -> Report:
 
 
 def stages(plan: Plan, *, everything: bool = False) -> Sheet:
-    """One row per stage; a worker's times and memory stand at its first stage.
+    """One row per stage and worker; a worker's times and memory stand at its first stage.
 
     Args:
         plan: A plan.
@@ -132,21 +137,24 @@ def stages(plan: Plan, *, everything: bool = False) -> Sheet:
     seen: set[str] = set()
     rows = []
     for n, stage in enumerate(plan.stages):
-        worker = found.get(stage.worker) if stage.worker not in seen else None
-        seen.add(stage.worker)
-        rows.append(
-            (
-                str(n),
-                stage.worker,
-                *(_whole(stage) if everything else _shortly(stage)),
-                fmt.count(warm_up(plan, n)),
-                *_spent(worker, time),
-                *_memory(worker, memory),
+        held = _whole(stage) if everything else _shortly(stage)
+        for k, name in enumerate(stage.workers):
+            worker = found.get(name) if name not in seen else None
+            seen.add(name)
+            rows.append(
+                (
+                    *((str(n), name) if k == 0 else ("", name)),
+                    *((fmt.count(len(taken(plan, n, name))),) if plan.is_replicated else ()),
+                    *(held if k == 0 else ("", "")),
+                    fmt.count(in_flight(plan, n, name)),
+                    *_spent(worker, time),
+                    *_memory(worker, memory),
+                )
             )
-        )
     columns = (
         Column("#"),
         Column("worker", "name"),
+        *((Column("takes"),) if plan.is_replicated else ()),
         Column("partitions", "text", least=LEAST_TEXT if everything else 2 * LEAST_TEXT),
         Column("remat", "text"),
         Column("in flight", rank=1),
@@ -157,9 +165,11 @@ def stages(plan: Plan, *, everything: bool = False) -> Sheet:
         Column(f"peak {memory.name}", rank=5),
         Column(f"of {memory.name}", rank=6),
     )
-    known = len(columns) if found else _DECIDED
+    known = len(columns) if found else _DECIDED + plan.is_replicated
     shortened = not everything and any(_whole(stage) != _shortly(stage) for stage in plan.stages)
-    title = fmt.plural(len(plan.stages), "stage") + (" (-v names every partition)" if shortened else "")
+    notes = [f"takes: of {plan.micro_batches} micro-batches"] if plan.is_replicated else []
+    notes += ["-v names every partition"] if shortened else []
+    title = fmt.plural(len(plan.stages), "stage") + (f" ({'; '.join(notes)})" if notes else "")
     return Sheet(title, columns[:known], tuple(row[:known] for row in rows))
 
 
@@ -224,14 +234,16 @@ def proof(solver: SolverReport) -> str:
 
 def scope(solver: SolverReport) -> str:
     """Among which plans it is proven; empty: nothing is."""
-    return "" if solver.gap >= 1 else searched(str(solver.options.get("schedule", "auto")))
+    asked = solver.options
+    return "" if solver.gap >= 1 else searched(str(asked.get("schedule", "auto")), asked.get("max_replicas", 1))
 
 
-def searched(schedule: str) -> str:
-    """Which plans a search with this choice of schedules is about, as in `the best plan with one stage a worker`."""
+def searched(schedule: str, max_replicas: int = 1) -> str:
+    """Which plans a search with these options is about, as in `the best plan with one stage a worker`."""
     if schedule == "interleaved":
         return "under interleaved"
-    return "with one stage a worker" + ("" if schedule == "auto" else f" under {schedule}")
+    shared = "" if max_replicas == 1 else f", up to {max_replicas} workers a stage"
+    return f"with one stage a worker{shared}" + ("" if schedule == "auto" else f" under {schedule}")
 
 
 def describe_solver(solver: SolverReport) -> str:
@@ -321,10 +333,18 @@ def gain(plan: Plan) -> Line:
     if abs(factor - 1) < 5e-3:
         return Line(f"as fast as the best baseline ({best[0]})", "strong")
     if factor < 1:
-        several = "; where it gives a worker several stages, --schedule interleaved may find such a plan"
-        text = f"{best[0]} is faster by {fmt.percent(1 - factor)}"
-        return Line(text + ("" if plan.schedule == "interleaved" else several), "warning")
+        return Line(f"{best[0]} is faster by {fmt.percent(1 - factor)}{_beyond(plan, best[0])}", "warning")
     return Line(f"{fmt.ratio(factor)} as fast as the best baseline ({best[0]})", "strong")
+
+
+def _beyond(plan: Plan, baseline: str) -> str:
+    """How to ask for plans of the shape of a baseline that beats this one; empty: they were searched."""
+    if baseline in SHARED:
+        asked = plan.solver.options.get("max_replicas", 1) if plan.solver else 1
+        return "; with --max-replicas N up to N workers may share a stage, as they do there" if asked == 1 else ""
+    if plan.schedule == "interleaved":
+        return ""
+    return "; where it gives a worker several stages, --schedule interleaved may find such a plan"
 
 
 def plan_data(plan: Plan, *, profile: Profile | None = None, notes: Sequence[str] = ()) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from assigner.formats.document import encode
 from assigner.report.candidates import CHOSEN, candidates
 from assigner.report.hosts import with_hosts
 from assigner.report.plan import baselines, bottleneck, describe_solver, headline, plan_data, stages
+from assigner.report.sharing import sharing
 from assigner.report.sheet import Column, Line, Part, Report, Sheet
 from assigner.report.spread import doubt
 from assigner.report.whatif import what_if
@@ -38,7 +39,7 @@ def solution_report(
     parts = (
         *asked(plan), *candidates(plan, most=None if everything else FEW), *frontier(solution), *headline(plan),
         stages(plan, everything=everything), *what_if(plan), *_unpriced(plan), *simple, *proof(plan),
-        *_doubt(profile), *bottleneck(plan, profile),
+        *_doubt(profile), *bottleneck(plan, profile), *sharing(plan, profile),
     )  # fmt: skip
     return with_hosts(parts, profile)
 

@@ -23,10 +23,11 @@ from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.objectives import OneFOneBStep
 from assigner.solver.prices import StageOptions
 from assigner.solver.problem import Problem
+from assigner.solver.replica_options import counts_of
 from assigner.solver.search import Search
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from assigner.formats.profile import Profile
     from assigner.solver.options import SolveOptions
@@ -106,10 +107,9 @@ class Budget:
         """The frontier, the cheapest plan first, as far as the time allowed; empty: no plan was found.
 
         Args:
-            simple: Plans to start with, and their step times: one stage a worker, GPipe.
+            simple: Plans to start with, of those that are searched, and their step times.
         """
-        known = simple if self._inner.schedule in ("auto", "gpipe") else ()
-        found = [Offer(plan, step, self._rate(plan.workers) * step, BASELINE) for plan, step in known]
+        found = [Offer(plan, step, self._rate(plan.workers) * step, BASELINE) for plan, step in simple]
         try:
             self._list()
             for choice in self._choices:
@@ -191,7 +191,7 @@ class Budget:
         choices = (
             (number, count)
             for number in range(1, self.problem.most_workers + 1)
-            for count in _counts([len(group) for group in groups], number)
+            for count in counts_of([len(group) for group in groups], number)
         )
         self._rest.bound = math.inf
         for number, count in choices:
@@ -222,15 +222,6 @@ class Budget:
         0 where every setting searches placements of any shape: what they take is known when they have been solved.
         """
         return min((program.least(workers) for program in self._programs), default=0.0)
-
-
-def _counts(sizes: Sequence[int], number: int) -> Iterator[tuple[int, ...]]:
-    """Every way to take `number` from groups of these sizes."""
-    if not sizes:
-        yield from [()] if number == 0 else []
-        return
-    for taken in range(max(0, number - sum(sizes[1:])), min(sizes[0], number) + 1):
-        yield from ((taken, *rest) for rest in _counts(sizes[1:], number - taken))
 
 
 def _frontier(offers: Sequence[Offer]) -> tuple[Offer, ...]:

@@ -62,13 +62,15 @@ class _Labels:
 
     `marks` are the objective's. `need` is the least warm-up depth that the next stage in front must have: no less than
     any behind it. `room` is the speed of the workers that are free: forward and backward together, and each by itself.
+    `set` is the number of the newest stage's replica set.
     """
 
     marks: Floats
     need: Floats
     room: Floats
     used: Ints
-    group: Ints
+    workers: Ints
+    set: Ints
     stages: Ints
     option: Ints
     parent: Ints
@@ -84,7 +86,7 @@ def _join(blocks: Sequence[_Labels]) -> _Labels:
 
 
 class _OptionArrays:
-    """The stage options as arrays, by (position behind them, group).
+    """The stage options as arrays, by (position behind them, replica set).
 
     Of a graph, only what lies on the spine adds up, and a warm-up depth binds only a stage on both ways of it.
     """
@@ -95,6 +97,8 @@ class _OptionArrays:
             [(c.forward_s, c.backward_s) if exact else instance.spine_s(c) for c in options]
         ).reshape(-1, 2)  # fmt: skip
         both = exact | (times > 0).all(axis=1)
+        shared_s = np.array([option.busiest_s for option in options]).reshape(-1)
+        alone = shared_s == 0
         promised = np.array([float(option.promised) for option in options])
         self.number = np.arange(len(options))
         self.first = np.array([c.first for c in options], dtype=np.int64)
@@ -103,6 +107,7 @@ class _OptionArrays:
             np.array([c.update_s for c in options]) * (exact | (times[:, 1] > 0)),
             np.where(both, promised, instance.micro_batches),
             np.array([float(option.least) for option in options]) * exact,
+            np.where(alone, instance.micro_batches * times.sum(axis=1), shared_s * both), alone,
         )  # fmt: skip
         self.ending: dict[tuple[int, int], list[int]] = {}
         for n, option in enumerate(options):
@@ -133,17 +138,21 @@ class DynamicProgram:
         self._most = instance.problem.most_workers
         self._count = np.array([len(group) for group in instance.groups])
         self._place = np.cumprod([1, *(self._count + 1)])[:-1]
+        self._uses = np.array(
+            [[members.count(group) for group in range(len(self._count))] for members in stage_options.sets]
+        )
         self._rest = _Rest(instance)
+        self._speed = self._rest.weight @ self._uses.T
         self._hops = cache(self._table)
 
     def _table(self, i: int, left: int) -> Floats | None:
-        """Boundary i with a worker of `left` in front of it: a row for each group behind; None: there is no way."""
-        hops = [self._instance.hops.get((i, left, right)) for right in range(len(self._instance.groups))]
+        """Boundary i with the replica set `left` in front: a row for each set behind; None: there is no way."""
+        hops = [self._stage_options.hop(i, left, right) for right in range(len(self._uses))]
         if not any(hops):
             return None
         return np.array(
             [
-                (hop.forward_s, hop.backward_s, *self._busy(hop)) if hop else (np.inf,) * 6
+                (hop.forward_s, hop.backward_s, *self._busy(hop), hop.share) if hop else (np.inf,) * 7
                 for hop in hops
             ]
         )  # fmt: skip
@@ -215,7 +224,7 @@ class DynamicProgram:
             for stages in np.unique(labels.stages):
                 if stages < self._most:
                     behind = labels.take(labels.stages == stages)
-                    for left in range(len(self._instance.groups)):
+                    for left in range(len(self._uses)):
                         if time.monotonic() > self._until:
                             return PricedPipelines((), lost=0.0)
                         self._extend(
@@ -224,6 +233,8 @@ class DynamicProgram:
         if not buckets[0]:
             return PricedPipelines((), lost)
         whole = _join(buckets[0])
+        if self._stage_options.only_shared:
+            whole = whole.take(whole.workers > whole.stages)
         price = self._objective.whole(whole.marks)
         order = [n for n in np.lexsort((whole.serial, price)).tolist() if price[n] < cutoff]
         found = tuple((float(price[n]), self._pipeline(whole, n)) for n in order[:most])
@@ -233,32 +244,36 @@ class DynamicProgram:
 
     def _start(self, buckets: list[list[_Labels]], cutoff: float) -> None:
         options = self._options
-        for group in range(len(self._instance.groups)):
-            which = options.ending.get((self._n, group))
-            if which:
+        for number, uses in enumerate(self._uses):
+            which = options.ending.get((self._n, number))
+            if which and uses.sum() <= self._most:
                 front = _pick(options.front, which)
                 count = len(which)
-                room = self._rest.weight @ self._count - self._rest.weight[:, group]
+                room = self._rest.weight @ self._count - self._speed[:, number]
                 labels = _Labels(
                     self._objective.last(front), front.least, np.repeat(room[:, None], count, axis=1),
-                    np.full(count, self._place[group]), np.full(count, group), np.full(count, 1),
-                    options.number[which], np.full(count, -1), self._serials(count),
+                    np.full(count, uses @ self._place), np.full(count, uses.sum()), np.full(count, number),
+                    np.full(count, 1), options.number[which], np.full(count, -1), self._serials(count),
                 )  # fmt: skip
                 self._scatter(labels, options.first[which], buckets, cutoff)
 
     def _extend(
         self, labels: _Labels, *, position: int, left: int, stage: int, buckets: list[list[_Labels]], cutoff: float
     ) -> None:
-        """Put every stage of group `left` that ends before `position` in front of every label."""
+        """Put every stage of replica set `left` that ends before `position` in front of every label."""
         table, options = self._hops(position, left), self._options
         which = options.ending.get((position, left))
         if table is None or not which:
             return
-        free = (labels.used // self._place[left]) % (self._count[left] + 1) < self._count[left]
-        labels = labels.take(free & np.isfinite(table[labels.group, 0]))
+        uses = self._uses[left]
+        free = np.isfinite(table[labels.set, 0]) & (labels.workers + uses.sum() <= self._most)
+        for group in np.flatnonzero(uses):
+            taken = (labels.used // self._place[group]) % (self._count[group] + 1)
+            free &= taken + uses[group] <= self._count[group]
+        labels = labels.take(free)
         if not len(labels.used):
             return
-        hop = FrontHops(*(column[:, None] for column in table[labels.group].T))
+        hop = FrontHops(*(column[:, None] for column in table[labels.set].T))
         front = _pick(options.front, which)
         marks = self._objective.grow(labels.marks[:, :, None], hop, front)
         need = labels.need[:, None]
@@ -267,8 +282,9 @@ class DynamicProgram:
         many, count = len(which), len(labels.used)
         grown = _Labels(
             marks.reshape(len(marks), -1), np.maximum(need, front.least).ravel(),
-            np.repeat(labels.room - self._rest.weight[:, left, None], many, axis=1),
-            np.repeat(labels.used + self._place[left], many), np.full(many * count, left),
+            np.repeat(labels.room - self._speed[:, left, None], many, axis=1),
+            np.repeat(labels.used + uses @ self._place, many), np.repeat(labels.workers + uses.sum(), many),
+            np.full(many * count, left),
             np.full(many * count, stage), np.tile(options.number[which], count), np.repeat(labels.serial, many),
             self._serials(many * count),
         )  # fmt: skip
@@ -283,7 +299,7 @@ class DynamicProgram:
 
     def _least(self, labels: _Labels, first: Ints) -> Floats:
         """The least price that a pipeline with each suffix can have; inf: the rest cannot be placed."""
-        full = (first > 0) & (labels.stages >= self._most)
+        full = (first > 0) & (labels.workers >= self._most)
         return self._objective.least(labels.marks, self._rest.before(first, labels.room, full))
 
     def _cut(
@@ -291,7 +307,7 @@ class DynamicProgram:
     ) -> tuple[_Labels, float]:
         """The labels to go on with, and the least price that one lost for want of room could have had."""
         score = self._least(labels, np.full(len(labels.used), position))
-        state = (labels.used * len(self._count) + labels.group) * (self._n + 1) + labels.stages
+        state = (labels.used * len(self._uses) + labels.set) * (self._n + 1) + labels.stages
         order = np.lexsort((labels.serial, score, state))
         labels, score, state = labels.take(order), score[order], state[order]
         if dominance:

@@ -33,6 +33,7 @@ def resolve(profile: Profile, options: SolveOptions) -> tuple[Profile, SolveOpti
     """
     profile = replace(profile, workers=tuple(_priced(profile, options.prices)))
     _check_batch(profile, options)
+    _check_sharing(options)
     pins = _pins(profile, options)
     rules = _rules(profile, options.rematerialise)
     for name, partition in profile.partition.items():
@@ -90,6 +91,24 @@ def completing(options: SolveOptions, plan: Plan, profile: Profile) -> SolveOpti
             if rules.setdefault(name, rule) != rule:
                 raise UsageError(f"rematerialise: {name!r} is {rules[name]} here, and {rule} in the plan to complete")
     return replace(options, pins=pins, rematerialise=rules)
+
+
+def _check_sharing(options: SolveOptions) -> None:
+    """Raise UsageError where workers that share a stage are not searched, or can bring nothing."""
+    if options.max_replicas == 1:
+        return
+    if options.objective == "latency":
+        raise UsageError(
+            f"max-replicas: {options.max_replicas} is not allowed with objective latency: one micro-batch goes through"
+            " one worker of each stage, whoever shares it",
+            hint="leave --max-replicas out",
+        )
+    if options.schedule == "interleaved":
+        raise UsageError(
+            f"max-replicas: {options.max_replicas} is not allowed with schedule interleaved: a worker that shares a"
+            " stage has no other",
+            hint="--schedule auto, gpipe or 1f1b",
+        )
 
 
 def _check_batch(profile: Profile, options: SolveOptions) -> None:

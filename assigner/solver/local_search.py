@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Point = TypeVar("Point")
 
 Intervals = tuple[tuple[int, int], ...]
-"""A pipeline: (start, group of its worker) of each stage in order."""
+"""A pipeline: (start, number of who has it) of each stage in order; the number is of a group, or of a replica set."""
 
 
 def is_better(value: float, than: float) -> bool:
@@ -53,17 +53,21 @@ def local_search(
     return best
 
 
-def pipeline_moves(stages: Intervals, n: int, sizes: tuple[int, ...]) -> Iterator[Intervals]:
+def pipeline_moves(
+    stages: Intervals, n: int, sizes: tuple[int, ...], sets: Sequence[tuple[int, ...]]
+) -> Iterator[Intervals]:
     """Pipelines one step away: a boundary moved, workers swapped or taken, stages merged or split.
 
     Args:
-        stages: The pipeline.
+        stages: The pipeline; the number of a stage is that of its workers in `sets`.
         n: How many positions there are.
         sizes: Workers of each group.
+        sets: Who may have a stage, each as the groups of its workers.
     """
     count = len(stages)
-    used = [sum(group == k for _, group in stages) for k in range(len(sizes))]
-    free = [k for k, size in enumerate(sizes) if used[k] < size]
+    taken = [group for _, number in stages for group in sets[number]]
+    left = [size - taken.count(group) for group, size in enumerate(sizes)]
+    free = _free(sets, left, ())
     ends = [start for start, _ in stages[1:]] + [n]
     for s in range(1, count):  # move a boundary
         low, high, at = stages[s - 1][0] + 1, ends[s] - 1, stages[s][0]
@@ -74,7 +78,7 @@ def pipeline_moves(stages: Intervals, n: int, sizes: tuple[int, ...]) -> Iterato
         for t in range(s + 1, count):
             if stages[s][1] != stages[t][1]:
                 yield _put(_put(stages, s, (stages[s][0], stages[t][1])), t, (stages[t][0], stages[s][1]))
-        for group in free:
+        for group in _free(sets, left, sets[stages[s][1]]):
             if group != stages[s][1]:
                 yield _put(stages, s, (stages[s][0], group))
     for s in range(1, count):  # merge with the stage before, on either worker
@@ -85,6 +89,15 @@ def pipeline_moves(stages: Intervals, n: int, sizes: tuple[int, ...]) -> Iterato
             for group in free:
                 yield (*stages[: s + 1], (start, group), *stages[s + 1 :])
                 yield (*stages[:s], (stages[s][0], group), (start, stages[s][1]), *stages[s + 1 :])
+
+
+def _free(sets: Sequence[tuple[int, ...]], left: Sequence[int], own: tuple[int, ...]) -> list[int]:
+    """The sets of workers of which so many are left, those of one set among them."""
+    return [
+        k
+        for k, members in enumerate(sets)
+        if all(members.count(group) <= left[group] + own.count(group) for group in members)
+    ]
 
 
 def _put(stages: Intervals, s: int, stage: tuple[int, int]) -> Intervals:

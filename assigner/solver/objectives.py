@@ -2,6 +2,7 @@
 
 GPipeStep     the step time of GPipe, but for turns before the last stage (chain/formula.py)
 OneFOneBStep  a lower bound of the step time of 1F1B
+SharedStep    the same where several workers may share a stage, under any schedule
 SteadyState   M times the slowest worker or link of the steady state
 Latency       one forward of one micro-batch
 
@@ -24,18 +25,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FrontStages:
-    """Stages about to be put in front, as arrays that broadcast: seconds, and the deepest and least warm-up."""
+    """Stages about to be put in front, as arrays that broadcast: seconds, and the deepest and least warm-up.
+
+    Of several workers that share a stage, seconds are those of the fastest one. `load` is what the busiest of them
+    computes in a step; `alone` says that one worker has the stage.
+    """
 
     forward: Floats
     backward: Floats
     update: Floats
     promised: Floats
     least: Floats
+    load: Floats
+    alone: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class FrontHops:
-    """The boundary in front of each label, as of `Hop`: seconds on the wire, and in which each side is busy with it."""
+    """The boundary in front of each label, as of `Hop`: seconds on the wire, and in which each side is busy with it.
+
+    `share` is that of the micro-batches which one link carries at least.
+    """
 
     there: Floats
     back: Floats
@@ -43,6 +53,7 @@ class FrontHops:
     right_f: Floats
     left_b: Floats
     right_b: Floats
+    share: Floats
 
     @property
     def busy_left(self) -> Floats:
@@ -182,7 +193,7 @@ class OneFOneBStep:
     def last(self, stage: FrontStages) -> Floats:
         """See `PipelineObjective`."""
         trip = stage.forward + stage.backward
-        return _marks(self._window(stage, trip), self.micro_batches * trip, trip, stage.update)
+        return _marks(self._window(stage, trip), stage.load, trip, stage.update)
 
     def grow(self, old: Floats, hop: FrontHops, stage: FrontStages) -> Floats:
         """See `PipelineObjective`."""
@@ -192,9 +203,9 @@ class OneFOneBStep:
         way = hop.there + hop.back
         trip = trip + way + own
         closed = np.maximum(price, pend + more * hop.busy_right) + way + own
-        link = trip + more * np.maximum(hop.there, hop.back)
+        link = trip + np.maximum(self.micro_batches * hop.share - 1, 0.0) * np.maximum(hop.there, hop.back)
         price = np.maximum(np.maximum(closed, link), self._window(stage, trip))
-        return _marks(price, self.micro_batches * own + more * hop.busy_left, trip, stage.update)
+        return _marks(price, stage.load + more * hop.busy_left, trip, stage.update)
 
     def _window(self, stage: FrontStages, trip: Floats) -> Floats:
         """What the warm-up depth costs: rounds of d, and what cannot be done while the first or last trip lasts."""
@@ -217,6 +228,52 @@ class OneFOneBStep:
 
 
 @dataclass(frozen=True)
+class SharedStep(OneFOneBStep):
+    """A lower bound of the step time where several workers may share a stage.
+
+    The busiest of them computes for `load` in all; that one worker's micro-batches follow each other says nothing of a
+    shared stage's. Two bounds come on top of `OneFOneBStep`'s. Where all forwards of a worker come before its first
+    backward, the last of them goes through all stages behind and back:
+
+        trip - (f + b) + load
+
+    And behind its load each stage has its update, a shared one the reduce of its gradients in front of that, whatever
+    the stages in front of it still do. Marks: those of `OneFOneBStep`; the latest end of an update, the newest stage's
+    own among them.
+    """
+
+    nothing: ClassVar[Floats] = np.zeros((5, 1))
+    forwards_first: bool = False
+
+    def last(self, stage: FrontStages) -> Floats:
+        """See `PipelineObjective`."""
+        return _marks(*super().last(stage), stage.load + stage.update)
+
+    def grow(self, old: Floats, hop: FrontHops, stage: FrontStages) -> Floats:
+        """See `PipelineObjective`."""
+        behind = old[4] + hop.there + stage.forward
+        return _marks(*super().grow(old[:4], hop, stage), np.maximum(behind, stage.load + stage.update))
+
+    def _window(self, stage: FrontStages, trip: Floats) -> Floats:
+        longest: Floats = np.where(stage.alone, super()._window(stage, trip), trip)
+        return (
+            np.maximum(longest, trip - (stage.forward + stage.backward) + stage.load)
+            if self.forwards_first
+            else (longest)
+        )
+
+    def whole(self, marks: Floats) -> Floats:
+        """See `PipelineObjective`."""
+        found: Floats = np.maximum(super().whole(marks), marks[4])
+        return found
+
+    def least(self, marks: Floats, rest: Remainder) -> Floats:
+        """See `PipelineObjective`."""
+        found: Floats = np.maximum(super().least(marks, rest), marks[4] + rest.forward)
+        return found
+
+
+@dataclass(frozen=True)
 class SteadyState:
     """M times the slowest worker or link of the steady state: exact for chains.
 
@@ -230,13 +287,14 @@ class SteadyState:
 
     def last(self, stage: FrontStages) -> Floats:
         """See `PipelineObjective`."""
-        return _marks(0.0, self.micro_batches * (stage.forward + stage.backward))
+        return _marks(0.0, stage.load)
 
     def grow(self, old: Floats, hop: FrontHops, stage: FrontStages) -> Floats:
         """See `PipelineObjective`."""
         m, (price, load) = self.micro_batches, old
-        price = np.maximum(np.maximum(price, load + m * hop.busy_right), m * np.maximum(hop.there, hop.back))
-        return _marks(price, m * (stage.forward + stage.backward + hop.busy_left))
+        links = m * hop.share * np.maximum(hop.there, hop.back)
+        price = np.maximum(np.maximum(price, load + m * hop.busy_right), links)
+        return _marks(price, stage.load + m * hop.busy_left)
 
     def whole(self, marks: Floats) -> Floats:
         """See `PipelineObjective`."""

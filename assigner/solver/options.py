@@ -66,7 +66,10 @@ class SolveOptions:
         batch_size: Samples in a step; None: the profile's.
         remat: "auto" rematerialises where that helps, "never" nothing, "always" every partition.
         max_workers: No plan with more workers.
-        pins: Partition to the worker, `worker:N`, kind or host that it must be on, beyond the profile's own pins.
+        max_replicas: How many workers may share a stage, each with whole micro-batches of its own; 1: every stage has
+            one worker.
+        pins: Partition to the worker, `worker:N`, kind or host that it must be on, beyond the profile's own pins; where
+            several workers share it, each of them must be.
         forbid: (partition, worker): it is not on that worker, `worker:N`, kind or host.
         together: Groups of partitions; those of one share a worker.
         apart: Groups of partitions; no two of one share a worker.
@@ -123,6 +126,10 @@ class SolveOptions:
         int | None,
         Flag(help="Use no more workers than this.", panel=PLAN, metavar="N", allowed=whole(1, MOST_RANKS)),
     ] = None
+    max_replicas: Annotated[
+        int,
+        Flag(help="Let so many workers share a stage.", panel=PLAN, metavar="N", allowed=whole(1, MOST_RANKS)),
+    ] = 1
     pins: Annotated[
         Mapping[str, str],
         Flag(
@@ -233,7 +240,9 @@ class SolveOptions:
 
     def searches(self, plan: Plan) -> bool:
         """True if a plan is of those that are searched, which a bound is about: one stage a worker, or interleaved."""
-        kind = plan.schedule if len(plan.stages) == len(plan.workers) else "interleaved"
+        kind = plan.schedule if len(plan.stages) <= len(plan.workers) else "interleaved"
+        if max(len(stage.workers) for stage in plan.stages) > self.max_replicas:
+            return False
         return kind == self.schedule or (self.schedule == "auto" and kind != "interleaved")
 
     def record(self) -> dict[str, Any]:

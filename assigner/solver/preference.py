@@ -65,7 +65,7 @@ def simpler(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
     options, found = search.contest.options, []
     for each in simple:
         if each.plan is not None and each.step_s < search.contest.best_value * (1 - PROVEN):
-            kind: Schedule = "gpipe" if len(each.plan.stages) == len(each.plan.workers) else "interleaved"
+            kind: Schedule = each.plan.schedule if len(each.plan.stages) <= len(each.plan.workers) else "interleaved"
             plan = replace(each.plan, schedule=kind)
             if options.searches(plan):
                 found.append(Proposal(plan, each.step_s, f"{BASELINE}: {each.title}"))
@@ -96,7 +96,7 @@ def _shallower(problem: Problem, plan: Plan) -> Iterator[Plan]:
     if problem.options.schedule not in ("auto", "1f1b") or len(plan.stages) > len(plan.workers):
         return
     depths = [warm_up(plan, n) for n in range(len(plan.stages))]
-    usual = [min(plan.micro_batches, len(depths) - n) for n in range(len(depths))]
+    usual = [min(plan.micro_batches, sum(len(each.workers) for each in plan.stages[n:])) for n in range(len(depths))]
     for most in range(1, max(depths)):
         capped = [min(depth, max(most, least)) for depth, least in zip(depths, usual, strict=True)]
         stages = (
@@ -109,7 +109,7 @@ def _shallower(problem: Problem, plan: Plan) -> Iterator[Plan]:
 def _near(problem: Problem, light: Proposal, equal: Mapping[str, str], most: float) -> Proposal:
     """The plan with its workers of a kind in the profile's order, if it is fast enough and nearer to `equal` so."""
     plan, options = light.plan, problem.options
-    if options.order or len(plan.stages) > len(plan.workers):
+    if options.order or len(plan.stages) != len(plan.workers):
         return light
     free = {worker.name: (worker.kind, worker.threads) for worker in problem.workers}
     stages = []

@@ -33,7 +33,7 @@ class StageOption:
     Args:
         first: Position of its first partition.
         last: Position of its last.
-        group: Number of the worker's group.
+        group: Number of the worker's group; where workers share the stage, of their replica set.
         forward_s: One forward.
         backward_s: One backward, with what is rematerialised.
         update_s: The optimizer's update; of a graph, at least what follows the last backward: shared gradients, too.
@@ -41,6 +41,8 @@ class StageOption:
         least: Micro-batches in flight, at least; fewer would fit with less recomputing.
         deepest: The most micro-batches in flight that fit.
         promised: The most that a bound must reckon with; `deepest`, or M where deeper levels were left out.
+        shares: Micro-batches of each worker that shares the stage, in the order of the set; empty: one has them all.
+        busiest_s: What the busiest of them computes in a step, at least; 0: one has them all.
     """
 
     first: int
@@ -53,6 +55,12 @@ class StageOption:
     least: int
     deepest: int
     promised: int
+    shares: tuple[int, ...] = ()
+    busiest_s: float = 0.0
+
+    def pace_s(self, micro_batches: int) -> float:
+        """Seconds between the ends of two micro-batches when the stage is busy."""
+        return self.busiest_s / micro_batches if self.shares else self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +72,14 @@ class Hop:
         backward_s: Gradients on the wire.
         forward_busy: Seconds in which (the left worker, the right worker) cannot compute for the activations.
         backward_busy: The same for the gradients.
+        share: Of the micro-batches, how many one link carries at least.
     """
 
     forward_s: float = 0.0
     backward_s: float = 0.0
     forward_busy: tuple[float, float] = (0.0, 0.0)
     backward_busy: tuple[float, float] = (0.0, 0.0)
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,7 @@ class PriceTable:
         self.size = problem.workload.batch_size // micro_batches
         self._costs: dict[str, tuple[PartitionCost | None, ...]] = {}
         self._measured: dict[str, tuple[PartitionCost | None, ...]] = {}
+        self.hop = cache(self._hop)
 
     @cached_property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -116,7 +127,7 @@ class PriceTable:
         for worker in problem.workers:
             order = problem.options.order
             turn = order.index(worker.name) if worker.name in order else None
-            signature = (worker.tensor_bytes, turn, self.costs(worker.name))
+            signature = (worker.tensor_bytes, turn, problem.collectives_of(worker.name), self.costs(worker.name))
             for n, group in enumerate(groups):
                 if signatures[n] == signature and _swap(problem, group[0], worker.name):
                     group.append(worker.name)
@@ -246,14 +257,11 @@ class PriceTable:
             for i in range(1, len(self.problem.order))
             for left in groups
             for right in groups
-            if (hop := self._hop(i, left, right)) is not None
+            if (hop := self.hop(i, left, right)) is not None
         }
 
-    def hop(self, i: int, left: int, right: int) -> Hop | None:
-        """One boundary between workers of two groups; None: they cannot be neighbours. Priced when it is asked for."""
-        return self.hops.get((i, left, right)) if "hops" in self.__dict__ else self._hop(i, left, right)
-
     def _hop(self, i: int, left_group: int, right_group: int) -> Hop | None:
+        """One boundary between workers of two groups; None: they cannot be neighbours."""
         left, right = self.groups[left_group][0], self.groups[right_group][-1]
         if left == right or not self.problem.follows(left, right):
             return None
@@ -296,11 +304,24 @@ class StageOptions:
         relaxed: One option for a segment, of least recomputing and any warm-up: for bounds.
     """
 
+    only_shared = False
+    """Whether every pipeline of these options has a stage that several workers share."""
+
     def __init__(self, table: PriceTable, *, deep: bool, relaxed: bool = False) -> None:
         self._table, self._deep, self._relaxed = table, deep, relaxed
         self._least = 1 if deep else table.micro_batches
         self._ties = bool(table.problem.profile.ties)
         self._of_segment = cache(lambda *segment: tuple(self._levels(*segment)))
+
+    @cached_property
+    def sets(self) -> Sequence[tuple[int, ...]]:
+        """Who may have a stage, by the number that options give: the groups of the workers; here one worker each."""
+        return [(group,) for group in range(len(self._table.groups))]
+
+    def hop(self, i: int, left: int, right: int) -> Hop | None:
+        """Boundary i between stages of two sets; None: they cannot be neighbours."""
+        found: Hop | None = self._table.hop(i, left, right)
+        return found
 
     def usual(self, stages: int) -> int:
         """The schedule's own warm-up depth of a stage, itself the first of `stages` to the pipeline's end."""
@@ -325,15 +346,19 @@ class StageOptions:
             group: Of its worker.
             stages: As for `usual`.
         """
+        levels, usual = self.levels(first, last, group), self.usual(stages)
+        found = next((each for each in levels if each.deepest >= usual), levels[-1] if levels else None)
+        return found if found is None or found.group == group else replace(found, group=group)
+
+    def levels(self, first: int, last: int, group: int) -> tuple[StageOption, ...]:
+        """The options of a segment on a worker of a group, or of a like one, the fewest in flight first."""
         problem = self._table.problem
         costs = self._table.rows[group][first : last + 1]
         torn = max(problem.apart[first : last + 1]) >= first
         if torn or None in costs or not (problem.may_cut[first] and problem.may_cut[last + 1]):
-            return None
+            return ()
         levels: tuple[StageOption, ...] = self._of_segment(first, last, self._like(group))
-        usual = self.usual(stages)
-        found = next((each for each in levels if each.deepest >= usual), levels[-1] if levels else None)
-        return found if found is None or found.group == group else replace(found, group=group)
+        return levels
 
     @cached_property
     def all(self) -> tuple[StageOption, ...]:

@@ -6,10 +6,12 @@ Stages are intervals of an order. Positions i = 0 .. n - 1 are partitions, bound
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from assigner.errors import FormatError
 from assigner.formats.graph import topological_orders
 from assigner.formats.profile import Profile
 from assigner.schedule.cost import CostModel, PartitionOutput
@@ -203,8 +205,29 @@ class Problem:
 
     @property
     def most_workers(self) -> int:
-        """No plan has more workers than this."""
-        return min(self.options.max_workers or len(self.order), len(self.order), len(self.workers))
+        """No plan has more workers than this: no more than partitions, unless some may share one."""
+        most = len(self.order) if self.options.max_replicas == 1 else len(self.workers)
+        return min(self.options.max_workers or most, most, len(self.workers))
+
+    @property
+    def most_replicas(self) -> int:
+        """No stage has more workers than this."""
+        return min(self.options.max_replicas, self.most_workers)
+
+    def reduce_s(self, first: int, last: int, workers: tuple[str, ...]) -> float:
+        """Seconds in which workers that share a stage add up its gradients; inf: a link for that is missing."""
+        names = self.order[first : last + 1]
+        apart = [tie for tie in self.profile.ties if not set(tie.partitions) <= set(names)]  # exchanged, not reduced
+        try:
+            return self.cost.reduce_s(workers, self.cost.gradient_bytes(names, apart))
+        except FormatError:
+            return math.inf
+
+    def collectives_of(self, worker: str) -> tuple[int, ...]:
+        """Numbers of the measured all-reduces that a worker takes part in, where stages may be shared."""
+        if self.most_replicas == 1:
+            return ()
+        return tuple(n for n, each in enumerate(self.profile.collectives) if worker in each.workers)
 
     def follows(self, left: str, right: str) -> bool:
         """True if a stage on worker `right` may come behind one on `left`."""

@@ -99,8 +99,10 @@ def _scope(search: Search) -> str:
     kinds = list(dict.fromkeys(each.schedule for each in search.settings))
     counts = sorted({each.micro_batches for each in search.settings})
     stages = "any number of stages" if "interleaved" in kinds else "one stage"
+    most = search.problem.most_replicas
+    shared = f", up to {most} workers a stage," if most > 1 else ""
     asked = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"plans with {stages} a worker under {' or '.join(sorted(kinds))} with {asked} micro-batches"
+    return f"plans with {stages} a worker{shared} under {' or '.join(sorted(kinds))} with {asked} micro-batches"
 
 
 def _candidates(search: Search, best: Proposal, bound: float) -> tuple[Candidate, ...]:

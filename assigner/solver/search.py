@@ -13,6 +13,7 @@ from assigner.solver.contest import PROVEN, Contest
 from assigner.solver.free import settings as free_settings
 from assigner.solver.ladder.branched import BranchedSetting, SteadySetting
 from assigner.solver.ladder.climbing import LadderSetting
+from assigner.solver.ladder.shared import SharedSetting
 from assigner.solver.problem import Problem
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def _settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
     schedules: tuple[Schedule, ...] = ("gpipe", "1f1b") if options.schedule == "auto" else (options.schedule,)
     if options.objective == "throughput":  # of plans as good, one with many micro-batches has the shorter step
         schedules, counts = schedules[::-1], counts[::-1]
-    return [each for schedule in schedules for count in counts for each in _ladders(contest, schedule, count)]
+    found = [each for schedule in schedules for count in counts for each in _ladders(contest, schedule, count)]
+    return [*found, *_shared(contest, counts)]
 
 
 def _step_settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
@@ -49,7 +51,19 @@ def _step_settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
         found += [GPipeSetting(contest, count) for count in counts]
     if wanted in ("auto", "1f1b"):
         found += [each for count in counts for each in _ladders(contest, "1f1b", count)]
-    return [*found, *free]
+    return [*found, *free, *_shared(contest, counts)]
+
+
+def _shared(contest: Contest, counts: Sequence[int]) -> list[Setting]:
+    """Where workers may share a stage, the plans in which some do: along each order of the graph.
+
+    Where the schedule is open they are 1F1B's, whose warm-up may be as deep as GPipe's; what is proven of them holds
+    for both.
+    """
+    if contest.problem.most_replicas == 1:
+        return []
+    schedule: Schedule = "gpipe" if contest.options.schedule == "gpipe" else "1f1b"
+    return [SharedSetting(contest, schedule, count, problem) for count in counts for problem in contest.problem.ordered]
 
 
 def _ladders(contest: Contest, schedule: Schedule, count: int) -> Sequence[Setting]:

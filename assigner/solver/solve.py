@@ -87,9 +87,7 @@ def _cheapest(profile: Profile, options: SolveOptions, progress: Callable[[Progr
 
     budget = Budget(*resolve(profile, options), progress)
     simple = find_baselines(budget.problem)
-    frontier = budget.run(
-        [(each.plan, each.step_s) for each in simple if each.plan and len(each.plan.stages) == len(each.plan.workers)]
-    )
+    frontier = budget.run([(each.plan, each.step_s) for each in simple if each.plan and options.searches(each.plan)])
     best = budget.cheapest(frontier)
     if best is None:
         raise no_offer(budget, frontier, profile, options)

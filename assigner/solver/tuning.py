@@ -29,6 +29,14 @@ BYTE_PRICES = 24
 CHAMPIONS = 12
 """So many labels of a state, those of least price, are compared with all its others."""
 
+# Stages that several workers share
+
+MOST_SETS = 256
+"""With up to so many choices of workers, like ones taken for one, every one may share a stage: 8 unlike workers."""
+
+SHARED_DEPTHS = 24
+"""Up to so many choices of warm-up depths, all are simulated; of more, those of a few policies, and near the best."""
+
 # GPipe, one stage a worker
 
 BEAM_WIDTH, BEAM_PER_STATE = 600, 4

@@ -194,7 +194,9 @@ def test_a_slow_link_is_named_as_what_limits():
     assert limiting(plan, plan.predicted).startswith("the link from worker:")
 
 
-LOOSE = ("greedy, earliest finish", "weighted heuristic")  # they may give a worker several stages
+LOOSE = (  # they may give a worker several stages, or a stage several workers
+    "greedy, earliest finish", "weighted heuristic", "data parallel", "data parallel by speed",
+)  # fmt: skip
 
 
 def test_a_baseline_that_is_faster_is_the_plan():

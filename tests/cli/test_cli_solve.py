@@ -30,7 +30,7 @@ def test_prints_stages_candidates_and_baselines(assigner):
         "candidates",
         "chosen",
         "baselines",
-        "as fast as the best baseline",
+        "(best of these)",
         "status: ",
         "limits the plan",
     ):

@@ -2,13 +2,15 @@
 
     splits.py       best single worker, equal split, split in proportion to speed, balance by time (torchgpipe)
     pipedream.py    PipeDream's planner
+    data_parallel.py  the whole model on every worker, in equal shares or by speed
     greedy.py       list scheduling by earliest finish
     weighted.py     softmax descent on a weighted sum of memory, compute and bandwidth (machin)
     prices.py      what all of them are priced by; bound.py spares the simulator
 
 Each takes the micro-batch count that suits it best by its step time under GPipe, rematerialises nothing, or everything
-where it does not fit otherwise, and keeps the hints. One that does not fit in any way has no step time. The last two
-may give a worker several stages, and can so be faster than every contiguous plan.
+where it does not fit otherwise, and keeps the hints. One that does not fit in any way has no step time. Greedy and
+weighted may give a worker several stages, data parallelism a stage several workers: they can be faster than every
+contiguous plan with one worker a stage.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from assigner.formats.plan import Baseline, Plan
 from assigner.schedule.simulate import priced
+from assigner.solver.baselines.data_parallel import equal_shares, shares_by_speed
 from assigner.solver.baselines.greedy import earliest_finish
 from assigner.solver.baselines.pipedream import least_bottleneck
 from assigner.solver.baselines.prices import BaselinePrices
@@ -30,7 +33,10 @@ if TYPE_CHECKING:
     from assigner.solver.baselines.placement import SimplePlacement
     from assigner.solver.problem import Problem
 
-BaselineName = Literal["single", "equal", "proportional", "balance", "pipedream", "greedy", "weighted"]
+BaselineName = Literal[
+    "single", "equal", "proportional", "balance", "pipedream", "greedy", "weighted", "data-parallel",
+    "data-parallel-by-speed",
+]  # fmt: skip
 
 TITLES: Mapping[str, str] = dict(
     zip(
@@ -43,6 +49,8 @@ TITLES: Mapping[str, str] = dict(
             "PipeDream's planner",
             "greedy, earliest finish",
             "weighted heuristic",
+            "data parallel",
+            "data parallel by speed",
         ),
         strict=True,
     )
@@ -51,7 +59,8 @@ TITLES: Mapping[str, str] = dict(
 
 _MAKERS: Mapping[str, Callable[[BaselinePrices], Iterable[SimplePlacement]]] = {
     "single": single, "equal": equal, "proportional": proportional, "balance": balanced, "pipedream": least_bottleneck,
-    "greedy": earliest_finish, "weighted": descent,
+    "greedy": earliest_finish, "weighted": descent, "data-parallel": equal_shares,
+    "data-parallel-by-speed": shares_by_speed,
 }  # fmt: skip
 
 

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Load:
-    """One stage, or all of a worker: seconds of one micro-batch there and back, of the update, and bytes of state."""
+    """One stage, or all of a worker: seconds of one micro-batch and of all, of the update, and bytes of state."""
 
     once_s: float = 0.0
+    all_s: float = 0.0
     update_s: float = 0.0
     state_bytes: float = 0.0
     before_s: float = 0.0
@@ -38,22 +39,22 @@ class _Load:
 def least_step_s(pricing: BaselinePrices, candidate: SimplePlacement) -> float:
     """No step is shorter; inf: a partition has no price where it is, or a worker cannot hold its parameters."""
     problem, count = pricing.problem, candidate.micro_batches
-    stages = [_load(pricing, worker, names, count) for worker, names in candidate.stages]
+    stages = [_load(pricing, worker, names, count) for worker, names, _ in candidate.held]
     if any(stage is None for stage in stages):
         return math.inf
     found = [stage for stage in stages if stage is not None]
-    if problem.exact:
+    if problem.exact and not candidate.replicas:
         _along(found, _hops(pricing, candidate))
     workers: dict[str, _Load] = {}
-    for (worker, _), stage in zip(candidate.stages, found, strict=True):
+    for (worker, _, share), stage in zip(candidate.held, found, strict=True):
         load = workers.setdefault(worker, _Load(before_s=stage.before_s))
-        load.once_s += stage.once_s
+        load.all_s += share * stage.once_s
         load.update_s += stage.update_s
         load.state_bytes += stage.state_bytes
         load.behind_s = stage.behind_s
     if any(load.state_bytes > problem.profile.worker[worker].tensor_bytes for worker, load in workers.items()):
         return math.inf
-    return max(count * load.once_s + load.behind_s + max(load.before_s, load.update_s) for load in workers.values())
+    return max(load.all_s + load.behind_s + max(load.before_s, load.update_s) for load in workers.values())
 
 
 def _load(pricing: BaselinePrices, worker: str, names: Sequence[str], count: int) -> _Load | None:

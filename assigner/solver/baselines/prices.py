@@ -13,6 +13,7 @@ from assigner.schedule.simulate import worker_memory
 from assigner.schedule.timing import step_s
 from assigner.solver.baselines.bound import least_step_s
 from assigner.solver.baselines.placement import SimplePlacement
+from assigner.solver.shares import held_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -135,10 +136,12 @@ class BaselinePrices:
             workload=problem.workload,
             micro_batches=candidate.micro_batches,
             micro_batch_size=self.size(candidate.micro_batches),
+            schedule="1f1b" if candidate.replicas else "gpipe",
             stages=tuple(
-                Stage(
-                    worker, names, tuple(name for name in names if self.again(name, everything=everything)),
-                    threads=problem.profile.worker[worker].threads,
+                held_by(
+                    Stage(None, names, tuple(name for name in names if self.again(name, everything=everything))),
+                    [name for name, _ in candidate.replicas] or [worker],
+                    [share for _, share in candidate.replicas], problem.profile,
                 )
                 for worker, names in candidate.stages
             ),
@@ -152,7 +155,7 @@ class BaselinePrices:
     def _keeps_hints(self, candidate: SimplePlacement) -> bool:
         """True if the placement breaks no pin, colocation, order of workers or other hint."""
         problem, options = self.problem, self.problem.options
-        workers = [worker for worker, _ in candidate.stages]
+        workers = [worker for worker, _, _ in candidate.held]
         place = {name: worker for worker, names in candidate.stages for name in names}
         labels: dict[str, str] = {}
         for name, worker in place.items():
@@ -163,7 +166,7 @@ class BaselinePrices:
             return False
         turns = [options.order.index(worker) for worker in workers if worker in options.order]
         return (
-            all(self.may_hold(worker, names) for worker, names in candidate.stages)
+            all(self.may_hold(worker, names) for worker, names, _ in candidate.held)
             and turns == sorted(turns)
-            and len(set(workers)) <= problem.most_workers
+            and len(set(workers)) <= (problem.options.max_workers or len(workers))
         )

@@ -81,7 +81,7 @@ class Placement:
 
         best, _ = local_search(
             self.stages, self.step_s, price=price, may_go_on=lambda: tries > 0 and time.monotonic() <= until,
-            neighbours=lambda at: pipeline_moves(at, n, tuple(map(len, table.groups))),
+            neighbours=lambda at: pipeline_moves(at, n, tuple(map(len, table.groups)), table.gpipe.sets),
         )  # fmt: skip
         return known[best] or self
 

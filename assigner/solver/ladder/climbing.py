@@ -27,6 +27,7 @@ from assigner.solver.local_search import is_better, local_search, pipeline_moves
 from assigner.solver.objectives import Latency, OneFOneBStep, SteadyState
 from assigner.solver.prices import StageOptions
 from assigner.solver.setting import Setting
+from assigner.solver.shares import held_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,6 +64,7 @@ class LadderSetting(Setting):
     """
 
     statement = OneFOneBModel
+    most_depths = tuning.MOST_DEPTHS
 
     def __init__(
         self, contest: Contest, schedule: Schedule, micro_batches: int, problem: Problem | None = None
@@ -71,7 +73,7 @@ class LadderSetting(Setting):
         self.schedule = schedule
         self.instance = self.problem.prices(micro_batches)
         self._objective: Objective = self.problem.options.objective
-        self._options = StageOptions(self.instance, deep=schedule == "1f1b")
+        self._options = self._stage_options(deep=schedule == "1f1b")
         self._program: DynamicProgram | None = None
         self._wider = False  # labels or pipelines were lost for want of room that more effort gives
         self._few = False  # few enough pipelines are below the target to look at all of them
@@ -81,6 +83,9 @@ class LadderSetting(Setting):
         self._deepened: set[_Key] = set()
         self._deep: dict[int, Depths] = {}  # by the number of stages: what the search for depths made of the best plan
         self._actions = tuning.SIMULATED_ACTIONS
+
+    def _stage_options(self, *, deep: bool) -> StageOptions:
+        return StageOptions(self.instance, deep=deep)
 
     def _additive(self) -> PipelineObjective:
         if self._objective == "throughput":
@@ -167,7 +172,7 @@ class LadderSetting(Setting):
             self._simulate(pipeline, price)
             self._deepen(pipeline)
             deeper = any(option.promised > option.deepest for option in pipeline)  # warm-ups that no option stands for
-            if self._objective == "step" and (deeper or not self._all_depths(pipeline)):
+            if self._objective == "step" and (deeper or not self._tried_all(pipeline)):
                 open_ = min(open_, price)
                 self.cut_short |= not deeper
         self.raise_bound(min(open_, self.contest.target), ENUMERATION)
@@ -208,7 +213,7 @@ class LadderSetting(Setting):
             pipeline = model.chosen()
             if not self._all_depths(pipeline) or any(option.promised > option.deepest for option in pipeline):
                 return  # the simulator cannot say what it takes at best
-            key = _key(pipeline)
+            key = pipeline_key(pipeline)
             if key not in self._seen:
                 self._simulate(pipeline, found.bound, found_by=INTEGER_PROGRAM)
             self.cuts.append((pipeline, self._seen[key][0]))
@@ -242,9 +247,13 @@ class LadderSetting(Setting):
         if plan is None or len(plan.stages) > len(plan.workers):
             return
         group = {name: k for k, members in enumerate(self.instance.groups) for name in members}
+        held = [tuple(sorted(group[worker] for worker in stage.workers)) for stage in plan.stages]
+        if not all(members in self._options.sets for members in held):
+            return
         position = self.problem.position
         placed = sorted(
-            (min(position[name] for name in stage.partitions), group[stage.worker]) for stage in plan.stages
+            (min(position[name] for name in stage.partitions), self._options.sets.index(members))
+            for stage, members in zip(plan.stages, held, strict=True)
         )
         pipeline = self._stages(placed)
         if pipeline is not None:
@@ -267,7 +276,7 @@ class LadderSetting(Setting):
             price: The ladder's, to compare with; None: it was not asked.
             found_by: What has found it.
         """
-        key = _key(pipeline)
+        key = pipeline_key(pipeline)
         if key in self._seen:
             return math.inf
         best, chosen = (math.inf, math.inf), _UNKNOWN
@@ -286,7 +295,7 @@ class LadderSetting(Setting):
 
     def _deepen(self, pipeline: Sequence[StageOption]) -> float:
         """The best value of a simulated pipeline after local search over its warm-up depths, where some are untried."""
-        key = _key(pipeline)
+        key = pipeline_key(pipeline)
         value, depths = self._seen.get(key, (math.inf, _UNKNOWN))
         if key in self._deepened or self._objective != "step" or not depths or self._all_depths(pipeline):
             return value
@@ -332,7 +341,11 @@ class LadderSetting(Setting):
         """True if every choice of warm-up depths is simulated; of a chain, of those that do not grow."""
         ranges = [range(option.least, option.deepest + 1) for option in pipeline]
         choices = falling_count(ranges, self.micro_batches) if self.problem.exact else math.prod(map(len, ranges))
-        return choices <= tuning.MOST_DEPTHS * self.effort
+        return choices <= self.most_depths * self.effort
+
+    def _tried_all(self, pipeline: Sequence[StageOption]) -> bool:
+        """True if the simulator has priced every plan that the pipeline stands for."""
+        return self._all_depths(pipeline)
 
     def _depths(self, pipeline: Sequence[StageOption]) -> Iterator[tuple[int, ...]]:
         """Warm-up depths to try: the usual ones first, then all, or, of too many, those of a few policies.
@@ -352,22 +365,26 @@ class LadderSetting(Setting):
         """The warm-up depths that each stage may have."""
         full = self._additive().flows
         return [
-            range(max(option.least, self._options.usual(len(pipeline) - n) if full else 0), option.deepest + 1)
+            range(max(option.least, self._usual(pipeline, n) if full else 0), option.deepest + 1)
             for n, option in enumerate(pipeline)
         ]
+
+    def _usual(self, pipeline: Sequence[StageOption], n: int) -> int:
+        """The schedule's own warm-up depth of stage n: the workers from it on."""
+        return self._options.usual(sum(len(self._options.sets[option.group]) for option in pipeline[n:]))
 
     def _policies(self, pipeline: Sequence[StageOption]) -> Iterator[Sequence[int]]:
         """Depths worth a try: the usual ones, what covers the round trip at the pace of the slowest stage, and more.
 
         The last stage's warm-up is left alone: deeper, it only puts the first backward off.
         """
-        usual = [self._options.usual(len(pipeline) - n) for n in range(len(pipeline))]
-        pace = max(option.forward_s + option.backward_s for option in pipeline) or 1.0
+        usual = [self._usual(pipeline, n) for n in range(len(pipeline))]
+        pace = max(option.pace_s(self.micro_batches) for option in pipeline) or 1.0
         trips, trip = [0] * len(pipeline), 0.0
         for n in range(len(pipeline) - 1, -1, -1):
             column = pipeline[n]
             hop = (
-                self.instance.hop(pipeline[n + 1].first, column.group, pipeline[n + 1].group)
+                self._options.hop(pipeline[n + 1].first, column.group, pipeline[n + 1].group)
                 if (n + 1 < len(pipeline))
                 else None
             )
@@ -391,15 +408,15 @@ class LadderSetting(Setting):
         free = [list(reversed(group)) for group in self.instance.groups]
         stages = []
         for n, (option, depth) in enumerate(zip(pipeline, depths, strict=True)):
-            default, worker = self._options.usual(len(pipeline) - n), free[option.group].pop()
-            stages.append(
-                Stage(
-                    worker, problem.names(range(option.first, option.last + 1)),
-                    problem.names(option.rematerialise),
-                    in_flight=None if depth == default else depth,
-                    threads=problem.profile.worker[worker].threads,
-                )
-            )  # fmt: skip
+            default = self._usual(pipeline, n)
+            stage = Stage(
+                None,
+                problem.names(range(option.first, option.last + 1)),
+                problem.names(option.rematerialise),
+                in_flight=None if depth == default else depth,
+            )
+            names = [free[group].pop() for group in self._options.sets[option.group]]
+            stages.append(held_by(stage, names, option.shares, problem.profile))
         return Plan(
             workload=problem.workload, objective=self._objective, schedule=self.schedule,
             micro_batches=self.micro_batches, micro_batch_size=self.size, stages=tuple(stages),
@@ -427,25 +444,26 @@ class LadderSetting(Setting):
 
         local_search(
             tuple((option.first, option.group) for option in pipeline), least, price=price,
-            may_go_on=self._may_go_on, neighbours=lambda at: pipeline_moves(at, n, sizes),
+            may_go_on=self._may_go_on, neighbours=lambda at: pipeline_moves(at, n, sizes, self._options.sets),
         )  # fmt: skip
 
     def _stages(self, stages: Sequence[tuple[int, int]]) -> tuple[StageOption, ...] | None:
-        """The stage options, recomputing least, of stages given as (start, group); None: one of them does not fit."""
-        if len(stages) > self.problem.most_workers:
+        """The stage options, recomputing least, of stages as (start, who has it); None: one of them does not fit."""
+        if sum(many := [len(self._options.sets[number]) for _, number in stages]) > self.problem.most_workers:
             return None
         ends = [start for start, _ in stages[1:]] + [len(self.problem.order)]
         found = [
-            self._options.find(start, end - 1, group, len(stages) - n)
-            for n, ((start, group), end) in enumerate(zip(stages, ends, strict=True))
+            self._options.find(start, end - 1, number, sum(many[n:]))
+            for n, ((start, number), end) in enumerate(zip(stages, ends, strict=True))
         ]
         whole = tuple(option for option in found if option is not None)
         meets = all(
-            self.instance.hop(right.first, left.group, right.group) is not None
+            self._options.hop(right.first, left.group, right.group) is not None
             for left, right in itertools.pairwise(whole)
         )
         return whole if len(whole) == len(found) and meets else None
 
 
-def _key(pipeline: Sequence[StageOption]) -> _Key:
+def pipeline_key(pipeline: Sequence[StageOption]) -> _Key:
+    """What tells pipelines apart that are simulated by themselves."""
     return tuple((option.first, option.group, option.rematerialise) for option in pipeline)

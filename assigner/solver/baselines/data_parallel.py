@@ -1,0 +1,57 @@
+"""The whole model on every worker, each with a share of the micro-batches: one stage that all workers share.
+
+Each worker runs its micro-batches one after the other, forward and backward, and keeps one of them at a time; behind
+the last one the gradients are summed among all. As in PyTorch's DistributedDataParallel (Li et al., VLDB 2020), but
+that a worker's share is a number of whole micro-batches.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from assigner.solver.baselines.placement import SimplePlacement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from assigner.solver.baselines.prices import BaselinePrices
+
+
+def equal_shares(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
+    """The same number of micro-batches for every worker, as DistributedDataParallel has it.
+
+    Where no number of micro-batches goes by the number of workers, shares differ by one: the first workers take more.
+    """
+    workers = _sharing(pricing)
+    whole = [count for count in pricing.counts if workers and count % len(workers) == 0]
+    for count in whole or pricing.counts:
+        if workers:
+            each, more = divmod(count, len(workers))
+            yield _on(pricing, workers, [each + (n < more) for n in range(len(workers))], count)
+
+
+def shares_by_speed(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
+    """Shares for which the worker that is through last is through as soon as can be."""
+    import numpy as np
+
+    from assigner.solver.replica_options import least_shares
+
+    workers = _sharing(pricing)
+    for count in pricing.counts:
+        seconds = [sum(pricing.seconds_on(worker, count) or (math.inf,)) for worker in workers]
+        if any(map(math.isfinite, seconds)):
+            often = np.arange(count + 1)
+            shares, _ = least_shares([np.where(often > 0, often * each, 0.0)[:, None] for each in seconds])
+            yield _on(pricing, workers, shares[:, 0].tolist(), count)
+
+
+def _sharing(pricing: BaselinePrices) -> list[str]:
+    """The workers that may hold everything, as many as a plan may have."""
+    most = pricing.problem.options.max_workers or len(pricing.workers)
+    return [worker for worker in pricing.workers if pricing.may_hold(worker)][:most]
+
+
+def _on(pricing: BaselinePrices, workers: Sequence[str], shares: Sequence[int], count: int) -> SimplePlacement:
+    replicas = tuple((worker, share) for worker, share in zip(workers, shares, strict=True) if share)
+    return SimplePlacement(count, ((replicas[0][0], pricing.problem.order),), replicas)

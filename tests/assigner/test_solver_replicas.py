@@ -1,0 +1,262 @@
+"""Stages that several workers share: exhaustive search over every set of workers and every share bounds the answer."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from brute_force import random_instance
+from builders import make_profile, worker_name
+from shared_placements import best_shared
+from sweeps import sweep
+
+from assigner.errors import InfeasibleError, UsageError
+from assigner.schedule.cost import CostModel
+from assigner.schedule.simulate import overfull, predict
+from assigner.solver import SolveOptions, solve, solve_baseline
+from assigner.solver.options import divisors
+from assigner.solver.replica_options import least_shares, replica_sets
+
+ROUNDING = 1e-6
+
+
+def draw(seed: int, **how):
+    rng = random.Random(seed)
+    partitions, workers = rng.choice([(2, 3), (3, 3), (3, 2), (2, 4)])
+    return random_instance(
+        seed, partitions=partitions, workers=workers, busy=rng.random() < 0.4, tight=rng.random() < 0.3,
+        missing=rng.choice([0, 0, 0.3]), late_updates=rng.random() < 0.2, alike=rng.random() < 0.3, **how,
+    )  # fmt: skip
+
+
+def wide(**how):
+    """A chain on workers whose links cost next to nothing: sharing everything is as good as it can be."""
+    links = {"bandwidth": 1e11, "latency": 1e-7, "edge_bytes": 1e3}
+    return make_profile(**{"parameters": 4e5, "batch": 16, **links, **how})
+
+
+def shared(plan):
+    """The workers of each stage by rank, with their shares."""
+    return [
+        {int(each.worker.split(":")[1].split("/")[0]): each.micro_batches for each in stage.replicas} or
+        int(stage.worker.split(":")[1].split("/")[0])
+        for stage in plan.stages
+    ]  # fmt: skip
+
+
+def check(profile, options, *, near, **how):
+    """The bound is below every plan there is, and no plan is far below the one found."""
+    best = best_shared(profile, **how)
+    if best is None:
+        with pytest.raises(InfeasibleError):
+            solve(profile, options)
+        return
+    plan = solve(profile, options).plan
+    scale = plan.micro_batches if options.objective == "throughput" else 1
+    assert scale * plan.solver.bound_s <= best[0] * (1 + ROUNDING)
+    assert best[0] * (1 - ROUNDING) <= scale * plan.solver.objective_s <= best[0] * (1 + near)
+    assert not overfull(predict(plan, profile))
+
+
+@pytest.mark.parametrize("seed", sweep(range(40), quick=[2, 5, 7, 13]))
+def test_no_plan_is_below_the_bound(seed):
+    """Over all cuts, sets of workers, shares, warm-up depths and remat subsets, under both schedules."""
+    check(draw(seed), SolveOptions(max_replicas=4, gap=0), near=0.02, remat=True)
+
+
+@pytest.mark.parametrize("seed", sweep(range(50, 60), quick=3))
+def test_gpipe_with_every_share(seed):
+    """The same under GPipe alone."""
+    how = {"schedules": ("gpipe",), "remat": True}
+    check(draw(seed), SolveOptions(max_replicas=4, gap=0, schedule="gpipe"), near=0.01, **how)
+
+
+@pytest.mark.parametrize("seed", sweep(range(70, 76), quick=1))
+def test_five_partitions_on_four_workers(seed):
+    """All ways to share five partitions among four workers, in four micro-batches."""
+    profile = random_instance(seed, partitions=5, workers=4, busy=seed % 2 == 0)
+    options = SolveOptions(max_replicas=4, gap=0, schedule="gpipe", micro_batches=4)
+    check(profile, options, near=0.02, schedules=("gpipe",), micro_batches=4)
+
+
+@pytest.mark.parametrize("seed", sweep(range(80, 92), quick=3))
+def test_throughput_with_every_share(seed):
+    """The steady state: no shares give a faster slowest worker than the bound says."""
+    options = SolveOptions(max_replicas=4, gap=0, objective="throughput", schedule="gpipe")
+    check(draw(seed), options, near=0.05, schedules=("gpipe",), remat=True, objective="throughput")
+
+
+@pytest.mark.parametrize("seed", sweep(range(30), quick=8))
+def test_shares_are_the_best_there_are(seed):
+    """The busiest worker's time is the least threshold within which the workers carry all micro-batches."""
+    rng = random.Random(seed)
+    count, times = rng.randint(1, 9), [rng.choice([1.0, 1.5, 2.0, 7.0]) * rng.uniform(1, 1.2) for _ in range(3)]
+    room = [rng.choice([2, 4, 99]) for _ in times]
+    seconds = [[k * t if k <= most else np.inf for k in range(count + 1)] for t, most in zip(times, room, strict=True)]
+    found, busiest = least_shares([np.array(each)[:, None] for each in seconds])
+    thresholds = sorted({each for row in seconds for each in row})
+    carried = [sum(max(k for k in range(count + 1) if row[k] <= t) for row in seconds) for t in thresholds]
+    least = next((t for t, many in zip(thresholds, carried, strict=True) if many >= count and t < np.inf), np.inf)
+    assert busiest[0] == pytest.approx(least)
+    if least < np.inf:
+        assert found[:, 0].sum() == count
+        assert max(row[k] for row, k in zip(seconds, found[:, 0], strict=True)) == pytest.approx(least)
+
+
+def test_every_set_of_workers_is_there_once():
+    """Of two like workers and a third: a pair of like ones, one of them with the third, all three."""
+    assert replica_sets([2, 1], 3) == [(0, 1), (0, 0), (0, 0, 1)]
+    assert replica_sets([2, 1], 2) == [(0, 1), (0, 0)]
+
+
+def test_data_parallelism_is_found_where_it_is_best():
+    """On fast links the whole model on every worker, in shares by speed, has no bubble: nothing is better."""
+    profile = wide(work=[1e-3, 2e-3, 1e-3], slowness=[1.0, 1.0, 2.0])
+    plan = solve(profile, SolveOptions(max_replicas=3)).plan
+    assert len(plan.stages) == 1
+    assert len(plan.workers) == 3
+    assert plan.solver.status == "optimal"
+    assert plan.predicted.step_s <= solve_baseline(profile, "data-parallel-by-speed").predicted.step_s * (1 + ROUNDING)
+
+
+def test_stages_are_shared_by_some_of_the_workers():
+    """A partition that only one worker may hold, and is a third of the work: the others share the rest."""
+    profile = wide(work=[4e-3, 2e-3], slowness=[1.0, 1.0, 1.0])
+    plan = solve(profile, SolveOptions(max_replicas=3, pins={"p1": "worker:1"})).plan
+    assert [stage.partitions for stage in plan.stages] == [("p0",), ("p1",)]
+    assert shared(plan) == [{0: 8, 2: 8}, 1]
+
+
+@pytest.mark.parametrize("seed", sweep(range(100, 112), quick=4))
+def test_no_baseline_is_faster(seed):
+    """With as many workers a stage as there are, neither form of data parallelism beats the plan."""
+    profile = random_instance(seed, partitions=4, workers=3, busy=seed % 2 == 0, alike=seed % 3 == 0)
+    plan = solve(profile, SolveOptions(max_replicas=3)).plan
+    contiguous = [each.step_s for each in plan.baselines if each.step_s is not None and "greedy" not in each.name]
+    assert plan.predicted.step_s <= min(contiguous) * (1 + 0.01)
+
+
+def test_one_worker_a_stage_unless_more_are_asked_for():
+    """The default is the space without sharing; with N no stage has more than N workers."""
+    profile = wide(work=[1e-3] * 4, slowness=[1.0] * 4)
+    assert not solve(profile).plan.is_replicated
+    plan = solve(profile, SolveOptions(max_replicas=2)).plan
+    assert max(len(stage.workers) for stage in plan.stages) == 2
+    assert len(solve(profile, SolveOptions(max_replicas=4, max_workers=3)).plan.workers) == 3
+    assert "up to 2 workers a stage" in plan.solver.scope
+
+
+def test_more_workers_than_partitions_are_used():
+    """One partition, three workers: all of them share it."""
+    assert shared(solve(wide(work=[3e-3], slowness=[1.0, 1.0, 2.0]), SolveOptions(max_replicas=3)).plan) == [
+        {0: 7, 1: 6, 2: 3}
+    ]
+
+
+def test_hints_hold_for_every_worker_of_a_stage():
+    """Pins, forbidden workers, partitions kept apart or together, and the workers that may be used."""
+    profile = wide(work=[1e-3] * 4, slowness=[1.0] * 4)
+    options = SolveOptions(max_replicas=4)
+    assert shared(solve(profile, replace(options, pins={"p*": "worker:2"})).plan) == [2]
+    off = solve(profile, replace(options, forbid=(("p1", "worker:0"),))).plan
+    assert worker_name(0) not in off.holders["p1"]
+    apart = solve(profile, replace(options, apart=(("p0", "p3"),))).plan
+    assert not set(apart.holders["p0"]) & set(apart.holders["p3"])
+    together = solve(profile, replace(options, together=(("p0", "p3"),))).plan
+    assert together.holders["p0"] == together.holders["p3"]
+    assert set(solve(profile, replace(options, only=("worker:1", "worker:3"))).plan.workers) <= {
+        worker_name(1), worker_name(3)
+    }  # fmt: skip
+
+
+def test_memory_of_every_worker_holds():
+    """A worker that cannot hold the whole model takes part in no stage that is the whole model."""
+    profile = wide(work=[1e-3] * 4, slowness=[1.0] * 3, parameters=4e6, capacity=[1e12, 1e12, 2e7])
+    plan = solve(profile, SolveOptions(max_replicas=3)).plan
+    assert not overfull(plan.predicted)
+    assert all(worker_name(2) not in stage.workers for stage in plan.stages if len(stage.partitions) == 4)
+
+
+def test_what_sharing_cannot_be_asked_for_with_is_refused():
+    """Latency is of one micro-batch, and under interleaved a worker has several stages: both say so."""
+    profile = wide(work=[1e-3] * 2, slowness=[1.0] * 2)
+    with pytest.raises(UsageError, match="one micro-batch goes through one worker"):
+        solve(profile, SolveOptions(max_replicas=2, objective="latency"))
+    with pytest.raises(UsageError, match="a worker that shares a stage has no other"):
+        solve(profile, SolveOptions(max_replicas=2, schedule="interleaved"))
+
+
+def test_money_is_saved_by_sharing():
+    """Money per sample: two workers that share everything cost what one does, and take half the step."""
+    profile = wide(work=[1e-3] * 2, slowness=[1.0] * 2)
+    profile = replace(profile, workers=tuple(replace(each, cost_per_hour=1.0) for each in profile.workers))
+    alone = solve(profile, SolveOptions(objective="cost")).plan
+    step = alone.predicted.step_s
+    if len(alone.workers) == 1:
+        step *= 0.55
+    plan = solve(profile, SolveOptions(objective="cost", max_replicas=2, max_step_s=step)).plan
+    assert plan.predicted.step_s <= step
+
+
+def test_the_same_input_gives_the_same_plan():
+    """Sharing is searched by counts and a seed, not by the clock."""
+    profile = draw(17)
+    first, second = (solve(profile, SolveOptions(max_replicas=4)).plan for _ in range(2))
+    assert first.stages == second.stages
+    assert first.candidates == second.candidates
+
+
+def by_hand(profile, shares, count):
+    """Seconds of a step in which workers of these shares run the whole model and add up all gradients."""
+    cost, size = CostModel(profile), profile.workload.batch_size // count
+    rows = {
+        worker: [cost.partition(name, worker, size) for name in profile.order]
+        for worker in (each.name for each in profile.workers)
+    }
+    held = [name for name, share in zip(rows, shares, strict=True) if share]
+    compute = max(
+        share * sum(each.forward_s + each.backward_s for each in row)
+        for row, share in zip(rows.values(), shares, strict=True)
+    )
+    reduce_s = cost.reduce_s(tuple(held), sum(each.gradient_bytes for each in profile.partitions))
+    return compute + reduce_s + max(sum(each.update_s for each in rows[name]) for name in held)
+
+
+def test_data_parallel_takes_equal_shares():
+    """Of the numbers of micro-batches that go by three, the best; what it takes is compute, reduce and update."""
+    profile = make_profile(work=[1e-3, 2e-3], slowness=[1.0, 1.0, 3.0], batch=12)
+    plan = solve_baseline(profile, "data-parallel")
+    count = plan.micro_batches
+    assert shared(plan) == [dict.fromkeys(range(3), count // 3)]
+    expected = min(by_hand(profile, [m // 3] * 3, m) for m in divisors(12) if m % 3 == 0)
+    assert plan.predicted.step_s == pytest.approx(expected)
+
+
+def test_data_parallel_by_speed_fills_the_threshold():
+    """The fastest takes most, a worker that is too slow for one micro-batch takes none."""
+    profile = make_profile(work=[1e-3, 2e-3], slowness=[1.0, 2.0, 40.0], batch=12)
+    plan = solve_baseline(profile, "data-parallel-by-speed", SolveOptions(micro_batches=12))
+    assert shared(plan) == [{0: 8, 1: 4}]
+    expected = min(by_hand(profile, shares, 12) for shares in itertools.product(range(1, 13), repeat=2)
+                   for shares in [(*shares, 0)] if sum(shares) == 12)  # fmt: skip
+    assert plan.predicted.step_s == pytest.approx(expected)
+
+
+def test_data_parallel_needs_the_whole_model_on_every_worker():
+    """State of 16 MB and one micro-batch in flight on each: 15 MB do not hold it, 18 MB do, whatever M is."""
+    small = make_profile(work=[1e-3] * 2, slowness=[1.0] * 2, parameters=2e6, activation=1e5, capacity=1.5e7)
+    with pytest.raises(InfeasibleError, match="data parallel does not fit"):
+        solve_baseline(small, "data-parallel")
+    enough = make_profile(work=[1e-3] * 2, slowness=[1.0] * 2, parameters=2e6, activation=1e5, capacity=2.5e7)
+    assert solve_baseline(enough, "data-parallel").predicted.workers[0].peak_bytes <= 2.5e7
+
+
+def test_data_parallel_heeds_hints():
+    """A partition pinned to one worker leaves that one alone; two kept apart leave nobody."""
+    profile = make_profile(work=[1e-3] * 2, slowness=[1.0] * 2)
+    assert solve_baseline(profile, "data-parallel", SolveOptions(pins={"p0": "worker:1"})).workers == (worker_name(1),)
+    with pytest.raises(InfeasibleError):
+        solve_baseline(profile, "data-parallel", SolveOptions(apart=(("p0", "p1"),)))
