@@ -9,6 +9,7 @@ import torch
 
 from assigner.errors import MarkingError
 from assigner.runtime.membership import Membership
+from assigner.runtime.missinggradients import is_missing, missing_gradient
 from assigner.runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -79,10 +80,19 @@ class CopyingTransport(Transport):
             )
         return tensor
 
+    def receive_gradient(self, message: Message, span: RecordedSpan | None = None) -> torch.Tensor | None:
+        """As `receive`, of a gradient; None: its sender has said that there is none."""
+        tensor = self.receive(message, span)
+        return None if is_missing(tensor) else tensor
+
     def send(self, message: Message, tensor: torch.Tensor, span: RecordedSpan | None = None) -> None:  # noqa: ARG002
         """Send a copy."""
         data = tensor.detach().resolve_conj().resolve_neg()
         self._mailbox.messages[message].append(data.clone(memory_format=torch.contiguous_format))
+
+    def send_missing(self, message: Message, like: torch.Tensor, span: RecordedSpan | None = None) -> None:
+        """Say that there is no gradient of `like`."""
+        self.send(message, missing_gradient(like), span)
 
     def flush(self) -> None:
         """What was sent has left at once."""
