@@ -91,6 +91,11 @@ def check_exportable(profile: Profile, options: SolveOptions, path: Path) -> Non
             "no integer program states plans with several stages a worker: it only bounds them",
             hint="--schedule auto, gpipe or 1f1b",
         )
+    if options.max_replicas > 1:
+        raise UsageError(
+            "no integer program states stages that several workers share: a dynamic program and local search do",
+            hint="leave --max-replicas out",
+        )
     resolved, plain = resolve(profile, options)
     problem = Problem(resolved, plain, CostModel(resolved))
     cuts = sum(problem.may_cut)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import UsageError
+from assigner.formats.plan import refuse_replicas
 from assigner.solver.options import divisors
 
 if TYPE_CHECKING:
@@ -73,8 +74,10 @@ def completing(options: SolveOptions, plan: Plan, profile: Profile) -> SolveOpti
     """The options with what a partial plan says of its partitions: their worker, and whether they run twice.
 
     Raises:
-        UsageError: the plan contradicts a pin or a rematerialisation asked for, or names a worker that is not there.
+        UsageError: the plan contradicts a pin or a rematerialisation asked for, names a worker that is not there, or
+            has a stage on several workers.
     """
+    refuse_replicas(plan, "--complete, which pins each partition to one worker")
     pins, rules = dict(options.pins), dict(options.rematerialise)
     for stage in plan.stages:
         worker = profile.worker.get(stage.worker)

@@ -189,22 +189,27 @@ class Search:
                     setting.prove()
 
     def _close(self) -> None:
-        """Go on from the usual gap to 0, where no gap was asked for and the ILP of every open setting is small."""
-        contest = self.contest
-        if contest.options.gap is not None or contest.best is None or self._first_plan or not self.decided:
+        """Go on from the usual gap to 0, where no gap was asked for and the ILP of every open setting is small.
+
+        Settings without an ILP stay as they are: what is found in the others does not depend on them.
+        """
+        contest, stated = self.contest, [setting for setting in self.settings if setting.has_ilp]
+        decided = all(setting.decided for setting in stated)
+        if contest.options.gap is not None or contest.best is None or self._first_plan or not decided:
             return
+        open_ = [setting for setting in self.settings if not setting.decided]
         contest.gap, contest.nodes = 0.0, tuning.CLOSE_NODES
         for setting in self.settings:
             setting.decided = setting.bound >= contest.target
-        if all(setting.decided or setting.closable for setting in self.settings):
-            for setting in sorted(self.settings, key=lambda each: (each.bound, each.best_value)):
+        if all(setting.decided or setting.closable for setting in stated):
+            for setting in sorted(stated, key=lambda each: (each.bound, each.best_value)):
                 if setting.bound < contest.target and contest.left_s > 0:
                     self._tell(setting)
                     setting.close()
         if self.bound < contest.target:
             contest.gap = contest.options.stop_gap
         for setting in self.settings:
-            setting.decided = True  # to within the gap
+            setting.decided = setting not in open_  # to within the gap
         contest.nodes = None
 
     def _tell(self, setting: Setting) -> None:

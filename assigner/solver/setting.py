@@ -38,6 +38,7 @@ class Setting(ABC):
 
     Attributes:
         schedule: The plan's schedule, `gpipe`.
+        has_ilp: An integer program, or exhaustive search, states all of its plans where they are few enough.
         best: Its best plan so far.
         bound: No plan of this setting has a lower value; inf: it has none.
         decided: There is nothing left to find.
@@ -46,6 +47,7 @@ class Setting(ABC):
     """
 
     schedule: Schedule
+    has_ilp = True
 
     def __init__(self, contest: Contest, micro_batches: int, problem: Problem | None = None) -> None:
         self.contest, self.problem = contest, problem or contest.problem

@@ -10,6 +10,7 @@ from builders import make_plan, make_profile, random_chain, worker_name
 from sweeps import sweep
 
 from assigner.formats.profile import Edge
+from assigner.report.plan import SHARED
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver import SolveOptions, solve, solve_baseline
@@ -53,6 +54,7 @@ def test_every_baseline_has_a_name_and_a_title():
     """The names to choose from are those that have a title, in that order."""
     assert typing.get_args(BaselineName) == tuple(TITLES)
     assert len(set(TITLES.values())) == len(TITLES)
+    assert set(SHARED) == {title for name, title in TITLES.items() if name.startswith("data-parallel")}
 
 
 def test_the_splits_are_what_their_names_say():

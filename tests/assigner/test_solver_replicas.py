@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from sweeps import sweep
 from assigner.errors import InfeasibleError, UsageError
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import overfull, predict
-from assigner.solver import SolveOptions, solve, solve_baseline
+from assigner.solver import SolveOptions, check_exportable, completing, solve, solve_baseline
 from assigner.solver.options import divisors
 from assigner.solver.replica_options import least_shares, replica_sets
 
@@ -187,6 +188,11 @@ def test_what_sharing_cannot_be_asked_for_with_is_refused():
         solve(profile, SolveOptions(max_replicas=2, objective="latency"))
     with pytest.raises(UsageError, match="a worker that shares a stage has no other"):
         solve(profile, SolveOptions(max_replicas=2, schedule="interleaved"))
+    with pytest.raises(UsageError, match="no integer program states stages that several workers share"):
+        check_exportable(profile, SolveOptions(max_replicas=2), Path("model.lp"))
+    plan = solve(profile, SolveOptions(max_replicas=2)).plan
+    with pytest.raises(UsageError, match="not yet carried by --complete"):
+        completing(SolveOptions(), plan, profile)
 
 
 def test_money_is_saved_by_sharing():

@@ -37,6 +37,7 @@ class SharedSetting(LadderSetting):
     """Under one schedule with M micro-batches: a worker has one stage, and at least one stage has several workers."""
 
     most_depths = tuning.SHARED_DEPTHS
+    has_ilp = False  # none states shares
 
     def _stage_options(self, *, deep: bool) -> StageOptions:
         return ReplicaOptions(self.instance, deep=deep)
@@ -48,7 +49,7 @@ class SharedSetting(LadderSetting):
 
     @property
     def closable(self) -> bool:
-        """No: no integer program states shares."""
+        """No."""
         return False
 
     def start(self) -> None:
