@@ -5,19 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from workloads import Reference
 
 from assigner import Pipeline
 from assigner.formats.graph import topological_order
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan, Replica, Stage
 from assigner.formats.profile import WorkloadReference
+from assigner.model.marking.writing import STORES
 from assigner.runtime.remat import Remat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import torch
 
@@ -46,7 +47,7 @@ class Combination:
     def __str__(self) -> str:
         plan = self.plan
         lines = [
-            f"  {each.worker} {' '.join(each.partitions)}; remat {' '.join(each.rematerialise) or '-'};"
+            f"  {_shares(each)} {' '.join(each.partitions)}; remat {' '.join(each.rematerialise) or '-'};"
             f" depth {each.in_flight}"
             for each in plan.stages
         ]
@@ -61,7 +62,9 @@ def drawn_combination(made: Workload, graph: PartitionGraph, seed: int, *, worke
     size = -(-rows // rng.randint(1, 8))
     micro_batches = -(-rows // size)
     schedule = rng.choice(["gpipe", "1f1b", "interleaved"])
-    stages = _stages(graph, rng, schedule, workers=workers, micro_batches=micro_batches)
+    stages = list(_stages(graph, rng, schedule, workers=workers, micro_batches=micro_batches))
+    if workers > 1 and seed % 2:
+        stages = list(_with_replicas(stages, graph, rng, schedule, workers=workers, micro_batches=micro_batches))
     plan = Plan(
         workload=WorkloadReference(made.name, batch_size=rows, fingerprint=graph.fingerprint),
         schedule=schedule, micro_batches=micro_batches, micro_batch_size=size, stages=tuple(stages),
@@ -93,6 +96,43 @@ def _stages(
     for rank, part, depth in zip(ranks, parts, depths, strict=True):
         again = tuple(name for name in part if rng.random() < 0.35)
         yield Stage(f"worker:{rank}/cpu", tuple(part), again, depth)
+
+
+def _with_replicas(
+    stages: Sequence[Stage],
+    graph: PartitionGraph,
+    rng: random.Random,
+    schedule: str,
+    *,
+    workers: int,
+    micro_batches: int,
+) -> Iterator[Stage]:
+    """Some of the stages on several workers, with random shares; those that cannot be shared stay where they are."""
+    free = [f"worker:{n}/cpu" for n in range(workers)]
+    if schedule == "1f1b":
+        free = [worker for worker in free if worker not in {stage.worker for stage in stages}]
+    for stage in stages:
+        others = [worker for worker in free if worker != stage.worker]
+        most = min(len(others), micro_batches - 1)
+        if not most or rng.random() < 0.3 or stores(graph, stage.partitions):
+            yield stage
+            continue
+        more = rng.sample(others, rng.randint(1, most))
+        if schedule == "1f1b":
+            free = [worker for worker in free if worker not in more]
+        bounds = sorted(rng.sample(range(1, micro_batches), len(more)))
+        shares = [b - a for a, b in itertools.pairwise([0, *bounds, micro_batches])]
+        replicas = tuple(map(Replica, [stage.worker, *more], shares))
+        yield replace(stage, sole_worker=None, replicas=replicas)
+
+
+def stores(graph: PartitionGraph, partitions: Sequence[str]) -> bool:
+    """Whether a forward of these changes a buffer or parameter: then several workers cannot share them."""
+    return any(node.target in STORES for name in partitions for node in graph.piece[name].graph.nodes)
+
+
+def _shares(stage: Stage) -> str:
+    return " ".join(f"{each.worker} x{each.micro_batches}" for each in stage.replicas) or stage.worker
 
 
 def differences(made: Workload, graph: PartitionGraph, combination: Combination) -> Iterator[str]:

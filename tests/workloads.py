@@ -13,13 +13,13 @@ from torch import nn
 
 from assigner import Pipeline
 from assigner.formats.graph import topological_order
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan, Replica, Stage
 from assigner.formats.profile import WorkloadReference
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import Workload, call_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 WIDTH = 8
 TOKENS = 11
@@ -216,14 +216,17 @@ def graph_of(made: Workload) -> PartitionGraph:
 
 def make_plan(
     made: Workload,
-    stages: Sequence[tuple[int, Sequence[str]]] = (),
+    stages: Sequence[tuple[int | Mapping[int, int], Sequence[str]]] = (),
     *,
     micro_batches: int = 4,
     remat: Sequence[str] = (),
     schedule: Any = "gpipe",
     in_flight: int | None = None,
 ) -> Plan:
-    """A plan with stages as (rank, partition names); none given: everything on rank 0."""
+    """A plan with stages as (rank, partition names); none given: everything on rank 0.
+
+    In the place of a rank, for a stage that several share: how many micro-batches each rank has.
+    """
     graph = graph_of(made)
     return Plan(
         workload=WorkloadReference(made.name, batch_size=made.batch_size, fingerprint=graph.fingerprint),
@@ -231,10 +234,21 @@ def make_plan(
         micro_batches=micro_batches,
         micro_batch_size=-(-made.batch_size // micro_batches),
         stages=tuple(
-            Stage(f"worker:{rank}/cpu", tuple(held), tuple(name for name in held if name in remat), in_flight)
+            make_stage(rank, held, remat, in_flight)
             for rank, held in stages or [(0, [piece.name for piece in graph.pieces])]
         ),
     )
+
+
+def make_stage(
+    rank: int | Mapping[int, int], held: Sequence[str], remat: Sequence[str] = (), in_flight: int | None = None
+) -> Stage:
+    """As `make_plan` takes it."""
+    again = tuple(name for name in held if name in remat)
+    if isinstance(rank, int):
+        return Stage(f"worker:{rank}/cpu", tuple(held), again, in_flight)
+    replicas = tuple(Replica(f"worker:{each}/cpu", count) for each, count in rank.items())
+    return Stage(None, tuple(held), again, in_flight, replicas=replicas)
 
 
 def random_plan(made: Workload, seed: int, *, workers: int) -> Plan:

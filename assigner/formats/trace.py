@@ -170,7 +170,7 @@ def _check(trace: Trace) -> None:
     partitions = {name for stage in trace.stages for name in stage.partitions}
     names = [worker.worker for worker in trace.workers]
     check_unique(names, "workers[{}].worker")
-    holders = {stage.worker for stage in trace.stages}
+    holders = {worker for stage in trace.stages for worker in stage.workers}
     if missing := holders.difference(names):
         raise FormatError(f"workers: {min(missing)!r} holds a stage and is not there")
     for n, worker in enumerate(trace.workers):
@@ -207,15 +207,19 @@ def _check_action(trace: Trace, action: TracedAction, peers: set[str], where: st
 
 
 def _check_place(trace: Trace, action: TracedAction, worker: str, where: str) -> None:
-    """All but steps, updates and the messages of ties are of a micro-batch on one of the worker's own stages."""
+    """Steps, updates and messages of ties are of no stage; a reduction is of one that the worker holds with others.
+
+    All else is of a micro-batch on a stage that it holds.
+    """
     if action.kind in ("step", "update") or (action.message is not None and action.message.payload == "tie"):
         return
     for name, number in (("stage", action.stage), ("micro_batch", action.micro_batch)):
-        if number < 0:
+        if number < 0 and not (action.kind == "reduce" and name == "micro_batch"):
             raise FormatError(f"{where}.{name}: {number} is not allowed; {action.kind} is of a {name}, counted from 0")
-    if trace.stages[action.stage].worker != worker:
-        holder = trace.stages[action.stage].worker
-        raise FormatError(f"{where}.stage: {action.stage} is not allowed; {holder!r} holds it, not {worker!r}")
+    held = trace.stages[action.stage].workers
+    if worker not in held:
+        holders = " and ".join(map(repr, held))
+        raise FormatError(f"{where}.stage: {action.stage} is not allowed; {holders} holds it, not {worker!r}")
 
 
 def check_same_plan(trace: Trace | Plan, plan: Plan) -> None:

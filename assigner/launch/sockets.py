@@ -79,7 +79,9 @@ class Connections:
         return [ends for _, ends in opened if ends is not None]
 
     def settle(self, theirs: Iterable[tuple[End, End]] = ()) -> None:
-        """Look after the connections to the other ranks, and let `hang_up` end them; only `guard` adds to them later.
+        """Look after the connections to the other ranks, and let `hang_up` end them.
+
+        It is called again where a process group has opened more; beside that only `guard` adds to them later.
 
         Args:
             theirs: What `ends` gave on the other ranks.

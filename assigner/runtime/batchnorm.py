@@ -6,6 +6,9 @@ count aside, and the step's end merges them and moves the running values once, a
     N = sum n_m      mean = sum n_m mean_m / N      M2 = sum (n_m - 1) var_m + n_m (mean_m - mean)^2
     running_mean <- (1 - a) running_mean + a mean        running_var <- (1 - a) running_var + a M2 / (N - 1)
 
+Where several workers share the partition, each has the figures of its own micro-batches; before the merge all get those
+of all, so that all move their running values alike.
+
 There is no second pass over the data: the module's own forward runs on a twin that shares its weights, has momentum 1,
 and whose running values are the place where the micro-batch's figures belong. A recompute writes the same figures into
 the same place again, so it does not count; a step that fails leaves the running values as they were.
@@ -18,16 +21,19 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from assigner.errors import UsageError
+from assigner.runtime.replicas import in_words, one_worker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from assigner.runtime.workergroups import WorkerGroup
 
 BatchNorm = Literal["deferred", "micro_batch"]
 
@@ -98,10 +104,36 @@ class _DeferredNorm:
         self.now[call].count = input.numel() // input.shape[1]
         return output
 
+    def have_twins(self, count: int) -> None:
+        """Have so many twins, for figures that another worker has of as many calls."""
+        while len(self.twins) < count:
+            self._add_twin()
+
+    def packed(self, micro_batches: int) -> torch.Tensor:
+        """The figures of a step's micro-batches, one row for each call and each of them: zeros where there are none."""
+        rows = []
+        for seen in self.seen:
+            for n in range(micro_batches):
+                figures = self._figures(seen, n)
+                count = figures.mean.new_full((1,), figures.count, dtype=torch.float64)
+                rows.append(torch.cat([count, figures.mean.double(), figures.variance.double()]))
+        return torch.stack(rows)
+
+    def unpack(self, rows: torch.Tensor) -> None:
+        """Take over what `packed` gave on all workers together."""
+        each_call = rows.view(len(self.seen), -1, rows.shape[1])
+        for seen, found in zip(self.seen, each_call, strict=True):
+            for n, (row, count) in enumerate(zip(found, found[:, 0].tolist(), strict=True)):
+                figures = self._figures(seen, n)
+                mean, variance = row[1:].chunk(2)
+                figures.mean.copy_(mean)
+                figures.variance.copy_(variance)
+                figures.count = int(count)
+
     def commit(self) -> None:
         """Move the running values, once for each call that a forward makes."""
         for seen in self.seen:
-            found = [figures for figures in seen.values() if figures.count]
+            found = [figures for _, figures in sorted(seen.items()) if figures.count]
             if found:
                 self._move(*_merged(found))
         self.forget()
@@ -146,12 +178,15 @@ class DeferredStatistics:
     Args:
         modules: The partitions; their modules are the pipeline's own copies.
         choice: "deferred"; with "micro_batch" every BatchNorm stays as torch made it.
+        groups: Of the partitions that other workers hold too, those workers.
 
     Raises:
         UsageError: `choice` is none of the two, or a module cannot run in a pipeline.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], choice: BatchNorm) -> None:
+    def __init__(
+        self, modules: Mapping[str, nn.Module], choice: BatchNorm, groups: Mapping[str, WorkerGroup] | None = None
+    ) -> None:
         if choice not in get_args(BatchNorm):
             raise UsageError(f"batch_norm={choice!r} is not allowed", hint=f"one of {', '.join(get_args(BatchNorm))}")
         self._norms: dict[str, list[_DeferredNorm]] = {}
@@ -159,14 +194,29 @@ class DeferredStatistics:
             found = {name: each for name, each in held.named_modules() if isinstance(each, _BatchNorm)}
             for name, each in found.items():
                 _check(name, each, choice)
+                if groups and partition in groups and choice == "micro_batch" and each.track_running_stats:
+                    _refuse_shared(partition, groups[partition].workers, name)
             if choice == "deferred":
                 tracking = [each for each in found.values() if each.track_running_stats]
                 self._norms[partition] = [_DeferredNorm(each) for each in tracking if each.running_mean is not None]
+        self._shared: dict[WorkerGroup, list[_DeferredNorm]] = {}
+        for partition, group in (groups or {}).items():
+            if self._norms.get(partition):
+                self._shared.setdefault(group, []).extend(self._norms[partition])
 
     def begin(self, partition: str, micro_batch: int) -> None:
         """A forward of this micro-batch comes next, or its recompute."""
         for norm in self._norms.get(partition, ()):
             norm.begin(micro_batch)
+
+    def exchange(self, micro_batches: int) -> None:
+        """A step's forwards have run, of so many micro-batches on all workers: have each worker know of all of them.
+
+        Raises:
+            LostConnectionError: a worker that shares a partition is gone.
+        """
+        for group, shared in self._shared.items():
+            _exchange(group, shared, micro_batches)
 
     def commit(self) -> None:
         """A step's forwards have run: move the running values."""
@@ -179,6 +229,28 @@ class DeferredStatistics:
         for norms in self._norms.values():
             for norm in norms:
                 norm.forget()
+
+
+def _refuse_shared(partition: str, workers: Sequence[str], name: str) -> NoReturn:
+    raise UsageError(
+        f"{in_words(partition, workers)}, and with batch_norm='micro_batch' every micro-batch moves the running"
+        f" statistics of {name}: each of them would see its own alone",
+        hint=f"use batch_norm='deferred', or {one_worker(partition)}",
+    )
+
+
+@torch.no_grad()
+def _exchange(group: WorkerGroup, norms: Sequence[_DeferredNorm], micro_batches: int) -> None:
+    """Have each worker of a group get the figures that the others have: every micro-batch is one worker's."""
+    calls = group.largest(torch.tensor([len(norm.twins) for norm in norms], device=group.device))
+    packed = []
+    for norm, count in zip(norms, calls.tolist(), strict=True):
+        norm.have_twins(count)
+        packed.append(norm.packed(micro_batches))
+    total = group.add_up(torch.cat([rows.flatten() for rows in packed])).wait()
+    parts = torch.split(total, [rows.numel() for rows in packed])
+    for norm, rows, part in zip(norms, packed, parts, strict=True):
+        norm.unpack(part.view_as(rows))
 
 
 def _check(name: str, module: _BatchNorm, choice: BatchNorm) -> None:

@@ -144,14 +144,16 @@ class Saving:
 
     def _check(self) -> None:
         """Refuse before anything is written: what stands there, what cannot be kept, and what is not worth it."""
-        for name, parameter in self._share.parameters.items():
+        kept = self._share.kept_parameters
+        for name, parameter in kept.items():
             if count := nan_count(parameter):
                 raise UsageError(
                     f"{name!r} holds {count} NaN: it is not saved, and what stands at {self._named} stays",
                     hint="training has diverged: go on from an earlier checkpoint",
                 )
-        self._moments = OptimizerState.of(self._share.parameters, self._optimizer)
-        self._extra = {path: PackedValue.of(each, _extra(path)) for path, each in self._share.extra_state().items()}
+        self._moments = OptimizerState.of(kept, self._optimizer)
+        extra = self._share.extra_state(kept=True)
+        self._extra = {path: PackedValue.of(each, _extra(path)) for path, each in extra.items()}
         self._state = self._carried.joined()
         check_saved(self._state, self._graph, self._carried.places)
         if self._rank == 0:
@@ -205,7 +207,7 @@ class Saving:
             "extra": {path: each.text for path, each in self._extra.items()},
             "plain": self._graph.plain_names,
         }
-        tensors = {**self._unread.state(), **self._share.state(), **extra}
+        tensors = {**self._unread.state(), **self._share.kept_state(), **extra}
         moments = self._moments
         with _written(self._named):
             write_shard(self._part, f"model-{self._rank:05}", tensors, sections)

@@ -19,6 +19,7 @@ from assigner.runtime.microbatch import MicroBatch
 from assigner.runtime.ordering import Message
 from assigner.runtime.partition import ForwardPlace, PartitionRunner
 from assigner.runtime.ranges import Ranges
+from assigner.runtime.reduction import Reduction
 from assigner.runtime.staterows import kept
 from assigner.schedule.program import Action, ActionKind, Payload, Program, Route
 
@@ -52,6 +53,7 @@ class _Step:
         readers: How many backwards of this rank still need a leaf.
         gradients: Gradients that came from other ranks.
         outbox: What the last forward made for others.
+        reduction: Adds up the gradients of stages that several workers share; None: not before the step's end.
         shapes: Of what this rank has sent, where shapes depend on data; the gradients have the same.
     """
 
@@ -63,6 +65,7 @@ class _Step:
     gradients: dict[Key, list[torch.Tensor]] = field(default_factory=lambda: defaultdict(list))
     outbox: dict[Key, torch.Tensor] = field(default_factory=dict)
     shapes: dict[Key, tuple[int, ...]] = field(default_factory=dict)
+    reduction: Reduction | None = None
 
 
 class Executor:
@@ -107,9 +110,11 @@ class Executor:
         self.statistics = statistics
         self.states, self.stores = states or {}, StepStores()
         self.runners = {name: self._runner(module, name, remat, workload) for name, module in modules.items()}
-        self.local_readers = Counter(value for name in modules for value in graph.piece[name].reads)
         self.recorder: Recorder | None = None
         self.step: _Step | None = None
+        self._learnt: Program | None = None
+        self._readers: Counter[Key] = Counter()
+        self._finished: set[int] = set()
 
     def _runner(
         self, module: fx.GraphModule, name: str, remat: Rematerialisation, workload: Workload
@@ -138,6 +143,7 @@ class Executor:
         places: Sequence[int] | None = None,
         loss_factor: float = 1.0,
         outputs: BatchOutputs | None = None,
+        reduction: Reduction | None = None,
     ) -> list[float]:
         """Run forwards and backwards of one step; gradients add up in the parameters.
 
@@ -148,15 +154,23 @@ class Executor:
             places: Numbers of these micro-batches in the whole batch; None: they are all of it.
             loss_factor: What the loss's gradient is multiplied by.
             outputs: Where the model's outputs are kept; None: nobody wants them.
+            reduction: Adds up the gradients of stages that several workers share; None: not before the step's end.
 
         Returns:
-            Loss, weight and metrics where the last partition runs, else of no meaning; see `assigner.runtime.results`.
+            Loss, weight and metrics of the micro-batches that this rank runs the last partition for; see
+            `assigner.runtime.results`.
         """
         places = range(len(micro_batches)) if places is None else places
-        self.step = _Step(number, micro_batches, places)
+        self.step = _Step(number, micro_batches, places, reduction=reduction)
         self.made = {}
-        self.loss.begin(micro_batches, places, factor=loss_factor, outputs=outputs)
-        actions = [action for action in program.actions.get(self.member.name, ()) if action.micro_batch >= 0]
+        actions = [
+            action
+            for action in program.actions.get(self.member.name, ())
+            if action.micro_batch >= 0 or action.kind is ActionKind.REDUCE
+        ]
+        self._learn(program, actions)
+        finished = [micro_batches[m] for m in sorted(self._finished)]
+        self.loss.begin(micro_batches, places, factor=loss_factor, outputs=outputs, finished=finished)
         if self.member.transport is not None:
             self.transport.begin(program)
         ahead = self._post_ahead(actions, posted_ahead(self.graph, program, self.member.name, micro_batches))
@@ -172,6 +186,20 @@ class Executor:
                 self._act(program, action)
         self.step = None
         return self.loss.numbers()
+
+    def _learn(self, program: Program, actions: Sequence[Action]) -> None:
+        """See what this rank runs of a program: of a stage that several workers share, some micro-batches."""
+        if program is self._learnt:
+            return
+        self._learnt = program
+        runs = [
+            (name, action.micro_batch)
+            for action in actions
+            if action.kind is ActionKind.FORWARD
+            for name in program.plan.stages[action.stage].partitions
+        ]
+        self._readers = Counter((value, m) for name, m in runs for value in self.graph.piece[name].reads)
+        self._finished = {m for name, m in runs if name == self.graph.last.name}
 
     def _post_ahead(self, actions: Sequence[Action], ahead: int) -> Iterator[None]:
         """Post the receives of the first forwards and backwards; then, at each one, those of one more.
@@ -272,6 +300,10 @@ class Executor:
                 self._backward(self.runners[name], action.micro_batch)
         elif action.kind is ActionKind.SEND:
             self._send(action, span)
+        elif action.kind is ActionKind.REDUCE:
+            if self._stepped.reduction is not None:
+                self.member.at = f"the sum of the gradients of stage {action.stage} over its workers"
+                self._stepped.reduction.begin(action.stage, span)
         else:
             self._receive(action, span)
         if self.recorder is not None and span is not None and action.kind in _COMPUTE:
@@ -308,7 +340,7 @@ class Executor:
         for index, output in enumerate(outputs):
             value = Value(name, index)
             step.outbox[value, micro_batch] = output
-            if self.local_readers[value]:
+            if self._readers[value, micro_batch]:
                 self._keep(value, micro_batch, output)
 
     def _hand_on(self, partition: str, outputs: Sequence[Any], place: int) -> None:
@@ -321,7 +353,7 @@ class Executor:
         """Make a value a leaf that partitions of this rank read."""
         step, key = self._stepped, (value, micro_batch)
         step.leaves[key] = tensor.detach().requires_grad_(self.graph.values[value].gradient)
-        step.readers[key] = self.local_readers[value]
+        step.readers[key] = self._readers[key]
 
     def _backward(self, runner: PartitionRunner, micro_batch: int) -> None:
         piece = runner.piece

@@ -7,6 +7,9 @@ is set aside meanwhile, for it was summed then:
     step 1    a1 | b1  -> both a1 + b1
     step 2    a2 | b2  -> both (a1 + b1) + (a2 + b2)
 
+Those of a stage that several workers share are added up by `reduction`, which begins while the step goes on; what
+earlier steps left is set aside for it, too.
+
 A hook on a parameter sees one gradient for each backward in plain PyTorch: that of the whole batch. Here it is taken
 off while micro-batches add to the gradient, and called on the step's sum, h(a1 + b1) and then h(a2 + b2).
 """
@@ -21,9 +24,11 @@ import torch
 from assigner.errors import UsageError
 from assigner.model.deferred.likeness import check_no_late_hooks
 from assigner.runtime.randomness import partition_seed, seed_device
+from assigner.runtime.reduction import Reduction
+from assigner.schedule.replication import is_exchanged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
     from torch import nn
 
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from assigner.runtime.executor import Executor
     from assigner.runtime.membership import Membership
     from assigner.runtime.scaling import GradientScaling
+    from assigner.runtime.workergroups import WorkerGroup
     from assigner.schedule.program import Program
 
 
@@ -44,6 +50,9 @@ class Gradients:
         plan: Who holds which.
         member: This process in the run.
         scaling: What the loss was multiplied by.
+
+    Attributes:
+        reduction: Adds up those of stages that several workers share.
     """
 
     def __init__(
@@ -60,14 +69,28 @@ class Gradients:
         self._tied: dict[int, str] = {}
         self._counted_elsewhere: set[str] = set()
         for n, tie in enumerate(graph.ties):
-            holders = [plan.placement[name] for name in tie.partitions]
-            if len(set(holders)) > 1 and tie.parameter in parameters:
+            if is_exchanged(plan, tie) and tie.parameter in parameters:
                 self._shared[n], self._tied[n] = parameters[tie.parameter], tie.parameter
-                if holders[0] != member.worker:
+                if plan.holders[tie.partitions[0]][0] != member.worker:
                     self._counted_elsewhere.add(tie.parameter)
         self._wanted = {name: each.requires_grad for name, each in parameters.items()}
+        self.reduction = Reduction(dict(self._reduced(graph, plan)))
         self._hooks: dict[str, Any] = {}
         self._aside: dict[str, torch.Tensor | None] = {}
+
+    def _reduced(
+        self, graph: PartitionGraph, plan: Plan
+    ) -> Iterator[tuple[int, tuple[WorkerGroup, dict[str, nn.Parameter]]]]:
+        """What this rank shares of a stage with others, by the stage's number."""
+        for n, stage in enumerate(plan.stages):
+            group = self._member.groups.get(stage.workers)
+            if group is None:
+                continue
+            names = [graph.canonical[each] for name in stage.partitions for each in graph.piece[name].parameters]
+            own = [name for name in dict.fromkeys(names) if self._wanted.get(name) and name not in self._tied.values()]
+            yield n, (group, {name: self.parameters[name] for name in own})
+            if group.workers[0] != self._member.worker:
+                self._counted_elsewhere.update(own)
 
     def named(self) -> dict[str, torch.Tensor]:
         """Gradients by parameter name, without the loss's scale."""
@@ -93,7 +116,7 @@ class Gradients:
             if parameter._backward_hooks:
                 self._hooks[name], parameter._backward_hooks = parameter._backward_hooks, None
         self.scaling.begin(self._elements())
-        apart = {*(self._tied[n] for n in self._shared), *self._hooks}
+        apart = {*(self._tied[n] for n in self._shared), *self.reduction.names, *self._hooks}
         self._aside = {name: self.parameters[name].grad for name in apart}
         for name in apart:
             self.parameters[name].grad = None
@@ -111,6 +134,10 @@ class Gradients:
         """
         self._check_still_wanted()
         self._sum_shared(program, executor)
+        executor.member.at = "the sum of the gradients of stages that several workers share"
+        executor.member.before_sums()
+        self.reduction.begin_rest()
+        self.reduction.end()
         for name, parameter in self.parameters.items():
             if parameter._backward_hooks:
                 raise UsageError(

@@ -15,6 +15,7 @@ from assigner.model.marking.domain import input_key, input_structure
 from assigner.model.marking.rows import EXAMPLE_ROWS
 from assigner.model.workload import call_arguments, entry_settings
 from assigner.runtime.loss import check_schedule
+from assigner.runtime.replicas import check_replicas
 from assigner.runtime.staterows import check_carried
 
 if TYPE_CHECKING:
@@ -33,11 +34,13 @@ def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = No
     Raises:
         FormatError: the plan is for another model.
         UsageError: its schedule cannot have the workload's loss, it cuts batches finer than the workload allows, the
-            model lacks what the workload carries, or two workers would each have a part of one memory.
+            model lacks what the workload carries, workers share a stage that cannot be shared, or two workers would
+            each have a part of one memory.
     """
     graph = known if known is not None and _fits(plan, known) else _found(workload, plan)
     check_schedule(workload, plan, graph)
     check_carried(workload, graph)
+    check_replicas(workload, plan, graph)
     _check_storages(plan, graph)
     obstacle = workload.fineness.obstacle(plan.micro_batches, plan.workload.batch_size)
     if obstacle is not None:
@@ -57,11 +60,11 @@ def _check_storages(plan: Plan, graph: PartitionGraph) -> None:
     for piece in graph.pieces:
         for name in (each for each in piece.state if each in tensors):
             other, holder = first.setdefault(storage_of(tensors[name]), (name, piece.name))
-            if tensors[other] is tensors[name] or plan.placement[holder] == plan.placement[piece.name]:
+            if tensors[other] is tensors[name] or plan.holders[holder] == plan.holders[piece.name]:
                 continue
             raise UsageError(
-                f"{other!r} and {name!r} lie in one memory, and the plan has them on {plan.placement[holder]} and"
-                f" {plan.placement[piece.name]}",
+                f"{other!r} and {name!r} lie in one memory, and the plan has them on {', '.join(plan.holders[holder])}"
+                f" and {', '.join(plan.holders[piece.name])}",
                 hint="give each a memory of its own (clone), or keep their partitions on one worker:"
                 f" assigner solve --together {holder},{piece.name}",
             )

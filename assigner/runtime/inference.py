@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx, nn
 
-from assigner.location import Location
 from assigner.model.deferred.memento import Memento
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.executor import Executor
@@ -146,8 +145,8 @@ class Inference:
                 numbers = executor.run(program, group.micro_batches, number, places=group.places, outputs=outputs)
             executor.stores.commit()
             self._running = None
-            rank = Location.parse(group.variant.last_worker).rank
-            found[rank] = added(found.get(rank) or nothing(self.workload), numbers)
+            for rank in group.variant.makers:
+                found[rank] = added(found.get(rank) or nothing(self.workload), numbers)
         self.carried.keep([(group, self._executor(group.variant).made) for group in groups])
         return found
 

@@ -16,6 +16,7 @@ from assigner.runtime.microbatch import Cutting, MicroBatch
 from assigner.runtime.needs import Needs, given_pair
 from assigner.runtime.programs import Programs
 from assigner.runtime.recurrence import CarriedState
+from assigner.runtime.replicas import FirstStep, check_alike
 from assigner.runtime.state import PartitionState, WrittenTensors
 from assigner.runtime.training import Training
 from assigner.runtime.variants import Variants
@@ -76,8 +77,9 @@ class Installation:
         self.graph = graph
         self.share = LocalPartitions(graph, plan, member.worker, member.device)
         self.trained: dict[str, nn.Parameter] = self.share.parameters if trains else self.share.frozen()
+        check_alike(self.share, plan, member)
         self.programs = Programs(plan, graph, member.transport, workload.fineness)
-        statistics = DeferredStatistics(self.share.modules, batch_norm)
+        statistics = DeferredStatistics(self.share.modules, batch_norm, self.share.groups(plan, member))
         variants = Variants(graph, plan, self.programs, self.share.modules, member)
         written = WrittenTensors(self.share.modules.values(), self.share.held_elsewhere(plan))
         states = {name: PartitionState(module, written) for name, module in self.share.modules.items()}
@@ -89,7 +91,7 @@ class Installation:
         ]
         self.training = Training(
             variants, member, workload, remat=remat, statistics=statistics, states=states, needs=self.needs,
-            carried=carried[0],
+            carried=carried[0], first_step=FirstStep(self.share, plan, workload, graph.last.name),
         )  # fmt: skip
         self.inference = Inference(
             variants, member, workload, cutting=self.cutting, same=self.same, needs=self.needs, carried=carried[1]
@@ -139,3 +141,4 @@ class Installation:
         """Drop what an unfinished step or forward holds."""
         self.training.forget()
         self.inference.forget()
+        self.gradients.reduction.forget()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
+    from assigner.runtime.membership import Membership
+    from assigner.runtime.workergroups import WorkerGroup
 
 
 class LocalPartitions:
@@ -37,8 +39,9 @@ class LocalPartitions:
     """
 
     def __init__(self, graph: PartitionGraph, plan: Plan, worker: str | None, device: torch.device) -> None:
-        stages = [stage for stage in plan.stages if stage.worker == worker]
+        stages = [stage for stage in plan.stages if worker in stage.workers]
         self.partitions = tuple(name for stage in stages for name in stage.partitions)
+        self._kept = tuple(name for name in self.partitions if plan.holders[name][0] == worker)
         self.modules = graph.build(self.partitions, device)
         self._graph, self._device = graph, device
         self._parameters: dict[str, dict[str, nn.Parameter]] = {}
@@ -46,7 +49,7 @@ class LocalPartitions:
             known = graph.piece[name].parameters
             module = self.modules[name]
             self._parameters[name] = {graph.canonical[each]: module.get_parameter(each) for each in known}
-        self.parameters = {name: each for held in self._parameters.values() for name, each in held.items()}
+        self.parameters = self._parameters_of(self.partitions)
 
     def buffers_of(self, partition: str) -> dict[str, torch.Tensor]:
         """The buffers of a partition of this rank, as they are now: forwards may assign others."""
@@ -56,13 +59,17 @@ class LocalPartitions:
         """All tensors of a partition of this rank, also the buffers that no checkpoint has."""
         return {**self._parameters[partition], **self.buffers_of(partition)}
 
+    def groups(self, plan: Plan, member: Membership) -> dict[str, WorkerGroup]:
+        """Of this rank's partitions that other workers hold too, the workers that do."""
+        return {name: member.groups[plan.holders[name]] for name in self.partitions if len(plan.holders[name]) > 1}
+
     def held_elsewhere(self, plan: Plan) -> dict[int, str]:
         """Names of this rank's tensors that other workers hold under the plan too, by the tensors' ids."""
         memory = {name: each.untyped_storage()._cdata for name, each in self._graph.deferred.tensors().items()}
         workers: dict[int, set[str]] = defaultdict(set)
         for piece in self._graph.pieces:
             for name in piece.state:
-                workers[memory[name]].add(plan.placement[piece.name])
+                workers[memory[name]].update(plan.holders[piece.name])
         return {
             id(tensor): name
             for partition in self.partitions
@@ -151,30 +158,45 @@ class LocalPartitions:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers under the model's own names; a shared parameter by its first name."""
+        return self._state_of(self.partitions)
+
+    def kept_state(self) -> dict[str, torch.Tensor]:
+        """As `state`, of those partitions whose first worker this rank is: it writes them into checkpoints."""
+        return self._state_of(self._kept)
+
+    @property
+    def kept_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters among the `kept_state`."""
+        return self._parameters_of(self._kept)
+
+    def _parameters_of(self, partitions: Sequence[str]) -> dict[str, nn.Parameter]:
+        return {name: each for partition in partitions for name, each in self._parameters[partition].items()}
+
+    def _state_of(self, partitions: Sequence[str]) -> dict[str, torch.Tensor]:
         buffers = {
             name: tensor
-            for partition in self.partitions
+            for partition in partitions
             for name, tensor in self.buffers_of(partition).items()
             if self._is_persistent(partition, name)
         }
-        return {**self.parameters, **buffers}
+        return {**self._parameters_of(partitions), **buffers}
 
-    def extra_state(self) -> dict[str, Any]:
-        """What `get_extra_state` of this rank's modules says, by the modules' names."""
+    def extra_state(self, *, kept: bool = False) -> dict[str, Any]:
+        """What `get_extra_state` of this rank's modules says, by the modules' names; `kept`: as in `kept_state`."""
         return {
             path: module.get_extra_state()
-            for path, module in self._named_modules()
+            for path, module in self._named_modules(self._kept if kept else self.partitions)
             if type(module).get_extra_state is not nn.Module.get_extra_state
         }
 
     def set_extra_state(self, values: Mapping[str, Any]) -> None:
         """Give this rank's modules what theirs said elsewhere; others are left out."""
-        for path, module in self._named_modules():
+        for path, module in self._named_modules(self.partitions):
             if path in values:
                 module.set_extra_state(values[path])
 
-    def _named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        for partition in self.partitions:
+    def _named_modules(self, partitions: Iterable[str]) -> Iterator[tuple[str, nn.Module]]:
+        for partition in partitions:
             yield from self.modules[partition].named_modules(remove_duplicate=False)
 
 

@@ -66,6 +66,7 @@ class StepLoss:
         *,
         factor: float,
         outputs: BatchOutputs | None = None,
+        finished: Sequence[MicroBatch] = (),
     ) -> None:
         """A step comes next; what an unfinished one left is dropped.
 
@@ -74,9 +75,10 @@ class StepLoss:
             places: Their numbers in the whole batch.
             factor: What the loss's gradient is multiplied by.
             outputs: Where outputs are kept; None: nobody wants them.
+            finished: Those of the micro-batches that this rank runs the last partition for.
         """
         self._cuts = dict(zip(places, micro_batches, strict=True))
-        self._factor = factor
+        self._factor, self._finished = factor, finished
         self._values: list[torch.Tensor] = []
         self._outputs: dict[int, list[Any]] = {}
         self._gradients: dict[int, list[torch.Tensor | None]] = {}
@@ -90,8 +92,8 @@ class StepLoss:
         return torch.full((), self._factor, dtype=torch.float64, device=self._device)
 
     def numbers(self) -> list[float]:
-        """The step's loss, weight and metrics, of the micro-batches that were there; see `assigner.runtime.results`."""
-        loss, weight = exact_sum(map(float, self._values)), exact_sum(cut.amount for cut in self._cuts.values())
+        """The step's loss, weight and metrics, of the micro-batches that end here; see `assigner.runtime.results`."""
+        loss, weight = exact_sum(map(float, self._values)), exact_sum(cut.amount for cut in self._finished)
         return [loss, weight, *(self._metrics.numbers() if self._metrics is not None else ())]
 
     def of(self, outputs: Sequence[Any], place: int, *, runs_again: bool) -> tuple[torch.Tensor, ...]:
@@ -249,6 +251,12 @@ def check_schedule(workload: Workload, plan: Plan, graph: PartitionGraph) -> Non
     if workload.loss_over != "batch":
         return
     last = next(n for n, stage in enumerate(plan.stages) if graph.last.name in stage.partitions)
+    if len(plan.stages[last].workers) > 1:
+        raise UsageError(
+            f"the loss is over the whole batch, and {len(plan.stages[last].workers)} workers share the last stage: each"
+            " has the output of some micro-batches",
+            hint=f"solve with {graph.last.name!r} on one worker",
+        )
     if warm_up(plan, last) < plan.micro_batches:
         raise UsageError(
             f"the loss is over the whole batch, and under schedule {plan.schedule} the last stage's backwards begin"

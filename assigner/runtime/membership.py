@@ -26,14 +26,16 @@ from assigner.runtime.process import join_run, set_threads, worker_device
 from assigner.runtime.rendezvous import farewell, group_connections, group_store, leave_group
 from assigner.runtime.sending import LostConnectionError
 from assigner.runtime.transport import Transport
+from assigner.runtime.workergroups import WorkerGroups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.runtime.callrecord import CallRecord, CallSums
     from assigner.runtime.nccl import DirectChannels
     from assigner.runtime.rendezvous import Backend
+    from assigner.runtime.workergroups import WorkerGroup
 
 
 T = TypeVar("T")
@@ -54,6 +56,7 @@ class Membership:
         worker: Its worker, `worker:1/cpu`; None: the plan leaves this rank out.
         device: Where it computes.
         transport: To the other ranks; None: there are none.
+        groups: Those of this rank with others that share a stage of the plan, by their workers.
         at: What is being done; for errors.
         calls: The last calls that were compared with those of other ranks, which may ask for them.
         on_leaving: Called first when this process leaves the run.
@@ -67,6 +70,8 @@ class Membership:
         self.calls: tuple[CallSums, ...] = ()
         self.on_leaving: Callable[[], None] | None = None
         self.transport: Transport | None = None
+        self.groups: Mapping[tuple[str, ...], WorkerGroup] = {}
+        self._groups: WorkerGroups | None = None
         self._watch: FailureWatch | None = None
         self._direct: DirectChannels | None = None
         self._left = False
@@ -85,6 +90,9 @@ class Membership:
                 self._direct = direct
                 memory = host_memory(self.device)
                 self.transport = Transport(device=self.device, timeout_s=timeout_s, direct=direct, memory=memory)
+                reached = frozenset[int]() if direct is None else direct.ranks
+                self._groups = WorkerGroups(self.rank, self.device, reached, timeout_s=timeout_s)
+                self._open_groups(plan)
 
     def place(self, plan: Plan) -> tuple[str | None, torch.device]:
         """The worker that a plan has for this rank, and its device.
@@ -110,6 +118,16 @@ class Membership:
         set_threads(plan, self.worker)
         if self._watch is not None:
             self._watch.worker = self.name
+        self._open_groups(plan)
+
+    def _open_groups(self, plan: Plan) -> None:
+        if self._groups is not None:
+            self.groups = self._groups.open(stage.workers for stage in plan.stages)
+
+    def before_sums(self) -> None:
+        """Where a group of this rank adds up through NCCL, wait until everything sent has left: see `reduction`."""
+        if self.transport is not None and any(group.direct for group in self.groups.values()):
+            self.transport.flush()
 
     def check_rank(self, rank: int | None) -> None:
         """Refuse a rank that the run has not; None passes.
@@ -298,6 +316,8 @@ class Membership:
         """
         if failed and self._direct is not None:
             self._direct.abort()
+        if failed and self._groups is not None:
+            self._groups.hang_up()
         if self._stop is not None:
             self._stop.close()
         if self.on_leaving is not None:
@@ -308,5 +328,8 @@ class Membership:
         if self.transport is not None:
             self._left = True
             self.transport.close()
+        if self._groups is not None:
+            self._groups.close()
+            self.groups = {}
         if self._watch is not None:
             self._watch.close()

@@ -52,16 +52,16 @@ class Needs:
 
     Attributes:
         teller: The rank that tells what the inputs are: the first one that needs them under the plan's own graph.
-        judge: The rank that needs the targets, under that graph.
+        judge: The first rank that needs the targets, under that graph.
     """
 
     def __init__(self, workload: Workload, variants: Variants, member: Membership) -> None:
         self._workload, self._variants, self._member = workload, variants, member
-        graph, placement = variants.planned.graph, variants.plan.placement
-        readers = [placement[piece.name] for piece in graph.pieces if any(not value.partition for value in piece.reads)]
-        first = variants.plan.stages[0].worker
-        self.teller = min(Location.parse(worker).rank for worker in readers or [first])
-        self.judge = Location.parse(variants.planned.last_worker).rank
+        graph, holders = variants.planned.graph, variants.plan.holders
+        reading = [piece.name for piece in graph.pieces if any(not value.partition for value in piece.reads)]
+        readers = [worker for name in reading for worker in holders[name]]
+        self.teller = min(Location.parse(worker).rank for worker in readers or variants.plan.stages[0].workers)
+        self.judge = variants.planned.makers[0]
         self.weighs = workload.weight is not None
 
     @property
@@ -72,8 +72,8 @@ class Needs:
     @property
     def targets(self) -> bool:
         """This rank needs a batch's targets, in any graph so far."""
-        makers = {each.last_worker for each in self._variants.made()}
-        return self._workload.loss is not None and not self.targets_are_none and self._member.worker in makers
+        makers = {rank for each in self._variants.made() for rank in each.makers}
+        return self._workload.loss is not None and not self.targets_are_none and self._member.rank in makers
 
     @cached_property
     def targets_are_none(self) -> bool:
@@ -129,8 +129,9 @@ class Needs:
         """
         if inputs is None and (why := self._why_inputs([self._variants.planned])):
             self._refuse("inputs", why)
-        if loss and targets is None and self._member.rank == self.judge and self._wants_targets:
-            self._refuse_targets(self._variants.planned)
+        planned = self._variants.planned
+        if loss and targets is None and self._member.rank in planned.makers and self._wants_targets:
+            self._refuse_targets(planned)
 
     def check_groups(self, groups: Sequence[VariantGroup], *, loss: bool) -> None:
         """Refuse what this rank was not given and needs in the graphs that a batch runs through.
@@ -144,7 +145,7 @@ class Needs:
                 leaf = cut.inputs[index]
                 if isinstance(leaf, torch.Tensor) and leaf.is_meta:
                     self._refuse("inputs", self._why_inputs([variant]))
-            mine = Location.parse(variant.last_worker).rank == self._member.rank
+            mine = self._member.rank in variant.makers
             if loss and mine and self._member.rank != self.judge and cut.targets is None and not self.targets_are_none:
                 self._refuse_targets(variant)
 

@@ -22,9 +22,10 @@ from assigner.runtime.headers import Header, header_route, post_header, receive_
 from assigner.runtime.ordering import Message
 from assigner.runtime.results import exact_sum
 from assigner.schedule.program import Payload, Route
+from assigner.schedule.replication import takers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
@@ -139,7 +140,7 @@ class BatchOutputs:
         self, groups: Sequence[VariantGroup], workload: Workload, plan: Plan, to: Receiver, *, alone: bool = False
     ) -> None:
         graphs = [group.variant.graph for group in groups]
-        makers = {group.variant.last_worker for group in groups}
+        makers = {group.variant.makers for group in groups}
         if len(makers) > 1 or any(graph.output.structure != graphs[0].output.structure for graph in graphs):
             raise UsageError(
                 "the model's output has another structure for some micro-batches than for others",
@@ -147,8 +148,8 @@ class BatchOutputs:
             )
         world = dist.get_world_size() if dist.is_initialized() else 1
         self.alone = alone
-        self._graph = graphs[0]
-        self._routes = OutputRoutes(plan, makers.pop(), self._graph, range(world) if to == "all" else [to])
+        self._graph, self._plan, self._groups, self._makers = graphs[0], plan, groups, makers.pop()
+        self._routes = OutputRoutes(plan, self._makers[0], self._graph, range(world) if to == "all" else [to])
         self._counts = workload.reduction == "mean" and not (alone and workload.weight is not None)
         self._parts: dict[int, Part] = {}
 
@@ -162,7 +163,9 @@ class BatchOutputs:
             place: The micro-batch's number in the batch.
             cut: The micro-batch.
         """
-        kept = made if self.alone else [_copied(each) for each in made]
+        self._put(graph, made if self.alone else [_copied(each) for each in made], place, cut)
+
+    def _put(self, graph: PartitionGraph, kept: Sequence[Any], place: int, cut: MicroBatch) -> None:
         weight = cut.weight if self._counts else None
         self._parts[place] = Part(graph.output, graph.output.filled(kept), cut.rows, weight)
 
@@ -175,12 +178,36 @@ class BatchOutputs:
         Raises:
             UsageError: a part of it cannot be joined.
         """
+        if len(self._makers) > 1:
+            member.at = "the transfer of the micro-batches' outputs"
+            self._bring_together(member)
         member.at = "joining the micro-batches' outputs"
         joined = join([self._parts[place] for place in sorted(self._parts)]) if self._parts else None
         self._parts.clear()
         member.at = "the transfer of the model's output"
         leaves = self._routes.carry(joined, member)
         return None if leaves is None else self._graph.rebuild_output(leaves)
+
+    def _bring_together(self, member: Membership) -> None:
+        """Have the first of the workers that share the last stage get the micro-batches' outputs of the others."""
+        first = self._makers[0]
+        for group in self._groups:
+            graph = group.variant.graph
+            routes = {maker: OutputRoutes(self._plan, maker, graph, [first]) for maker in self._makers}
+            for place, cut, maker in _maker_of(group):
+                if maker != first:
+                    part = self._parts.pop(place, None)
+                    kept = routes[maker].carry(None if part is None else part.leaves, member)
+                    if kept is not None:
+                        self._put(graph, kept, place, cut)
+
+
+def _maker_of(group: VariantGroup) -> Iterator[tuple[int, MicroBatch, int]]:
+    """(number, micro-batch, rank that makes its output) of each micro-batch."""
+    plan = group.variant.programs.counted(len(group.places), training=False).plan
+    last = next(n for n, stage in enumerate(plan.stages) if group.variant.graph.last.name in stage.partitions)
+    for place, cut, worker in zip(group.places, group.micro_batches, takers(plan, last), strict=True):
+        yield place, cut, Location.parse(worker).rank
 
 
 def _copied(leaf: Any) -> Any:
@@ -192,20 +219,20 @@ class OutputRoutes:
 
     Args:
         plan: Names the workers.
-        maker: The worker that has the output.
+        maker: The rank that has the output.
         graph: Whose output.
         targets: The ranks that want it.
     """
 
-    def __init__(self, plan: Plan, maker: str, graph: PartitionGraph, targets: Iterable[int]) -> None:
+    def __init__(self, plan: Plan, maker: int, graph: PartitionGraph, targets: Iterable[int]) -> None:
         names = {Location.parse(worker).rank: worker for worker in plan.workers}
         self.targets, self.made = tuple(targets), graph.output.made
         self.routes = {
             (rank, index): Route(
-                Payload.OUTPUT, graph.last.name, index, maker, names.get(rank) or str(Location(rank, "cpu"))
+                Payload.OUTPUT, graph.last.name, index, names[maker], names.get(rank) or str(Location(rank, "cpu"))
             )
             for rank in self.targets
-            if rank != Location.parse(maker).rank
+            if rank != maker
             for index in graph.output.made
         }
 

@@ -152,12 +152,13 @@ class Pipeline(ModelState):
         if self._installed.executor.recorder is not None:
             raise UsageError("a trace is being made, of one plan", hint="leave its block first")
         what = "a plan" if isinstance(plan, Plan) else repr(str(plan))
-        stages = [(stage.worker, stage.partitions) for stage in new.stages]
+        stages = [(stage.replicas or stage.workers, stage.partitions) for stage in new.stages]
         call = f"move({new.schedule}, {new.micro_batches}, {stages})"
         self._compare(call, "the move to another plan", shown=f"move({what} on {', '.join(new.workers)})")
         self._member.agree("the move to another plan", lambda: self._check_move(new))
         remat = Rematerialisation(self._remat, new)
-        self._member.take_place(new)
+        with self._member.guarded("the move to another plan"):
+            self._member.take_place(new)
         self.plan = new
         self._check_room(remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
         with self._member.guarded("the move to another plan"):
@@ -253,8 +254,9 @@ class Pipeline(ModelState):
             self._installed.gradients.begin()
             factor = scale * self._scaling.factor
             found, outputs = self._installed.training.run(
-                program, micro_batches, self._batches, loss_factor=factor, outputs_to=outputs_to
-            )
+                program, micro_batches, self._batches, loss_factor=factor, outputs_to=outputs_to,
+                reduction=self._installed.gradients.reduction,
+            )  # fmt: skip
             self._installed.gradients.end(program, self._installed.executor, self._batches)
             self._batches += 1
             self._updated, self._waiting = update, True

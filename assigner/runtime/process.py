@@ -77,8 +77,9 @@ def set_threads(plan: Plan, worker: str | None) -> None:
     More threads than a CPU quota allows stop each other: a plan's prediction holds for its own number alone.
     """
     for stage in plan.stages:
-        if stage.worker == worker and stage.threads is not None:
-            torch.set_num_threads(stage.threads)
+        threads = stage.threads_of(worker) if worker is not None and worker in stage.workers else None
+        if threads is not None:
+            torch.set_num_threads(threads)
 
 
 def worker_device(worker: str | None) -> torch.device:

@@ -360,4 +360,4 @@ def _with_inputs(cut: MicroBatch, inputs: list[Any], structure: TreeSpec) -> Mic
 
 
 def _rank(plan: Plan, partition: str) -> int:
-    return Location.parse(plan.placement[partition]).rank
+    return Location.parse(plan.holders[partition][0]).rank  # it has one: see `replicas`

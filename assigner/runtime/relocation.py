@@ -4,7 +4,8 @@
     new plan   rank 0: a      rank 1: c   rank 2: b d      and optimizer state of it to the one that gets it
 
 What travels is safetensors and JSON, partition by partition: nothing in it can run code, and a rank holds no more than
-one partition twice beside its own. A parameter that several partitions share goes with each of them.
+one partition twice beside its own. Of several workers that share a partition the first one sends it, and all that get
+it receive it. A parameter that several partitions share goes with each of them.
 """
 
 from __future__ import annotations
@@ -87,11 +88,12 @@ def _section(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, Any]:
 
 
 def removals(old: Plan, new: Plan) -> Iterator[tuple[str, int, int]]:
-    """(partition, the rank that has it, the rank that gets it) of every partition that changes its rank."""
-    for partition, worker in new.placement.items():
-        source, target = Location.parse(old.placement[partition]).rank, Location.parse(worker).rank
-        if source != target:
-            yield partition, source, target
+    """(partition, the first rank that has it, a rank that gets it) of every partition that goes to a rank."""
+    for partition, workers in new.holders.items():
+        held = [Location.parse(worker).rank for worker in old.holders[partition]]
+        for target in (Location.parse(worker).rank for worker in workers):
+            if target not in held:
+                yield partition, held[0], target
 
 
 def relocate(
@@ -120,9 +122,8 @@ def relocate(
         LostConnectionError: a rank is gone.
     """
     found: dict[str, RelocatedState] = {}
-    moved = {partition for partition, _, _ in removals(old, new)}
     for partition in share.partitions:
-        if partition not in moved:
+        if rank in (Location.parse(worker).rank for worker in new.holders[partition]):
             found[partition] = RelocatedState.of(partition, share, optimizer)
     for partition, source, target in removals(old, new):
         assert transport is not None

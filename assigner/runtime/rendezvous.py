@@ -35,7 +35,7 @@ from assigner.machine.launchedrank import first_host, launcher_process
 from assigner.runtime.failure import joining
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -56,6 +56,7 @@ _JOIN_S = 300.0  # a rank that takes longer to come has died, or was never start
 _DIED = "a rank may have died before it came: its own output says why; srun -K and torchrun then end the others at once"
 
 _groups = itertools.count()  # the n-th group of every rank is the same one
+_smaller_groups = itertools.count()  # likewise, of those of some ranks
 _stores: dict[tuple[str, int, int, int], Store] = {}
 _current: list[Store] = []  # of the group that this process is in, where it was made here
 _opened: list[Connections] = []  # that group's
@@ -184,7 +185,7 @@ def join_group(place: Launched, timeout_s: float, backend: Backend | None = None
             with joining(store.clone(), name, f"worker:{place.rank}") as watch:  # type: ignore[attr-defined]
                 _wait_for_all(own, store, place, min(timeout_s, _JOIN_S), watch)
                 dist.init_process_group(world, store=own, rank=place.rank, world_size=place.ranks, timeout=timeout)
-                opened.settle(_ends_of_others(own, place, opened.ends()))
+                opened.settle(_ends_of_others(own, place.rank, range(place.ranks), opened.ends()))
     except BaseException:
         opened.close()
         raise
@@ -230,14 +231,25 @@ def _wait_for_all(store: Store, jobs: Store, place: Launched, limit_s: float, wa
         raise failure if worker is None else WorkerError(f"{worker} {LEFT}", hint=LEFT_HINT)
 
 
-def _ends_of_others(store: Store, place: Launched, ends: list[tuple[End, End]]) -> list[tuple[End, End]]:
-    """Tell the other ranks this one's connections, and learn theirs: by now each has all of the group's."""
-    mine = f"assigner/ends {place.rank}"
+def _ends_of_others(store: Store, me: int, ranks: Iterable[int], ends: list[tuple[End, End]]) -> list[tuple[End, End]]:
+    """Tell the other ranks of a group this one's connections, and learn theirs: by now each has all of the group's."""
+    mine = f"assigner/ends {me}"
     store.set(mine, seal(mine, [_Connection(*here, *there) for here, there in ends]))
-    names = [f"assigner/ends {rank}" for rank in range(place.ranks) if rank != place.rank]
+    names = [f"assigner/ends {rank}" for rank in ranks if rank != me]
     told = store.multi_get(names) if names else []
     found = (each for name, text in zip(names, told, strict=True) for each in unseal(_Connections, name, text))
     return [((each.here, each.here_port), (each.there, each.there_port)) for each in found]
+
+
+def settle_group(ranks: Sequence[int]) -> None:
+    """Look after the connections of a group of some ranks, which has just been made, as after those of all ranks.
+
+    Every rank of the run calls this; the ranks of the group tell each other their ends.
+    """
+    number, me = next(_smaller_groups), dist.get_rank()
+    if _opened and me in ranks:
+        store = PrefixStore(f"assigner/smaller group {number}", group_store())
+        _opened[0].settle(_ends_of_others(store, me, ranks, _opened[0].ends()))
 
 
 def check_backend(backend: Backend | None) -> None:

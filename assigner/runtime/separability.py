@@ -43,7 +43,8 @@ def shares_of(graph: PartitionGraph, plan: Plan) -> list[frozenset[str]]:
     """The parameters of each worker that has some, by the model's own names."""
     held: dict[str, set[str]] = defaultdict(set)
     for piece in graph.pieces:
-        held[plan.placement[piece.name]].update(graph.canonical[name] for name in piece.parameters)
+        for worker in plan.holders[piece.name]:
+            held[worker].update(graph.canonical[name] for name in piece.parameters)
     return [frozenset(names) for names in held.values() if names]
 
 
@@ -78,7 +79,7 @@ def check_separable(
     try:
         with torch.random.fork_rng(devices=[]):
             together = _updates(model, [name for name, _ in model], build)
-            apart = [_updates(model, share, build) for share in shares]
+            apart = [_updates(model, share, build) for share in dict.fromkeys(map(frozenset, shares))]
     except Exception as error:
         said = str(error).strip().splitlines()
         raise UsageError(

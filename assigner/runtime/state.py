@@ -101,8 +101,9 @@ class WrittenTensors:
         shared = next((self._elsewhere[id(each)] for each in family if id(each) in self._elsewhere), None)
         if shared is not None:
             raise UsageError(
-                f"its forward writes {shared}, which another worker holds too and reads unchanged",
-                hint="keep the partitions that share it on one worker: assigner.partition(..., colocate=LABEL)",
+                f"its forward writes {shared}, which another worker holds too and would not see",
+                hint="run it on one worker, in a stage without replicas; partitions that share it, too:"
+                " assigner.partition(..., colocate=LABEL)",
             )
         self._found.update((id(each), each) for each in family)
         return family
@@ -150,8 +151,7 @@ class PartitionState:
 
     def __init__(self, module: nn.Module, written: WrittenTensors) -> None:
         self.modules = list(module.modules())
-        users = has_user_code(module)
-        self._changeable = [each for each in self.modules if users and not isinstance(each, fx.GraphModule)]
+        self._changeable = changeable_modules(module)
         self.written = written
         self.was_watched = False
         self._spaces: list[dict[str, Any]] = [
@@ -282,6 +282,11 @@ class PartitionState:
         counts = [tensor._version for tensor in self._tensors]
         counts += [tensor.data_ptr() for tensor in self._tensors]
         return counts
+
+
+def changeable_modules(module: nn.Module) -> list[nn.Module]:
+    """The modules of a partition whose Python values its forwards may change."""
+    return [each for each in module.modules() if not isinstance(each, fx.GraphModule)] if has_user_code(module) else []
 
 
 def has_user_code(module: nn.Module) -> bool:

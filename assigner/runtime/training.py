@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from assigner.location import Location
 from assigner.runtime.executor import Executor
 from assigner.runtime.loss import check_groups
 from assigner.runtime.outputs import BatchOutputs
@@ -21,7 +20,9 @@ if TYPE_CHECKING:
     from assigner.runtime.needs import Needs
     from assigner.runtime.outputs import Receiver
     from assigner.runtime.recurrence import CarriedState
+    from assigner.runtime.reduction import Reduction
     from assigner.runtime.remat import Rematerialisation
+    from assigner.runtime.replicas import FirstStep
     from assigner.runtime.state import PartitionState
     from assigner.runtime.variants import Variant, Variants
     from assigner.schedule.program import Program
@@ -39,6 +40,7 @@ class Training:
         states: What forwards change beside their outputs, by partition.
         needs: What this rank needs of a batch.
         carried: The state that goes from batch to batch.
+        first_step: Watches the first step of stages that several workers share.
 
     Attributes:
         executor: Runs the plan's own graph.
@@ -56,10 +58,11 @@ class Training:
         states: Mapping[str, PartitionState],
         needs: Needs,
         carried: CarriedState,
+        first_step: FirstStep,
     ) -> None:
         self.variants, self.member, self.workload = variants, member, workload
         self.remat, self.statistics, self.states = remat, statistics, states
-        self.needs, self.carried = needs, carried
+        self.needs, self.carried, self.first_step = needs, carried, first_step
         self._executors: WeakKeyDictionary[Variant, Executor] = WeakKeyDictionary()
         self.executor = self._executor(variants.planned)
         self.as_planned = True
@@ -82,6 +85,7 @@ class Training:
         *,
         loss_factor: float,
         outputs_to: Receiver | None = None,
+        reduction: Reduction | None = None,
     ) -> tuple[dict[int, list[float]], BatchOutputs | None]:
         """Run all micro-batches of a step forward and backward; gradients add up in the parameters.
 
@@ -91,6 +95,8 @@ class Training:
             number: The batch's number in training.
             loss_factor: What the loss's gradient is multiplied by.
             outputs_to: Who wants the model's outputs; None: nobody.
+            reduction: Adds up the gradients of stages that several workers share; it begins here where the step runs
+                the plan's own graph alone.
 
         Returns:
             By the ranks that make the model's output their numbers (see `assigner.runtime.results`), and the outputs.
@@ -102,16 +108,22 @@ class Training:
         self.as_planned = len(groups) == 1 and groups[0].variant.is_planned
         found: dict[int, list[float]] = {}
         outputs = None if outputs_to is None else BatchOutputs(groups, self.workload, self.variants.plan, outputs_to)
+        self.first_step.begin()
         for group in groups:
             whole = len(group.places) == len(micro_batches) and group.variant.is_planned
             mine = program if whole else group.variant.programs.counted(len(group.places), training=True)
             self._running = self._executor(group.variant)
             numbers = self._running.run(
-                mine, group.micro_batches, number, places=group.places, loss_factor=loss_factor, outputs=outputs
-            )
-            rank = Location.parse(group.variant.last_worker).rank
-            found[rank] = added(found.get(rank) or nothing(self.workload), numbers)
+                mine, group.micro_batches, number, places=group.places, loss_factor=loss_factor, outputs=outputs,
+                reduction=reduction if self.as_planned else None,
+            )  # fmt: skip
+            for rank in group.variant.makers:
+                found[rank] = added(found.get(rank) or nothing(self.workload), numbers)
         self.carried.keep([(group, self._executor(group.variant).made) for group in groups])
+        self.first_step.end()
+        self.member.at = "the exchange of BatchNorm statistics"
+        self.member.before_sums()
+        self.statistics.exchange(len(micro_batches))
         self.statistics.commit()
         for group in groups:
             self._executor(group.variant).stores.commit()

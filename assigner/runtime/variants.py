@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from assigner.errors import AssignerError, FormatError, MarkingError, UsageError
+from assigner.location import Location
 from assigner.model.marking import PartitionGraph
 from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import InputKey, input_key
 from assigner.model.marking.normalisation import TOO_FEW_VALUES
 from assigner.runtime.microbatch import MicroBatch
 from assigner.runtime.programs import Programs
+from assigner.runtime.replicas import check_stores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,9 +61,9 @@ class Variant:
         return {value.index: piece.name for piece in reversed(pieces) for value in piece.reads if not value.partition}
 
     @property
-    def last_worker(self) -> str:
-        """Who makes the model's output."""
-        return self.programs.plan.placement[self.graph.last.name]
+    def makers(self) -> tuple[int, ...]:
+        """The ranks that make the model's output, each of some micro-batches; that of the first worker first."""
+        return tuple(Location.parse(worker).rank for worker in self.programs.plan.holders[self.graph.last.name])
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ class Variants:
         try:
             graph = recut(base, key.structure, leaves, training=training)
             _check_ownership(graph, base)
+            check_stores(self.plan, graph)
             programs = Programs(
                 _with_partitions(self.plan, graph), graph, self.member.transport, self.planned.programs.fineness
             )

@@ -132,7 +132,8 @@ class CopyingMembership(Membership):
         self.rank, self.worker, self.device = rank, worker, torch.device("cpu")
         self.transport: Transport | None = CopyingTransport(mailbox, rank)
         self._ranks = mailbox.ranks
-        self._watch, self._direct, self._stop = None, None, None
+        self._watch, self._direct, self._stop, self._groups = None, None, None, None
+        self.groups = {}
         self.calls = ()
         self._left = self._owns_group = self.failed = False
 

@@ -135,10 +135,19 @@ def test_an_exception_in_a_partition(failures, rank):
         assert 'failures.py", line' in text
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank(failures, rank):
+def test_an_exception_among_ranks_that_share_a_stage(failures):
+    """Those that wait for the sum of gradients which it has begun to add up end with its error."""
+    found = failures["raises on a rank that shares"]
+    assert found["codes"] == [7, 7, 1]
+    for text in found["stderr"]:
+        assert "ArithmeticError: the trap snapped" in text
+        assert "backward of partition '0', micro-batch 3 on worker:2/cpu" in text
+
+
+@pytest.mark.parametrize(("case", "rank"), [("killed rank 0", 0), ("killed rank 1", 1), ("killed rank that shares", 1)])
+def test_a_killed_rank(failures, case, rank):
     """The others end by themselves and name it, also where the job's store died with it."""
-    found = failures[f"killed rank {rank}"]
+    found = failures[case]
     assert found["codes"] == [-9 if each == rank else 7 for each in range(3)]
     assert all(f"worker:{rank}" in text and "its process is gone" in text for text in found["stderr"] if text)
 

@@ -34,21 +34,25 @@ from workloads import graph_of, make_plan, numbers, sgd
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from assigner.formats.plan import Plan
+
 WORLD = 3
 START_S = 600.0
 PATIENCE_S = 600.0
 
 
-class Trap(nn.Linear):
-    """A layer whose forward fails at the third micro-batch of the third step, on the rank that arms it."""
+FATAL = 15
+TRAP = {"armed": False, "calls": 0}
+"""Outside of the layer: a stage that several ranks share cannot count in there."""
 
-    armed = False
-    calls = 0
+
+class Trap(nn.Linear):
+    """A layer whose forward fails at the fatal call of any, on the rank that arms it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if Trap.armed:
-            Trap.calls += 1
-            if Trap.calls == 11:
+        if TRAP["armed"]:
+            TRAP["calls"] += 1
+            if TRAP["calls"] == FATAL:
                 raise ArithmeticError("the trap snapped")
         return super().forward(x)
 
@@ -62,13 +66,18 @@ def made_workload() -> Workload:
 
 MADE = made_workload()
 PLAN = make_plan(MADE, [(0, ["0"]), (1, ["1"]), (2, ["2"])])
+COUNTS = {0: 1, 1: 1, 2: 2}
+SHARED = make_plan(MADE, [(COUNTS, ["0"]), (COUNTS, ["1", "2"])], remat=["0"])
+"""The fatal call of rank 2 recomputes the first stage, when the gradients of the second one are being added up."""
 
 
-def train(steps: int, *, failing: int | None = None, timeout_s: float = 60.0, at_five: Any = None) -> None:
+def train(
+    steps: int, *, failing: int | None = None, timeout_s: float = 60.0, at_five: Any = None, plan: Plan = PLAN
+) -> None:
     """Some steps; from the fifth on this rank is ready to be killed."""
     rank = int(os.environ["RANK"])
-    with Pipeline(MADE, PLAN, timeout_s=timeout_s, graph=graph_of(MADE)) as pipeline:
-        Trap.armed = rank == failing
+    with Pipeline(MADE, plan, timeout_s=timeout_s, graph=graph_of(MADE)) as pipeline:
+        TRAP["armed"] = rank == failing
         for n in range(steps):
             pipeline.step(MADE.make_batch(8, n))
             if n == 5:
@@ -103,6 +112,8 @@ SCENARIOS: dict[str, tuple[Callable[[], None], int | None]] = {
     "raises on rank 0": (lambda: train(ENDLESS, failing=0), None),
     "killed rank 0": (lambda: train(ENDLESS), 0),
     "killed rank 1": (lambda: train(ENDLESS), 1),
+    "raises on a rank that shares": (lambda: train(ENDLESS, failing=2, plan=SHARED), None),
+    "killed rank that shares": (lambda: train(ENDLESS, plan=SHARED), 1),
     "stalls": (lambda: train(ENDLESS, timeout_s=10.0, at_five=stall), None),
     "script raises": (lambda: train(ENDLESS, at_five=raise_in_script), None),
     "ends apart": (lambda: train(6, at_five=late), None),

@@ -43,6 +43,13 @@ PLANS = {
         skips, [(0, ["parts.0"]), (1, ["parts.1"]), (0, ["parts.2"]), (2, ["last"])], {"remat": ["parts.1"]},
     ),
     "a branch": (towers, [(2, ["left"]), (0, ["right"]), (1, ["join"])], {}),
+    "stages that workers share": (
+        language, [({0: 3, 2: 1}, ["tokens", "blocks.0"]), ({2: 2, 1: 2}, ["blocks.1", "blocks.2"]), (0, ["head"])],
+        {"remat": ["blocks.1"]},
+    ),
+    "1f1b that workers share": (
+        skips, [({0: 2, 2: 2}, ["parts.0", "parts.1"]), (1, ["parts.2", "last"])], {"schedule": "1f1b"},
+    ),
     "1f1b": (skips, [(0, ["parts.0"]), (1, ["parts.1", "parts.2"]), (2, ["last"])], {"schedule": "1f1b"}),
     "1f1b, deeper": (
         skips, [(2, ["parts.0"]), (1, ["parts.1", "parts.2"]), (0, ["last"])],

@@ -31,6 +31,9 @@ CASES = {
         language, [(2, ["tokens", "blocks.0"]), (0, ["blocks.1"]), (1, ["blocks.2", "head"])], {"remat": ["blocks.1"]},
     ),
     "branched": (towers, [(2, ["left"]), (0, ["right"]), (1, ["join"])], {}),
+    "stages on several workers": (
+        skips, [({0: 2, 1: 2}, ["parts.0"]), (2, ["parts.1"]), ({1: 1, 0: 3}, ["parts.2", "last"])], {},
+    ),
     "a rank without a stage": (language, [(1, ["tokens"]), (2, ["blocks.0", "blocks.1", "blocks.2", "head"])], {}),
 }  # fmt: skip
 KEPT = 3

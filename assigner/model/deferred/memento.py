@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import operator
 import random
 import sys
 import types
@@ -144,10 +143,18 @@ def _differ(now: Any, then: Any) -> bool:
     if isinstance(then, dict):
         return len(now) != len(then) or any(now.get(name, now) is not value for name, value in then.items())
     if isinstance(then, tuple | list) and isinstance(now, tuple | list):
-        return len(now) != len(then) or any(map(operator.is_not, now, then))
+        return len(now) != len(then) or any(map(_is_another, now, then))
     if isinstance(then, torch.Tensor | set):
         return not torch.equal(now, then) if isinstance(then, torch.Tensor) else now != then
     return now is not then and repr(now) != repr(then)
+
+
+def _is_another(now: Any, then: Any) -> bool:
+    """An item is no more the object that it was; numbers, and what consists of them, are told by their values."""
+    if now is then:
+        return False
+    is_plain = type(then) in ATOMS or (isinstance(then, tuple) and all(type(each) in ATOMS for each in then))
+    return not is_plain or repr(now) != repr(then)
 
 
 def _values(module: nn.Module) -> list[Any]:

@@ -1,0 +1,157 @@
+"""What a stage that several workers share cannot have: each of them runs some of the micro-batches alone.
+
+What forwards change, beside their outputs and BatchNorm's deferred statistics, would go its own way on each worker.
+Where the graph or the workload shows it, a plan is refused before training; a write in the user's code is found by the
+first forward that does it (`state`), and what Python keeps, or a loss that remembers, by the first step's end:
+before any update.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from assigner.errors import UsageError
+from assigner.model.deferred.memento import Memento
+from assigner.model.marking.writing import STORES
+from assigner.runtime.callrecord import checksum
+from assigner.runtime.state import changeable_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from assigner.formats.plan import Plan
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import Workload
+    from assigner.runtime.localpartitions import LocalPartitions
+    from assigner.runtime.membership import Membership
+
+_SAMPLE = 1024
+
+
+def replicated(plan: Plan, partitions: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Of some partitions those that several workers hold, and the workers."""
+    return {name: plan.holders[name] for name in partitions if name in plan.holders and len(plan.holders[name]) > 1}
+
+
+def one_worker(partition: str) -> str:
+    """The way out, as a hint."""
+    return f"run {partition!r} on one worker: a stage without replicas"
+
+
+def check_replicas(workload: Workload, plan: Plan, graph: PartitionGraph) -> None:
+    """Refuse replicas of a stage with state that its forwards hand on.
+
+    Raises:
+        UsageError: a forward of it stores into a buffer or parameter, or the workload carries state from batch to
+            batch.
+    """
+    shared = replicated(plan, plan.partitions)
+    if shared and workload.carried:
+        raise UsageError(
+            f"{in_words(*next(iter(shared.items())))}, and the workload carries state from batch to batch, which would"
+            " be on one of them",
+            hint="run every partition on one worker: stages without replicas",
+        )
+    check_stores(plan, graph)
+
+
+def check_stores(plan: Plan, graph: PartitionGraph) -> None:
+    """Refuse replicas of a partition whose forward stores, as its graph says.
+
+    Raises:
+        UsageError: a forward stores into a buffer or parameter.
+    """
+    for name, workers in replicated(plan, graph.piece).items():
+        stores = [node.args[0] for node in graph.piece[name].graph.nodes if node.target in STORES]
+        if stores:
+            raise UsageError(
+                f"{in_words(name, workers)}, and its forward changes {getattr(stores[0], 'target', stores[0])!s}: each"
+                " of them would see its own micro-batches alone",
+                hint=one_worker(name),
+            )
+
+
+def in_words(partition: str, workers: Sequence[str]) -> str:
+    """Who shares a partition."""
+    return f"{', '.join(workers)} share partition {partition!r}"
+
+
+def check_alike(share: LocalPartitions, plan: Plan, member: Membership) -> None:
+    """Refuse replicas that were built with unlike values; all members of a group find the same.
+
+    Raises:
+        UsageError: a builder draws random numbers from a generator that `Workload.seed` does not seed.
+    """
+    for workers, group in member.groups.items():
+        names = [name for name in share.partitions if plan.holders[name] == workers]
+        found = torch.tensor([_digest(share.held_by(name)) for name in names], device=group.device)
+        ends = group.largest(torch.cat([found, -found]))
+        alike = ends[: len(names)] == -ends[len(names) :]
+        for name, is_alike in zip(names, alike.tolist(), strict=True):
+            if not is_alike:
+                raise UsageError(
+                    f"{in_words(name, workers)}, and the model's builder has made other values for it on one of them"
+                    " than on another",
+                    hint="draw them from torch's own generator, which is seeded, or seed what else draws in there",
+                )
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Of some thousand values of each tensor."""
+    found = 0
+    for name in sorted(tensors):
+        flat = tensors[name].detach().reshape(-1)
+        sample = flat[:: -(-len(flat) // _SAMPLE) or 1].cpu()
+        found = (31 * found + checksum([tuple(tensors[name].shape), sample])) % (1 << 62)
+    return found
+
+
+class FirstStep:
+    """What a step changes in Python, watched in the first one.
+
+    Args:
+        share: This rank's partitions.
+        plan: Who shares them.
+        workload: Whose loss and metrics are watched where this rank shares the last partition.
+        last: The partition that makes the model's output.
+    """
+
+    def __init__(self, share: LocalPartitions, plan: Plan, workload: Workload, last: str) -> None:
+        self._share, self._workload, self._last = share, workload, last
+        self._shared = replicated(plan, share.partitions)
+        self._mementos: dict[str, Memento] = {}
+
+    def begin(self) -> None:
+        """The step comes next."""
+        for name in self._shared:
+            changeable = changeable_modules(self._share.modules[name])
+            if changeable:
+                self._mementos[name] = Memento(changeable)
+        if self._last in self._shared:
+            called = [self._workload.loss, *(self._workload.metrics or {}).values()]
+            self._mementos[""] = Memento((), called)
+
+    def end(self) -> None:
+        """Its forwards and backwards are done, and statistics were not moved yet; nothing is watched any more.
+
+        Raises:
+            UsageError: attributes of a partition that several workers share have changed, or what a loss or metric
+                keeps.
+        """
+        changed = [name for name, memento in self._mementos.items() if memento.has_changed()]
+        self._mementos, shared, self._shared = {}, self._shared, {}
+        for name in changed:
+            partition = name or self._last
+            attributes = ", ".join(sorted(self._share.attributes(partition))) if name else ""
+            what = (
+                f"its forward changes {attributes or 'what its modules keep in Python'}"
+                if name
+                else "Workload.loss or one of Workload.metrics keeps something from call to call"
+            )
+            raise UsageError(
+                f"{in_words(partition, shared[partition])}, and {what}: each of them would see its own micro-batches"
+                " alone",
+                hint=one_worker(partition),
+            )

@@ -1,0 +1,160 @@
+"""Workers that share a stage, as process groups of their own: in them they add up what each of them has made.
+
+torch wants every process of a run to make every group, in one order; so all ranks open those of a plan together, and
+each keeps its own for as long as the run lasts. A group is gloo's, which takes tensors on a GPU too, through the host;
+or NCCL's, where every member has a GPU for itself (see `nccl`). All are tried out before a step needs them.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from assigner.runtime import nccl
+from assigner.runtime.rendezvous import settle_group
+from assigner.runtime.sending import checked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+
+@dataclass(slots=True)
+class PendingSum:
+    """A sum on its way.
+
+    Args:
+        tensor: Gets it; nobody touches it before `wait`.
+        work: torch's.
+        group: Whose members add.
+    """
+
+    tensor: torch.Tensor
+    work: dist.Work
+    group: WorkerGroup
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call this, in another thread, once it is there; on NCCL once the device has been told of it."""
+        self.work.get_future().then(lambda _: call())
+
+    def wait(self) -> torch.Tensor:
+        """The sum, once it is there; on a GPU what its stream does next waits for it.
+
+        Raises:
+            LostConnectionError: a member is gone, or did not come within the time-out.
+        """
+        limit = () if self.group.direct else (self.group.timeout,)
+        checked(self.group.peer, lambda: self.work.wait(*limit))
+        return self.tensor
+
+
+@dataclass(frozen=True)
+class WorkerGroup:
+    """Some workers of a run, this one among them.
+
+    Args:
+        workers: Their names; the first one keeps what is kept once.
+        group: Theirs.
+        direct: It is NCCL's.
+        timeout: A wait for another member that takes longer fails.
+        device: This worker's.
+        peer: Who is lost where a connection of the group breaks.
+    """
+
+    workers: tuple[str, ...]
+    group: dist.ProcessGroup
+    direct: bool
+    timeout: timedelta
+    device: torch.device
+    peer: str
+
+    def add_up(self, tensor: torch.Tensor) -> PendingSum:
+        """Begin to add up a contiguous tensor, of one size and type on all members, in its own memory.
+
+        All get the same bits. Members begin the sums of their group in one order.
+        """
+        return self._begin(tensor, dist.ReduceOp.SUM)
+
+    def largest(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The largest of all members' values, element by element, in the tensor's own memory."""
+        return self._begin(tensor, dist.ReduceOp.MAX).wait()
+
+    def _begin(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> PendingSum:
+        work = checked(self.peer, lambda: dist.all_reduce(tensor, operation, group=self.group, async_op=True))
+        assert work is not None
+        return PendingSum(tensor, work, self)
+
+
+class WorkerGroups:
+    """The groups of a run in which this rank is.
+
+    Args:
+        rank: This rank.
+        device: Where it computes.
+        direct: The ranks that NCCL reaches.
+        timeout_s: A wait for another member that takes longer fails.
+    """
+
+    def __init__(self, rank: int, device: torch.device, direct: frozenset[int], *, timeout_s: float) -> None:
+        self._rank, self._device, self._direct = rank, device, direct
+        self._timeout = timedelta(seconds=timeout_s)
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+
+    def open(self, sets: Iterable[Sequence[str]]) -> dict[tuple[str, ...], WorkerGroup]:
+        """The groups of these sets of workers, those of this rank. Every rank of the run gives the same sets.
+
+        Raises:
+            LostConnectionError: a rank is gone.
+        """
+        found: dict[tuple[str, ...], WorkerGroup] = {}
+        for workers in dict.fromkeys(tuple(each) for each in sets):
+            ranks = tuple(sorted(map(nccl.rank_of, workers)))
+            if len(ranks) < 2:
+                continue
+            direct, is_new = self._direct.issuperset(ranks), ranks not in self._groups
+            others = [worker for worker in workers if nccl.rank_of(worker) != self._rank]
+            peer = others[0] if len(workers) == 2 else f"one of {', '.join(others)}"
+            if is_new:
+                self._groups[ranks] = checked(peer, functools.partial(self._made, ranks, direct=direct))
+            group = self._groups[ranks]
+            if group is not None:
+                found[workers] = WorkerGroup(workers, group, direct, self._timeout, self._device, peer)
+                if is_new:
+                    self._try_out(found[workers])
+        return found
+
+    def _made(self, ranks: Sequence[int], *, direct: bool) -> dist.ProcessGroup | None:
+        backend = nccl.GROUP_BACKEND if direct else dist.get_backend()
+        group = dist.new_group(ranks, timeout=self._timeout, backend=backend)
+        settle_group(ranks)
+        return group if self._rank in ranks else None
+
+    def _try_out(self, group: WorkerGroup) -> None:
+        """A number, waited for: connections and communicators are there when it has been added up."""
+        number = torch.ones(1, device=self._device)
+        group.add_up(number).wait()
+        assert number.item() == len(group.workers)
+
+    def hang_up(self) -> None:
+        """End what is on its way through NCCL: without its peers it would be waited for."""
+        end = getattr(dist.distributed_c10d, "_abort_process_group", None)  # torch has no public one
+        if end is None or not dist.is_initialized() or self._device.type != "cuda":
+            return
+        for ranks, group in list(self._groups.items()):
+            if group is not None and self._direct.issuperset(ranks):
+                with suppress(RuntimeError):  # it has failed already
+                    end(group)
+                del self._groups[ranks]
+
+    def close(self) -> None:
+        """Leave the groups, where the world group has not been left with them in it."""
+        if dist.is_initialized():
+            for group in self._groups.values():
+                if group is not None:
+                    dist.destroy_process_group(group)
+        self._groups.clear()

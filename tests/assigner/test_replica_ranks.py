@@ -1,0 +1,70 @@
+"""Stages that several workers share: what they train is what one worker trains, or it is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from training_cases import CASES
+
+if TYPE_CHECKING:
+    from forked_ranks import ForkedRanks
+
+pytestmark = pytest.mark.distributed
+
+EXACT = 1e-9
+USUAL = ("batch_norm", "dropout", "hooks", "small_buckets", "results", "states", "moves", "checkpoints")
+
+
+def assert_equal(found: dict[str, Any]) -> None:
+    """No difference in any case is larger than rounding."""
+    for case, differences in found.items():
+        assert differences
+        assert (case, {key: each for key, each in differences.items() if not each < EXACT}) == (case, {})
+
+
+@pytest.fixture(scope="module")
+def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank of tests/runs/replicas.py found."""
+    return forked.found("replicas.py", tmp_path_factory.mktemp("replicas"), *USUAL, "refusals", ranks=3)
+
+
+@pytest.mark.parametrize("case", USUAL)
+def test_equal_to_one_worker(ranks, case):
+    """State, results, checkpoints and moves are those of plain PyTorch, or of the same micro-batches on one worker."""
+    for found in ranks:
+        assert_equal({case: found[case]})
+
+
+def test_training_loops_are_the_plain_ones(forked, tmp_path):
+    """Clipping, weights of losses, accumulation, frozen and sparse weights and scales are the plain loop's."""
+    for found in forked.found("replicas.py", tmp_path, *CASES, ranks=3):
+        assert {name.partition(",")[0] for name in found} == set(CASES)
+        assert_equal(found)
+
+
+def test_equal_to_distributed_data_parallel(forked, tmp_path):
+    """One stage on two ranks trains what torch's own DistributedDataParallel trains."""
+    for found in forked.found("replicas.py", tmp_path, "beside", ranks=2):
+        assert_equal(found)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("a counter in a buffer", "in the first step: its forward writes 0.calls, which another worker holds too"),
+        ("a counter in Python", "share partition '0', and its forward changes 0.calls: each of them"),
+        ("a normaliser", "1.mean"),
+        ("a mean between partitions", "share partition 'first', and its forward changes mean: each of them would see"),
+        ("a loss over the batch", "the loss is over the whole batch, and 3 workers share the last stage"),
+        ("a loss that counts", "share partition 'last', and Workload.loss or one of Workload.metrics keeps something"),
+        ("carried state", "share partition 'encoder', and the workload carries state from batch to batch"),
+        ("LBFGS", "LBFGS.step needs a closure"),
+        ("statistics of micro-batches", "with batch_norm='micro_batch' every micro-batch moves the running statistics"),
+        ("weights of their own", "share partition '1', and the model's builder has made other values for it"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(ranks, case, words):
+    """On every rank, before any update, with the partition and what its forwards change."""
+    for found in ranks:
+        assert words in found["refusals"][case]

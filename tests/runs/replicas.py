@@ -1,0 +1,385 @@
+"""Stages that several workers share, on three ranks: training beside plain PyTorch, and what cannot be shared.
+
+    torchrun --nproc-per-node 3 tests/runs/replicas.py FOLDER CASE...
+    torchrun --nproc-per-node 2 tests/runs/replicas.py FOLDER beside
+
+Writes FOLDER/RANK.json: case -> what this rank found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from assigner import Pipeline
+from assigner.errors import UsageError
+from assigner.runtime import reduction
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
+
+from metric_cases import METRICS, whole
+from recurrent_cases import words
+from training_cases import CASES, PARTED, Found, larger, optimizers, schedulers
+from workloads import WIDTH, Reference, graph_of, language, make_plan, normalised, skips, workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from assigner.formats.plan import Plan
+    from assigner.model.workload import Workload
+
+
+def names_of(made: Workload) -> list[str]:
+    return [piece.name for piece in graph_of(made).pieces]
+
+
+def everywhere(made: Workload) -> Plan:
+    """All of the model on every rank, with unlike shares."""
+    return make_plan(made, [({1: 2, 0: 1, 2: 1}, names_of(made))])
+
+
+def mixed(made: Workload) -> Plan:
+    """Two stages that share workers, and one alone; some of it runs its forward again."""
+    names = names_of(made)
+    stages = [({0: 3, 2: 1}, names[:1]), ({2: 2, 1: 2}, names[1:2]), (0, names[2:])]
+    return make_plan(made, stages, remat=names[1:2])
+
+
+PLACES: dict[str, Callable[[Workload], Plan]] = {"everywhere": everywhere, "mixed": mixed}
+
+THINNED: dict[str, Callable[[Any], Found]] = {
+    "optimizers": lambda place: optimizers(place, PARTED),
+    "schedulers": lambda place: schedulers(place, in_turn=True),
+}
+
+
+def alike(made: Workload, plan: Plan, rows: Sequence[int], **settings: Any) -> Found:
+    """Losses and the whole state are those of the same micro-batches on one worker."""
+    found: list[list[float]] = []
+    states: list[Any] = []
+    stages = make_plan(made, [(1, names_of(made))]).stages
+    for each in (replace(plan, stages=stages), plan):
+        with Pipeline(made, each, graph=graph_of(made), **settings) as pipeline:
+            found.append([pipeline.step(made.make_batch(count, n)) for n, count in enumerate(rows)])
+            found[-1] += [pipeline.evaluate(made.make_batch(count, n)) for n, count in enumerate(rows)]
+            states.append(pipeline.full_state_dict(to=None))
+    return {
+        "losses": max(abs(a - b) for a, b in zip(*found, strict=True)),
+        "state": max(float((states[0][name] - each).abs().max()) for name, each in states[1].items()),
+    }
+
+
+class Twice(nn.Module):
+    """A BatchNorm that is called twice in a forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.linear = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(x) + self.norm(x * x))
+
+
+def batch_norm() -> Found:
+    """Running statistics are of all micro-batches on every worker, also on one that had none of the first step's."""
+    made = workload(normalised)
+    plan = make_plan(made, [({0: 1, 2: 3}, "0"), ({0: 1, 1: 1, 2: 2}, "12"), ({1: 3, 0: 1}, "3")])
+    found = alike(made, plan, (2, 8, 7, 4))
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Twice()))
+    plan = make_plan(made, [(1, "0"), ({0: 3, 1: 1}, "1")])
+    return {**found, **{f"{key}, called twice": value for key, value in alike(made, plan, (2, 8, 8)).items()}}
+
+
+def dropout() -> Found:
+    """A micro-batch has its own draws, wherever it runs, also when its forward runs again."""
+    made = language(dropout=0.4)
+    found = alike(made, mixed(made), (8, 7, 2, 8), remat="always")
+    return {**found, **{f"{key}, everywhere": each for key, each in alike(made, everywhere(made), (8, 1, 8)).items()}}
+
+
+def hooks() -> Found:
+    """A hook on a parameter is called with the gradient of the whole batch."""
+
+    def model() -> nn.Module:
+        made = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+        made[0].weight.register_hook(lambda gradient: gradient / gradient.norm())
+        return made
+
+    worst: Found = {}
+    made = workload(model)
+    for name, place in PLACES.items():
+        reference = Reference(made)
+        with Pipeline(made, place(made), graph=graph_of(made)) as pipeline:
+            for n in range(3):
+                batch = made.make_batch(8, n)
+                larger(worst, {f"{name}: loss": abs(pipeline.step(batch) - reference.step(batch))})
+            larger(worst, {f"{name}: weights": reference.distance(pipeline.named_parameters())})
+    return worst
+
+
+def small_buckets() -> Found:
+    """However many buckets there are, of several types, the sums are the same."""
+    before, reduction.BUCKET_BYTES = reduction.BUCKET_BYTES, 300
+    try:
+        made = language()
+        reference, worst = Reference(made), dict[str, float]()
+        with Pipeline(made, everywhere(made), graph=graph_of(made)) as pipeline:
+            for n in range(3):
+                batch = made.make_batch(8, n)
+                larger(worst, {"loss": abs(pipeline.step(batch) - reference.step(batch))})
+            larger(worst, {"gradients": reference.gradient_distance(pipeline.gradients())})
+    finally:
+        reduction.BUCKET_BYTES = before
+    return worst
+
+
+def results() -> Found:
+    """Metrics and outputs are those of the batch on the ranks that want them; ranks give what they need alone."""
+    worst: Found = {}
+    made = replace(skips(), metrics=METRICS)
+    for name, place in PLACES.items():
+        reference = Reference(made)
+        with Pipeline(made, place(made), graph=graph_of(made)) as pipeline:
+            needs = pipeline.needs_inputs, pipeline.needs_targets
+            if name == "mixed":
+                assert needs == ((True, True), (False, False), (True, False))[pipeline.rank], needs
+            for n, (rows, to) in enumerate(((8, "all"), (7, 2), (1, 1), (8, 0))):
+                inputs, targets = made.make_batch(rows, n)
+                given = inputs if needs[0] else None, targets if needs[1] else None
+                plain = reference.output(inputs)
+                found = pipeline.evaluate(given, outputs_to=to)
+                assert (found.outputs is not None) == (to in ("all", pipeline.rank))
+                if found.outputs is not None:
+                    larger(worst, {f"{name}: outputs": float((found.outputs - plain).abs().max())})
+                for key, value in whole(plain, targets).items():
+                    larger(worst, {f"{name}: {key}": abs(found.metrics[key] - value)})
+                larger(worst, {f"{name}: weight": abs(found.weight - rows)})
+                trained = pipeline.step(given, outputs_to=to)
+                larger(worst, {f"{name}: loss": abs(trained - reference.step((inputs, targets)))})
+                for key, value in whole(plain, targets).items():
+                    larger(worst, {f"{name}: {key} in training": abs(trained.metrics[key] - value)})
+    return worst
+
+
+def checkpoints(folder: Path) -> Found:
+    """What is saved with replicas goes on without them, and the other way round; every tensor is saved once."""
+    worst: Found = {}
+    made = language()
+    alone = make_plan(made, [(2, names_of(made))])
+    plans = {"everywhere": everywhere(made), "mixed": mixed(made), "alone": alone}
+    for n, (one, other) in enumerate((("everywhere", "alone"), ("alone", "mixed"), ("mixed", "everywhere"))):
+        place = folder / f"checkpoint {n}"
+        with Pipeline(made, plans[one], graph=graph_of(made)) as pipeline:
+            for step in range(2):
+                pipeline.step(made.make_batch(8, step))
+            pipeline.save(place)
+            expected = [pipeline.step(made.make_batch(8, step)) for step in (2, 3)]
+        if one == "everywhere":
+            shards = sorted(each.name for each in place.glob("*.safetensors"))
+            assert shards == ["model-00001.safetensors", "optimizer-00001.safetensors"], shards
+        with Pipeline(made, plans[other], graph=graph_of(made)) as pipeline:
+            pipeline.load(place)
+            found = [pipeline.step(made.make_batch(8, step)) for step in (2, 3)]
+        larger(worst, {f"{one} to {other}": max(abs(a - b) for a, b in zip(expected, found, strict=True))})
+    return worst
+
+
+def states() -> Found:
+    """The plain model's state_dict is gathered from replicas and handed out to all of them."""
+    worst: Found = {}
+    made = language()
+    for name, place in PLACES.items():
+        reference = Reference(made)
+        with Pipeline(made, place(made), graph=graph_of(made)) as pipeline:
+            batch = made.make_batch(8, 0)
+            pipeline.step(batch)
+            reference.step(batch)
+            state = pipeline.full_state_dict(to=1)
+            if state is not None:
+                larger(worst, {f"{name}: gathered": reference.distance(state.items())})
+            given = {key: each + 1 for key, each in reference.model.state_dict().items()}
+            pipeline.load_state_dict(given if pipeline.rank == 2 else None)
+            reference.model.load_state_dict(given)
+            larger(worst, {f"{name}: handed out": reference.distance(pipeline.named_parameters())})
+            larger(worst, {f"{name}: loss": abs(pipeline.step(batch) - reference.step(batch))})
+    return worst
+
+
+def moves() -> Found:
+    """A training that moves between plans with replicas and without them goes on as the plain one."""
+    worst: Found = {}
+    made = language()
+    alone = make_plan(made, [(2, names_of(made))])
+    apart = make_plan(made, [(0, names_of(made)[:2]), (1, names_of(made)[2:])], schedule="1f1b")
+    reference = Reference(made)
+    with Pipeline(made, alone, graph=graph_of(made)) as pipeline:
+        for n, plan in enumerate((everywhere(made), mixed(made), apart, mixed(made), alone, everywhere(made), apart)):
+            batch = made.make_batch(8, n)
+            larger(worst, {"loss": abs(pipeline.step(batch) - reference.step(batch))})
+            pipeline.move(plan)
+            larger(worst, {"weights": reference.distance(pipeline.named_parameters())})
+    return worst
+
+
+class Counting(nn.Module):
+    """It counts its calls, in a buffer or in a plain number."""
+
+    def __init__(self, *, in_buffer: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        if in_buffer:
+            self.register_buffer("calls", torch.zeros((), dtype=torch.float64))
+        else:
+            self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(x) + self.calls
+
+
+class Running(nn.Module):
+    """A normaliser of one's own, in the graph of the partition that calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 1)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return self.linear(x - self.mean)
+
+
+class Outer(nn.Module):
+    """Code between two partitions moves a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.first(x)
+        self.mean.mul_(0.9).add_(made.detach().mean(0), alpha=0.1)
+        return self.last(made - self.mean)
+
+
+def unseeded() -> nn.Module:
+    """Weights that are other ones in each process."""
+    made = nn.Linear(WIDTH, 1)
+    made.weight.data.fill_(os.getpid() % 1000)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), made)
+
+
+class Remembering:
+    """A loss that counts its calls."""
+
+    calls = 0
+
+    def __call__(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return nn.functional.mse_loss(output, targets)
+
+
+def refused(made: Workload, plan: Plan, **settings: Any) -> str:
+    """What is said where a plan is refused; of one that is refused in its first step, with the step."""
+    try:
+        pipeline = Pipeline(made, plan, graph=graph_of(made), **settings)
+    except UsageError as error:
+        return error.message
+    try:
+        with pipeline:
+            pipeline.step(made.make_batch(8, 0))
+    except UsageError as error:
+        return f"in the first step: {error.message}"
+    return "not at all"
+
+
+def refusals() -> dict[str, str]:
+    """What several workers cannot share, and what is said of it."""
+    made = skips()
+    buffered = workload(lambda: nn.Sequential(Counting(in_buffer=True), nn.Linear(WIDTH, 1)))
+    counted = workload(lambda: nn.Sequential(Counting(in_buffer=False), nn.Linear(WIDTH, 1)))
+    running = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Running()))
+    outer = workload(Outer, "first", "last")
+    apart = workload(unseeded)
+    remembering = replace(made, loss=Remembering())
+    over = replace(made, loss_over="batch")
+    searching = replace(made, optimizer=torch.optim.LBFGS)
+    norms = workload(normalised)
+    return {
+        "a counter in a buffer": refused(buffered, everywhere(buffered)),
+        "a counter in Python": refused(counted, everywhere(counted)),
+        "a normaliser": refused(running, everywhere(running)),
+        "a mean between partitions": refused(outer, everywhere(outer)),
+        "a loss that counts": refused(remembering, everywhere(made)),
+        "weights of their own": refused(apart, everywhere(apart)),
+        "a loss over the batch": refused(over, everywhere(made)),
+        "carried state": refused(words(), everywhere(words())),
+        "LBFGS": refused(searching, everywhere(made)),
+        "statistics of micro-batches": refused(norms, everywhere(norms), batch_norm="micro_batch"),
+    }
+
+
+def beside() -> Found:
+    """Two ranks that share everything end where DistributedDataParallel ends, given the same batches."""
+    worst: Found = {}
+    made = language(tied=False)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(made.seed)
+    plain = DistributedDataParallel(made.model())
+    optimizer = made.make_optimizer(plain.module.named_parameters())
+    with Pipeline(made, make_plan(made, [({0: 2, 1: 2}, names_of(made))]), graph=graph_of(made)) as pipeline:
+        for n in range(5):
+            ids, targets = made.make_batch(8, n)
+            mine = slice(4 * rank, 4 * rank + 4)
+            optimizer.zero_grad()
+            loss = made.loss(plain(ids[mine]), targets[mine])
+            loss.backward()
+            optimizer.step()
+            both = loss.detach().clone()
+            dist.all_reduce(both)
+            larger(worst, {"loss": abs(pipeline.step((ids, targets)) - float(both) / 2)})
+        named = dict(plain.module.named_parameters())
+        for name, parameter in pipeline.named_parameters():
+            larger(worst, {"weights": float((parameter - named[name]).detach().abs().max())})
+    dist.destroy_process_group()
+    return worst
+
+
+def main(folder: Path, parts: Sequence[str]) -> None:
+    """Run some of it."""
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    if "beside" in parts:
+        found["beside"] = beside()
+    else:
+        dist.init_process_group("gloo")
+        for name, case in CASES.items():
+            for where, place in PLACES.items() if name in parts else ():
+                if where == "mixed" or name not in THINNED:
+                    found[f"{name}, {where}"] = THINNED.get(name, case)(place)
+        for case in (batch_norm, dropout, hooks, small_buckets, results, states, moves):
+            if case.__name__ in parts:
+                found[case.__name__] = case()
+        if "checkpoints" in parts:
+            found["checkpoints"] = checkpoints(folder)
+        if "refusals" in parts:
+            found["refusals"] = refusals()
+        dist.destroy_process_group()
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
