@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,22 @@ def test_an_all_reduce_by_hand(sailor, pricing, folder):
     ).price(run.cuts)
     assert price.reduce_s == pytest.approx(2 * 160e6 / 0.5e9)
     assert price.step_s == pytest.approx(1.4 + 2.6 + 0.64 + 0.034 * 160 / 170)
+
+
+def test_an_all_reduce_is_one_bucket(sailor, pricing, folder):
+    """Where larger pieces go faster, the pieces are halves of all gradients, not of this program's buckets."""
+    path = folder / "opt350-profile.json"
+    document = json.loads(path.read_text())
+    document["link"] = {
+        kind: {"2": {other: [0.0, 0.1, 0.5] for other in to["2"]}} for kind, to in document["link"].items()
+    }
+    path.write_text(json.dumps(document))
+    run = sailor.read_runs(folder / "rtx-plans.json")[1]
+    groups = pricing.Groups(sailor.Measured(path), run.replicas, micro_batch_size=2, micro_batches=1)
+    rate = 0.5e9 + 0.1e9 * math.log2(80)  # each GPU passes on 80 MB
+    assert groups.price(run.cuts).reduce_s == pytest.approx(
+        2 * 160e6 / rate, rel=1e-2
+    )  # the last bucket, of 5 MB, counts as a small one
 
 
 def test_a_constant_is_tried_on_what_it_was_not_fitted_to(pricing):

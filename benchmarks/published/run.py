@@ -23,7 +23,7 @@ from sailor import WAITING, Measured, Run, read_runs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gains import Gain
+    from gains import Gain, Solved
     from sailor import Node
 
 PROFILE = "opt350-profile.json"
@@ -127,6 +127,16 @@ def summary(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def solved_text(solved: Solved) -> str:
+    """Layers of each stage, who holds it, and the micro-batches of replicas that have unlike shares."""
+    texts = []
+    for stage, nodes in zip(solved.plan.stages, solved.nodes, strict=True):
+        counts = [each.micro_batches for each in stage.replicas]
+        shares = f" ({'+'.join(map(str, counts))})" if len(set(counts)) > 1 else ""
+        texts.append(f"{len(stage.partitions)}: {nodes_text(nodes)}{shares}")
+    return ", ".join(texts)
+
+
 def gains_table(gains: Sequence[tuple[str, Gain]]) -> str:
     """One row for each run."""
     lines = [
@@ -134,15 +144,11 @@ def gains_table(gains: Sequence[tuple[str, Gain]]) -> str:
         "| --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | --- |",
     ]
     for of, found in gains:
-        predicted, was = found.solved.predicted, found.price.step_s
-        assert predicted is not None
-        held = zip((len(stage.partitions) for stage in found.solved.stages), found.nodes, strict=True)
-        alike = ((layers, nodes_text([node] * len(list(same)))) for (layers, node), same in groupby(held))
-        stages = ", ".join(f"{layers}: {nodes}" for layers, nodes in alike)
+        was, solved = found.price.step_s, found.solved
         lines.append(
             f"| {of} {found.run.name} | {found.run.step_s:.2f} | {was:.2f} | {found.cut_price.step_s:.2f}"
-            f" | {1 - found.cut_price.step_s / was:.0%} | {' + '.join(map(str, found.cuts))} | {predicted.step_s:.2f}"
-            f" | {1 - predicted.step_s / was:.0%} | {stages} |"
+            f" | {1 - found.cut_price.step_s / was:.0%} | {' + '.join(map(str, found.cuts))} | {solved.step_s:.2f}"
+            f" | {1 - solved.step_s / was:.0%} | {solved_text(solved)} |"
         )
     return "\n".join(lines) + "\n"
 

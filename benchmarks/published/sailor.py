@@ -181,8 +181,7 @@ class Measured:
             ),
             measurements=tuple(each for name, node in nodes.items() for each in self._measurements(name, node)),
         )  # fmt: skip
-        sets = [tuple(name for name in nodes if position[name] == n) for n in range(len(groups))]
-        return replace(profile, collectives=tuple(_in_one_bucket(profile, sets)))
+        return replace(profile, collectives=tuple(_in_one_bucket(profile)))
 
     def _links(self, nodes: dict[str, Node], position: dict[str, int]) -> Iterator[Link]:
         for source, target in itertools.permutations(nodes, 2):
@@ -222,14 +221,15 @@ class Measured:
                 )  # fmt: skip
 
 
-def _in_one_bucket(profile: Profile, sets: Sequence[tuple[str, ...]]) -> Iterator[Collective]:
-    """What an all-reduce of a stage takes, as a rate: DeepSpeed's buckets (2 GB) hold more than a stage has.
+def _in_one_bucket(profile: Profile) -> Iterator[Collective]:
+    """What an all-reduce among any of the workers takes, as a rate: DeepSpeed's buckets (2 GB) hold the whole model.
 
     This program's are smaller, and their pieces would take longer for their bytes.
     """
-    rings = CostModel(profile).rings
-    size = sum(each.gradient_bytes for each in profile.partitions) / len(sets)
-    for workers in sets:
-        if len(workers) > 1:
-            seconds = rings.formula_s(frozenset(workers), size) * BUCKET_BYTES / size
-            yield Collective(workers, (LinkPoint(BUCKET_BYTES, seconds),), "nccl")
+    workers = tuple(profile.worker)
+    if len(workers) < 2:
+        return
+    size = sum(each.gradient_bytes for each in profile.partitions)
+    rate = size / CostModel(profile).rings.formula_s(frozenset(workers), size)
+    pieces = [BUCKET_BYTES * len(workers) / count for count in range(len(workers), 1, -1)]
+    yield Collective(workers, tuple(LinkPoint(piece, piece / rate) for piece in pieces), "nccl")
