@@ -10,6 +10,8 @@ import heapq
 import itertools
 import math
 from bisect import bisect_left
+from collections.abc import Callable
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,61 +46,109 @@ def seconds(profile: Profile, source: str, target: str, size: float) -> tuple[fl
     return t, link.sender_busy * t, link.receiver_busy * t
 
 
+def owners(plan: Plan, stage: int) -> list[str]:
+    """Who runs each micro-batch of a stage: the one that is furthest behind n (m + 1) / M, the first among equals."""
+    held, owner = plan.stages[stage], []
+    shares = {each.worker: each.micro_batches for each in held.replicas} or {held.worker: plan.micro_batches}
+    for m in range(plan.micro_batches):
+        behind = {w: Fraction(n * (m + 1), plan.micro_batches) - owner.count(w) for w, n in shares.items()}
+        owner.append(next(w for w in shares if behind[w] == max(behind.values())))
+    return owner
+
+
 def messages(plan: Plan, profile: Profile) -> list[dict[str, Any]]:
-    """One for each value and each other worker that reads it, and one back where an edge there bears a gradient."""
+    """One for each micro-batch, value and other worker that reads it, and one back where an edge bears a gradient."""
     stage_of = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
-    worker_of = {name: plan.stages[n].worker for name, n in stage_of.items()}
-    crossing: dict[tuple[str, int, str], list[Any]] = {}
-    for edge in profile.edges:
-        if worker_of[edge.source] != worker_of[edge.target]:
-            crossing.setdefault((edge.source, edge.output, worker_of[edge.target]), []).append(edge)
+    owner = [owners(plan, n) for n in range(len(plan.stages))]
     found = []
-    for (source, _, target), edges in crossing.items():
-        n = edges[0].bytes_per_sample * plan.micro_batch_size + edges[0].fixed_bytes
-        maker, reader = stage_of[source], min(stage_of[edge.target] for edge in edges)
-        found.append({"from": ("F", maker), "to": ("F", reader), "ends": (worker_of[source], target), "bytes": n})
-        if any(edge.gradient for edge in edges):
-            found.append({"from": ("B", reader), "to": ("B", maker), "ends": (target, worker_of[source]), "bytes": n})
+    for m in range(plan.micro_batches):
+        worker_of = {name: owner[n][m] for name, n in stage_of.items()}
+        crossing: dict[tuple[str, int, str], list[Any]] = {}
+        for edge in profile.edges:
+            if worker_of[edge.source] != worker_of[edge.target]:
+                crossing.setdefault((edge.source, edge.output, worker_of[edge.target]), []).append(edge)
+        for (source, _, target), edges in crossing.items():
+            n = edges[0].bytes_per_sample * plan.micro_batch_size + edges[0].fixed_bytes
+            maker, reader = stage_of[source], min(stage_of[edge.target] for edge in edges)
+            there, back = (worker_of[source], target), (target, worker_of[source])
+            found.append({"from": ("F", maker, m), "to": ("F", reader, m), "ends": there, "bytes": n})
+            if any(edge.gradient for edge in edges):
+                found.append({"from": ("B", reader, m), "to": ("B", maker, m), "ends": back, "bytes": n})
     return found
 
 
 def orders(plan: Plan) -> dict[str, list[tuple[str, int, int]]]:
-    """Every worker's forwards and backwards: (F or B, stage, micro-batch)."""
-    m, count, found = plan.micro_batches, len(plan.stages), {}
+    """Every worker's forwards, backwards and reductions: (F, B or R, stage, micro-batch)."""
+    count, found = plan.micro_batches, {}
+    owner = [owners(plan, n) for n in range(len(plan.stages))]
     for worker in plan.workers:
-        mine = [n for n, stage in enumerate(plan.stages) if stage.worker == worker]
+        mine = [n for n, stage in enumerate(plan.stages) if worker in stage.workers]
         if plan.schedule == "1f1b":
             (s,) = mine
-            warm = min(m, plan.stages[s].in_flight or count - s)
+            warm = min(count, plan.stages[s].in_flight or sum(len(stage.workers) for stage in plan.stages[s:]))
             order = [("F", s, j) for j in range(warm)]
-            for j in range(m):
-                order += [("B", s, j)] + ([("F", s, j + warm)] if j + warm < m else [])
+            for j in range(count):
+                order += [("B", s, j)] + ([("F", s, j + warm)] if j + warm < count else [])
         else:
-            order = [("F", s, j) for s in mine for j in range(m)]
-            order += [("B", s, j) for s in reversed(mine) for j in reversed(range(m))]
-        found[worker] = order
+            order = [("F", s, j) for s in mine for j in range(count)]
+            order += [("B", s, j) for s in reversed(mine) for j in reversed(range(count))]
+        own = [(what, s, j) for what, s, j in order if owner[s][j] == worker]
+        found[worker] = []
+        for n, (what, s, j) in enumerate(own):
+            found[worker].append((what, s, j))
+            last = ("B", s) not in {(later, stage) for later, stage, _ in own[n + 1 :]}
+            if what == "B" and last and plan.stages[s].replicas:
+                found[worker].append(("R", s, -1))
     return found
 
 
-def reference(plan: Plan, profile: Profile) -> dict[tuple[str, str, int, int], tuple[float, float]]:
-    """Start and end of every action, by (worker, F, B or U, stage, micro-batch); of an update, -1 and -1."""
+def reduced(plan: Plan, profile: Profile, stage: int) -> float:
+    """Bytes of a stage's gradients, without those of parameters that it shares with another stage elsewhere."""
+    names = plan.stages[stage].partitions
+    total = sum(part.gradient_bytes for part in profile.partitions if part.name in names)
+    for tie in profile.ties:
+        others = [s for s in plan.stages if set(s.partitions) & set(tie.partitions) and s is not plan.stages[stage]]
+        elsewhere = {w for s in (*others, plan.stages[stage]) for w in s.workers}
+        mine = [part for part in profile.partitions if part.name in set(names) & set(tie.partitions)]
+        counted = 0 if others and len(elsewhere) > 1 else 1
+        total -= sum(tie.bytes / part.parameter_bytes * part.gradient_bytes for part in mine[counted:])
+    return max(0.0, total)
+
+
+Reduce = Callable[[tuple[str, ...], float], tuple[float, float]]
+
+
+def reference(  # noqa: PLR0912 - one branch for each kind of event
+    plan: Plan, profile: Profile, reduce: Reduce
+) -> dict[tuple[str, str, int, int], tuple[float, float]]:
+    """Start and end of every action, by (worker, F, B, R or U, stage, micro-batch); -1 where there is none.
+
+    Args:
+        plan: What is timed.
+        profile: Its prices.
+        reduce: Seconds of an all-reduce of so many bytes, and in which its workers are busy.
+    """
     size, sent = plan.micro_batch_size, messages(plan, profile)
-    length: dict[tuple[str, int], float] = {}
+    length: dict[tuple[str, int, str], float] = {}
     for n, stage in enumerate(plan.stages):
-        held = {name: price(profile, name, stage.worker, size) for name in stage.partitions}
-        again = sum(held[name].forward_s for name in stage.rematerialise)
-        length["F", n] = sum(each.forward_s for each in held.values())
-        length["B", n] = sum(each.backward_s for each in held.values()) + again
+        for worker in stage.workers:
+            held = {name: price(profile, name, worker, size) for name in stage.partitions}
+            again = sum(held[name].forward_s for name in stage.rematerialise)
+            length["F", n, worker] = sum(each.forward_s for each in held.values())
+            length["B", n, worker] = sum(each.backward_s for each in held.values()) + again
     left = {worker: [*order, ("U", -1, -1)] for worker, order in orders(plan).items()}
+    rings = {worker: [stage for what, stage, _ in order if what == "R"] for worker, order in left.items()}
+    begun: dict[tuple[int, str], float] = {}
     last_job = {worker: order[-2] for worker, order in left.items()}
-    stages = [(stage.worker, name) for stage in plan.stages for name in stage.partitions]
+    stages = [(worker, name) for stage in plan.stages for worker in stage.workers for name in stage.partitions]
     update = {
         worker: sum(price(profile, name, w, size).update_s for w, name in stages if w == worker) for worker in left
     }
     ties = [
         {"ends": (u, v), "bytes": tie.bytes}
         for tie in profile.ties
-        for u, v in itertools.permutations(dict.fromkeys(plan.placement[name] for name in tie.partitions), 2)
+        if sum(not set(stage.partitions).isdisjoint(tie.partitions) for stage in plan.stages) > 1
+        for u, v in itertools.permutations(dict.fromkeys(w for name in tie.partitions for w in plan.holders[name]), 2)
     ]  # fmt: skip
     free, idle = dict.fromkeys(left, 0.0), dict.fromkeys(left, True)
     link_free: dict[tuple[str, str], float] = {}
@@ -117,20 +167,41 @@ def reference(plan: Plan, profile: Profile) -> dict[tuple[str, str, int, int], t
         post(begin + t, "arrive", (key, message["ends"][1]))
         return sender
 
+    going: set[int] = set()
+
+    def ring(at: float) -> None:
+        """Begin every reduction that all have begun, and that is the next one of all of its workers."""
+        for stage in {mine[0] for mine in rings.values() if mine} - going:
+            members = plan.stages[stage].workers
+            if all((stage, w) in begun and rings[w][0] == stage for w in members):
+                going.add(stage)
+                post(at + reduce(members, reduced(plan, profile, stage))[0], "rung", stage)
+
     heapq.heapify(moments)
     while moments:
         at, _, what, whom = heapq.heappop(moments)
         if what == "arrive":
             inbox.add(whom[0])
             post(at, "look", whom[1])
+        elif what == "rung":
+            for worker in plan.stages[whom].workers:
+                rings[worker].remove(whom)
+                spans[worker, "R", whom, -1] = begun[whom, worker], at
+                post(at, "look", worker)
+            ring(at)
         elif what == "end":
             worker, kind, stage, j = whom
             held_up = 0.0
             for number, message in enumerate(sent):
-                if message["from"] == (kind, stage) and message["ends"][0] == worker:
-                    held_up += dispatch(at, (number, j), message)
-                if message["to"] == (kind, stage) and message["ends"][1] == worker:
+                if message["from"] == (kind, stage, j) and message["ends"][0] == worker:
+                    held_up += dispatch(at, number, message)
+                if message["to"] == (kind, stage, j) and message["ends"][1] == worker:
                     held_up += seconds(profile, *message["ends"], message["bytes"])[2]
+            if kind == "R":
+                members = plan.stages[stage].workers
+                begun[stage, worker] = at
+                held_up += reduce(members, reduced(plan, profile, stage))[1]
+                ring(at)
             if (kind, stage, j) == last_job[worker]:
                 held_up += sum(
                     dispatch(at, ("tie", n), tie) for n, tie in enumerate(ties) if tie["ends"][0] == worker
@@ -142,17 +213,19 @@ def reference(plan: Plan, profile: Profile) -> dict[tuple[str, str, int, int], t
             if not idle[whom] or not left[whom]:
                 continue
             kind, stage, j = left[whom][0]
-            needs = {
-                (number, j)
+            needs: set[Any] = {
+                number
                 for number, message in enumerate(sent)
-                if message["to"] == (kind, stage) and message["ends"][1] == whom
+                if message["to"] == (kind, stage, j) and message["ends"][1] == whom
             }
+            if kind == "U" and rings[whom]:
+                continue
             if kind == "U":
                 needs = {("tie", n) for n, tie in enumerate(ties) if tie["ends"][1] == whom}
             if needs <= inbox:
                 left[whom].pop(0)
                 idle[whom] = False
-                end = at + (update[whom] if kind == "U" else length[kind, stage])
+                end = at + (update[whom] if kind == "U" else 0.0 if kind == "R" else length[kind, stage, whom])
                 spans[whom, kind, stage, j] = at, end
                 post(end, "end", (whom, kind, stage, j))
     assert not any(left.values()), "the program waits for itself"

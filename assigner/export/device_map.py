@@ -18,6 +18,7 @@ from assigner.errors import FormatError
 from assigner.export.devices import local_devices, shared_cpu
 from assigner.export.exported import Exported, as_json
 from assigner.formats.partitioncontent import PartitionContent
+from assigner.formats.plan import refuse_replicas
 from assigner.schedule.simulate import check_fit
 
 if TYPE_CHECKING:
@@ -41,9 +42,11 @@ def device_map(plan: Plan, profile: Profile, held: ModelContent | None = None) -
             goes to the first stage's device, or to the first GPU.
 
     Raises:
+        UsageError: a stage of the plan has several workers.
         FormatError: the profile is of another workload, the plan's workers are not the devices of one host, or what
             accelerate would put on one device at first does not fit there.
     """
+    refuse_replicas(plan, "device maps")
     check_fit(plan, profile)
     devices = local_devices(plan, profile, tool=TOOL)
     where = {partition: devices[stage.worker] for stage in plan.stages for partition in stage.partitions}

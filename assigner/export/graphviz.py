@@ -1,5 +1,7 @@
 """Graphviz DOT: the graph of partitions, coloured by worker, a box around each stage, edges with their bytes.
 
+A stage of several workers has the colour of the first, and names all of them with their numbers of micro-batches.
+
 Like partitions in a row are one node, `blocks.0-6 (7)`, so that a model of 100 partitions is still one picture.
 """
 
@@ -14,6 +16,7 @@ from assigner import formatting as fmt
 from assigner.export import palette
 from assigner.export.exported import Exported
 from assigner.schedule.cost import CostModel
+from assigner.schedule.replication import lanes
 from assigner.schedule.simulate import check_fit
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ class _Drawing:
         self.plan, self.profile, self.cost = plan, profile, CostModel(profile)
         runs = [(n, run) for n, stage in enumerate(plan.stages) for run in _runs(profile, stage, every=every)]
         self.nodes = [_Node(f"n{k}", run, n, run[0] in plan.stages[n].rematerialise) for k, (n, run) in enumerate(runs)]
+        self.lanes = lanes(plan)
         self.holder = {partition: node for node in self.nodes for partition in node.partitions}
         self.colour = {worker: palette.fill(n) for n, worker in enumerate(plan.workers)}
 
@@ -109,18 +113,20 @@ class _Drawing:
 
     def cluster(self, number: int) -> Iterator[str]:
         stage = self.plan.stages[number]
-        worker = self.profile.worker[stage.worker]
-        head = f"stage {number}   ·   {stage.worker} on {_plain(worker.host)}"
+        shared = {each.worker: f" takes {each.micro_batches}" for each in stage.replicas}
+        each = [f"{name} on {_plain(self.profile.worker[name].host)}{shared.get(name, '')}" for name in stage.workers]
+        head = f"stage {number}   ·   {', '.join(each)}"
         if stage.in_flight is not None:
             head += f"   ·   {stage.in_flight} in flight"
         yield f"  subgraph cluster_stage_{number} {{"
         yield f"    label={_quoted(head)}; labeljust=l; labelloc=t; fontsize=12;"
-        yield f'    style=rounded; penwidth=2.5; color="{self.colour[stage.worker]}"; tooltip={_quoted(stage.worker)};'
+        colour, tip = self.colour[stage.workers[0]], _quoted(", ".join(stage.workers))
+        yield f'    style=rounded; penwidth=2.5; color="{colour}"; tooltip={tip};'
         yield from (f"    {self.box(node)}" for node in self.nodes if node.stage == number)
         yield "  }"
 
     def box(self, node: _Node) -> str:
-        colour = self.colour[self.plan.stages[node.stage].worker]
+        colour = self.colour[self.plan.stages[node.stage].workers[0]]
         names = [_plain(each) for each in node.partitions]
         look = ', style="filled,dashed", penwidth=2' if node.again else ""
         look += ", peripheries=2" if len(names) > 1 else ""
@@ -129,13 +135,19 @@ class _Drawing:
         return f"{node.name} [label={label}, {fill}{look}, tooltip={tip}];"
 
     def figures(self, node: _Node) -> str:
-        """What a box costs: a micro-batch's forward and backward, with a recompute where there is one; parameters."""
-        worker, seconds = self.plan.stages[node.stage].worker, 0.0
-        for name in node.partitions:
-            each = self.cost.partition(name, worker, self.plan.micro_batch_size)
-            seconds += each.forward_s + each.backward_s + (each.recompute_s if node.again else 0.0)
+        """What a box costs: a micro-batch's forward and backward, with a recompute where there is one; parameters.
+
+        Of several workers, on each.
+        """
+        took: dict[str, None] = {}
+        for worker in self.plan.stages[node.stage].workers:
+            costs = [self.cost.partition(name, worker, self.plan.micro_batch_size) for name in node.partitions]
+            seconds = sum(
+                each.forward_s + each.backward_s + (each.recompute_s if node.again else 0.0) for each in costs
+            )
+            took[fmt.seconds(seconds)] = None
         held = sum(self.profile.partition[name].parameter_bytes for name in node.partitions)
-        return "  ·  ".join([fmt.seconds(seconds), fmt.size(held), *(["remat"] if node.again else [])])
+        return "  ·  ".join([" or ".join(took), fmt.size(held), *(["remat"] if node.again else [])])
 
     def arrows(self) -> Iterator[str]:
         """One arrow for all values between two boxes; thick where they go to another worker."""
@@ -146,7 +158,7 @@ class _Drawing:
                 size = edge.bytes_per_sample * self.plan.micro_batch_size + edge.fixed_bytes
                 between[source, target][edge.source, edge.output] = size
         for (source, target), values in between.items():
-            crosses = self.plan.stages[source.stage].worker != self.plan.stages[target.stage].worker
+            crosses = any(lane.workers[source.stage] != lane.workers[target.stage] for lane in self.lanes)
             look = 'penwidth=2.2, color="#222222"' if crosses else 'color="#888888", fontcolor="#555555"'
             label = fmt.size(sum(values.values())) + (f" in {len(values)} values" if len(values) > 1 else "")
             yield f"  {source.name} -> {target.name} [label={_quoted(label)}, {look}];"

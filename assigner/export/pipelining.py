@@ -18,6 +18,7 @@ from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.export.exported import Exported, as_json
 from assigner.formats.partitioncontent import PartitionContent
+from assigner.formats.plan import refuse_replicas
 from assigner.location import Location
 from assigner.schedule.program import ActionKind, build_program
 from assigner.schedule.simulate import check_fit
@@ -37,9 +38,11 @@ def schedule_csv(plan: Plan, profile: Profile) -> Exported:
     """The plan's schedule in torch's compute-only form.
 
     Raises:
+        UsageError: a stage of the plan has several workers.
         FormatError: the profile is of another workload, or the order of actions would wait for ever where every value
             goes from one stage to the next, as it does in torch.distributed.pipelining.
     """
+    refuse_replicas(plan, "the export for torch.distributed.pipelining")
     check_fit(plan, profile)
     program = build_program(plan, profile.edges, profile.ties)
     rows: list[list[_Cell]] = [
@@ -60,8 +63,10 @@ def module_names(plan: Plan, profile: Profile, held: ModelContent | None = None)
         held: What each partition holds; None: the partitions' names are those of modules.
 
     Raises:
+        UsageError: a stage of the plan has several workers.
         FormatError: the profile is of another workload.
     """
+    refuse_replicas(plan, "the export for torch.distributed.pipelining")
     check_fit(plan, profile)
     notes = []
     if held is None:

@@ -12,6 +12,7 @@ from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.export.devices import local_devices, shared_cpu
 from assigner.export.exported import Exported, as_json
+from assigner.formats.plan import refuse_replicas
 from assigner.schedule.simulate import check_fit
 
 if TYPE_CHECKING:
@@ -25,9 +26,11 @@ def balance(plan: Plan, profile: Profile) -> Exported:
     """The plan as keyword arguments of `GPipe`: balance, devices, chunks and checkpoint.
 
     Raises:
+        UsageError: a stage of the plan has several workers.
         FormatError: the profile is of another workload; the partitions are no chain, a worker has several stages, or
             the workers are not the devices of one host.
     """
+    refuse_replicas(plan, "the export for torchgpipe")
     check_fit(plan, profile)
     _check_chain(profile)
     twice = next((worker for worker in plan.workers if sum(s.worker == worker for s in plan.stages) > 1), None)

@@ -332,9 +332,9 @@ class Plan(OnScreen):
 
     def __post_init__(self) -> None:
         _check(self)
-        major = MAJORS[1] if self.is_replicated else MAJORS[0]
-        if self.format_version.partition(".")[0] != str(major):
-            object.__setattr__(self, "format_version", f"{major}.0")
+        major = f"{MAJORS[self.is_replicated]}."
+        if not self.format_version.startswith(major):
+            object.__setattr__(self, "format_version", major + "0")
 
     @cached_property
     def is_replicated(self) -> bool:

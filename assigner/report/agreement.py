@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _SAME = 0.01
 """A step time predicted this well needs no cause."""
 _OTHER = 0.05
+_ONCE = "forward", "backward", "reduce"
 """A machine's reference time that differs by this much is listed."""
 
 
@@ -167,25 +168,30 @@ def _error(once: Compared) -> str:
 
 def _stages(found: Agreement) -> Sheet:
     """One row per stage: one forward, one backward, and what both add up to in a step."""
-    once: dict[int, dict[str, Compared]] = {}
-    differences: dict[int, float] = {}
+    once: dict[tuple[int, str], dict[str, Compared]] = {}
+    differences: dict[tuple[int, str], float] = {}
     for each in found.computes:
         if each.stage is not None:
-            once.setdefault(each.stage, {})[each.kind] = each.once
-            differences[each.stage] = differences.get(each.stage, 0.0) + each.difference_s
+            place = each.stage, each.worker
+            once.setdefault(place, {})[each.kind] = each.once
+            differences[place] = differences.get(place, 0.0) + each.difference_s
     times = [time for pair in once.values() for each in pair.values() for time in (each.predicted_s, each.measured_s)]
     unit, whole = fmt.time_unit(*times), fmt.time_unit(*differences.values())
     rows = []
-    for n, stage in enumerate(found.plan.stages):
-        cells = [str(n), stage.worker, fmt.ranges(stage.partitions)]
-        for kind in ("forward", "backward"):
-            one = once[n][kind]
-            cells += [unit.show(one.predicted_s), unit.show(one.measured_s), _error(one)]
-        rows.append((*cells, _signed(whole, differences[n])))
+    kinds = [kind for kind in _ONCE if any(kind in mine for mine in once.values())]
+    for (n, worker), mine in once.items():
+        cells = [str(n), worker, fmt.ranges(found.plan.stages[n].partitions)]
+        for one in map(mine.get, kinds):
+            shown = (unit.show(one.predicted_s), unit.show(one.measured_s), _error(one)) if one else ("", "", "")
+            cells += shown
+        rows.append((*cells, _signed(whole, differences[n, worker])))
     columns = (
         Column("#"), Column("worker", "name"), Column("partitions", "text", rank=4),
-        Column(f"forward {unit.name}", rank=1), Column("measured"), Column("error %", rank=2),
-        Column(f"backward {unit.name}", rank=1), Column("measured"), Column("error %", rank=2),
+        *(
+            column
+            for kind in kinds
+            for column in (Column(f"{kind} {unit.name}", rank=1), Column("measured"), Column("error %", rank=2))
+        ),
         Column(f"in a step {whole.name}", rank=3),
     )  # fmt: skip
     return Sheet("stages: one micro-batch predicted and measured, and the difference in a step", columns, tuple(rows))

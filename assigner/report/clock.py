@@ -38,6 +38,7 @@ class Placed(NamedTuple):
     """One forward or backward at its tick."""
 
     stage: int
+    worker: str
     kind: ActionKind
     micro_batch: int
     tick: int
@@ -92,7 +93,7 @@ def _ticked(program: Program, *, exact: bool) -> Clock:
                 target = number[action.route.target]
                 sends = (*job.sends, (arrivals[action.route], number[worker] * len(number) + target, 0.0, target))
                 queue[-1] = job._replace(sends=sends), m
-            elif action.kind is not ActionKind.UPDATE:
+            elif action.kind in _SIGNS:
                 queue.append((Job(1.0, tuple(waits), 0.0, ()), action.micro_batch))
                 mine.append((action.stage, action.kind, action.micro_batch))
                 waits = []
@@ -106,7 +107,7 @@ def _ticked(program: Program, *, exact: bool) -> Clock:
     placed = []
     for each in log:
         stage, kind, micro_batch = names[each.worker][each.job]
-        placed.append(Placed(stage, kind, micro_batch, round(each.start_s)))
+        placed.append(Placed(stage, plan.workers[each.worker], kind, micro_batch, round(each.start_s)))
     return Clock(tuple(sorted(placed, key=lambda each: (each.stage, each.tick))), round(last), exact)
 
 
@@ -123,13 +124,17 @@ def clock_table(plan: Plan, profile: Profile | None = None, *, everything: bool 
     except FormatError as error:
         why = "" if profile else " (each stage taken to need the one before it; --profile PROFILE knows better)"
         return (Line(f"no clock table: {error.message}{why}", "warning"),)
-    cells = {(each.stage, each.tick): f"{_SIGNS[each.kind]}{each.micro_batch}" for each in found.placed}
+    cells = {(each.stage, each.worker, each.tick): f"{_SIGNS[each.kind]}{each.micro_batch}" for each in found.placed}
     count = len(plan.stages)
     shown = list(range(count))
     if count > STAGE_LIMIT and not everything:
         shown = [*shown[: STAGE_LIMIT // 2], *shown[-STAGE_LIMIT // 2 :]]
     ticks = range(found.ticks)
-    rows = tuple((f"{n} {plan.stages[n].worker}", tuple(cells.get((n, tick), _IDLE) for tick in ticks)) for n in shown)
+    rows = tuple(
+        (f"{n} {worker}", tuple(cells.get((n, worker, tick), _IDLE) for tick in ticks))
+        for n in shown
+        for worker in plan.stages[n].workers
+    )
     title = "clock: which micro-batch is where (F forward, B backward; not to scale)"
     if not found.exact and count > 2:  # of two stages the second needs the first, whatever the graph
         title += "; each stage is taken to need the one before it"
@@ -148,5 +153,6 @@ def clock_data(plan: Plan, profile: Profile | None = None) -> dict[str, Any] | N
         return None
     stages: list[list[dict[str, Any]]] = [[] for _ in plan.stages]
     for each in found.placed:
-        stages[each.stage].append({"tick": each.tick, "kind": each.kind.value, "micro_batch": each.micro_batch})
+        by = {"worker": each.worker} if plan.stages[each.stage].replicas else {}
+        stages[each.stage].append({"tick": each.tick, "kind": each.kind.value, "micro_batch": each.micro_batch, **by})
     return {"ticks": found.ticks, "exact": found.exact, "stages": stages}

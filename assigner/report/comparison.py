@@ -59,7 +59,7 @@ def check_comparable(plans: Sequence[Named]) -> None:
             )
         strange = set(other.plan.partitions) ^ set(first.plan.partitions)
         if strange:
-            has, lacks = (first, other) if min(strange) in first.plan.placement else (other, first)
+            has, lacks = (first, other) if min(strange) in first.plan.holders else (other, first)
             raise FormatError(
                 f"{has.name} places partition {min(strange)!r}, {lacks.name} does not",
                 hint="compare plans that were solved from profiles of the same partitions",

@@ -14,7 +14,7 @@ from assigner.schedule.program import warm_up
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.formats.plan import Plan
+    from assigner.formats.plan import Plan, Stage
 
 DETAILED = 2
 """Plans besides the baseline up to which each has a table of its own; more of them share one."""
@@ -24,8 +24,13 @@ DETAILED = 2
 class PartitionPlace:
     """Where a partition is under one plan, and whether it is rematerialised."""
 
-    worker: str
+    workers: tuple[str, ...]
     remat: bool
+
+    @property
+    def where(self) -> str:
+        """Its workers, as they are told."""
+        return " + ".join(self.workers)
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class PartitionMove:
 def places(plan: Plan) -> dict[str, PartitionPlace]:
     """Every partition's place, in pipeline order."""
     return {
-        name: PartitionPlace(stage.worker, name in stage.rematerialise)
+        name: PartitionPlace(stage.workers, name in stage.rematerialise)
         for stage in plan.stages
         for name in stage.partitions
     }
@@ -59,14 +64,20 @@ def changes(baseline: Plan, other: Plan) -> tuple[PartitionMove, ...]:
 
 def settings(plan: Plan) -> dict[str, str]:
     """What a plan decides beside the places of partitions, as text."""
+    shares = ["+".join(str(each.micro_batches) for each in stage.replicas) for stage in plan.stages if stage.replicas]
     depths = [str(warm_up(plan, n)) for n in range(len(plan.stages))]
     return {
         "batch": str(plan.workload.batch_size),
         "schedule": plan.schedule,
         "micro-batches": f"{plan.micro_batches} x {plan.micro_batch_size}",
-        "order of ranks": fmt.ranges([str(Location.parse(stage.worker).rank) for stage in plan.stages]),
+        "order of ranks": fmt.ranges([_ranks(stage) for stage in plan.stages]),
+        "shares of replicas": ", ".join(shares) or "none",
         "in flight": ", ".join(depths) if plan.schedule == "1f1b" else "all",
     }
+
+
+def _ranks(stage: Stage) -> str:
+    return "+".join(str(Location.parse(worker).rank) for worker in stage.workers)
 
 
 def changed_settings(baseline: Plan, other: Plan) -> dict[str, tuple[str, str]]:
@@ -114,7 +125,7 @@ def _change_row(run: Sequence[PartitionMove]) -> tuple[str, str, str, str]:
     stays = "stays on" if after.remat else ""
     remat = stays if before.remat == after.remat else "off -> on" if after.remat else "on -> off"
     names = fmt.ranges([change.partition for change in run])
-    return names, before.worker, f"-> {after.worker}" if before.worker != after.worker else "stays", remat
+    return names, before.where, f"-> {after.where}" if before.workers != after.workers else "stays", remat
 
 
 def _summary(plans: Sequence[tuple[str, Plan]]) -> Sheet:
@@ -123,7 +134,7 @@ def _summary(plans: Sequence[tuple[str, Plan]]) -> Sheet:
     rows = []
     for n, (name, plan) in enumerate(plans[1:], start=2):
         found = changes(base, plan)
-        elsewhere = sum(each.before.worker != each.after.worker for each in found)
+        elsewhere = sum(each.before.workers != each.after.workers for each in found)
         on, off = (sum(each.after.remat == now != each.before.remat for each in found) for now in (True, False))
         remat = ", ".join(text for text, some in ((f"{on} on", on), (f"{off} off", off)) if some)
         told = (f"{what} {after}" for what, (_, after) in changed_settings(base, plan).items())
@@ -154,12 +165,12 @@ def _matrix(plans: Sequence[tuple[str, Plan]], *, everything: bool) -> Report:
 
 
 def _cell(place: PartitionPlace, label: dict[str, str]) -> str:
-    return label[place.worker] + ("R" if place.remat else "")
+    return "+".join(label[worker] for worker in place.workers) + ("R" if place.remat else "")
 
 
 def _labels(found: Sequence[dict[str, PartitionPlace]]) -> dict[str, str]:
     """Workers by their ranks; by their names where two devices have one rank."""
-    workers = list(dict.fromkeys(place.worker for each in found for place in each.values()))
+    workers = list(dict.fromkeys(worker for each in found for place in each.values() for worker in place.workers))
     ranks = {worker: str(Location.parse(worker).rank) for worker in workers}
     return ranks if len(set(ranks.values())) == len(workers) else {worker: worker for worker in workers}
 
@@ -171,8 +182,8 @@ def placement_changes_data(baseline: Plan, other: Plan) -> dict[str, Any]:
         "partitions_changed": [
             {
                 "partition": change.partition,
-                "from": change.before.worker,
-                "to": change.after.worker,
+                "from": change.before.where,
+                "to": change.after.where,
                 "remat": [change.before.remat, change.after.remat],
             }
             for change in changes(baseline, other)

@@ -11,7 +11,7 @@ from assigner.report.plan import describe_prediction, describe_split
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.report.timeline import PIPED, timeline, timeline_data
 from assigner.report.transfers import transfers
-from assigner.schedule.program import warm_up
+from assigner.schedule.program import in_flight, warm_up
 from assigner.schedule.simulate import overfull
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _worker(
 ) -> tuple[str, ...]:
     """One worker's row; `stored`: what the plan says of its workers, where the changes are shown."""
     time, memory, limit = units
-    mine = [n for n, stage in enumerate(plan.stages) if stage.worker == each.worker]
+    mine = plan.held[each.worker]
     compute: tuple[str, ...] = ()
     peak: tuple[str, ...] = ()
     if stored is not None:
@@ -132,7 +132,7 @@ def _worker(
         compute = (_change(each.compute_s, old.compute_s if old else None),)
         peak = (_change(each.peak_bytes, old.peak_bytes if old else None),)
     return (
-        each.worker, ", ".join(map(str, mine)), " + ".join(str(warm_up(plan, n)) for n in mine),
+        each.worker, ", ".join(map(str, mine)), " + ".join(str(in_flight(plan, n, each.worker)) for n in mine),
         time.show(each.compute_s), *compute, time.show(each.transfer_s), time.show(each.idle_s),
         memory.show(each.peak_bytes), *peak, limit.show(each.capacity_bytes),
         fullness_text(each),

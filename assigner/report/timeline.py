@@ -25,8 +25,8 @@ LEAST = 24
 PIPED = 120
 """Columns where there is no terminal."""
 
-_SIGNS = {"forward": "─", "backward": "█", "recomputes": "=", "update": "U"}
-_MEANINGS = {"─": "forward", "█": "backward", "=": "backward with remat", "U": "update"}
+_SIGNS = {"forward": "─", "backward": "█", "recomputes": "=", "update": "U", "reduce": "+"}
+_MEANINGS = {"─": "forward", "█": "backward", "=": "backward with remat", "U": "update", "+": "gradients are added up"}
 
 
 def timeline(sides: Sequence[Spans], *, width: int) -> Report:
@@ -49,8 +49,9 @@ def timeline(sides: Sequence[Spans], *, width: int) -> Report:
             text = bar(mine, end, cells)
             used.update(text)
             name = worker if side is sides[0] else ""
-            busy = sum(each.seconds for each in mine) / (side.steps[0].end_s - side.steps[0].start_s or 1.0)
-            rows.append((name, *([side.side] if len(sides) > 1 else []), text, fmt.points(busy)))
+            busy = sum(each.seconds for each in mine if each.kind != "reduce")
+            whole = side.steps[0].end_s - side.steps[0].start_s or 1.0
+            rows.append((name, *([side.side] if len(sides) > 1 else []), text, fmt.points(busy / whole)))
     title = f"timeline of a step: {cells} columns of {fmt.seconds(end / cells)}"
     columns = (
         Column("worker", "name"), *([Column("", "name")] if len(sides) > 1 else []), Column(_axis(end, cells), "name"),
@@ -66,7 +67,7 @@ def drawn_width(width: int) -> int:
 
 
 def _computes(side: Spans, worker: str) -> list[Span]:
-    """What a worker computes in the first step."""
+    """What a worker computes in the first step, and its reductions."""
     return [span for span in side.spans if span.worker == worker and span.message is None and span.step == 0]
 
 
@@ -79,18 +80,21 @@ def _axis(end_s: float, cells: int) -> str:
 
 
 def bar(computes: Sequence[Span], end_s: float, cells: int) -> str:
-    """One worker's bar.
+    """One worker's bar; where a reduction goes on beside an action, the action is drawn.
 
     Args:
-        computes: Its actions.
+        computes: Its actions and its reductions.
         end_s: Of the scale, which begins at 0.
         cells: Characters.
     """
     shares: list[dict[int, float]] = [defaultdict(float) for _ in range(cells)]  # of each cell, by action
-    for n, span in enumerate(computes):
+    order = sorted(range(len(computes)), key=lambda n: computes[n].kind == "reduce")
+    for n in order:
+        span = computes[n]
         start, end = (min(max(0.0, at / end_s * cells), cells) if end_s else 0.0 for at in (span.start_s, span.end_s))
         for cell in range(int(start), min(cells, int(end) + 1)):
-            shares[cell][n] += max(0.0, min(end, cell + 1) - max(start, cell))
+            part = max(0.0, min(end, cell + 1) - max(start, cell))
+            shares[cell][n] += part if span.kind != "reduce" else max(0.0, part - sum(shares[cell].values()))
     owners = [max(each, key=lambda n: each[n]) if sum(each.values()) >= 0.5 else None for each in shares]
     signs = [" " if owner is None else _sign(computes[owner]) for owner in owners]
     for n, span in enumerate(computes):

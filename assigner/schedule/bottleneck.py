@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
+from assigner.schedule.replication import taken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,7 +74,7 @@ def _step(plan: Plan, prediction: Prediction, path: Mapping[Where, float]) -> st
         )
     sentence = (
         f"{busiest.worker} limits the plan: it computes for {_share(busiest.compute_s, step)} of the step"
-        f" ({_each(busiest.compute_s, plan.micro_batches)}){_besides(busiest, step)}"
+        f" ({_each(busiest.compute_s, _taken(plan, busiest.worker))}){_besides(busiest, step)}"
     )
     if others:
         verb = _verb(step, busiest, others[0])
@@ -104,7 +105,7 @@ def _steady(plan: Plan, prediction: Prediction) -> str:
 def _forward(plan: Plan, prediction: Prediction) -> str:
     """By what one forward spends where: on a worker, or on a link that carries values towards the pipeline's end."""
     count, place = plan.micro_batches, {name: n for n, name in enumerate(plan.workers)}
-    loads = [(each.worker, (each.forward_s or 0.0) / count) for each in prediction.workers]
+    loads = [(each.worker, (each.forward_s or 0.0) / _taken(plan, each.worker)) for each in prediction.workers]
     loads += [
         (_name(each), each.seconds / count)
         for each in prediction.transfers if place.get(each.source, 0) < place.get(each.target, 0)
@@ -120,6 +121,11 @@ def _forward(plan: Plan, prediction: Prediction) -> str:
 
 def _name(link: TransferPrediction) -> str:
     return f"the link from {link.source} to {link.target}"
+
+
+def _taken(plan: Plan, worker: str) -> int:
+    """How many micro-batches a worker runs, of the stage of which it runs most."""
+    return max(len(taken(plan, n, worker)) for n in plan.held[worker])
 
 
 def _share(seconds: float, whole: float) -> str:

@@ -292,7 +292,13 @@ class CostModel:
         return max(0.0, found)
 
     def memory(
-        self, worker: str, stages: Sequence[tuple[Sequence[str], Iterable[str], int]], micro_batch: int
+        self,
+        worker: str,
+        stages: Sequence[tuple[Sequence[str], Iterable[str], int]],
+        micro_batch: int,
+        *,
+        leaving: Iterable[Edge] | None = None,
+        bucket_bytes: float = 0.0,
     ) -> Memory:
         """What a worker holds at its peak, in bytes; its workspace includes what the allocator takes beside tensors.
 
@@ -300,6 +306,8 @@ class CostModel:
             worker: The worker's name.
             stages: Its stages, each as (partitions, those rematerialised, micro-batches in flight).
             micro_batch: Samples in a micro-batch.
+            leaving: The edges whose values it sends; None: those to partitions that it does not hold.
+            bucket_bytes: Of gradients on their way in a reduction.
         """
         held = [name for partitions, _, _ in stages for name in partitions]
         cost = {name: self.partition(name, worker, micro_batch) for name in held}
@@ -314,12 +322,16 @@ class CostModel:
                 + sum(self.output_bytes(output, micro_batch) for output in read)
             )
         activations += max((cost[name].activation_bytes for name in again), default=0)
-        inside, messages = set(held), 0.0
-        for output in (output for name in held for output in self.makes[name]):
-            leaving = [edge for edge in self.readers[output] if edge.target not in inside]
-            if leaving:
-                size = self.output_bytes(output, micro_batch)
-                messages += size * (1 + any(edge.gradient for edge in leaving))
+        inside, messages = set(held), bucket_bytes
+        if leaving is None:
+            made = (output for name in held for output in self.makes[name])
+            leaving = (edge for output in made for edge in self.readers[output] if edge.target not in inside)
+        sent: dict[PartitionOutput, bool] = {}  # and whether its gradient comes back
+        for edge in leaving:
+            output = PartitionOutput(edge.source, edge.output)
+            sent[output] = sent.get(output, False) or edge.gradient
+        for output, comes_back in sent.items():
+            messages += self.output_bytes(output, micro_batch) * (1 + comes_back)
         state = self.state(held)
         tensors = Memory(
             parameters=state.parameters, gradients=state.gradients, optimizer=state.optimizer, buffers=state.buffers,

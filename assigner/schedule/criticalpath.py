@@ -3,21 +3,26 @@
 Walked from the step's last action to its start: what begins the moment that something else ends was waiting for it. An
 action waits for the one before it on its worker or for a message; a message for the action that makes it or for the one
 before it on its link. The simulator computes a start as the largest of those ends, so the two are the same number.
+
+A reduction begins when the last of its workers does, or when the one before it on one of them has ended; an update
+waits for those of its worker. The path goes through the event of the worker that was last.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import pairwise
+from itertools import zip_longest
 from typing import TYPE_CHECKING
+
+from assigner.schedule.program import ActionKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from assigner.schedule.simulate import Timeline
+    from assigner.schedule.simulate import Event, Timeline
 
 Where = tuple[str, ...]
-"""A worker, or the two ends of a link."""
+"""A worker, the two ends of a link, or a reduction."""
 
 
 def critical_path(timeline: Timeline) -> tuple[int, ...]:
@@ -30,11 +35,16 @@ def critical_path(timeline: Timeline) -> tuple[int, ...]:
     made: dict[tuple[str, float], int] = {}
     idle: dict[tuple[str, str, float], int] = {}  # by link and moment: the message that was on it until then
     there: dict[tuple[str, float], int] = {}
+    reduced: dict[int, list[int]] = defaultdict(list)  # by stage: the reduction on each of its workers
     before: list[int | None] = []
     last: int | None = None
     for n, event in enumerate(timeline.events):
         worker, route, start, end = event.worker, event.action.route, event.start_s, event.end_s
-        if route is None:
+        if event.action.kind is ActionKind.REDUCE:
+            before.append(free.get((worker, start)))
+            free[worker, start + event.busy_s] = made[worker, start] = n
+            reduced[event.action.stage].append(n)
+        elif route is None:
             before.append(free.get((worker, start), there.get((worker, start))))
             free[worker, end + event.busy_s] = made[worker, end] = n
             last = n if last is None or end > timeline.events[last].end_s else last
@@ -42,6 +52,7 @@ def critical_path(timeline: Timeline) -> tuple[int, ...]:
             link = route.source, route.target
             before.append(made.get((worker, start), idle.get((*link, start))))
             idle[*link, end] = there[route.target, end] = n
+    _wait_for_reductions(timeline, reduced, before)
     path = []
     while last is not None:
         path.append(last)
@@ -49,19 +60,50 @@ def critical_path(timeline: Timeline) -> tuple[int, ...]:
     return tuple(reversed(path))
 
 
+def _wait_for_reductions(timeline: Timeline, reduced: Mapping[int, list[int]], before: list[int | None]) -> None:
+    """Fill in what waited for a reduction: an update, or the next one that a worker has a part in."""
+    events = timeline.events
+    ended: dict[tuple[str, float], int] = {}  # by worker and moment: the reduction that ended then
+    for stage in sorted(reduced, reverse=True):  # as all workers begin them
+        mine = reduced[stage]
+        last = max(mine, key=lambda n: events[n].start_s)
+        earlier = [ended[each] for each in ended if each[0] in {events[n].worker for n in mine}]
+        latest = max(earlier, key=lambda n: events[n].end_s, default=last)
+        if events[last].start_s < events[latest].end_s < events[last].end_s:
+            before[last] = latest
+        ended |= {(events[n].worker, events[n].end_s): last for n in mine}
+    for n, event in enumerate(events):
+        if event.action.kind is ActionKind.UPDATE:
+            before[n] = ended.get((event.worker, event.start_s), before[n])
+
+
 def time_on_path(timeline: Timeline) -> dict[tuple[str, Where], list[float]]:
     """Seconds of the path's actions and messages, by what and where they are."""
     spent: dict[tuple[str, Where], list[float]] = defaultdict(list)
     path = [timeline.events[n] for n in critical_path(timeline)]
-    for event in path:
-        route = event.action.route
-        what = event.action.kind.value if route is None else f"{route.payload} message"
+    reached = 0.0
+    for event, following in zip_longest(path, path[1:]):
+        route, action = event.action.route, event.action
+        what = action.kind.value if route is None else f"{route.payload} message"
         where = (event.worker,) if route is None else (route.source, route.target)
-        spent[what, where].append(event.end_s - event.start_s)
-    for event, following in pairwise(path):
-        if event.busy_s and event.worker == following.worker and following.action.route is None:
+        if action.kind is ActionKind.REDUCE:
+            begun = max(event.start_s, reached)
+            if following is None or following.start_s == event.end_s or _is_behind(following, event):
+                where = (f"the reduction of stage {action.stage}",)
+                spent[what, where].append(event.end_s - begun)
+                reached = event.end_s
+                continue
+        else:
+            spent[what, where].append(event.end_s - event.start_s)
+            reached = event.end_s
+        if event.busy_s and following and event.worker == following.worker and following.action.route is None:
             spent["busy with messages", (event.worker,)].append(event.busy_s)
     return spent
+
+
+def _is_behind(following: Event, event: Event) -> bool:
+    """Whether a reduction that a worker has begun goes on when the one before it has ended."""
+    return following.action.kind is ActionKind.REDUCE and following.start_s < event.end_s
 
 
 def path_shares(timeline: Timeline) -> Mapping[Where, float]:

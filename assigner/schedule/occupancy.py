@@ -9,6 +9,7 @@ The sum of 3-cost-model.md, unrolled along a timeline. From when to when each pa
     the largest workspace of the stage                   start .. end of a forward or a backward
     an output that leaves                                end of its forward .. it has left
     its gradient                                         it sets out .. end of the backward that uses it
+    a bucket of the largest reduction                    while one goes on
 
 What the worker's allocator takes beyond tensors is, as in the cost model, a share of all that is held at the moment,
 and counts as workspace.
@@ -27,6 +28,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from assigner.formats.plan import Memory
 from assigner.schedule.cost import CostModel, PartitionOutput
 from assigner.schedule.program import ActionKind, Payload
+from assigner.schedule.replication import leaving
+from assigner.schedule.timing import bucket_bytes
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
@@ -102,12 +105,13 @@ class _Ledger:
     """One worker's parts: which of them appear and go when.
 
     A part's number counts how often it is there: of the i-th of S stages i (micro-batches in flight), S + i (it
-    computes) and 2 S + i (it recomputes); of the o-th of the outputs that leave 3 S + 2 o, and one more its gradient.
+    computes) and 2 S + i (it recomputes); of the o-th of the outputs that leave 3 S + 2 o, and one more its gradient;
+    the last one is a reduction's bucket.
     """
 
     def __init__(self, plan: Plan, cost: CostModel, worker: str) -> None:
         self.worker, self.cost = worker, cost
-        self.stages = {n: i for i, n in enumerate(n for n, stage in enumerate(plan.stages) if stage.worker == worker)}
+        self.stages = {n: i for i, n in enumerate(plan.held[worker])}
         held = [name for n in self.stages for name in plan.stages[n].partitions]
         price = {name: cost.partition(name, worker, plan.micro_batch_size) for name in held}
         self.state = cost.state(held)
@@ -122,20 +126,23 @@ class _Ledger:
             )
             self.workspace.append(max(price[name].workspace_bytes for name in names))
             self.again.append(max((price[name].activation_bytes for name in remat), default=0.0))
-        leaving = [
-            output for name in held for output in cost.makes[name]
-            if any(edge.target not in price for edge in cost.readers[output])
-        ]  # fmt: skip
-        self.part = {output: 3 * len(self.stages) + 2 * o for o, output in enumerate(leaving)}
-        self.sizes = [cost.output_bytes(output, plan.micro_batch_size) for output in leaving]
+        sent = dict.fromkeys(
+            PartitionOutput(edge.source, edge.output) for edge in leaving(plan, cost.profile.edges, worker)
+        )
+        self.part = {output: 3 * len(self.stages) + 2 * o for o, output in enumerate(sent)}
+        self.sizes = [cost.output_bytes(output, plan.micro_batch_size) for output in sent]
+        self.bucket = bucket_bytes(cost, plan, worker)
         self.maker = {name: n for n in self.stages for name in plan.stages[n].partitions}
         self.changes: list[tuple[float, int, int]] = []  # (when, -1 or 1, part)
         self.due: dict[tuple[int, int], list[int]] = defaultdict(list)  # gradients that a backward will use
         self.ended_s = 0.0
 
     def compute(self, event: Event) -> None:
-        """A forward, a backward or an update."""
+        """A forward, a backward, an update or a reduction."""
         action, start, end = event.action, event.start_s, event.end_s
+        if action.kind is ActionKind.REDUCE:
+            self.changes += ((start, 1, self.bucket_part), (end, -1, self.bucket_part))
+            return
         self.ended_s = end
         if action.kind is ActionKind.UPDATE:
             return
@@ -161,12 +168,17 @@ class _Ledger:
         self.changes.append((event.start_s, 1, part))
         self.due[self.maker[route.partition], event.action.micro_batch].append(part)
 
+    @property
+    def bucket_part(self) -> int:
+        """The number of a reduction's bucket."""
+        return 3 * len(self.stages) + 2 * len(self.sizes)
+
     def closed(self) -> Occupancy:
         """The sums after each moment's changes."""
         count = len(self.stages)
-        there = [0] * (3 * count + 2 * len(self.sizes))
+        there = [0] * (self.bucket_part + 1)
         kept, workspace, again = (range(n * count, (n + 1) * count) for n in range(3))
-        messages = range(3 * count, len(there), 2)
+        messages = range(3 * count, self.bucket_part, 2)
         state = self.state.total
         held = [Held(0.0, 0.0, self.beyond * state, 0.0)]
         self.changes.sort()
@@ -180,7 +192,7 @@ class _Ledger:
                 activations += there[n] * each
             activations += max(each if there[n] else 0.0 for n, each in zip(again, self.again, strict=True))
             busy = max(each if there[n] else 0.0 for n, each in zip(workspace, self.workspace, strict=True))
-            moved = 0.0
+            moved = self.bucket if there[self.bucket_part] else 0.0
             for n, size in zip(messages, self.sizes, strict=True):
                 moved += size * ((there[n] > 0) + (there[n + 1] > 0))
             busy += self.beyond * (state + activations + busy + moved)

@@ -178,9 +178,13 @@ class Wiring:
         return before.get((lane, stage), ()), behind.get((lane, stage), ())
 
     @cached_property
-    def lane_of(self) -> Mapping[int, int]:
+    def lane_of(self) -> Sequence[int]:
         """The number of each micro-batch's lane; of -1, where there is no micro-batch, -1."""
-        return {-1: -1} | {m: n for n, lane in enumerate(self.lanes) for m in lane.micro_batches}
+        found = [0] * sum(len(lane.micro_batches) for lane in self.lanes) + [-1]
+        for n, lane in enumerate(self.lanes[1:], 1):
+            for m in lane.micro_batches:
+                found[m] = n
+        return found
 
 
 def wire(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -> Wiring:
@@ -333,9 +337,9 @@ def order_of(plan: Plan, worker: str) -> list[Step]:
         FormatError: the schedule cannot order the worker's stages.
     """
     steps = SCHEDULES[plan.schedule](plan, worker)
-    waiting = [stage for stage in reduced_stages(plan) if worker in plan.stages[stage].workers]
-    if not waiting:
+    if not plan.is_replicated:
         return steps
+    waiting = [stage for stage in reduced_stages(plan) if worker in plan.stages[stage].workers]
     left = {stage: len(taken(plan, stage, worker)) for stage in waiting}
     found: list[Step] = []
     for step in steps:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
-    from assigner.formats.profile import Tie
+    from assigner.formats.profile import Edge, Tie
 
 
 @lru_cache(maxsize=1024)
@@ -77,6 +77,19 @@ def lanes(plan: Plan) -> tuple[MicroBatchLane, ...]:
     for m, workers in enumerate(zip(*(takers(plan, n) for n in range(len(plan.stages))), strict=True)):
         found[workers].append(m)
     return tuple(MicroBatchLane(workers, tuple(mine)) for workers, mine in found.items())
+
+
+def leaving(plan: Plan, edges: Sequence[Edge], worker: str) -> list[Edge]:
+    """The edges over which a worker sends values: for a micro-batch at least, another one reads what it makes."""
+    stage_of = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
+    ends = {(edge.source, edge.target): (stage_of[edge.source], stage_of[edge.target]) for edge in edges}
+    found = lanes(plan)
+    return [
+        edge
+        for edge in edges
+        for source, target in (ends[edge.source, edge.target],)
+        if any(lane.workers[source] == worker != lane.workers[target] for lane in found)
+    ]
 
 
 def reduced_stages(plan: Plan) -> tuple[int, ...]:

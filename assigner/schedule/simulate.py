@@ -16,12 +16,14 @@ from assigner.errors import FormatError
 from assigner.formats.plan import Prediction, TransferPrediction, WorkerPrediction
 from assigner.schedule.cost import CostModel
 from assigner.schedule.program import Action, ActionKind, Program, Route, build_program, in_flight
+from assigner.schedule.replication import leaving
 from assigner.schedule.timing import (
     Compute,
     Job,
     Prices,
     Queue,
     Timed,
+    bucket_bytes,
     route_bytes,
     run_queues,
     stage_s,
@@ -158,7 +160,11 @@ def worker_memory(cost: CostModel, plan: Plan, worker: str) -> Memory:
     stages = [
         (plan.stages[n].partitions, plan.stages[n].rematerialise, in_flight(plan, n, worker)) for n in plan.held[worker]
     ]
-    return cost.memory(worker, stages, plan.micro_batch_size)
+    if not plan.is_replicated:
+        return cost.memory(worker, stages, plan.micro_batch_size)
+    sent = leaving(plan, cost.profile.edges, worker)
+    bucket = bucket_bytes(cost, plan, worker)
+    return cost.memory(worker, stages, plan.micro_batch_size, leaving=sent, bucket_bytes=bucket)
 
 
 def _covered_s(spans: list[tuple[float, float]]) -> float:

@@ -22,6 +22,7 @@ from assigner.errors import FormatError
 from assigner.schedule.cost import CostModel, PartitionOutput
 from assigner.schedule.program import ActionKind, Payload, Route, order_of, wire
 from assigner.schedule.replication import is_exchanged, reduced_stages
+from assigner.schedule.rings import BUCKET_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,6 +150,12 @@ def reduced_bytes(cost: CostModel, plan: Plan, stage: int) -> float:
     """Bytes of the gradients that the workers of a stage add up: a shared parameter's that they exchange left out."""
     apart = [tie for tie in cost.profile.ties if is_exchanged(plan, tie)]
     return cost.gradient_bytes(plan.stages[stage].partitions, apart)
+
+
+def bucket_bytes(cost: CostModel, plan: Plan, worker: str) -> float:
+    """Bytes of gradients that a worker copies for reductions at a time: the largest one's bucket."""
+    shared = (n for n in plan.held[worker] if plan.stages[n].replicas)
+    return min(max((reduced_bytes(cost, plan, n) for n in shared), default=0.0), float(BUCKET_BYTES))
 
 
 def compute_s(cost: CostModel, plan: Plan, timed: Compute) -> float:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.document import encode
+from assigner.formats.plan import refuse_replicas
 from assigner.formats.profilewarnings import other_warnings, with_warnings
 from assigner.schedule.cost import CostModel, Kind, collectives_over
 from assigner.schedule.program import ActionKind
@@ -94,7 +95,11 @@ def calibrated(profile: Profile, agreement: Agreement, *, trace: str) -> Profile
         profile: What the plan was priced with.
         agreement: The plan and the trace of its run, as `agree` put them side by side.
         trace: What to call the trace in the profile's warnings.
+
+    Raises:
+        UsageError: a stage of the plan has several workers.
     """
+    refuse_replicas(agreement.plan, "the correction of a profile by a run")
     seen = flights_seen(agreement)
     links = corrected_links(profile, agreement, seen)
     corrections = _corrections(replace(profile, links=links), agreement)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -9,10 +10,10 @@ from assigner.errors import FormatError
 from assigner.formats.plan import Plan
 from assigner.formats.trace import Trace, check_same_plan
 from assigner.schedule.cost import CostModel
-from assigner.schedule.program import ActionKind, Payload, Program, Route
+from assigner.schedule.program import ActionKind, Program, Route
 from assigner.schedule.simulate import simulated, worker_memory
 from assigner.schedule.timing import compute_s, route_bytes
-from assigner.validation.explanation import Explanation, explain
+from assigner.validation.explanation import Explanation, actions_of, explain
 from assigner.validation.machine import MachineAgreement, disturbances, machines, paced_step_s
 from assigner.validation.observed import Observed, Samples, observe
 from assigner.validation.rehearsal import rehearsed
@@ -47,9 +48,9 @@ class Compared:
 
 @dataclass(frozen=True)
 class ComputeAgreement:
-    """A forward, a backward or an update; `count` of them make a step."""
+    """A forward, a backward, an update or a reduction (once all have begun it); `count` of them make a step."""
 
-    kind: Literal["forward", "backward", "update"]
+    kind: Literal["forward", "backward", "reduce", "update"]
     stage: int | None
     worker: str
     count: int
@@ -190,22 +191,25 @@ def _compared(predicted_s: float, found: Samples | None) -> Compared:
 
 def _computes(plan: Plan, cost: CostModel, seen: Observed) -> Iterator[ComputeAgreement]:
     keys = [
-        (kind, n, stage.worker)
+        (kind, n, worker)
         for n, stage in enumerate(plan.stages)
-        for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
+        for worker in stage.workers
+        for kind in (ActionKind.FORWARD, ActionKind.BACKWARD, *((ActionKind.REDUCE,) if stage.replicas else ()))
     ]
     for key in (*keys, *((ActionKind.UPDATE, -1, worker) for worker in plan.workers)):
         kind, stage, worker = key
-        count, position = (1, None) if kind is ActionKind.UPDATE else (plan.micro_batches, stage)
+        count, position = actions_of(plan, key), None if kind is ActionKind.UPDATE else stage
         once = _compared(compute_s(cost, plan, key), seen.compute.get(key))
-        yield ComputeAgreement(kind.value, position, worker, count, once)  # type: ignore[arg-type]
+        yield ComputeAgreement(kind.value, position, worker, count, once)
 
 
 def _routes(program: Program, cost: CostModel, seen: Observed) -> Iterator[RouteAgreement]:
+    done = (action for mine in program.actions.values() for action in mine)
+    sent = Counter(action.route for action in done if action.kind is ActionKind.SEND)
     for route in program.routes:
         size = route_bytes(cost, route, program.plan.micro_batch_size)
         once = _compared(cost.transfer_s(route.source, route.target, size), seen.flights.get(route))
-        count = 1 if route.payload is Payload.TIE else program.plan.micro_batches
+        count = sent[route]
         yield RouteAgreement(route, size, count, once)
 
 

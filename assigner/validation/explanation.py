@@ -17,6 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from assigner.schedule.program import ActionKind, wire
+from assigner.schedule.replication import taken
 from assigner.schedule.timing import Instead, compute_s, route_bytes, step_s
 
 if TYPE_CHECKING:
@@ -128,7 +129,10 @@ def measured_flights(plan: Plan, cost: CostModel, routes: tuple[Route, ...], mea
 def _overheads(measured: Observed, compute: Mapping[Compute, float]) -> Instead:
     """What is measured of compute and of what workers lose between."""
     return Instead(
-        seconds={key: seconds + measured.before[key].median_s for key, seconds in compute.items()},
+        seconds={
+            key: seconds + (measured.before[key].median_s if key in measured.before else 0.0)
+            for key, seconds in compute.items()
+        },
         busy={key: samples.median_s for key, samples in measured.behind.items()},
         leads={worker: samples.median_s for worker, samples in measured.lead.items()},
     )
@@ -144,9 +148,15 @@ def _first(found: Iterator[_Tried]) -> list[_Tried]:
 def _computes(plan: Plan, cost: CostModel, compute: Mapping[Compute, float]) -> Iterator[_Tried]:
     for key, seconds in compute.items():
         kind, stage, worker = key
-        said, count = compute_s(cost, plan, key), 1 if kind is ActionKind.UPDATE else plan.micro_batches
+        said, count = compute_s(cost, plan, key), actions_of(plan, key)
         cause = Deviation("compute", kind.value, worker, stage if stage >= 0 else None, None, said, seconds)
         yield count * (seconds - said), cause, Instead(seconds={key: seconds})
+
+
+def actions_of(plan: Plan, compute: Compute) -> int:
+    """How many of a step's actions these are."""
+    kind, stage, worker = compute
+    return len(taken(plan, stage, worker)) if kind in (ActionKind.FORWARD, ActionKind.BACKWARD) else 1
 
 
 def _transfers(plan: Plan, cost: CostModel, flights: Mapping[Route, float]) -> Iterator[_Tried]:
@@ -163,7 +173,7 @@ def _transfers(plan: Plan, cost: CostModel, flights: Mapping[Route, float]) -> I
 def _losses(plan: Plan, cost: CostModel, predicted: Observed, measured: Observed) -> Iterator[_Tried]:
     for worker in plan.workers:
         said, took = predicted.overheads[worker].median_s, measured.overheads[worker].median_s
-        mine = [key for key in measured.compute if key[2] == worker]
+        mine = [key for key in measured.before if key[2] == worker]
         figures = Instead(
             seconds={key: compute_s(cost, plan, key) + measured.before[key].median_s for key in mine},
             busy={key: measured.behind[key].median_s for key in mine if key in measured.behind},

@@ -76,8 +76,9 @@ def paced_step_s(
         return None
     pace = {each.worker: each for each in changed}
     keys = [
-        (kind, n, stage.worker)
+        (kind, n, worker)
         for n, stage in enumerate(plan.stages)
+        for worker in stage.workers
         for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
     ]
     keys += [(ActionKind.UPDATE, -1, worker) for worker in plan.workers]

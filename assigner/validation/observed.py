@@ -19,7 +19,7 @@ from assigner.schedule.program import ActionKind, Payload, Route
 from assigner.schedule.timing import Compute
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from assigner.formats.trace import Trace, TracedAction, TracedMessage
 
@@ -59,7 +59,7 @@ class Observed:
 
     Args:
         step: Whole steps.
-        compute: Forwards, backwards and updates.
+        compute: Forwards, backwards, updates, and reductions from when all of their workers have begun them.
         before: From the end of a wait, or the step's start, to the action.
         behind: From the end of an action to the next one, or to the wait before that.
         lead: From the step's start, anywhere, to a worker's first action or wait.
@@ -94,12 +94,19 @@ class _Notes:
     def read(self, worker: str, actions: Iterable[TracedAction], start_s: float) -> float:
         """One worker's step that began at `start_s`; returns when its last action ended.
 
-        A device may still compute when its host begins to wait: the wait counts from the device's end.
+        A device may still compute when its host begins to wait: the wait counts from the device's end. A reduction goes
+        on beside what the worker does; what its update waits for it is a wait.
         """
-        now, waited, overhead, pending = start_s, 0.0, 0.0, 0.0
+        now, waited, overhead, pending, reduced = start_s, 0.0, 0.0, 0.0, start_s
         last: Compute | None = None
         began = False
         for action in sorted(actions, key=lambda each: each.start_s):
+            if action.kind == "reduce":
+                reduced = max(reduced, action.end_s)
+                continue
+            if action.kind == "update" and min(reduced, action.start_s) > now:
+                wait, now = min(reduced, action.start_s) - now, min(reduced, action.start_s)
+                waited, last = waited + wait, None
             gap = max(0.0, action.start_s - now)
             overhead += gap
             if not began:
@@ -138,11 +145,26 @@ def observe(trace: Trace) -> Observed:
     for step, (start, end) in enumerate(trace.spans):
         last = max(notes.read(each.worker, parts[each.worker, step], start) for each in trace.workers)
         tails.append(max(0.0, end - last))
+        for key, seconds in _reductions(parts, step):
+            notes.compute[key].append(seconds)
     return Observed(
         step=Samples(trace.step_s), tail=Samples(tuple(tails)), flights=_samples(_flights(trace)),
         compute=_samples(notes.compute), before=_samples(notes.before), behind=_samples(notes.behind),
         lead=_samples(notes.lead), waits=_samples(notes.waits), overheads=_samples(notes.overheads),
     )  # fmt: skip
+
+
+def _reductions(parts: Mapping[tuple[str, int], Sequence[TracedAction]], step: int) -> Iterator[tuple[Compute, float]]:
+    """The reductions of a step, for each of their workers: from when the last one began it to its own end."""
+    found: dict[int, dict[str, TracedAction]] = defaultdict(dict)
+    for (worker, number), actions in parts.items():
+        for action in actions:
+            if number == step and action.kind == "reduce":
+                found[action.stage][worker] = action
+    for stage, mine in found.items():
+        begun = max(action.start_s for action in mine.values())
+        for worker, action in mine.items():
+            yield (ActionKind.REDUCE, stage, worker), max(0.0, action.end_s - begun)
 
 
 def _samples(lists: Mapping[_Key, Sequence[float]]) -> dict[_Key, Samples]:

@@ -65,7 +65,9 @@ def _actions(
         stage, m, route = action.stage, action.micro_batch, action.route
         if route is None:
             event = next(computed)
-            ended, free = event.end_s, event.end_s + event.busy_s
+            reduces = action.kind is ActionKind.REDUCE  # which goes on beside what the worker does next
+            ended = event.start_s if reduces else event.end_s
+            free = ended + event.busy_s
             yield TracedAction(0, action.kind.value, stage, m, event.start_s, event.end_s)
             continue
         there = action.kind is ActionKind.RECEIVE

@@ -11,6 +11,7 @@ so that both lie beside each other and every kind of span means the same on both
     forward, backward, update    the worker computes
     send                         the message is on its link: from when it was handed over and the link was free
     receive                      the worker waits for the message, or takes it, if it was there before
+    reduce                       gradients are added up over the workers of a stage, beside what the worker does
 
 A worker that is early begins a measured step before the step itself does (`Trace.spans`): its first spans are below 0.
 """
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from assigner.schedule.program import Route
     from assigner.schedule.simulate import Timeline
 
-SpanKind = Literal["forward", "backward", "update", "send", "receive"]
+SpanKind = Literal["forward", "backward", "update", "send", "receive", "reduce"]
 
 
 class Span(NamedTuple):

@@ -17,9 +17,12 @@ from drawn_plans import drawn, replicated
 from assigner.errors import FormatError, UsageError
 from assigner.formats.plan import Replica, load_plan, refuse_replicas, save_plan
 from assigner.schedule.cost import CostModel
+from assigner.schedule.criticalpath import path_shares
+from assigner.schedule.occupancy import memory_over_time
 from assigner.schedule.program import Action, ActionKind, Program, build_forward_program, build_program, in_flight
 from assigner.schedule.replication import takes
-from assigner.schedule.simulate import run_program, step_s
+from assigner.schedule.simulate import run_program, simulated, step_s, worker_memory
+from assigner.schedule.timing import reduced_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,3 +192,38 @@ def test_replicas_share_fewer_micro_batches_in_the_same_proportion(tmp_path: Pat
         for count in (1, 2, 3, 4, 8)
     }
     assert counts == {1: [1, 0], 2: [2, 0], 3: [2, 1], 4: [3, 1], 8: [6, 2]}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("seed", range(20))
+def test_the_critical_path_goes_through_reductions(seed: int, schedule: str) -> None:
+    """Its parts add up to the step, whichever worker was the last to begin a reduction."""
+    profile, plan = replicated(*drawn(seed, schedule), seed)
+    shares = path_shares(simulated(plan, CostModel(profile)))
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert all(share >= 0 for share in shares.values())
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("seed", range(20))
+def test_memory_over_time_is_within_what_is_allowed_for(seed: int, schedule: str) -> None:
+    """Each replica holds its own micro-batches and a bucket of gradients, and never more than the sum says."""
+    profile, plan = replicated(*drawn(seed, schedule), seed)
+    cost = CostModel(profile)
+    for held in memory_over_time(simulated(plan, cost), cost):
+        allowed = worker_memory(cost, plan, held.worker)
+        assert held.peak.total <= allowed.total * (1 + 1e-9)
+        assert held.state.parameters == allowed.parameters
+
+
+def test_a_worker_whose_own_replica_reads_only_some_of_its_values_sends_the_others() -> None:
+    """A value leaves a worker if one micro-batch of it goes elsewhere, and counts among its messages then."""
+    profile = random_instance(3, partitions=4, workers=2)
+    plan = make_plan(profile, [(0, profile.order[:2]), (1, profile.order[2:])], micro_batches=4)
+    shares = (Replica("worker:0/cpu", 1), Replica("worker:1/cpu", 3))
+    stages = (plan.stages[0], replace(plan.stages[1], sole_worker=None, replicas=shares))
+    both, alone = replace(plan, stages=stages), plan
+    cost = CostModel(profile)
+    bucket = min(reduced_bytes(cost, both, 1), 25 << 20)
+    messages = [worker_memory(cost, each, "worker:0/cpu").messages for each in (both, alone)]
+    assert messages[0] == pytest.approx(messages[1] + bucket)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from builders import make_plan, make_profile
-from drawn_plans import drawn
+from drawn_plans import drawn, replicated
 from reference_simulator import reference
 
 from assigner.schedule.cost import CostModel
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
 
-LETTER = {ActionKind.FORWARD: "F", ActionKind.BACKWARD: "B", ActionKind.UPDATE: "U"}
+LETTER = {ActionKind.FORWARD: "F", ActionKind.BACKWARD: "B", ActionKind.REDUCE: "R", ActionKind.UPDATE: "U"}
 
 
 def assert_equal(profile: Profile, plan: Plan) -> None:
     cost = CostModel(profile)
-    expected = reference(plan, profile)
+    expected = reference(plan, profile, lambda on, size: (cost.reduce_s(on, size), cost.reduce_busy_s(on, size)))
     timeline = run_program(build_program(plan, profile.edges, profile.ties), cost)
     found = {
         (event.worker, LETTER[event.action.kind], event.action.stage, event.action.micro_batch): event
@@ -41,6 +41,13 @@ def assert_equal(profile: Profile, plan: Plan) -> None:
 def test_every_action_starts_and_ends_when_the_page_says(seed: int, schedule: str) -> None:
     """To 1e-9 s: chains and graphs, ties, uneven links, busy shares, deep warm-ups, actions that end together."""
     assert_equal(*drawn(seed, schedule))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize("seed", range(40))
+def test_replicas_and_their_reductions_too(seed: int, schedule: str) -> None:
+    """The same of stages on several workers: who takes what, which messages go, when gradients are added up."""
+    assert_equal(*replicated(*drawn(seed, schedule), seed))
 
 
 def test_two_stages_of_a_worker_that_read_one_value_share_its_message() -> None:

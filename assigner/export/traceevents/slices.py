@@ -24,8 +24,9 @@ COLOURS = {
     "update": "detailed_memory_dump",
     "send": "thread_state_iowait",
     "receive": "grey",
+    "reduce": "rail_animation",
 }
-"""By kind: blue, green, light green, violet, orange, grey."""
+"""By kind: blue, green, light green, violet, orange, grey, olive."""
 
 Key = tuple[str, str, int, int, int, str, str, int]
 """What makes an action the same one on both sides: worker, kind, step, stage, micro-batch, payload, output."""
@@ -44,7 +45,7 @@ def slice_name(span: Span, plan: Plan) -> str:
     if span.message is not None:
         to = "->" if span.kind == "send" else "<-"
         return f"{span.kind}{number}: {span.message.payload} {output_name(span.message)} {to} {rank(span.message.peer)}"
-    several = sum(stage.worker == span.worker for stage in plan.stages) > 1 and span.stage >= 0
+    several = span.stage >= 0 and (len(plan.held[span.worker]) > 1 or span.kind == "reduce")
     where = f" of stage {span.stage}" if several else ""
     return f"{span.kind}{number}{where}{' (+remat)' if span.recomputes else ''}"
 
@@ -70,12 +71,14 @@ def colour(span: Span) -> str:
 
 
 def track(span: Span) -> tuple[str, int]:
-    """The name of its track, and where the track stands: compute above waiting above each link."""
+    """The name of its track, and where the track stands: compute above waiting above reductions above each link."""
+    if span.kind == "reduce":
+        return "adds up gradients", 2
     if span.message is None:
         return "compute", 0
     if span.kind == "receive":
         return "waits for messages", 1
-    return f"sends -> {rank(span.message.peer)}", 2
+    return f"sends -> {rank(span.message.peer)}", 3
 
 
 def details(span: Span, plan: Plan, other_s: Mapping[Key, float], other: str) -> dict[str, Any]:
@@ -91,8 +94,10 @@ def details(span: Span, plan: Plan, other_s: Mapping[Key, float], other: str) ->
     seconds = other_s.get(key(span))
     if seconds is not None:
         found[f"{other}_seconds"] = _exact(seconds)
+    if span.micro_batch >= 0:
+        found["micro_batch"] = span.micro_batch
     if span.stage >= 0:
-        found |= {"micro_batch": span.micro_batch, "stage": span.stage}
+        found["stage"] = span.stage
     if span.message is None:
         found |= _computed(span, plan)
     else:
@@ -102,7 +107,7 @@ def details(span: Span, plan: Plan, other_s: Mapping[Key, float], other: str) ->
 
 def _computed(span: Span, plan: Plan) -> dict[str, Any]:
     if span.stage < 0:
-        names = [name for stage in plan.stages if stage.worker == span.worker for name in stage.partitions]
+        names = [name for n in plan.held[span.worker] for name in plan.stages[n].partitions]
         return {"partitions": fmt.ranges(names)}
     stage = plan.stages[span.stage]
     again = {"rematerialised": fmt.ranges(stage.rematerialise)} if span.recomputes else {}

@@ -49,7 +49,11 @@ def _plan(pages: Sequence[Shown], page: Shown) -> dict[str, Any]:
         "speed_up": fmt.against(samples_per_s(plan), samples_per_s(pages[0].plan)),
         "status": status(plan.solver) if plan.solver else None,
         "stages": [
-            {"worker": stage.worker, "partitions": fmt.ranges(stage.partitions), "remat": len(stage.rematerialise)}
+            {
+                "worker": " + ".join(stage.workers),
+                "partitions": fmt.ranges(stage.partitions),
+                "remat": len(stage.rematerialise),
+            }
             for stage in plan.stages
         ],
         "timeline": timeline_data(page),

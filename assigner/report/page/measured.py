@@ -83,10 +83,12 @@ def _chosen(trace: Trace) -> list[tuple[int, str]]:
 
 def _step(side: Spans, places: _Places) -> dict[str, Any]:
     (step,) = side.steps
-    actions, messages, waits, memory = [], [], [], []
+    actions, messages, waits, memory, reductions = [], [], [], [], []
     for span in side.spans:
         place, times = places.worker[span.worker], (_units(span.start_s), _units(span.seconds))
-        if span.route is None:
+        if span.kind == "reduce":
+            reductions.append([place, span.stage, *times])
+        elif span.route is None:
             actions.append([places.job[place, span.kind, span.stage], span.micro_batch, *times])
             if span.memory_bytes is not None:
                 memory.append([place, _units(span.end_s), round(span.memory_bytes)])
@@ -98,7 +100,7 @@ def _step(side: Spans, places: _Places) -> dict[str, Any]:
             waits.append([place, places.route[span.route], span.micro_batch, *times])
     return {
         "number": step.number, "step_s": step.end_s - step.start_s, "unit_s": _UNIT_S, "actions": actions,
-        "messages": messages, "waits": waits, "memory": memory,
+        "messages": messages, "waits": waits, "memory": memory, "reductions": reductions,
     }  # fmt: skip
 
 

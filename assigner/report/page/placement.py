@@ -1,4 +1,7 @@
-"""Where the partitions are: a strip for each plan, partitions from left to right, one colour for each worker."""
+"""Where the partitions are: a strip for each plan, partitions from left to right, one colour for each worker.
+
+A stage of several workers names all of them, and has the colour of the first.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,13 @@ def _strip(page: Shown, *, named: bool) -> str:
     stages = []
     for stage in page.plan.stages:
         again = len(stage.rematerialise)
-        text = f"{stage.worker}: {fmt.ranges(stage.partitions)}"
+        text = f"{' + '.join(stage.workers)}: {fmt.ranges(stage.partitions)}"
         text += f"; {again} rematerialised" if again else ""
-        shade = Location.parse(stage.worker).rank % SHADES
+        shade = Location.parse(stage.workers[0]).rank % SHADES
+        held = " + ".join(short(worker) for worker in stage.workers)
         kind = f"grow{len(stage.partitions)} shade{shade}{' again' if again else ''}"
         stages.append(
-            f'<li class="{kind}" title="{escape(text)}"><b>{escape(short(stage.worker))}</b> '
+            f'<li class="{kind}" title="{escape(text)}"><b>{escape(held)}</b> '
             f"<span>{escape(fmt.ranges(stage.partitions))}{', remat' if again else ''}</span></li>"
         )
     return f"{name}<ol>{''.join(stages)}</ol>"

@@ -26,7 +26,8 @@ from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.report.transfers import transfers
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.criticalpath import path_shares
-from assigner.schedule.program import ActionKind, warm_up
+from assigner.schedule.program import ActionKind, in_flight
+from assigner.schedule.replication import taken
 from assigner.schedule.timing import stage_s
 from assigner.version import __version__
 
@@ -149,29 +150,31 @@ def _times(pages: Sequence[Shown], page: Shown) -> Iterator[tuple[float, str]]:
 def stage_sheet(page: Shown) -> Sheet:
     """One row for each stage: what one micro-batch takes there, and how its worker spends a step."""
     plan, cost = page.plan, page.cost
-    once = [
-        [stage_s(cost, plan, n, plan.stages[n].worker, kind) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)]
-        for n in range(len(plan.stages))
-    ]
+    once = {
+        (n, worker): [stage_s(cost, plan, n, worker, kind) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)]
+        for n, stage in enumerate(plan.stages)
+        for worker in stage.workers
+    }
     said = {each.worker: each for each in page.predicted.workers}
-    unit = fmt.time_unit(*(seconds for pair in once for seconds in pair))
+    unit = fmt.time_unit(*(seconds for pair in once.values() for seconds in pair))
     whole = fmt.time_unit(*(each.compute_s for each in said.values()))
     rows, seen = [], set()
-    for n, stage in enumerate(plan.stages):
-        spent = said[stage.worker]
-        first = stage.worker not in seen
-        seen.add(stage.worker)
+    for (n, worker), both in once.items():
+        stage, spent, first = plan.stages[n], said[worker], worker not in seen
+        seen.add(worker)
         times = (spent.compute_s, spent.transfer_s, spent.idle_s)
         rows.append(
             (
-                str(n), stage.worker, page.profile.worker[stage.worker].kind, fmt.ranges(stage.partitions),
-                remat_text(stage.partitions, stage.rematerialise), fmt.count(warm_up(plan, n)),
-                *(unit.show(seconds) for seconds in once[n]),
+                str(n), worker, page.profile.worker[worker].kind,
+                *((fmt.count(len(taken(plan, n, worker))),) if plan.is_replicated else ()),
+                fmt.ranges(stage.partitions), remat_text(stage.partitions, stage.rematerialise),
+                fmt.count(in_flight(plan, n, worker)), *map(unit.show, both),
                 *(whole.show(seconds) if first else "" for seconds in times),
             )
         )  # fmt: skip
     columns = (
-        Column("#"), Column("worker", "name"), Column("kind", "text"), Column("partitions", "text"),
+        Column("#"), Column("worker", "name"), Column("kind", "text"),
+        *((Column("takes"),) if plan.is_replicated else ()), Column("partitions", "text"),
         Column("remat", "text"), Column("in flight"), Column(f"forward {unit.name}"),
         Column(f"backward {unit.name}"), Column(f"compute {whole.name}"), Column(f"transfer {whole.name}"),
         Column(f"idle {whole.name}"),

@@ -58,7 +58,7 @@ def splits(plan: Plan, cost: CostModel) -> tuple[Split, ...]:
 
 def _priced(plan: Plan, cost: CostModel, count: int) -> Split:
     size = -(-plan.workload.batch_size // count)
-    held = [(name, stage.worker) for stage in plan.stages for name in stage.partitions]
+    held = [(name, worker) for stage in plan.stages for worker in stage.workers for name in stage.partitions]
     obstacles = (cost.obstacle(name, worker, size) for name, worker in held)
     why = next((each for each in obstacles if each is not None), None)
     if why is None and not cost.is_plausible(size):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from assigner.report.hosts import host_names
 from assigner.schedule.criticalpath import critical_path
 from assigner.schedule.program import ActionKind
-from assigner.schedule.timing import compute_s, route_bytes
+from assigner.schedule.timing import compute_s, reduced_bytes, route_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,11 +44,15 @@ def timeline_data(page: Shown) -> dict[str, Any]:
     }
     jobs: dict[tuple[Any, ...], int] = {}
     busy: list[float] = []
-    events, messages = [], []
+    events, messages, reductions = [], [], []
     for event in page.timeline.events:
         action, start = event.action, round(event.start_s, 9)
         if action.route is not None:
             messages.append([number[action.route], action.micro_batch, start])
+            continue
+        if action.kind is ActionKind.REDUCE:
+            size = reduced_bytes(cost, plan, action.stage)
+            reductions.append([place[event.worker], action.stage, start, round(event.end_s - event.start_s, 9), size])
             continue
         around = hung[event.worker, action]
         key = (place[event.worker], action.kind.value, action.stage, *around)
@@ -67,20 +71,21 @@ def timeline_data(page: Shown) -> dict[str, Any]:
         "events": events,
         "routes": [_route(cost, route, place, plan.micro_batch_size) for route in program.routes],
         "messages": messages,
+        "reductions": reductions,
         "critical": _critical(page),
     }
 
 
 def _critical(page: Shown) -> list[list[int]]:
-    """The critical path as positions: of its rows in `events`, of its rows in `messages`."""
-    place = [0, 0]
+    """The critical path as positions: of its rows in `events`, in `messages`, in `reductions`."""
+    place = [0, 0, 0]
     position = []
     for event in page.timeline.events:
-        table = int(event.action.route is not None)
+        table = 2 if event.action.kind is ActionKind.REDUCE else int(event.action.route is not None)
         position.append((table, place[table]))
         place[table] += 1
     path = [position[n] for n in critical_path(page.timeline)]
-    return [[n for which, n in path if which == table] for table in (0, 1)]
+    return [[n for which, n in path if which == table] for table in range(3)]
 
 
 def _hanging(actions: Sequence[Action], number: dict[Route, int]) -> Iterator[tuple[Action, Hung]]:

@@ -81,7 +81,7 @@ function fillTable() {
   const heads = ["worker", "", "action", "stage", "micro-batch", `start ${u.name}`, `length ${u.name}`, "bytes", "to"];
   for (const span of [...view.spans].sort((a, b) => a.worker - b.worker || a.side.localeCompare(b.side) * -1 || a.start - b.start)) {
     const cells = [line.workers[span.worker], span.side, span.what, span.stage < 0 ? "" : `${span.stage}`, span.m < 0 ? "" : `${span.m}`,
-      u.show(span.start), u.show(span.end - span.start), isMessage(span) ? Math.round(span.bytes).toLocaleString("en-US") : "", isMessage(span) ? line.workers[span.to] : ""];
+      u.show(span.start), u.show(span.end - span.start), isMessage(span) ? Math.round(span.bytes).toLocaleString("en-US") : "", line.workers[span.to] ?? ""];
     body.append(element("tr", {}, ...cells.map((text, n) => element("td", { class: n < 3 || n === 8 ? "name" : "" }, text))));
   }
   const head = element("thead", {}, element("tr", {}, ...heads.map((text, n) => element("th", { scope: "col", class: n < 3 || n === 8 ? "name" : "" }, text))));

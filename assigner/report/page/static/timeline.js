@@ -3,7 +3,7 @@ const KINDS = { forward: "F", backward: "B", update: "U" };
 
 // All spans of one side: compute, what lies between, messages in the row of their sender.
 function predictedSpans(line) {
-  const [onPath, messagesOnPath] = line.critical.map((places) => new Set(places));
+  const [onPath, messagesOnPath, reductionsOnPath] = line.critical.map((places) => new Set(places));
   const spans = line.events.map(([number, m, start], place) => {
     const [worker, what, stage, length, again, waits, sends, busy] = line.jobs[number];
     return { side: "predicted", what, worker, stage, m, start, end: start + length, again, waits, sends, busy, critical: onPath.has(place) };
@@ -11,7 +11,10 @@ function predictedSpans(line) {
   const messages = line.messages.map(([route, m, start], place) => ({
     ...message(line, "predicted", route, m, start, start + line.routes[route][6]), critical: messagesOnPath.has(place),
   }));
-  return [...predictedBetween(line, spans), ...messages, ...spans];
+  const reductions = line.reductions.map(([worker, stage, start, length, size], place) => ({
+    ...reduction("predicted", worker, stage, start, start + length, size), critical: reductionsOnPath.has(place),
+  }));
+  return [...predictedBetween(line, spans), ...messages, ...reductions, ...spans];
 }
 
 // Behind an action its messages keep a worker busy; then it is idle until the last message that its next one needs.
@@ -41,7 +44,9 @@ function measuredSpans(line, step) {
   const messages = step.messages.map(([route, m, start, length, queued]) => ({
     ...message(line, "measured", route, m, start * one, (start + length) * one), queued: queued * one,
   }));
-  return [...measuredBetween(line, step, spans), ...messages, ...spans];
+  const sizes = new Map(line.reductions.map(([, stage, , , size]) => [stage, size]));
+  const reductions = step.reductions.map(([worker, stage, start, length]) => reduction("measured", worker, stage, start * one, (start + length) * one, sizes.get(stage) ?? 0));
+  return [...measuredBetween(line, step, spans), ...messages, ...reductions, ...spans];
 }
 
 // Between two actions a worker waits for messages, as it noted, and is busy for the rest.
@@ -73,6 +78,9 @@ function message(line, side, route, m, start, end) {
   return { side, what: payload, worker: from, to, stage: -1, m, start, end, route, partition, bytes: size };
 }
 
+// Gradients that the workers of a stage add up, beside what they do: from when this one has begun it.
+const reduction = (side, worker, stage, start, end, size) => ({ side, what: "reduction", worker, stage, m: -1, start, end, bytes: size });
+
 const isMessage = (span) => span.bytes !== undefined;
 
 // A worker, with its host where there are several.
@@ -89,6 +97,8 @@ function described(plan, span, other) {
       const [payload, partition, , from] = line.routes[span.route];
       pairs.push(["waits for", `${payload} of ${partition} from ${named(line, from)}${batch}`]);
     } else if (span.m < 0) pairs.push(["waits for", span.side === "measured" ? "the end of the step, or begins the next one" : "the end of the step"]);
+  } else if (span.what === "reduction") {
+    pairs.push(["worker", name], ["of stage", `${span.stage}: ${plan.stages[span.stage].partitions}`], ["size", bytes(span.bytes)]);
   } else if (isMessage(span)) {
     pairs.push(["from", name], ["to", named(line, span.to)], ["of partition", span.partition], ["size", bytes(span.bytes)]);
   } else {
@@ -108,7 +118,7 @@ function described(plan, span, other) {
     pairs.push([other.side, seconds(took)]);
     if (Number.isFinite(more)) pairs.push(["measured against predicted", percent(more, true)]);
   }
-  const noun = isMessage(span) ? `${span.what} message` : span.what;
+  const noun = isMessage(span) && span.what !== "reduction" ? `${span.what} message` : span.what;
   return { head: `${noun}${batch} (${span.side})`, pairs };
 }
 
@@ -178,6 +188,7 @@ function timelineLegend() {
   const entries = ["forward", "backward", "update"].map((name) => [name, tints[name]]);
   if (view.spans.some((span) => span.again)) entries.splice(2, 0, ["recompute", tints.recompute]);
   for (const name of ["activation", "gradient", "tie"]) if (kinds.has(name)) entries.push([`${name} on its way`, tints[name], "thin"]);
+  if (kinds.has("reduction")) entries.push(["gradients are added up", tints.reduction, "thin"]);
   if (kinds.has("busy")) entries.push([view.lanes.some((lane) => lane.side === "measured") ? "busy with messages (measured: any overhead)" : "busy with messages", tints.busy]);
   entries.push(["idle", tints.idle]);
   if (Math.max(...view.chunk) > 0) entries.push(["lighter: a worker's later stages", mixed(tints.forward, tints.page, 0.28)]);
@@ -187,6 +198,7 @@ function timelineLegend() {
 function drawTimeline(plan, narrow) {
   const paired = view.lanes.length > plan.timeline.workers.length, lanes = view.lanes.length;
   tints = Object.fromEntries(["forward", "backward", "recompute", "update", "activation", "gradient", "tie", "busy", "idle", "page"].map((name) => [name, colour(name)]));
+  tints.reduction = tints.tie;
   timelineLegend();
   const row = paired ? Math.max(26, Math.min(36, 420 / lanes)) : Math.max(28, Math.min(46, 320 / lanes));
   const it = chart(document.getElementById("timeline-chart"), Math.round(lanes * row + 78));
