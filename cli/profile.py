@@ -68,8 +68,8 @@ def profile_command(
         list[str] | None,
         typer.Option(
             metavar="WHAT",
-            help="Measure this again and update PROFILE: 'blocks.*', worker:1, worker:0-worker:1, compute, links."
-            " Repeatable.",
+            help="Measure this again and update PROFILE: 'blocks.*', worker:1, worker:0-worker:1, compute, links,"
+            " collectives. Repeatable.",
             rich_help_panel=_BEFORE,
         ),
     ] = None,

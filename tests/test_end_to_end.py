@@ -58,7 +58,10 @@ def profiled(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_profile_has_everything_that_a_plan_needs(profiled: Path) -> None:
-    """Every partition has a price on every worker at the sizes measured, and every pair of workers a link each way."""
+    """Every partition has a price on every worker at the sizes measured, every pair of workers a link each way.
+
+    And what the two take to add up gradients was measured.
+    """
     profile = load_profile(profiled / "profile.json")
     cost = CostModel(profile)
     sizes = sorted({point.micro_batch for point in profile.measurements})
@@ -72,6 +75,9 @@ def test_a_profile_has_everything_that_a_plan_needs(profiled: Path) -> None:
                 assert price.update_s > 0
     assert cost.link("worker:0/cpu", "worker:1/cpu")
     assert cost.link("worker:1/cpu", "worker:0/cpu")
+    (reduced,) = profile.collectives
+    assert reduced.workers == ("worker:0/cpu", "worker:1/cpu")
+    assert cost.reduce_s(reduced.workers, reduced.points[-1].bytes) == pytest.approx(reduced.points[-1].seconds)
     assert all(worker.memory_bytes > 1e8 for worker in profile.workers)
     blocks = [each for each in profile.partitions if each.name.startswith("blocks.")]
     assert len({each.kind for each in blocks}) == 1

@@ -130,6 +130,8 @@ def test_measured_points_are_kept_and_the_rest_is_measured(
         (name, worker, size) for name in KINDS for worker in ("worker:0/cpu", "worker:1/cpu") for size in SIZES
     }
     assert {(link.source[7], link.target[7]) for link in profile.links} == {("0", "1"), ("1", "0")}
+    assert [each.workers for each in profile.collectives] == [("worker:0/cpu", "worker:1/cpu")]
+    assert profile.collectives[0].points[-1].bytes == 4096
     cost = CostModel(profile)
     assert all(cost.partition(name, "worker:1/cpu", 4).update_s > 0 for name in profile.order)
     assert all(part.optimizer_bytes >= 2 * part.parameter_bytes for part in profile.partitions)  # AdamW's moments
@@ -143,7 +145,7 @@ def is_new(point: Measurement) -> bool:
 
 @pytest.mark.usefixtures("kept")
 def test_only_what_is_named_is_measured_again(folder: Folder) -> None:
-    """A partition on all workers, at two sizes, and a pair's links are new; all else is as it was."""
+    """A partition on all workers, at two sizes, and a pair's links and all-reduces are new; all else is as it was."""
     old = load_profile(folder.profile)
     said = folder.call("--only", "embed", "--only", "worker:0-worker:1", "--micro-batches", "2,4", code=0)
     assert "profile written" in said
@@ -154,6 +156,12 @@ def test_only_what_is_named_is_measured_again(folder: Folder) -> None:
     assert not parts[0] & parts[1]
     assert (new.workers, new.partitions) == (old.workers, old.partitions)
     assert all(one.points != two.points for one, two in zip(old.links, new.links, strict=True))
+    (one,), (two,) = old.collectives, new.collectives
+    assert one.points != two.points
+    folder.call("--only", "collectives", code=0)
+    again = load_profile(folder.profile)
+    assert again.collectives != new.collectives
+    assert (again.links, again.measurements) == (new.links, new.measurements)
     assert all(min(each.forward_s, each.backward_s) > 0 for each in parts[1])
 
 

@@ -12,7 +12,8 @@ from assigner.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-COMPUTE, LINKS = "compute", "links"
+COMPUTE, LINKS, COLLECTIVES = "compute", "links", "collectives"
+_SORTS = (COMPUTE, LINKS, COLLECTIVES)
 _WORKER = r"worker:(\d+)(?:/[a-z]+(?::\d+)?)?"
 _ONE, _PAIR = re.compile(_WORKER), re.compile(f"{_WORKER}-{_WORKER}")
 
@@ -22,9 +23,10 @@ class Selection:
     """A choice of a profile's measurements.
 
     Args:
-        words: `compute` or `links`, a worker (`worker:1`: its partitions and its links), a pair of workers
-            (`worker:0-worker:1`: its links both ways), or a pattern of partition names (`blocks.*`). They add up;
-            none: everything.
+        words: `compute`; `links`, with the collectives that correct them; `collectives` alone; a worker (`worker:1`:
+            its partitions, its links, and the collectives that it takes part in); a pair of workers
+            (`worker:0-worker:1`: its links both ways and its collective); or a pattern of partition names
+            (`blocks.*`). They add up; none: everything.
     """
 
     words: tuple[str, ...] = ()
@@ -45,6 +47,21 @@ class Selection:
             for word in self.words
         )
 
+    def collective(self, ranks: Iterable[int]) -> bool:
+        """Whether the collective of some ranks is wanted."""
+        members = set(ranks)
+        return not self.words or any(
+            word in (LINKS, COLLECTIVES)
+            or (len(_ranks(word)) == 1 and members.issuperset(_ranks(word)))
+            or set(_ranks(word)) == members
+            for word in self.words
+        )
+
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """The pairs of ranks that are named as such, the lower one first."""
+        found = (_ranks(word) for word in self.words)
+        return tuple((min(each), max(each)) for each in found if len(each) == 2)
+
     def check(self, partitions: Collection[str], ranks: int) -> None:
         """Refuse words that name nothing.
 
@@ -59,15 +76,15 @@ class Selection:
                 )
             if len(_ranks(word)) == 2 and len(set(_ranks(word))) == 1:
                 raise UsageError(f"--only {word}: a worker has no link to itself")
-            if word not in (COMPUTE, LINKS) and not _ranks(word) and not any(self._names(word, n) for n in partitions):
+            if word not in _SORTS and not _ranks(word) and not any(self._names(word, n) for n in partitions):
                 raise UsageError(
                     f"--only {word!r} names no partition: there are {', '.join(list(partitions)[:4])}, ...",
-                    hint="name partitions ('blocks.*'), worker:1, worker:0-worker:1, compute or links",
+                    hint="name partitions ('blocks.*'), worker:1, worker:0-worker:1, compute, links or collectives",
                 )
 
     @staticmethod
     def _names(word: str, partition: str) -> bool:
-        return word not in (COMPUTE, LINKS) and not _ranks(word) and fnmatchcase(partition, word)
+        return word not in _SORTS and not _ranks(word) and fnmatchcase(partition, word)
 
 
 def _ranks(word: str) -> tuple[int, ...]:

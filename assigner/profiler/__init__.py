@@ -1,4 +1,4 @@
-"""The profiler: measures a workload's partitions on every worker, and the links between workers.
+"""The profiler: measures a workload's partitions on every worker, links between workers, and all-reduces.
 
 It stands above the runtime: what it times is the runtime's own forward and backward of a partition, on the runtime's
 own backend, so that a plan's prices are those of the program that will run.
@@ -12,6 +12,7 @@ own backend, so that a plan's prices are those of the program that will run.
                                   forwards, backwards and updates, repeated until they are steady; their bytes
     links, lane, pairs, contention, busy
                                   messages: which pairs and when, shared wires, what they cost the computing
+    collectives                   all-reduces: in pairs, and of all workers
     host, processstate            what a worker is; what a process has set, put back
     journal, assembly             what is kept for a resumed run; the reports put together into one profile
 """

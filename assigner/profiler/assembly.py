@@ -12,6 +12,7 @@ import torch
 
 from assigner.formats.merging import updated
 from assigner.formats.profile import (
+    Collective,
     Link,
     LinkPoint,
     Measurement,
@@ -24,6 +25,7 @@ from assigner.formats.profile import (
 from assigner.formats.profilewarnings import other_warnings, with_warnings
 from assigner.machine.reference import ReferenceTimes
 from assigner.model.marking.normalisation import batch_norms
+from assigner.profiler.collectives import CollectiveSweep
 from assigner.profiler.host import HostFacts, allocator_share
 from assigner.profiler.links import LinkSweep, SweepPoint, with_unmeasured
 from assigner.profiler.partitionbench import state_bytes
@@ -47,6 +49,7 @@ class RankReport:
         measurements: Its partitions, one of each kind.
         optimizer_bytes: Optimizer state by kind of partition.
         sweeps: The links that start at it.
+        collectives: The all-reduces of which it is the first rank.
         notes: What a reader of the profile should know.
         reference: How fast its worker did fixed pieces of work, the mean of before and after.
     """
@@ -57,6 +60,7 @@ class RankReport:
     sweeps: tuple[LinkSweep, ...]
     notes: tuple[str, ...] = ()
     reference: ReferenceTimes | None = None
+    collectives: tuple[CollectiveSweep, ...] = ()
 
 
 def assemble(
@@ -72,6 +76,7 @@ def assemble(
         workload=workload_reference(workload, graph, entry),
         workers=_workers(reports, reserve),
         links=_links(reports, with_unmeasured(sweeps, [report.facts for report in reports])),
+        collectives=_collectives(reports),
         partitions=tuple(_partition(piece, tensors, reports) for piece in graph.pieces),
         edges=graph.edges,
         ties=graph.ties,
@@ -83,7 +88,8 @@ def assemble(
 def workload_reference(workload: Workload, graph: PartitionGraph, entry: str) -> WorkloadReference:
     """What a profile says of its workload."""
     name = workload.name or entry.rpartition(".py:")[0].rpartition("/")[2]
-    dtype, optimizer = _dtype(graph.deferred.tensors()), optimizer_name(workload, graph)
+    dtype = str(main_dtype(graph.deferred.tensors())).removeprefix("torch.")
+    optimizer = optimizer_name(workload, graph)
     norms, inputs = batch_norms(graph.deferred.model), graph.domain.example.noted
     return WorkloadReference(
         name, entry, graph.fingerprint, workload.batch_size, dtype, optimizer, workload.max_micro_batches,
@@ -114,6 +120,7 @@ def renew(old: Profile, reports: Sequence[RankReport]) -> Profile:
         replace(old, workers=tuple(_looked_at_again(old, reports))),
         measurements=[each for report in reports for each in report.measurements],
         links=_links(reports, sweeps),
+        collectives=_collectives(reports),
         notes=[note for report in reports for note in report.notes],
         created_at=_now(),
     )
@@ -176,11 +183,26 @@ def _host_names(facts: Sequence[HostFacts]) -> list[str]:
 
 
 def _link(names: Sequence[str], sweep: LinkSweep) -> Link:
-    points = tuple(
-        LinkPoint(point.size, point.sample.median, point.sample.count, point.sample.spread) for point in sweep.points
-    )
     ends = names[sweep.source], names[sweep.target]
-    return Link(*ends, points, "gloo", sweep.sender_busy, sweep.receiver_busy, sweep.starved)
+    return Link(*ends, _points(sweep.points), "gloo", sweep.sender_busy, sweep.receiver_busy, sweep.starved)
+
+
+def _points(points: Sequence[SweepPoint]) -> tuple[LinkPoint, ...]:
+    return tuple(LinkPoint(each.size, each.sample.median, each.sample.count, each.sample.spread) for each in points)
+
+
+def _collectives(reports: Sequence[RankReport]) -> tuple[Collective, ...]:
+    """The smallest sets first."""
+    names = _names(reports)
+    found = sorted(
+        (each for report in reports for each in report.collectives), key=lambda each: (len(each.ranks), each.ranks)
+    )
+    return tuple(
+        Collective(
+            tuple(names[rank] for rank in each.ranks), _points(each.points), each.backend, each.busy, each.starved
+        )
+        for each in found
+    )
 
 
 def _environment(workload: Workload, facts: Sequence[HostFacts]) -> dict[str, Any]:
@@ -194,12 +216,10 @@ def _environment(workload: Workload, facts: Sequence[HostFacts]) -> dict[str, An
     }
 
 
-def _dtype(tensors: dict[str, torch.Tensor]) -> str:
+def main_dtype(tensors: dict[str, torch.Tensor]) -> torch.dtype:
     """The type that most parameters have."""
-    count = Counter(
-        str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values() if tensor.is_floating_point()
-    )
-    return count.most_common(1)[0][0] if count else "float32"
+    count = Counter(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
+    return count.most_common(1)[0][0] if count else torch.float32
 
 
 def optimizer_name(workload: Workload, graph: PartitionGraph) -> str:

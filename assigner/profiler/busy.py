@@ -42,7 +42,7 @@ def send_busy_share(lane: Lane, target: int, size: int, seconds: float) -> tuple
     blocks = max(_FEWEST_BLOCKS, min(_MOST_BLOCKS, int(_BLOCKS_S / (count * spacing))))
     for number in (size, seconds, count, blocks):
         lane.tell(target, number)
-    buffer, work = lane.buffer(size), _ComputeLoad(lane.device)
+    buffer, work = lane.buffer(size), ComputeLoad(lane.device)
 
     def stream() -> tuple[int, float]:
         begin, runs = time.perf_counter(), 0
@@ -65,14 +65,14 @@ def send_busy_share(lane: Lane, target: int, size: int, seconds: float) -> tuple
             raise lost[0]
         return runs, time.perf_counter() - begin
 
-    lost = [_lost_s(work, stream, lambda: lane.ask(target)) / count for _ in range(blocks)]
-    return _share(lost, seconds), lane.ask(target)
+    lost = [lost_s(work, stream, lambda: lane.ask(target)) / count for _ in range(blocks)]
+    return share_of(lost, seconds), lane.ask(target)
 
 
 def answer_busy_share(lane: Lane, source: int) -> None:
     """The target's side of `send_busy_share`."""
     size, seconds, count, blocks = int(lane.ask(source)), lane.ask(source), int(lane.ask(source)), int(lane.ask(source))
-    work, spacing = _ComputeLoad(lane.device), _SPACING * seconds
+    work, spacing = ComputeLoad(lane.device), _SPACING * seconds
     late = _LATE_S + 2 * spacing
     ahead = min(count, 2 + int(late / spacing))
 
@@ -90,8 +90,8 @@ def answer_busy_share(lane: Lane, source: int) -> None:
             lane.post(source, size)
         lane.tell(source, 0.0)
 
-    lost = [_lost_s(work, stream, ready) / count for _ in range(blocks)]
-    lane.tell(source, _share(lost, seconds))
+    lost = [lost_s(work, stream, ready) / count for _ in range(blocks)]
+    lane.tell(source, share_of(lost, seconds))
 
 
 def _waited_s(take: Callable[[], object]) -> float:
@@ -101,11 +101,12 @@ def _waited_s(take: Callable[[], object]) -> float:
     return max(0.0, time.perf_counter() - begin - (time.thread_time() - worked))
 
 
-def _share(lost_s: Sequence[float], seconds: float) -> float:
-    return min(1.0, max(0.0, statistics.median(lost_s) / seconds))
+def share_of(losses: Sequence[float], seconds: float) -> float:
+    """The share of `seconds` that the median of some losses is, from 0 to 1."""
+    return min(1.0, max(0.0, statistics.median(losses) / seconds))
 
 
-def _lost_s(work: _ComputeLoad, stream: Callable[[], tuple[int, float]], meet: Callable[[], object]) -> float:
+def lost_s(work: ComputeLoad, stream: Callable[[], tuple[int, float]], meet: Callable[[], object]) -> float:
     """Computing seconds that went missing in `stream`, which gives (pieces computed, seconds)."""
     runs, spent = work.alone()
     meet()
@@ -114,7 +115,7 @@ def _lost_s(work: _ComputeLoad, stream: Callable[[], tuple[int, float]], meet: C
     return seconds - done * (spent + more) / (runs + again)
 
 
-class _ComputeLoad:
+class ComputeLoad:
     """Small pieces of computing on a device."""
 
     def __init__(self, device: torch.device) -> None:
@@ -124,8 +125,8 @@ class _ComputeLoad:
     def run(self) -> int:
         """One piece."""
         torch.mm(self.left, self.left)
-        if self.is_cuda:
-            torch.cuda.synchronize(self.left.device)
+        if self.is_cuda:  # messages and sums are on other streams, which computing does not wait for
+            torch.cuda.current_stream(self.left.device).synchronize()
         return 1
 
     def until(self, deadline: float) -> int:

@@ -4,6 +4,7 @@
     {"measurement": {"partition": "embed", "micro_batch": 4, ...}}   one line each, at once
     {"optimizer": {"kind": "9af3c1", "bytes": 1024}}
     {"link": {"source": 0, "target": 1, ...}}
+    {"collective": {"ranks": [0, 1, 2], ...}}
 
 A process that is killed while it writes leaves part of a line: that line is dropped. Every other line is checked.
 """
@@ -20,10 +21,12 @@ from assigner.files import read_bytes
 from assigner.formats.document import Count, Range, decode, encode, shown
 from assigner.formats.profile import Measurement
 from assigner.location import Location
-from assigner.profiler.links import LinkSweep
+from assigner.profiler.collectives import CollectiveSweep
+from assigner.profiler.links import LinkSweep, SweepPoint
 from assigner.profiler.tasks import Point
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 _HINT = "without --resume it is measured from the start"
@@ -90,7 +93,7 @@ class Note:
     point: Point | None = None
 
 
-Entry = Measurement | OptimizerSize | LinkSweep | Note
+Entry = Measurement | OptimizerSize | LinkSweep | CollectiveSweep | Note
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,14 @@ class _JournalLine:
     measurement: Measurement | None = None
     optimizer: OptimizerSize | None = None
     link: LinkSweep | None = None
+    collective: CollectiveSweep | None = None
     note: Note | None = None
+
+
+_NAMES = {
+    Measurement: "measurement", OptimizerSize: "optimizer", LinkSweep: "link", CollectiveSweep: "collective",
+    Note: "note",
+}  # fmt: skip
 
 
 def journal_path(output: Path, rank: int) -> Path:
@@ -119,6 +129,7 @@ class Journal:
         points: Measurements by (partition, micro-batch size).
         optimizer_bytes: By kind of partition.
         sweeps: Links by their target; they start here.
+        collectives: All-reduces by their ranks, of which this one is the first.
         notes: For the profile's warnings.
     """
 
@@ -127,6 +138,7 @@ class Journal:
         self.points: dict[tuple[str, int], Measurement] = {}
         self.optimizer_bytes: dict[str, int] = {}
         self.sweeps: dict[int, LinkSweep] = {}
+        self.collectives: dict[tuple[int, ...], CollectiveSweep] = {}
         self.notes: dict[str, None] = {}
 
     def start(self) -> None:
@@ -160,14 +172,13 @@ class Journal:
                 self._check_head(there)
         with self.path.open("r+b") as stream:
             stream.truncate(len(whole))
-        return bool(self.points or self.sweeps)
+        return bool(self.points or self.sweeps or self.collectives)
 
     def add(self, found: Entry) -> None:
         """Keep one finished measurement."""
-        name = {Measurement: "measurement", OptimizerSize: "optimizer", LinkSweep: "link", Note: "note"}[type(found)]
         self._keep(found)
         if self.path is not None:
-            self._append({name: encode(found)})
+            self._append({_NAMES[type(found)]: encode(found)})
 
     def remove(self) -> None:
         """The profile is written: delete the file."""
@@ -186,7 +197,7 @@ class Journal:
     def _take(self, line: Any) -> None:
         found = [each for each in vars(decode(_JournalLine, line)).values() if each is not None]
         if len(found) != 1:
-            raise FormatError("expected one of measurement, optimizer, link and note")
+            raise FormatError(f"expected one of {', '.join(_NAMES.values())}")
         self._keep(found[0])
 
     def _check_head(self, there: Head) -> None:
@@ -208,15 +219,30 @@ class Journal:
         elif isinstance(found, LinkSweep):
             self._check_sweep(found)
             self.sweeps[found.target] = found
+        elif isinstance(found, CollectiveSweep):
+            self._check_collective(found)
+            self.collectives[found.ranks] = found
         else:
             self.notes[found.text] = None
 
     def _check_sweep(self, found: LinkSweep) -> None:
         """A link of this rank with growing sizes, and shares that are shares."""
-        rank, sizes = Location.parse(self.head.worker).rank, [point.size for point in found.points]
+        rank = Location.parse(self.head.worker).rank
         if found.source != rank or found.target == rank or not 0 <= found.target < self.head.ranks:
             raise FormatError(f"the link from {found.source} to {found.target} is none of {self.head.worker}")
-        if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
-            raise FormatError(f"the link to {found.target}: sizes must grow, each once; found {sizes[:6]}")
-        if max(found.sender_busy, found.receiver_busy) > 1:
-            raise FormatError(f"the link to {found.target}: busy shares go from 0 to 1")
+        _check_swept(f"the link to {found.target}", found.points, found.sender_busy, found.receiver_busy)
+
+    def _check_collective(self, found: CollectiveSweep) -> None:
+        """Two or more ranks of the run in their order, this one first."""
+        rank, ranks = Location.parse(self.head.worker).rank, list(found.ranks)
+        if len(ranks) < 2 or ranks != sorted(set(ranks)) or ranks[0] != rank or ranks[-1] >= self.head.ranks:
+            raise FormatError(f"the all-reduce among {ranks} is none of {self.head.worker}")
+        _check_swept(f"the all-reduce among {ranks}", found.points, found.busy)
+
+
+def _check_swept(what: str, points: Sequence[SweepPoint], *shares: float) -> None:
+    sizes = [point.size for point in points]
+    if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
+        raise FormatError(f"{what}: sizes must grow, each once; found {sizes[:6]}")
+    if max(shares) > 1:
+        raise FormatError(f"{what}: busy shares go from 0 to 1")

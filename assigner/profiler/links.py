@@ -21,7 +21,7 @@ from assigner.profiler.busy import answer_busy_share, send_busy_share
 from assigner.profiler.contention import find_shared_wires
 from assigner.profiler.lane import Lane
 from assigner.profiler.options import Links
-from assigner.profiler.pairs import ALL_UP_TO, Classes, ring, rounds_of, sampled_pairs, tournament
+from assigner.profiler.pairs import ALONE_UP_TO, Classes, is_sampled, ring, rounds_of, sampled_pairs, tournament
 from assigner.profiler.sampling import Sample, summarise
 from assigner.runtime.clock import answer_clock, compare_clock
 from assigner.schedule.cost import message_s
@@ -42,7 +42,6 @@ _FEWEST, _MOST = 3, 30
 _TRIES = 2  # of a link whose ends other programs disturb
 _SHORTEST_S = 1e-6  # below what clocks can tell apart
 _MEMORY_SHARE = 8  # a message takes no more than this part of the smallest worker's memory, at each end
-_ALONE_UP_TO = 8  # workers; more pairs than they have take too long one at a time
 
 
 @dataclass(frozen=True)
@@ -146,9 +145,8 @@ def planned_rounds(fleet: Sequence[HostFacts], pairs: str, *, alone: bool) -> li
         alone: One pair at a time, where the fleet is small enough for that.
     """
     workers = len(fleet)
-    is_sampled = pairs == "sampled" or (pairs == "auto" and workers > ALL_UP_TO)
-    rounds = rounds_of(sampled_pairs(fleet)) if is_sampled else tournament(workers)
-    if alone and workers <= _ALONE_UP_TO:
+    rounds = rounds_of(sampled_pairs(fleet)) if is_sampled(workers, pairs) else tournament(workers)
+    if alone and workers <= ALONE_UP_TO:
         return [[pair] for each in rounds for pair in each]
     return rounds
 

@@ -8,6 +8,7 @@ Round-robin rounds: the circle method (T. P. Kirkman, 1847).
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ Pair = tuple[int, int]
 
 ALL_UP_TO = 16
 """So many workers have all their links measured unless it is asked otherwise: 120 pairs."""
+
+ALONE_UP_TO = 8
+"""So many workers have their pairs measured one at a time where they would disturb each other: 28 pairs."""
 
 _SAMPLE = 3
 
@@ -83,6 +87,34 @@ def sampled_pairs(facts: Sequence[HostFacts]) -> list[Pair]:
             busy.update(pair)
             found[name] += 1
     return list(chosen)
+
+
+def is_sampled(workers: int, pairs: str) -> bool:
+    """Whether some pairs stand for the others; `pairs`: "all", "sampled" or "auto"."""
+    return pairs == "sampled" or (pairs == "auto" and workers > ALL_UP_TO)
+
+
+def reduced_sets(facts: Sequence[HostFacts], pairs: str, named: Iterable[Pair] = ()) -> list[tuple[int, ...]]:
+    """The sets of ranks whose all-reduces are measured: some pairs, and all ranks together, the smallest sets first.
+
+    On every host, and between every two hosts, one pair of each two kinds of workers; where links are sampled, one of
+    each class.
+
+    Args:
+        facts: The workers, by rank.
+        pairs: Which links are measured: "all", "sampled" or "auto".
+        named: Pairs that are measured in any case.
+    """
+    classes, chosen = Classes(facts), dict[Any, Pair]()
+    if is_sampled(len(facts), pairs):
+        for pair in sampled_pairs(facts):
+            chosen.setdefault(_undirected(classes, pair), pair)
+    else:
+        for pair in itertools.combinations(range(len(facts)), 2):
+            ends = tuple(sorted((classes.host[rank], classes.worker[rank][0]) for rank in pair))
+            chosen.setdefault(ends, pair)
+    found = sorted({*chosen.values(), *named})
+    return [*found, tuple(range(len(facts)))] if len(facts) > 2 else [*found]
 
 
 def _undirected(classes: Classes, pair: Pair) -> frozenset[Any]:

@@ -14,12 +14,14 @@ from assigner.errors import FormatError
 from assigner.formats.profile import Measurement
 from assigner.formats.selection import LINKS, Selection
 from assigner.model.marking import PartitionGraph, partition_graph
-from assigner.profiler.assembly import RankReport, optimizer_name
+from assigner.profiler.assembly import RankReport, main_dtype, optimizer_name
+from assigner.profiler.collectives import SIZES, CollectiveOptions, measure_collectives
 from assigner.profiler.computetimes import ComputeMeasurement
 from assigner.profiler.forecast import Forecast
 from assigner.profiler.host import host_facts, rank_device, ranks_on, start_up
 from assigner.profiler.journal import Head, Journal, Note, OptimizerSize, journal_path
 from assigner.profiler.links import LinkOptions, measure_links
+from assigner.profiler.partitionbench import state_bytes
 from assigner.profiler.rankprogress import RanksProgress
 from assigner.profiler.tasks import Point, RankState, Start, assign_tasks, check_states
 from assigner.profiler.walk import representatives
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from assigner.profiler.options import ProfileOptions
 
 _ROUND_S = 5.0  # a round of links, until one is measured
+_REDUCES_S = 2.0  # a round of all-reduces
 
 
 @dataclass(frozen=True)
@@ -114,24 +117,28 @@ class RankSession:
         self.journal = Journal(self._journal_path(keeping), self._head(start))
         refused = self._load_journal() if keeping.resume else None
         points = tuple(Point(*each) for each in self.journal.points)
-        mine = RankState(self.facts, self.graph.fingerprint, points, tuple(self.journal.sweeps), refused)
+        mine = RankState(
+            self.facts, self.graph.fingerprint, points, tuple(self.journal.sweeps), tuple(self.journal.collectives),
+            refused,
+        )  # fmt: skip
         self.offers = self.table.to_all("offer", mine, RankState)
         dist.barrier()  # whoever refuses leaves, and may take the store with it
         check_states(start, self.offers)
         self._begin_journal(keeping)
         self.task = assign_tasks(
             self.offers, self.rank, kinds=self.kinds, sizes=self.sizes, selection=self.selection,
-            isolated=start.isolated,
+            isolated=start.isolated, links=start.links,
         )  # fmt: skip
 
     def measure(self) -> RankReport:
-        """Compute first, then links."""
+        """Compute first, then links, then all-reduces."""
         compute = ComputeMeasurement(
             self.workload, self.graph, self.device, self.worker, self.facts.memory_bytes / 4, self.forecast, self.tell,
             self.sharing, force_busy=self.options.force_busy,
         )  # fmt: skip
         planned_s = compute.plan(self.task.run)
         self.forecast.plan("links", self.table.ranks - 1 if self.task.links else 0, _ROUND_S)
+        self.forecast.plan("all-reduces", len(self.task.collectives), _REDUCES_S)
         turns = self.table.ranks if self.start.isolated else 1
         dist.barrier()
         reference = measure_reference(self.device)
@@ -148,6 +155,8 @@ class RankSession:
         dist.barrier()
         if self.task.links:
             self._measure_links()
+        if self.task.collectives:
+            self._measure_collectives()
         dist.barrier()
         reference = reference.together(measure_reference(self.device))
         return RankReport(
@@ -157,6 +166,7 @@ class RankSession:
             tuple(self.journal.sweeps.values()),
             tuple(self.journal.notes),
             reference,
+            tuple(self.journal.collectives.values()),
         )
 
     def _keep(self, found: Measurement | OptimizerSize | Note) -> None:
@@ -183,6 +193,31 @@ class RankSession:
         )  # fmt: skip
         for note in notes if self.rank == 0 else ():
             self.journal.add(Note(note))
+
+    def _measure_collectives(self) -> None:
+        def at(done: int, rounds: int) -> None:
+            self.forecast.works["all-reduces"].pieces = rounds
+            self.forecast.work("all-reduces", done)
+            self.tell(f"all-reduces, round {done + 1} of {rounds}")
+
+        self.forecast.begin("all-reduces")
+        self.progress.together = True
+        self.tell("all-reduces")
+        measure_collectives(
+            [offer.facts for offer in self.offers], self.task.collectives, self._collective_options(), self.device,
+            done=self.journal.add, progress=at,
+        )  # fmt: skip
+
+    def _collective_options(self) -> CollectiveOptions:
+        """No tensor is larger than all gradients of the model, or than what links may carry."""
+        tensors = self.graph.deferred.tensors()
+        gradients = sum(state_bytes(piece, tensors)[1] for piece in self.graph.pieces)
+        return CollectiveOptions(
+            largest=min(self.options.max_message or SIZES[-1], max(SIZES[0], gradients)),
+            dtype=main_dtype(tensors),
+            timeout_s=self.options.timeout_s,
+            force_busy=self.options.force_busy,
+        )
 
     def _link_options(self) -> LinkOptions:
         named = self.selection.words and LINKS not in self.selection.words
@@ -245,7 +280,7 @@ class RankSession:
                 keeping.notice(
                     f"{self.journal.path} was left by an interrupted run and is replaced; --resume goes on with it"
                 )
-            if keeping.resume and not any(offer.points or offer.targets for offer in self.offers):
+            if keeping.resume and not any(offer.points or offer.targets or offer.collectives for offer in self.offers):
                 keeping.notice("nothing to go on with: measuring from the start")
         if not keeping.resume:
             self.journal.start()

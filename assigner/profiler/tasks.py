@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from assigner.errors import FormatError, UsageError
 from assigner.profiler.host import HostFacts
 from assigner.profiler.options import Links
+from assigner.profiler.pairs import reduced_sets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,6 +65,7 @@ class RankState:
         fingerprint: Of its model.
         points: Measured already.
         targets: Links that start at it and are measured already.
+        collectives: Sets of ranks of which it is the first, and whose all-reduces are measured already.
         refused: Why it cannot go on.
     """
 
@@ -71,6 +73,7 @@ class RankState:
     fingerprint: str
     points: tuple[Point, ...] = ()
     targets: tuple[int, ...] = ()
+    collectives: tuple[tuple[int, ...], ...] = ()
     refused: str | None = None
 
 
@@ -82,11 +85,13 @@ class Task:
         keep: Points that it measures for the profile.
         run: Points that it runs: those, and what other workers of its host measure.
         links: Links to measure, of all ranks, as (source, target).
+        collectives: Sets of ranks whose all-reduces are to be measured, in this order.
     """
 
     keep: frozenset[Point]
     run: tuple[Point, ...]
     links: frozenset[tuple[int, int]]
+    collectives: tuple[tuple[int, ...], ...] = ()
 
 
 class RefusedError(FormatError):
@@ -151,6 +156,7 @@ def assign_tasks(
     sizes: Sequence[int],
     selection: Selection,
     isolated: bool,
+    links: Links = "auto",
 ) -> Task:
     """This rank's task.
 
@@ -161,6 +167,7 @@ def assign_tasks(
         sizes: Micro-batch sizes.
         selection: What is to be measured at all.
         isolated: One worker at a time: nobody keeps company.
+        links: Which links are measured.
     """
 
     def missing(of: int) -> list[Point]:
@@ -176,6 +183,8 @@ def assign_tasks(
     ]
     needed = {point for each in company for point in missing(each)}
     ranks = range(len(offers))
+    has = {each for offer in offers for each in offer.collectives}
+    sets = reduced_sets([offer.facts for offer in offers], links, selection.pairs())
     return Task(
         frozenset(missing(rank)),
         tuple(point for point in (Point(name, size) for name in kinds for size in sizes) if point in needed),
@@ -185,4 +194,5 @@ def assign_tasks(
             for b in ranks
             if a != b and selection.link(a, b) and b not in offers[a].targets
         ),
+        tuple(each for each in sets if selection.collective(each) and each not in has),
     )  # fmt: skip

@@ -27,14 +27,12 @@ import torch
 from torch import nn
 
 from assigner.runtime.workergroups import PendingSum, WorkerGroup
+from assigner.schedule.rings import BUCKET_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from assigner.runtime.recorder import RecordedSpan
-
-BUCKET_BYTES = 25 * 2**20
-"""Values in a bucket: smaller ones cost more messages, larger ones memory, and time in which nothing is on its way."""
 
 
 @dataclass

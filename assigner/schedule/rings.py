@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from assigner.formats.profile import Collective, Profile
 
 BUCKET_BYTES = 25 << 20
-"""Gradients are added up in pieces of at most so many bytes, one after another."""
+"""Gradients are added up in buckets of at most so many bytes.
+
+Smaller ones cost more messages, larger ones memory, and time in which nothing is on its way.
+"""
 
 _EXACT_UP_TO = 7  # workers: 720 rings
 _HERE = 2  # of the keys of a pair, those of like workers on its own hosts

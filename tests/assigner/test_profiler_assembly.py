@@ -5,7 +5,9 @@ from dataclasses import replace
 from builders import make_profile
 
 from assigner.formats.merging import merged
+from assigner.formats.profile import Collective, LinkPoint
 from assigner.profiler.assembly import RankReport, renew
+from assigner.profiler.collectives import CollectiveSweep
 from assigner.profiler.host import HostFacts
 from assigner.profiler.links import LinkSweep, SweepPoint
 from assigner.profiler.sampling import Sample
@@ -42,3 +44,21 @@ def test_without_new_links_the_old_ones_stay():
     """Where compute alone was measured again."""
     old = make_profile(work=[1e-3], slowness=[1.0] * 2)
     assert renew(old, [make_report(0), make_report(1)]).links == old.links
+
+
+def test_all_reduces_are_named_by_their_workers_and_replace_older_ones():
+    """The smallest sets first; what was not measured again stays as it was."""
+    points = (SweepPoint(1 << 18, Sample(2e-3, 0.01, 9)),)
+    stays = Collective(("worker:0/cpu", "worker:2/cpu"), (LinkPoint(1 << 18, 7.0),))
+    older = Collective(("worker:1/cpu", "worker:0/cpu"), (LinkPoint(1 << 18, 9.0),))
+    old = replace(make_profile(work=[1e-3], slowness=[1.0] * 3), collectives=(older, stays))
+    found = tuple(CollectiveSweep(ranks, points, "gloo", 0.25, 0.02) for ranks in ((0, 1, 2), (0, 1)))
+    reports = [replace(make_report(0), collectives=found), make_report(1), make_report(2)]
+    new = [
+        Collective(
+            tuple(f"worker:{rank}/cpu" for rank in ranks), (LinkPoint(1 << 18, 2e-3, 9, 0.01),), "gloo", 0.25, 0.02
+        )
+        for ranks in ((0, 1), (0, 1, 2))
+    ]
+    assert renew(old, reports).collectives == (stays, *new)
+    assert renew(old, [make_report(rank) for rank in range(3)]).collectives == old.collectives

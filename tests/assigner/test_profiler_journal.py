@@ -7,6 +7,7 @@ import pytest
 
 from assigner.errors import FormatError
 from assigner.formats.profile import Measurement
+from assigner.profiler.collectives import CollectiveSweep
 from assigner.profiler.journal import Head, Journal, Note, OptimizerSize, journal_path
 from assigner.profiler.links import LinkSweep, SweepPoint
 from assigner.profiler.sampling import Sample
@@ -14,12 +15,13 @@ from assigner.profiler.tasks import Point
 
 HEAD = Head(
     entry="model.py:workload", fingerprint="sha256:00", batch_size=8, optimizer="AdamW", micro_batches=(2, 4),
-    largest_message=4096, isolated=False, only=(), updates="", worker="worker:1/cpu", device="CPU", threads=1, ranks=2,
+    largest_message=4096, isolated=False, only=(), updates="", worker="worker:1/cpu", device="CPU", threads=1, ranks=3,
     tool_version="0.1.0", torch="2.5.0",
 )  # fmt: skip
 POINT = Measurement("embed", "worker:1/cpu", 2, 1e-3, 2e-3, 1e-4, 10, 20, 7, 0.01, update_spread=0.2)
 BAD = Measurement("head", "worker:1/cpu", 4, infeasible="out of memory when measured")
 LINK = LinkSweep(1, 0, (SweepPoint(1024, Sample(1e-4, 0.02, 30)),), 0.1, 0.2)
+REDUCED = CollectiveSweep((1, 2), (SweepPoint(1 << 18, Sample(1e-3, 0.02, 30)),), "gloo", 0.3, 0.01)
 
 
 def link(*, points=(1024,), **changes):
@@ -27,6 +29,12 @@ def link(*, points=(1024,), **changes):
     sizes = [{"size": size, "sample": {"median": 1e-4, "spread": 0, "count": 9}} for size in points]
     same = {"source": 1, "target": 0, "points": sizes, "sender_busy": 0, "receiver_busy": 0}
     return json.dumps({"link": {**same, **changes}})
+
+
+def reduced(*, points=(1024,), **changes):
+    """The line of an all-reduce."""
+    sizes = [{"size": size, "sample": {"median": 1e-4, "spread": 0, "count": 9}} for size in points]
+    return json.dumps({"collective": {"ranks": [1, 2], "points": sizes, "backend": "gloo", "busy": 0, **changes}})
 
 
 @pytest.fixture
@@ -39,6 +47,7 @@ def path(tmp_path):
         POINT,
         BAD,
         LINK,
+        REDUCED,
         Note("the wire is shared"),
         Note("slow", Point("embed", 2)),
     ):
@@ -47,12 +56,13 @@ def path(tmp_path):
 
 
 def test_what_was_kept_is_read_again(path):
-    """Points, what ran out of memory, optimizer bytes, links and notes, to the last digit."""
+    """Points, what ran out of memory, optimizer bytes, links, all-reduces and notes, to the last digit."""
     again = Journal(path, HEAD)
     assert again.load()
     assert again.points == {("embed", 2): POINT, ("head", 4): BAD}
     assert again.optimizer_bytes == {"k0": 96}
     assert again.sweeps == {0: LINK}
+    assert again.collectives == {(1, 2): REDUCED}
     assert list(again.notes) == ["the wire is shared", "slow"]
 
 
@@ -99,7 +109,7 @@ def test_a_torn_head_is_an_empty_journal(path):
         ("threads", 2, "threads 1 there, 2 now"),
         ("micro_batches", (2, 8), "micro_batches [2, 4] there, [2, 8] now"),
         ("fingerprint", "sha256:11", "fingerprint"),
-        ("ranks", 3, "ranks 2 there, 3 now"),
+        ("ranks", 4, "ranks 3 there, 4 now"),
         ("worker", "worker:0/cpu", "worker"),
         ("tool_version", "9.9.9", "tool_version"),
         ("only", ("links",), "only"),
@@ -129,11 +139,19 @@ def test_a_journal_of_another_measurement_is_refused(path, field, value, said):
         (json.dumps({"measurement": {**vars(POINT), "micro_batch": 3}}), "not of this worker"),
         (link(source=0, target=1), "the link from 0 to 1 is none of worker:1/cpu"),
         (link(target=1), "the link from 1 to 1 is none"),
-        (link(target=2), "the link from 1 to 2 is none"),
+        (link(target=3), "the link from 1 to 3 is none"),
         (link(points=[]), "sizes must grow, each once; found []"),
         (link(points=[1024, 1024]), "sizes must grow"),
         (link(points=[4096, 1024]), "sizes must grow"),
         (link(sender_busy=5), "shares go from 0 to 1"),
+        (reduced(ranks=[0, 1]), "the all-reduce among [0, 1] is none of worker:1/cpu"),
+        (reduced(ranks=[1]), "the all-reduce among [1] is none"),
+        (reduced(ranks=[1, 1]), "the all-reduce among [1, 1] is none"),
+        (reduced(ranks=[1, 3]), "the all-reduce among [1, 3] is none"),
+        (reduced(ranks="all"), "expected a list"),
+        (reduced(points=[]), "sizes must grow, each once; found []"),
+        (reduced(points=[4096, 1024]), "sizes must grow"),
+        (reduced(busy=1.5), "shares go from 0 to 1"),
     ],
 )
 def test_a_wrong_line_is_refused_with_its_number(path, line, said):

@@ -54,6 +54,22 @@ def test_workers_of_one_host_keep_each_other_company():
     assert alone.run == ()
 
 
+def test_an_all_reduce_that_its_first_rank_lacks_is_measured():
+    """A pair on the host, a pair between the hosts and all ranks, but for what is there; every rank has one list."""
+    fresh = [offer(0), offer(0), offer(1)]
+    for task in tasks(fresh):
+        assert task.collectives == ((0, 1), (0, 2), (0, 1, 2))
+    for task in tasks([replace(fresh[0], collectives=((0, 2),)), *fresh[1:]]):
+        assert task.collectives == ((0, 1), (0, 1, 2))
+    for task in tasks(fresh, ["worker:2-worker:1"]):
+        assert task.collectives == ((1, 2),)
+    for task in tasks(fresh, ["compute"]):
+        assert task.collectives == ()
+    for task in tasks(fresh, ["collectives"]):
+        assert (task.links, task.keep) == (set(), set())
+        assert task.collectives == ((0, 1), (0, 2), (0, 1, 2))
+
+
 def test_a_link_that_its_source_lacks_is_measured():
     """All ranks know which, whoever lacks it."""
     for task in tasks([offer(0, targets=[1, 2]), offer(1, targets=[2]), offer(2)]):

@@ -34,6 +34,26 @@ def test_a_word_wants_what_it_names(word, points, links):
     assert {way for way in ways if chosen.link(*way)} == links
 
 
+@pytest.mark.parametrize(
+    ("word", "sets"),
+    [
+        ("compute", set()),
+        ("links", {(0, 1), (1, 2), (0, 1, 2)}),
+        ("collectives", {(0, 1), (1, 2), (0, 1, 2)}),
+        ("worker:2", {(1, 2), (0, 1, 2)}),
+        ("worker:2-worker:1", {(1, 2)}),
+        ("e*", set()),
+    ],
+)
+def test_a_word_wants_the_collectives_of_what_it_names(word, sets):
+    """Links bring theirs, a worker those that it takes part in, a pair its own; the sort alone can be named, too."""
+    chosen = Selection((word,))
+    assert {ranks for ranks in [(0, 1), (1, 2), (0, 1, 2)] if chosen.collective(ranks)} == sets
+    assert chosen.pairs() == (((1, 2),) if "-" in word else ())
+    assert Selection().collective((0, 1))
+    assert not Selection(("collectives",)).link(0, 1)
+
+
 def test_one_of_several_alike_stands_for_all():
     """blocks.1 is measured with its like, whatever that is called."""
     assert Selection(("blocks.1",)).point(["blocks.0", "blocks.1"], 0)
@@ -56,4 +76,4 @@ def test_a_word_that_names_nothing_is_refused(word, message):
     """A typing error does not end as a run that measures nothing."""
     with pytest.raises(UsageError, match=message):
         Selection((word,)).check(NAMES, 2)
-    Selection(("compute", "links", "blocks.*", "worker:1", "worker:0-worker:1")).check(NAMES, 2)
+    Selection(("compute", "links", "collectives", "blocks.*", "worker:1", "worker:0-worker:1")).check(NAMES, 2)

@@ -1,0 +1,223 @@
+"""All-reduces among workers: times over sizes, and what they cost the workers' computing.
+
+Measured are one pair of each class, as far as links are (see `reduced_sets`), and all workers together, in the groups
+in which training adds up gradients. Pairs that share no worker are measured at the same time where the fleet is large.
+All members begin together, and the last one to have the sum says how long it took.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from assigner.machine.starvation import DISTURBED, StarvationWatch
+from assigner.profiler.busy import ComputeLoad, lost_s, share_of
+from assigner.profiler.links import SweepPoint
+from assigner.profiler.pairs import ALONE_UP_TO, rounds_of
+from assigner.profiler.sampling import summarise
+from assigner.runtime.nccl import direct_ranks
+from assigner.runtime.workergroups import WorkerGroups
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from assigner.profiler.host import HostFacts
+    from assigner.runtime.workergroups import WorkerGroup
+
+SIZES = (1 << 14, 1 << 18, 1 << 22)
+_LONGEST_S = 2.0  # sizes stop growing where one would take about as long
+_BUDGET_S = 0.2  # per size, past the fewest samples
+_FEWEST, _MOST = 3, 30
+_SPACING = 2.0  # while workers compute, all-reduces start so many of their own times apart
+_STREAM_S = 0.1  # of one block of them
+_BLOCKS = 3  # the median of the blocks counts
+_TRIES = 2  # of a set whose workers other programs disturb
+_MEMORY_SHARE = 8  # a tensor takes no more than this part of the smallest worker's memory
+
+
+@dataclass(frozen=True)
+class CollectiveOptions:
+    """What is measured of all-reduces.
+
+    Args:
+        largest: The largest tensor, in bytes.
+        dtype: What it is made of.
+        timeout_s: A wait for another rank that takes longer ends the run.
+        force_busy: None is measured again where other programs had much of a worker's processor time.
+    """
+
+    largest: int
+    dtype: torch.dtype = torch.float32
+    timeout_s: float = 600.0
+    force_busy: bool = False
+
+
+@dataclass(frozen=True)
+class CollectiveSweep:
+    """What is known of the all-reduces of some ranks.
+
+    Args:
+        ranks: Theirs, in their order.
+        points: By size of the tensor.
+        backend: `gloo` or `nccl`.
+        busy: The share of the time in which the rank that loses most cannot compute.
+        starved: The share of a rank's processor time that other programs had: of the one that lost most.
+    """
+
+    ranks: tuple[int, ...]
+    points: tuple[SweepPoint, ...]
+    backend: str
+    busy: float
+    starved: float = 0.0
+
+
+def measure_collectives(
+    fleet: Sequence[HostFacts],
+    sets: Sequence[Sequence[int]],
+    options: CollectiveOptions,
+    device: torch.device,
+    *,
+    done: Callable[[CollectiveSweep], None],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Measure the all-reduces of some sets of ranks. Every rank calls this at the same time with the same sets.
+
+    Args:
+        fleet: All workers, by rank.
+        sets: Those to measure.
+        options: What to measure.
+        device: Where this worker's tensors are.
+        done: Called with each as soon as it was measured, on its first rank.
+        progress: Called before each round with (rounds done, rounds).
+
+    Raises:
+        LostConnectionError: a rank is gone, or did not come within the time-out.
+    """
+    rank = dist.get_rank()
+    names = [f"worker:{n}/{each.device}" for n, each in enumerate(fleet)]
+    fitting = min(each.memory_bytes for each in fleet) // _MEMORY_SHARE
+    options = replace(options, largest=min(options.largest, fitting))
+    direct = direct_ranks(names, device, None)
+    groups = WorkerGroups(rank, device, direct, timeout_s=options.timeout_s)
+    rounds = planned_rounds(sets, len(fleet))
+    try:
+        opened = groups.open([names[each] for each in ranks] for together in rounds for ranks in together)
+        for n, together in enumerate(rounds):
+            progress(n, len(rounds))
+            dist.barrier()
+            for ranks in together:
+                group = opened.get(tuple(names[each] for each in ranks))
+                if group is not None:
+                    found = _measured(group, ranks, options)
+                    if rank == ranks[0]:
+                        done(found)
+        dist.barrier()
+    except BaseException:
+        groups.hang_up()
+        raise
+    finally:
+        groups.close()
+
+
+def planned_rounds(sets: Sequence[Sequence[int]], workers: int) -> list[list[tuple[int, ...]]]:
+    """Which sets are measured together: in a large fleet pairs without a common worker, else each by itself."""
+    if workers <= ALONE_UP_TO:
+        return [[tuple(each)] for each in sets]
+    rounds: list[list[tuple[int, ...]]] = [
+        [*pairs] for pairs in rounds_of((each[0], each[1]) for each in sets if len(each) == 2)
+    ]
+    return rounds + [[tuple(each)] for each in sets if len(each) > 2]
+
+
+def _measured(group: WorkerGroup, ranks: Sequence[int], options: CollectiveOptions) -> CollectiveSweep:
+    """One set; where its workers were disturbed a second time, of which the quieter one counts.
+
+    Settings may differ between hosts: the smallest tensor that a member asks for is the largest one, and one that wants
+    no second time is enough.
+    """
+    largest, element = int(-_largest(group, -options.largest)), options.dtype.itemsize
+    tries = int(-_largest(group, -1 if options.force_busy else -_TRIES))
+    sizes = sorted({element * max(1, min(size, largest) // element) for size in SIZES})
+    found: list[CollectiveSweep] = []
+    while True:
+        watch = StarvationWatch(torch.get_num_threads())
+        points = _sweep(group, sizes, options.dtype)
+        busy = _busy_share(group, _tensor(group, points[-1].size, options.dtype), points[-1].sample.median)
+        starved = _largest(group, watch.share())
+        backend = "nccl" if group.direct else "gloo"
+        found.append(CollectiveSweep(tuple(ranks), points, backend, busy, starved))
+        if len(found) >= tries or starved < DISTURBED:
+            return min(found, key=lambda sweep: sweep.starved)
+
+
+def _sweep(group: WorkerGroup, sizes: Sequence[int], dtype: torch.dtype) -> tuple[SweepPoint, ...]:
+    """All members do the same: how often each size is tried follows from a first time that all know."""
+    points: list[SweepPoint] = []
+    for n, size in enumerate(sizes):
+        buffer = _tensor(group, size, dtype)
+        _reduce_s(group, buffer)  # the first one finds its memory and wakes threads
+        once = _largest(group, _reduce_s(group, buffer))
+        count = max(_FEWEST, min(_MOST, int(_BUDGET_S / max(once, 1e-6))))
+        mine = torch.tensor([_reduce_s(group, buffer) for _ in range(count)], dtype=torch.float64, device=group.device)
+        points.append(SweepPoint(buffer.nbytes, summarise(group.largest(mine).tolist())))
+        if n + 1 < len(sizes) and points[-1].sample.median * sizes[n + 1] / size > _LONGEST_S:
+            break
+    return tuple(points)
+
+
+def _reduce_s(group: WorkerGroup, buffer: torch.Tensor) -> float:
+    """Seconds of one all-reduce at this member; all members begin when the last one is there."""
+    _meet(group)
+    begin = time.perf_counter()
+    group.add_up(buffer).wait()
+    _finish(group)
+    return time.perf_counter() - begin
+
+
+def _busy_share(group: WorkerGroup, buffer: torch.Tensor, seconds: float) -> float:
+    """What all-reduces of `seconds` each cost the member that loses most, as a share of their time, on all members.
+
+    Each computes in small pieces, first alone, then while all-reduces go on at half of the rate at which they could,
+    and alone again; what went missing is their cost (see `busy`).
+    """
+    spacing = _SPACING * seconds
+    count = max(_FEWEST, min(_MOST, int(_STREAM_S / spacing)))
+    work = ComputeLoad(group.device)
+
+    def stream() -> tuple[int, float]:
+        begin, runs = time.perf_counter(), 0
+        for n in range(count):
+            runs += work.until(begin + n * spacing)
+            pending = group.add_up(buffer)
+            while not pending.work.is_completed():
+                runs += work.run()
+            pending.wait()
+        return runs, time.perf_counter() - begin
+
+    lost = [lost_s(work, stream, lambda: _meet(group)) / count for _ in range(_BLOCKS)]
+    return _largest(group, share_of(lost, seconds))
+
+
+def _meet(group: WorkerGroup) -> None:
+    """Wait for all members."""
+    group.add_up(torch.ones(1, device=group.device)).wait()
+    _finish(group)
+
+
+def _finish(group: WorkerGroup) -> None:
+    """What a GPU was told to do is done."""
+    if group.device.type == "cuda":
+        torch.cuda.current_stream(group.device).synchronize()
+
+
+def _tensor(group: WorkerGroup, size: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(size // dtype.itemsize, dtype=dtype, device=group.device)
+
+
+def _largest(group: WorkerGroup, value: float) -> float:
+    """The largest of all members' values."""
+    return float(group.largest(torch.tensor([value], dtype=torch.float64, device=group.device)))
