@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from kept import kept
 
 from assigner.formats.plan import Plan, Stage
 from assigner.formats.profile import WorkloadReference
@@ -32,7 +33,7 @@ def tiny(example: str, arguments: str = "") -> str:
     return entry(example, f"{TINY[example]},{arguments}")
 
 
-@functools.cache
+@kept
 def cut(workload: str) -> PartitionGraph:
     return partition_graph(load_workload(workload))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import random
@@ -45,6 +46,7 @@ class Run:
         torchrun: Whether the processes are ranks of torchrun: its variables, and a store that outlives them.
         folder: Where they start, and where process N writes `output.N` and `errors.N`.
         timeout_s: When those that are left are killed.
+        before: `module:function` of tests/, called once where the ranks are forked from: what it captures all have.
     """
 
     script: str
@@ -53,6 +55,7 @@ class Run:
     torchrun: bool
     folder: str
     timeout_s: float
+    before: str
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,14 @@ class ForkedRanks:
         self._folder, self._runs = folder, 0
         self._server: subprocess.Popen[str] | None = None
 
-    def found(self, script: str, folder: Path, *words: str, ranks: int) -> list[Any]:
+    def found(self, script: str, folder: Path, *words: str, ranks: int, before: str = "") -> list[Any]:
         """What each rank of a script has written to FOLDER/RANK.json, FOLDER being the script's first word."""
-        self.run(script, folder, *words, ranks=ranks)
+        self.run(script, folder, *words, ranks=ranks, before=before)
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
-    def run(self, script: str, *words: str | Path, ranks: int = 0, timeout_s: float = 1800.0) -> list[End]:
+    def run(
+        self, script: str, *words: str | Path, ranks: int = 0, timeout_s: float = 1800.0, before: str = ""
+    ) -> list[End]:
         """Run a script of tests/runs to its good end.
 
         Args:
@@ -84,11 +89,14 @@ class ForkedRanks:
             words: What follows it on the command line.
             ranks: So many ranks, as of torchrun; 0: one process that is no rank.
             timeout_s: The longest it may take.
+            before: See `Run`.
 
         Raises:
             AssertionError: a process has ended with another code than 0, or not in time; with what all wrote.
         """
-        ends = self.ended(script, *words, variables=[{}] * max(ranks, 1), torchrun=ranks > 0, timeout_s=timeout_s)
+        ends = self.ended(
+            script, *words, variables=[{}] * max(ranks, 1), torchrun=ranks > 0, timeout_s=timeout_s, before=before
+        )
         said = "\n".join(f"{n} ended with {end.code}\n{end.errors[-4000:]}" for n, end in enumerate(ends))
         assert not any(end.code for end in ends), f"{script} {' '.join(map(str, words))}\n{said}"
         return ends
@@ -100,13 +108,14 @@ class ForkedRanks:
         variables: Sequence[dict[str, str]],
         torchrun: bool = False,
         timeout_s: float = 1800.0,
+        before: str = "",
     ) -> list[End]:
         """Run a script of tests/runs in a process for each set of variables, to whatever end."""
         self._runs += 1
         place = self._folder / f"{self._runs} {Path(script).stem}"
         place.mkdir()
         named = [str(TESTS / "runs" / script), [str(each) for each in words]]
-        codes = self._ask(Run(*named, list(variables), torchrun, str(place), timeout_s))  # type: ignore[arg-type]
+        codes = self._ask(Run(*named, list(variables), torchrun, str(place), timeout_s, before))  # type: ignore[arg-type]
         written = [[(place / f"{name}.{n}").read_text() for name in ("output", "errors")] for n in range(len(codes))]
         return [End(code, *texts) for code, texts in zip(codes, written, strict=True)]
 
@@ -175,6 +184,14 @@ def launch(run: Run) -> list[int]:
     """
     from torch.distributed import TCPStore
 
+    if run.before:
+        import torch
+
+        state = torch.get_rng_state()
+        module, _, function = run.before.partition(":")
+        getattr(importlib.import_module(module), function)()
+        torch.set_rng_state(state)
+        gc.freeze()
     left: dict[int, int] = {}
     told, tell = os.pipe()
     for n in range(len(run.variables)):
@@ -210,12 +227,12 @@ def launch(run: Run) -> list[int]:
 def prepare() -> None:
     """Import and capture what runs need, as if they had done it: the random numbers of a rank begin as always."""
     import torch
-    from workloads import diamond, graph_of, language, skips, towers
+    from workloads import captured, diamond, language, skips, towers
 
     torch.set_num_threads(1)
     state = torch.get_rng_state()
     for made in (language(), language(dropout=0.4), skips(), towers(), diamond()):
-        graph_of(made)
+        captured(made)
     torch.set_rng_state(state)
     gc.freeze()  # ranks share these objects with the server: to collect them at their end would copy them all
 

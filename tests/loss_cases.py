@@ -5,11 +5,11 @@ tests/assigner/test_step_loss.py runs the cases in one process, tests/runs/rows.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from kept import kept
 from torch import nn
 from workloads import WIDTH, Reference, graph_of, make_plan, numbers, pairs, sgd
 
@@ -49,7 +49,7 @@ def spread_out(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs.mT @ outputs / len(outputs)).square().sum() + F.mse_loss(outputs.sum(1, keepdim=True), targets)
 
 
-@functools.cache
+@kept
 def mixing(name: str) -> Workload:
     """A workload with two partitions whose loss is over the batch."""
     models = {

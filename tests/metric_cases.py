@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import nn
-from workloads import TOKENS, WIDTH, Language, adam, tokens, workload
+from workloads import TOKENS, WIDTH, Language, adam, captured, kept_workload, tokens
 
 if TYPE_CHECKING:
     from assigner.model.workload import Workload
@@ -57,15 +57,18 @@ class Forked(nn.Module):
         return made
 
 
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
+
+
 def layers(**options: Any) -> Workload:
     """Two layers, with METRICS."""
-    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)))
-    return replace(made, **{"metrics": METRICS, **options})
+    return replace(kept_workload(two_layers), **{"metrics": METRICS, **options})
 
 
 def forked() -> Workload:
     """Micro-batches of two graphs, whose outputs two partitions make."""
-    return replace(workload(Forked, "*"), metrics=METRICS)
+    return replace(kept_workload(Forked, "*"), metrics=METRICS)
 
 
 class Lossy(Language):
@@ -83,9 +86,19 @@ def _counted(rows: int, generator: torch.Generator) -> Any:
     return (ids, targets), targets
 
 
+def its_own(outputs: Any, _: Any) -> torch.Tensor:
+    """The loss that the model gives."""
+    loss: torch.Tensor = outputs[1]
+    return loss
+
+
 def lossy(**options: Any) -> Workload:
     """Its loss is the model's own second output; micro-batches count by their tokens."""
-    made = workload(
-        Lossy, "tokens", "blocks.*", "head", batch=_counted, loss=lambda outputs, _: outputs[1], optimizer=adam
-    )
+    made = kept_workload(Lossy, "tokens", "blocks.*", "head", batch=_counted, loss=its_own, optimizer=adam)
     return replace(made, weight=lambda _, targets: (targets != -1).sum(), **options)
+
+
+def capture_all() -> None:
+    """The graphs that several ranks need."""
+    for made in (forked(), lossy()):
+        captured(made)

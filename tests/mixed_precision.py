@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from kept import kept
 from torch import nn
 from workloads import WIDTH, Block
 
@@ -30,7 +30,7 @@ class Mixed(nn.Module):
         return self.head(x).mean(1)
 
 
-@functools.cache
+@kept
 def make_workload(model: Any = Mixed, autocast: str | None = "bfloat16") -> Workload:
     """In float32, with inputs of three positions for `Mixed`."""
     shape = (3, WIDTH) if model is Mixed else (WIDTH,)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from kept import kept
 from torch import nn
-from workloads import WIDTH, numbers, workload
+from workloads import WIDTH, captured, numbers, workload
 
 if TYPE_CHECKING:
     from assigner.model.workload import Workload
@@ -186,4 +186,10 @@ def chosen() -> Workload:
     return three(a, b, c, forward)
 
 
-CASES = {make.__name__: functools.cache(make) for make in (structures, types, layouts, empty, readers, middle, chosen)}
+CASES = {make.__name__: kept(make) for make in (structures, types, layouts, empty, readers, middle, chosen)}
+
+
+def capture_all() -> None:
+    """The graphs of all cases."""
+    for make in CASES.values():
+        captured(make())

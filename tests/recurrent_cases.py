@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from kept import kept
 from torch import nn
 from torch.utils import _pytree as pytree
 from workloads import TOKENS, WIDTH, Reference, sgd, workload
@@ -67,7 +68,7 @@ def feedback_batch(rows: int, generator: torch.Generator) -> Any:
     return {"x": x, "memory": torch.full_like(x, 0.5)}, x.sum(1, keepdim=True)
 
 
-@functools.cache
+@kept
 def words(*, dropout: float = 0.0, none: bool = False) -> Workload:
     """Partitions encoder, rnn and decoder."""
     return replace(
@@ -79,7 +80,7 @@ def words(*, dropout: float = 0.0, none: bool = False) -> Workload:
     )  # fmt: skip
 
 
-@functools.cache
+@kept
 def feedback() -> Workload:
     """Partitions inlet, middle and outlet."""
     made = workload(

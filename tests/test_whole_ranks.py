@@ -16,7 +16,7 @@ pytestmark = pytest.mark.distributed
 @pytest.fixture(scope="module")
 def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank of tests/runs/whole.py found."""
-    return forked.found("whole.py", tmp_path_factory.mktemp("whole"), ranks=3)
+    return forked.found("whole.py", tmp_path_factory.mktemp("whole"), ranks=3, before="whole_models:capture_all")
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from kept import kept
 from mixed_precision import Mixed, make_workload
 from torch import nn
 from training_models import lookups, shared
 from training_optimizers import OPTIMIZERS, SCHEDULERS, no_decay_by_name
-from workloads import WIDTH, Reference, graph_of, language, tokens, workload
+from workloads import WIDTH, Reference, captured, graph_of, language, tokens, workload
 
 from assigner import Pipeline
 
@@ -258,6 +259,7 @@ def make_scaler() -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu", init_scale=2.0**42, growth_interval=3)
 
 
+@kept
 def overflowing() -> Workload:
     """`Overflowing`; in float64, so that a scale changes no result."""
     return workload(Overflowing, "parts.*", "last", optimizer=huge_apart)
@@ -354,6 +356,12 @@ def half(place: Place) -> Found:
         losses = [pipeline.step(made.make_batch(8, 0), max_norm=1.0) for _ in range(12)]
         assert pipeline.scaler.is_enabled()
         return {"not learned": float(not losses[-1] < losses[0]), "skipped": float(pipeline.steps < 8)}
+
+
+def capture_all() -> None:
+    """The graphs of all cases."""
+    for made in (masked(), overflowing(), lookups(), shared(), make_workload(Mixed, autocast="float16")):
+        captured(made)
 
 
 CASES: dict[str, Callable[[Place], Found]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from kept import kept
 from torch import nn
 from workloads import TOKENS, WIDTH, next_token, tokens, workload
 
@@ -32,6 +33,7 @@ class Shared(nn.Module):
         return self.last(x)
 
 
+@kept
 def shared() -> Workload:
     """`Shared` with weight decay, which would change a weight that got zeros for a gradient."""
     return workload(
@@ -55,6 +57,7 @@ class Lookups(nn.Module):
         return self.head(self.parts[1](x) + self.tables[2](ids))
 
 
+@kept
 def lookups() -> Workload:
     """`Lookups`, whose optimizer takes sparse gradients and dense ones."""
     return workload(

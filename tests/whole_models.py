@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from workloads import WIDTH, Language, next_token, tokens, workload
+from workloads import WIDTH, Language, graph_of, kept_workload, next_token, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,21 +114,35 @@ class Growing(nn.Module):
         return torch.tanh(self.linear(x))
 
 
+def counters() -> nn.Module:
+    return nn.Sequential(Counter(), Counter(), nn.Linear(WIDTH, 1))
+
+
+def growing() -> nn.Module:
+    return nn.Sequential(Growing(), nn.Linear(WIDTH, 1))
+
+
 MODELS: dict[str, tuple[Callable[[], Workload], list[list[str]]]] = {
     "tied": (
-        lambda: workload(Language, "tokens", "blocks.*", "head", batch=tokens, loss=next_token),
+        lambda: kept_workload(Language, "tokens", "blocks.*", "head", batch=tokens, loss=next_token),
         [["tokens", "blocks.0"], ["blocks.1", "blocks.2", "head"]],
     ),
     "extra state": (
-        lambda: workload(lambda: nn.Sequential(Counter(), Counter(), nn.Linear(WIDTH, 1)), "*"), [["0"], ["1", "2"]],
+        lambda: kept_workload(counters, "*"), [["0"], ["1", "2"]],
     ),
     "buffers": (
-        lambda: workload(Buffered, "first", "norm", "frozen", "last"), [["first", "norm"], ["frozen", "last"]],
+        lambda: kept_workload(Buffered, "first", "norm", "frozen", "last"), [["first", "norm"], ["frozen", "last"]],
     ),
-    "renamed": (lambda: workload(Renaming, "inner", "last"), [["inner"], ["last"]]),
-    "transposed": (lambda: workload(Transposing, "first", "last"), [["first"], ["last"]]),
-    "growing": (lambda: workload(lambda: nn.Sequential(Growing(), nn.Linear(WIDTH, 1)), "*"), [["0"], ["1"]]),
+    "renamed": (lambda: kept_workload(Renaming, "inner", "last"), [["inner"], ["last"]]),
+    "transposed": (lambda: kept_workload(Transposing, "first", "last"), [["first"], ["last"]]),
+    "growing": (lambda: kept_workload(growing, "*"), [["0"], ["1"]]),
 }  # fmt: skip
+
+
+def capture_all() -> None:
+    """The graphs of all models."""
+    for build, _ in MODELS.values():
+        graph_of(build())
 
 
 def plain_after(made: Any, steps: int) -> nn.Module:

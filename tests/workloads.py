@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from kept import kept
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from assigner import Pipeline
 from assigner.formats.graph import topological_order
 from assigner.formats.plan import Plan, Replica, Stage
 from assigner.formats.profile import WorkloadReference
 from assigner.model.marking import PartitionGraph, partition_graph
+from assigner.model.marking.cut import recut
+from assigner.model.marking.domain import input_key
 from assigner.model.workload import Workload, call_arguments
 
 if TYPE_CHECKING:
@@ -157,6 +161,10 @@ def workload(
     )
 
 
+kept_workload = kept(workload)
+"""`workload`, with one object for what is given: it is captured once."""
+
+
 class ByTime(nn.Module):
     """A language model as torch's recurrent layers have it: (time, rows), with tied weights."""
 
@@ -176,13 +184,13 @@ def steps_and_rows(rows: int, generator: torch.Generator, length: int = 6) -> An
     return ids[:-1], ids[1:]
 
 
-@functools.cache
+@kept
 def recurrent() -> Workload:
     """Partitions tokens, memory and head; the rows are the second dimension."""
     return workload(ByTime, "tokens", "memory", "head", batch=steps_and_rows, loss=next_token)
 
 
-@functools.cache
+@kept
 def language(*, dropout: float = 0.0, tied: bool = True, rows: int = 8) -> Workload:
     """Partitions tokens, blocks.0 to blocks.2 and head."""
     return workload(
@@ -191,27 +199,47 @@ def language(*, dropout: float = 0.0, tied: bool = True, rows: int = 8) -> Workl
     )  # fmt: skip
 
 
-@functools.cache
+@kept
 def skips() -> Workload:
     """Partitions parts.0 to parts.2 and last."""
     return workload(Skips, "parts.*", "last")
 
 
-@functools.cache
+@kept
 def towers() -> Workload:
     """Partitions left, right and join."""
     return workload(Towers, "*", batch=pairs, loss=lambda made, wanted: F.mse_loss(made["score"], wanted))
 
 
-@functools.cache
+@kept
 def diamond() -> Workload:
     """Partitions stem, up, down, gate, merge and last."""
     return workload(Diamond, "*")
 
 
-@functools.cache
 def graph_of(made: Workload) -> PartitionGraph:
+    """Its partitions: one capture for all workloads that differ in what a forward does not see."""
+    return _graph_of(
+        replace(
+            made, loss=None, optimizer=None, metrics=None, weight=None, reduction="mean", loss_over="micro_batch",
+            compile=None,
+        )
+    )  # fmt: skip
+
+
+@kept
+def _graph_of(made: Workload) -> PartitionGraph:
     return partition_graph(made)
+
+
+def captured(made: Workload) -> PartitionGraph:
+    """Its partitions, captured also for micro-batches of one row and for evaluations, as tests will want them."""
+    graph = graph_of(made)
+    for training, rows in itertools.product((True, False), (made.batch_size, 1)):
+        leaves, structure = pytree.tree_flatten(call_arguments(made.make_batch(rows, 0)[0]))
+        if not training or not graph.domain.admits(input_key(structure, leaves)):
+            recut(graph, structure, leaves, training=training)
+    return graph
 
 
 def make_plan(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from kept import kept
 from torch import nn
 from workloads import WIDTH, Reference, make_plan, pipeline_of, workload
 
@@ -99,7 +99,7 @@ class Remembering(nn.Linear):
         return super().forward(x) + 1
 
 
-@functools.cache
+@kept
 def keeping(kind: Callable[[], nn.Module]) -> Workload:
     """One object for each kind, so that it is captured once."""
     return workload(lambda: nn.Sequential(kind(), nn.Linear(WIDTH, 1)))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from kept import kept
 from torch import nn
 from workloads import WIDTH, Reference, make_plan, pipeline_of, workload
 
@@ -102,7 +102,7 @@ MODELS = {
 }
 
 
-@functools.cache
+@kept
 def made_of(name: str) -> Workload:
     """One object for each name, so that it is captured once in each mode."""
     return MODELS[name]()

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.distributed
 @pytest.fixture(scope="module")
 def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank of tests/runs/results.py found."""
-    return forked.found("results.py", tmp_path_factory.mktemp("results"), ranks=3)
+    return forked.found("results.py", tmp_path_factory.mktemp("results"), ranks=3, before="metric_cases:capture_all")
 
 
 @pytest.mark.parametrize("case", ["gpipe", "1f1b", "interleaved", "own loss"])

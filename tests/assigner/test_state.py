@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from changing_models import CHANGING, made_of, micro_batched, sharing, tied_and_renormed, tossing
+from kept import kept
 from torch import nn
 from workloads import WIDTH, Reference, graph_of, make_plan, pipeline_of, workload
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EXACT = 1e-10
 
 
-@functools.cache
+@kept
 def changing(name: str) -> Workload:
     """One object for each name, so that it is captured once."""
     return made_of(CHANGING[name])

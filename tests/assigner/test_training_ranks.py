@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.distributed
 
 EXACT = 1e-10
+BEFORE = "training_cases:capture_all"
 
 
 @pytest.fixture(scope="module")
 def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank of tests/runs/training.py found."""
-    return forked.found("training.py", tmp_path_factory.mktemp("training"), ranks=3)
+    return forked.found("training.py", tmp_path_factory.mktemp("training"), ranks=3, before=BEFORE)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -35,7 +36,7 @@ def test_equal_to_the_plain_loop(ranks, case):
 @pytest.mark.long
 def test_every_optimizer_and_scheduler_is_equal(forked, tmp_path):
     """Also those that do the same to each parameter, whoever has it, and schedulers in both kinds of loop."""
-    for found in forked.found("training.py", tmp_path, "every", ranks=3):
+    for found in forked.found("training.py", tmp_path, "every", ranks=3, before=BEFORE):
         for case, names in (("optimizers", OPTIMIZERS), ("schedulers", SCHEDULERS)):
             differences = found[case]["one_idle"]
             assert {key.partition(": ")[0] for key in differences} == set(names)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import pytest
+from kept import kept
 from odd_values import CASES
 from workloads import Reference, make_plan, pipeline_of
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EXACT = 1e-10
 
 
-@functools.cache
+@kept
 def made_of(name: str) -> Workload:
     """One object for each name, so that it is captured once."""
     return CASES[name]()

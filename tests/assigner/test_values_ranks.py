@@ -18,7 +18,7 @@ EXACT = 1e-9
 @pytest.fixture(scope="module")
 def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank of tests/runs/values.py found."""
-    return forked.found("values.py", tmp_path_factory.mktemp("values"), ranks=2)
+    return forked.found("values.py", tmp_path_factory.mktemp("values"), ranks=2, before="odd_values:capture_all")
 
 
 @pytest.mark.parametrize("case", [*CASES, "other shapes"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 from dataclasses import replace
@@ -12,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from foreign import written
+from kept import kept
 from torch import nn
 from workloads import WIDTH, diamond, graph_of, language, normalised, numbers, skips, towers, workload
 from wrong_models import WRONG, History, Noisy, Spectral, simple
@@ -125,7 +125,7 @@ def other_constant(graph):
     node.args = (node.args[0], 1.5 + 3e-5)
 
 
-@functools.cache
+@kept
 def glued(dtype):
     def batch(rows, generator):
         return tuple(each.to(dtype) for each in numbers(rows, generator))
