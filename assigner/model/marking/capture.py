@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch._dynamo
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import Dim, ExportedProgram, ShapesCollection
@@ -248,6 +249,8 @@ def _or_explain(export: Callable[[], Capture], name: str, trouble: Trouble) -> C
         ) from error
 
 
+# An entry of the cache, with symbols for sizes, costs more than it saves: a tenth to a third. Export has its own mode.
+@torch._dynamo.config.patch(fake_tensor_cache_enabled=False)  # type: ignore[untyped-decorator]
 def _export(
     model: nn.Module,
     names: Sequence[str],
@@ -260,7 +263,6 @@ def _export(
     trouble: Trouble,
 ) -> Capture:
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    mode.cache_enabled = False  # with symbols for sizes an entry costs more than it saves: a tenth to a third
     leaves, structure = pytree.tree_flatten(call_arguments(inputs))
     # One tensor that stands at two places is two inputs: the next batch may have two tensors there.
     real = pytree.tree_unflatten(_each_its_own(leaves), structure)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
@@ -179,7 +180,7 @@ class Symbols:
 
     def names(self, shape: Sequence[Any]) -> tuple[str, ...]:
         """A shape in words that do not depend on torch's names for its symbols."""
-        words = {symbol: f"input{leaf}_{dim}" for symbol, (leaf, dim) in self.places.items()}
+        words = {symbol: sympy.Symbol(f"input{leaf}_{dim}") for symbol, (leaf, dim) in self.places.items()}
         return tuple(str(size.node.expr.subs(words)) if isinstance(size, torch.SymInt) else str(size) for size in shape)
 
     def describe(self, value: Any) -> Size:
