@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from forked_ranks import ForkedRanks
 
 ROOT = Path(__file__).resolve().parent.parent
+LONGEST = ("test_page_blocks", "test_foreign_", "test_end_to_end", "test_scripts")
+"""How the names of files begin that take a minute or more each."""
 
 
 def pytest_configure() -> None:
@@ -28,9 +30,12 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules that start ranks or hosts come first: they wait a lot, and beside them (-n 2) the quick ones fill up."""
+    """Modules that start ranks or hosts come first: they wait a lot, and beside them (-n 2) the quick ones fill up.
+
+    Before them come those that take longest: one that begins last would run alone.
+    """
     slow = {item.path for item in items if item.get_closest_marker("distributed") or item.get_closest_marker("lab")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (not item.path.name.startswith(LONGEST), item.path not in slow))
 
 
 def pytest_collection_finish() -> None:

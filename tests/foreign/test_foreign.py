@@ -1,4 +1,4 @@
-"""Models and habits that nobody here wrote: each trains as in plain torch, or is refused in words where it may be."""
+"""What judges models and habits that nobody here wrote; test_foreign_*.py have the list, in parts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from foreign.case import Case, all_cases
+from foreign.case import MODULES, Case, all_cases
 from foreign.daily import DAILY
 from foreign.harness import Judge, Setting, Verdict, distance
 from foreign.hooks import Net
+from foreign.judged import PARTS
 from foreign.refusals import SHOWS_THROUGH
 from foreign.run import found, read, write
 from torch.nn.functional import mse_loss
@@ -24,23 +25,7 @@ from assigner.model.marking import partition_graph
 from assigner.verification import check_model
 
 if TYPE_CHECKING:
-    from _pytest.mark import ParameterSet
-
     from assigner.model.workload import Workload
-
-
-def parameter(each: Case) -> ParameterSet:
-    marks = () if each.name in DAILY else pytest.mark.long
-    return pytest.param(each, id=f"{each.group}: {each.name}", marks=marks)
-
-
-@pytest.mark.parametrize("each", [parameter(each) for each in all_cases() if each.usual])
-def test_one_worker_trains_as_plain_torch(each: Case):
-    """In training and in evaluation, with rows cut and all recomputed; those of every day also without either."""
-    judge = Judge(each)
-    for setting in (Setting(1, 2, "all"), Setting(1, 1, "none"))[: 2 if each.name in DAILY else 1]:
-        verdict = judge.verdict(setting).settled()
-        assert each.allows(verdict.kind, verdict.words), f"{setting}: {verdict.kind}: {verdict.words}"
 
 
 def test_every_day_has_cases_of_every_module():
@@ -49,6 +34,11 @@ def test_every_day_has_cases_of_every_module():
     assert {each.name for each in daily} == DAILY
     assert all(each.usual for each in daily)
     assert {each.group for each in daily} == {each.group for each in all_cases()}
+
+
+def test_each_module_is_in_one_part():
+    """Every module of the list is in one of the parts that the test files run."""
+    assert sorted(itertools.chain(*PARTS.values())) == sorted(MODULES)
 
 
 @pytest.mark.parametrize(

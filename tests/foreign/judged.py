@@ -1,0 +1,41 @@
+"""The list of foreign cases in parts, each for a test file of its own: files are what runs beside each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from foreign.case import Case, all_cases
+from foreign.daily import DAILY
+from foreign.harness import Judge, Setting
+
+if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
+
+PARTS = {
+    "tensors": ("inplace", "written", "aliases", "containers", "outputs", "blind_tensors"),
+    "python": (
+        "buffers", "python_state", "randomness", "calls", "control_flow", "patches", "blind_python", "blind_habits",
+    ),
+    "training": ("backward", "hooks", "checkpoints", "optimizers", "loops", "training_habits"),
+    "models": ("torchs_own", "sequences", "vision", "sciences", "decoders", "encoders", "towers", "blind_models"),
+}  # fmt: skip
+
+
+def usual_cases(part: str) -> list[ParameterSet]:
+    """Those of a part that CI runs, marked `long` where `make test` leaves them out."""
+    return [
+        pytest.param(
+            each, id=f"{each.group}: {each.name}", marks=() if each.name in DAILY else pytest.mark.long
+        )
+        for each in all_cases()
+        if each.usual and each.group in PARTS[part]
+    ]  # fmt: skip
+
+
+def check_on_one_worker(each: Case) -> None:
+    """In training and in evaluation, with rows cut and all recomputed; those of every day also without either."""
+    judge = Judge(each)
+    for setting in (Setting(1, 2, "all"), Setting(1, 1, "none"))[: 2 if each.name in DAILY else 1]:
+        verdict = judge.verdict(setting).settled()
+        assert each.allows(verdict.kind, verdict.words), f"{setting}: {verdict.kind}: {verdict.words}"
