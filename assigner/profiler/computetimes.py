@@ -18,7 +18,7 @@ from assigner.machine.starvation import DISTURBED, REFUSED, StarvationWatch
 from assigner.model.marking import PartitionGraph
 from assigner.model.workload import Workload
 from assigner.profiler.forecast import Forecast
-from assigner.profiler.host import allocator_share, share_of_free
+from assigner.profiler.host import allocator_share
 from assigner.profiler.journal import Note, OptimizerSize
 from assigner.profiler.memory import growth, memory_errors, peak_bytes, return_free_pages
 from assigner.profiler.sampling import Sample, measure_interleaved
@@ -27,6 +27,7 @@ from assigner.profiler.tasks import Point
 from assigner.profiler.update import UpdateBench, optimizer_share, trained
 from assigner.profiler.walk import KindInputs, chunks, collect_inputs
 from assigner.profiler.workbench import Workbench
+from assigner.runtime.memory import free_bytes
 
 if TYPE_CHECKING:
     from assigner.profiler.partitionbench import PartitionBench, PartitionBytes
@@ -292,7 +293,7 @@ class ComputeMeasurement:
     def _room(self) -> float:
         """Bytes that a measurement may take now."""
         return_free_pages()
-        return _SAFE * share_of_free(self.device, sharing=self.sharing)
+        return _SAFE * free_bytes(self.device, sharing=self.sharing)
 
 
 def _leave(some: Sequence[MeasuredStage]) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from assigner.errors import UsageError
 from assigner.machine.cgroup import core_limit
@@ -20,6 +19,7 @@ from assigner.machine.launchedrank import launched
 from assigner.profiler.update import optimizer_share
 from assigner.runtime.memory import free_bytes
 from assigner.runtime.nccl import use_many_queues
+from assigner.runtime.process import start_computing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,19 +57,19 @@ class HostFacts:
 def host_facts(device: torch.device, *, sharing: int = 1) -> HostFacts:
     """Read this rank's worker off the machine.
 
-    A host's free memory is shared out evenly among the ranks that run on it, a GPU's among the ranks that it has.
+    A host's free memory is shared out evenly among its ranks on the CPU, a GPU's among the ranks that it has.
 
     Args:
         device: Of this rank.
-        sharing: Ranks of this host that have the same one.
+        sharing: Ranks that have the same one.
     """
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_kind()
     return HostFacts(
-        host=os.environ.get("ASSIGNER_HOST") or socket.gethostname(),
-        node=place.node if (place := launched()) else 0,
+        host=_host(),
+        node=_node(),
         device=str(device),
         kind=kind,
-        memory_bytes=share_of_free(device, sharing=sharing),
+        memory_bytes=free_bytes(device, sharing=sharing),
         threads=torch.get_num_threads(),
         interface=_interface(),
     )
@@ -85,31 +85,67 @@ def allocator_share(device: str) -> float:
     return _HEAP_SHARE if device == "cpu" else 0.0
 
 
-def share_of_free(device: torch.device, *, sharing: int = 1) -> int:
-    """Memory that this rank can still take on its device: its share of what is free on the GPU, or on the host.
+@dataclass(frozen=True)
+class VisibleGpus:
+    """What a rank sees before any of them takes a device.
 
     Args:
-        device: Of this rank.
-        sharing: Ranks that have the same GPU; a host's memory is shared by all ranks on it.
+        host: Its host, as the launcher counts them.
+        gpus: What tells the host's GPUs that it sees from all others, by their index here.
     """
-    ranks = sharing if device.type == "cuda" else _local()[1]
-    return free_bytes(device, sharing=ranks)
+
+    host: str
+    gpus: tuple[str, ...]
 
 
-def rank_device(devices: Sequence[str] = ()) -> torch.device:
-    """The device of this rank.
+def visible_gpus() -> VisibleGpus:
+    """What this rank sees; CUDA has not been started before."""
+    use_many_queues()
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    uuids = tuple(str(torch.cuda.get_device_properties(n).uuid) for n in range(count))
+    return VisibleGpus(f"{_node()} {_host()}", uuids)
+
+
+def own_gpu(seen: Sequence[Sequence[str]], local: int) -> int | None:
+    """The GPU of one of a host's ranks where each takes the first that is left; None: none is left for it.
+
+    Launchers show all ranks of a host the same GPUs, or each its own (`srun --gpus-per-task`).
 
     Args:
-        devices: The devices of this host's ranks, in their order; empty: a GPU of its own where the host has one for
-            this rank, else the CPU.
+        seen: What each rank sees, in their order.
+        local: Which of them.
+
+    Returns:
+        Its index for that rank.
+    """
+    taken: set[str] = set()
+    for gpus in seen[:local]:
+        taken.update([each for each in gpus if each not in taken][:1])
+    return next((n for n, each in enumerate(seen[local]) if each not in taken), None)
+
+
+def device_place(device: torch.device, mine: VisibleGpus) -> str:
+    """The same for ranks that have one device: the GPU itself, or their host."""
+    return mine.gpus[device.index or 0] if device.type == "cuda" else mine.host
+
+
+def rank_device(devices: Sequence[str], seen: Sequence[VisibleGpus], rank: int) -> torch.device:
+    """The device of a rank.
+
+    Args:
+        devices: The devices of its host's ranks, in their order; empty: a GPU of its own where one is left for this
+            rank, else the CPU.
+        seen: What each rank of the run sees.
+        rank: Which of them.
 
     Raises:
         UsageError: there are more or fewer devices than ranks, or this host has no such device.
     """
-    local, ranks_here = _local()
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    here = [n for n, each in enumerate(seen) if each.host == seen[rank].host]
+    local, ranks_here, gpus = here.index(rank), len(here), len(seen[rank].gpus)
     if not devices:
-        return torch.device("cuda", local) if local < gpus else torch.device("cpu")
+        index = own_gpu([seen[n].gpus for n in here], local)
+        return torch.device("cpu") if index is None else torch.device("cuda", index)
     if len(devices) != ranks_here:
         raise UsageError(
             f"--devices names {len(devices)} devices, and this host has {ranks_here} ranks", hint="name one for each"
@@ -123,15 +159,13 @@ def rank_device(devices: Sequence[str] = ()) -> torch.device:
     return device
 
 
-def _local() -> tuple[int, int]:
-    """This rank's number on its host, and how many there are."""
+def _host() -> str:
+    return os.environ.get("ASSIGNER_HOST") or socket.gethostname()
+
+
+def _node() -> int:
     place = launched()
-    return (place.local_rank, place.local_ranks or 1) if place else (0, 1)
-
-
-def ranks_on(device: torch.device, devices: Sequence[str]) -> int:
-    """How many of a host's ranks have a device; `devices` as in `rank_device`."""
-    return max(1, sum(_device(each) == device for each in devices))
+    return place.node if place else 0
 
 
 def _device(word: str) -> torch.device:
@@ -150,10 +184,8 @@ def start_up(workload: Workload, graph: PartitionGraph, device: torch.device) ->
     optimizer's modules.
     """
     if device.type == "cuda":
-        use_many_queues()
         torch.cuda.set_device(device)
-    number = nn.Parameter(torch.ones(1, 1, device=device))
-    torch.mm(number, number).sum().backward()  # type: ignore[no-untyped-call]
+    start_computing(device)
     optimizer_share(workload, graph, device)
 
 

@@ -18,7 +18,7 @@ from assigner.profiler.assembly import RankReport, main_dtype, optimizer_name
 from assigner.profiler.collectives import SIZES, CollectiveOptions, measure_collectives
 from assigner.profiler.computetimes import ComputeMeasurement
 from assigner.profiler.forecast import Forecast
-from assigner.profiler.host import host_facts, rank_device, ranks_on, start_up
+from assigner.profiler.host import VisibleGpus, device_place, host_facts, rank_device, start_up, visible_gpus
 from assigner.profiler.journal import Head, Journal, Note, OptimizerSize, journal_path
 from assigner.profiler.links import LinkOptions, measure_links
 from assigner.profiler.partitionbench import state_bytes
@@ -80,7 +80,8 @@ class RankSession:
         self.workload, self.entry, self.options, self.table = workload, entry, options, table
         self.rank = table.rank
         self.at = "tracing the model"
-        self.device = rank_device(options.devices)
+        seen = table.to_all("gpus", visible_gpus(), VisibleGpus)
+        self.device = rank_device(options.devices, seen, self.rank)
         self.worker = f"worker:{self.rank}/{self.device}"
         self.forecast = Forecast()
         self.progress = RanksProgress(table.store, self.rank, table.ranks, self.worker, show)
@@ -90,7 +91,8 @@ class RankSession:
         with kept_generators(self.device):
             start_up(workload, self.graph, self.device)
         dist.barrier()
-        self.sharing = ranks_on(self.device, options.devices)
+        places = table.to_all("device", device_place(self.device, seen[self.rank]), str)
+        self.sharing = places.count(places[self.rank])
         self.facts = host_facts(
             self.device, sharing=self.sharing
         )  # with all that training has loaded too, on every rank of the host

@@ -19,7 +19,7 @@ from assigner.runtime.memory import held_bytes
 from assigner.runtime.memorycheck import check_memory
 from assigner.runtime.modelstate import ModelState
 from assigner.runtime.optimizer import PipelineOptimizer
-from assigner.runtime.process import check_world
+from assigner.runtime.process import check_world, start_computing
 from assigner.runtime.randomness import kept_generators
 from assigner.runtime.relocation import relocate, removals
 from assigner.runtime.remat import Remat, Rematerialisation
@@ -94,6 +94,8 @@ class Pipeline(ModelState):
         remat_of_plan = Rematerialisation(remat, self.plan)
         self.graph = plan_graph(workload, self.plan, graph)
         self._member = Membership(self.plan, timeout_s=timeout_s, backend=backend)
+        if self._member.device.type == "cuda":
+            start_computing(self._member.device)
         self._check_room(remat_of_plan)
         self._base_bytes = held_bytes(self._member.device) or 0
         self.steps = self._batches = 0

@@ -100,3 +100,13 @@ def worker_device(worker: str | None) -> torch.device:
     elif device.type != "cpu":
         raise UsageError(f"{worker}: device {device.type!r} is not supported", hint="workers are cpu or cuda:N")
     return device
+
+
+def start_computing(device: torch.device) -> None:
+    """A forward and a backward of one number, so that what any training loads is not counted as a model's.
+
+    Kernels, autograd's threads, and on a GPU cuBLAS's workspaces, which the allocator counts.
+    """
+    with torch.enable_grad():
+        number = torch.ones(1, 1, device=device, requires_grad=True)
+        torch.mm(number, number).sum().backward()  # type: ignore[no-untyped-call]

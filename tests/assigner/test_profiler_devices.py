@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -11,38 +12,54 @@ from workloads import skips
 from assigner.errors import UsageError
 from assigner.model.marking import partition_graph
 from assigner.profiler import host
-from assigner.profiler.host import host_facts, rank_device, ranks_on, share_of_free, start_up
+from assigner.profiler.host import (
+    VisibleGpus,
+    device_place,
+    host_facts,
+    own_gpu,
+    rank_device,
+    start_up,
+    visible_gpus,
+)
 from assigner.profiler.stopwatch import Stopwatch
+from assigner.runtime.memory import free_bytes
 
 CPU = torch.device("cpu")
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A host of three ranks that says it has two GPUs."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}.items():
-        monkeypatch.setenv(name, value)
-    return monkeypatch
+def ranks_of(*gpus: tuple[str, ...], host: str = "a") -> list[VisibleGpus]:
+    """The ranks of a host, each with what it sees."""
+    return [VisibleGpus(host, each) for each in gpus]
 
 
-def test_ranks_have_gpus_while_there_are_some(two_gpus: pytest.MonkeyPatch) -> None:
-    """The first ranks of a host have a GPU each, those behind them the CPU."""
-    found = []
-    for rank in range(3):
-        two_gpus.setenv("LOCAL_RANK", str(rank))
-        found.append(str(rank_device()))
-    assert found == ["cuda:0", "cuda:1", "cpu"]
+BOTH = ("GPU-1", "GPU-2")
 
 
-def test_devices_can_be_named(two_gpus: pytest.MonkeyPatch) -> None:
+def test_ranks_have_gpus_while_there_are_some() -> None:
+    """The first ranks of each host have a GPU each, those behind them the CPU."""
+    seen = [*ranks_of(BOTH, BOTH, BOTH), *ranks_of(("GPU-3",), ("GPU-3",), host="b")]
+    found = [str(rank_device((), seen, rank)) for rank in range(5)]
+    assert found == ["cuda:0", "cuda:1", "cpu", "cuda:0", "cpu"]
+
+
+def test_a_launcher_that_shows_each_rank_its_own_gpu() -> None:
+    """Each has it, under the only name that it has there; nobody else has it, and all of its memory is that rank's."""
+    seen = ranks_of(("GPU-1",), ("GPU-2",), ())
+    for devices in ((), ("cuda:0", "cuda", "cpu")):
+        found = [rank_device(devices, seen, rank) for rank in range(3)]
+        assert [str(each) for each in found] == ["cuda:0", "cuda:0", "cpu"]
+        assert len({device_place(each, mine) for each, mine in zip(found, seen, strict=True)}) == 3
+
+
+def test_ranks_that_see_other_parts_of_a_host() -> None:
+    """What a rank before it has taken is left to that one, whatever its number is here."""
+    assert [own_gpu([BOTH, BOTH[::-1], BOTH], local) for local in range(3)] == [0, 0, None]
+
+
+def test_devices_can_be_named() -> None:
     """A worker may be the host's CPU beside its GPUs, in any order."""
-    found = []
-    for rank in range(3):
-        two_gpus.setenv("LOCAL_RANK", str(rank))
-        found.append(str(rank_device(["cpu", "cuda", "cuda:1"])))
+    found = [str(rank_device(["cpu", "cuda", "cuda:1"], ranks_of(BOTH, BOTH, BOTH), rank)) for rank in range(3)]
     assert found == ["cpu", "cuda:0", "cuda:1"]
 
 
@@ -54,30 +71,42 @@ def test_devices_can_be_named(two_gpus: pytest.MonkeyPatch) -> None:
         (["gpu"] * 3, "'gpu' is no"),
     ],
 )
-def test_devices_that_are_not_there(two_gpus: pytest.MonkeyPatch, devices: list[str], message: str) -> None:
+def test_devices_that_are_not_there(devices: list[str], message: str) -> None:
     """A list of another length, a GPU that the host lacks and a word that is no device are refused."""
-    two_gpus.setenv("LOCAL_RANK", "0")
     with pytest.raises(UsageError, match=message):
-        rank_device(devices)
+        rank_device(devices, ranks_of(BOTH, BOTH, BOTH), 0)
 
 
-def test_a_cpu_has_one_name(two_gpus: pytest.MonkeyPatch) -> None:
+def test_a_cpu_has_one_name() -> None:
     """`cpu:0` is the CPU, as in workers' names."""
-    two_gpus.setenv("LOCAL_RANK", "0")
-    assert str(rank_device(["cpu:0", "cuda", "cuda:1"])) == "cpu"
+    assert str(rank_device(["cpu:0", "cuda", "cuda:1"], ranks_of(BOTH, BOTH, BOTH), 0)) == "cpu"
 
 
-def test_ranks_of_one_gpu_share_its_memory(two_gpus: pytest.MonkeyPatch) -> None:
-    """Each may take its part of what is free there, however the GPU was named."""
-    gpu, devices = torch.device("cuda", 0), ["cuda", "cuda:0", "cuda:1"]
-    assert ranks_on(gpu, devices) == 2
-    assert ranks_on(torch.device("cuda", 1), devices) == 1
-    assert ranks_on(gpu, ()) == 1
-    two_gpus.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 2000))
+def test_ranks_share_the_memory_of_what_they_have() -> None:
+    """A GPU's belongs to its ranks, however it was named; a host's to those that compute on its CPU."""
+    devices, seen = ["cuda", "cuda:0", "cuda:1", "cpu"], ranks_of(BOTH, BOTH, BOTH, BOTH)
+    places = [device_place(rank_device(devices, seen, rank), seen[rank]) for rank in range(4)]
+    assert [places.count(each) for each in places] == [2, 2, 1, 1]
+
+
+def test_what_is_free_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share of what nobody has, and what this process keeps there unused."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 2000))
     for name, held in (("memory_reserved", 70), ("memory_allocated", 50)):
-        two_gpus.setattr(torch.cuda, name, lambda _, held=held: held)
-    assert share_of_free(gpu) == 1020
-    assert share_of_free(gpu, sharing=ranks_on(gpu, devices)) == 520
+        monkeypatch.setattr(torch.cuda, name, lambda _, held=held: held)
+    assert free_bytes(torch.device("cuda", 0)) == 1020
+    assert free_bytes(torch.device("cuda", 0), sharing=2) == 520
+
+
+def test_cuda_has_its_queues_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks for GPUs may start it."""
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    found: list[str | None] = []
+    monkeypatch.setattr(
+        torch.cuda, "is_available", lambda: bool(found.append(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")))
+    )
+    assert visible_gpus().gpus == ()
+    assert found == ["32"]
 
 
 def test_start_up_leaves_only_what_is_loaded() -> None:
@@ -125,4 +154,4 @@ def test_a_gpu_is_timed_by_events() -> None:
     watch.mark()
     assert watch.seconds()[0] > 0
     assert 0 < watch.launch_share <= 1
-    assert share_of_free(device) > 0
+    assert free_bytes(device) > 0

@@ -110,7 +110,7 @@ class Measured:
     def __init__(self, graph: PartitionGraph, free: float, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("SAMPLE_S", "WARM_UP_S", "LIMIT_S"):
             monkeypatch.setattr(sampling, name, 0.0)
-        monkeypatch.setattr(computetimes, "share_of_free", lambda _, **__: free / computetimes._SAFE)
+        monkeypatch.setattr(computetimes, "free_bytes", lambda _, **__: free / computetimes._SAFE)
         self.forecast, self.found = Forecast(), list[object]()
         self.share = ComputeMeasurement(
             make_workload(), graph, CPU, "worker:0/cpu", 1e9, self.forecast, lambda _: None, force_busy=True
