@@ -85,7 +85,7 @@ class Lane:
         self._received[source] += 1
         received = self._transport.receive(message)
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.current_stream(self.device).synchronize()  # sends go on meanwhile
         return received
 
     def flush(self) -> None:

@@ -20,6 +20,7 @@ from assigner.runtime.ordering import Message
 from assigner.runtime.partition import ForwardPlace, PartitionRunner
 from assigner.runtime.ranges import Ranges
 from assigner.runtime.reduction import Reduction
+from assigner.runtime.staging import copied_to
 from assigner.runtime.staterows import kept
 from assigner.schedule.program import Action, ActionKind, Payload, Program, Route
 
@@ -325,7 +326,7 @@ class Executor:
         step = self._stepped
         inputs = step.micro_batches[micro_batch].inputs
         reads = [
-            step.leaves[value, micro_batch] if value.partition else inputs[value.index].to(self.device)
+            step.leaves[value, micro_batch] if value.partition else copied_to(self.device, inputs[value.index])
             for value in runner.piece.reads
         ]
         return reads, [size.evaluate(inputs) for size in runner.piece.sizes]

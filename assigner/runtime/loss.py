@@ -29,6 +29,7 @@ from assigner.model.deferred.memento import Memento
 from assigner.runtime.metrics import StepMetrics
 from assigner.runtime.outputs import Part, join
 from assigner.runtime.results import exact_sum
+from assigner.runtime.staging import copied_to
 from assigner.schedule.program import warm_up
 
 if TYPE_CHECKING:
@@ -289,5 +290,5 @@ def _zero_of(outputs: Sequence[Any], device: torch.device) -> torch.Tensor:
 
 def _to_device(tree: Any, device: torch.device) -> Any:
     if isinstance(tree, torch.Tensor):
-        return tree.to(device)
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), tree)
+        return copied_to(device, tree)
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: copied_to(device, tensor), tree)

@@ -61,3 +61,10 @@ def computed(device: torch.device) -> torch.cuda.Event:
 def _event() -> torch.cuda.Event:
     """One that a thread waits for asleep: the usual ones take a core meanwhile."""
     return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+
+
+def copied_to(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on a device. A GPU gets it through pinned memory: the host does not wait until it is there."""
+    if device.type != "cuda" or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
