@@ -8,7 +8,7 @@ TOOLS := .venv/.tools
 DEMO_WORKLOAD ?= examples/gpt.py:workload(width=192)
 DEMO_STEPS ?= 40
 
-.PHONY: demo test test-long test-all lint types docs clean
+.PHONY: demo test test-long test-all gpu lint types docs clean
 
 # What the program needs, and in TOOLS what its tests, checks and documentation need.
 $(READY): pyproject.toml constraints.txt
@@ -45,6 +45,10 @@ test-long: $(TOOLS)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m long
 
 test-all: test test-long
+
+# What needs a GPU, in 15 minutes and without a network, on the interpreter that has torch for it; benchmarks/gpu/README.md.
+gpu:
+	$(PYTHON) benchmarks/gpu/run.py
 
 lint: $(TOOLS)
 	$(BIN)/ruff check .

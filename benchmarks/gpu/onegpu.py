@@ -1,0 +1,126 @@
+"""One rank on one device: what its host waits for, what it keeps, and what it trains in other precisions.
+
+    python benchmarks/gpu/onegpu.py waits|remat|bfloat16|float16|checkpoint cuda:0
+
+Prints what was found as JSON. On `cpu` it runs too, so that it can be tried out; the figures then say nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from assigner import Pipeline
+
+sys.path.append(
+    str(Path(__file__).resolve().parents[2] / "tests")
+)  # after the import above: tests/assigner is no package
+
+from workloads import language, make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from assigner import Workload
+    from assigner.formats.plan import Plan
+
+PARTITIONS = ["tokens", "blocks.0", "blocks.1", "blocks.2", "head"]
+STEPS = 8
+
+
+def placed(made: Workload, device: str) -> Plan:
+    """All partitions on one device, in 4 micro-batches."""
+    plan = make_plan(made, [(0, PARTITIONS)])
+    return replace(plan, stages=tuple(replace(each, sole_worker=f"worker:0/{device}") for each in plan.stages))
+
+
+def losses(pipeline: Pipeline, made: Workload, steps: int = STEPS) -> list[float]:
+    """Those of some steps on one batch."""
+    batch = made.make_batch(made.batch_size, 0)
+    return [float(pipeline.step(batch)) for _ in range(steps)]
+
+
+def waits(device: str) -> Any:
+    """The waits of a step's host for its GPU, and where they are."""
+    made = language()
+    batch = made.make_batch(made.batch_size, 0)
+    with Pipeline(made, placed(made, device)) as pipeline, warnings.catch_warnings(record=True) as caught:
+        losses(pipeline, made, 3)
+        warnings.simplefilter("always")
+        caught.clear()
+        watched = device.startswith("cuda")
+        if watched:
+            torch.cuda.set_sync_debug_mode("warn")
+        pipeline.step(batch)
+        if watched:
+            torch.cuda.set_sync_debug_mode("default")
+    found = [each for each in caught if "synchroniz" in str(each.message)]
+    places = Counter(f"{Path(each.filename).name}:{each.lineno}" for each in found)
+    return {"waits": len(found), "places": dict(places)}
+
+
+def remat(device: str) -> Any:
+    """The most that tensors took, by what is rematerialised."""
+    made, peaks = language(rows=64), {}
+    for mode in ("never", "except_last", "always"):
+        with Pipeline(made, placed(made, device), remat=mode) as pipeline:  # type: ignore[arg-type]
+            losses(pipeline, made, 2)
+            if device.startswith("cuda"):
+                torch.cuda.reset_peak_memory_stats()
+            losses(pipeline, made, 2)
+            peaks[mode] = torch.cuda.max_memory_allocated() if device.startswith("cuda") else 0
+    return {"peaks": peaks}
+
+
+def autocast(precision: str) -> Callable[[str], Any]:
+    """Training under autocast; float16 with the scaler that the pipeline makes."""
+
+    def run(device: str) -> Any:
+        made = replace(language(), model=lambda: language().model().float(), autocast=precision)
+        with Pipeline(made, placed(made, device)) as pipeline:
+            return {"losses": losses(pipeline, made)}
+
+    return run
+
+
+def checkpoint(device: str) -> Any:
+    """The loss where a checkpoint was saved, and on a CPU that has loaded it."""
+    made = language()
+    batch = made.make_batch(made.batch_size, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder) / "saved"
+        with Pipeline(made, placed(made, device)) as pipeline:
+            losses(pipeline, made, 2)
+            pipeline.save(saved)
+            there = float(pipeline.evaluate(batch))
+        with Pipeline(made, placed(made, "cpu")) as pipeline:
+            pipeline.load(saved)
+            here = float(pipeline.evaluate(batch))
+    return {"device": there, "cpu": here}
+
+
+RUNS: dict[str, Callable[[str], Any]] = {
+    "waits": waits,
+    "remat": remat,
+    "bfloat16": autocast("bfloat16"),
+    "float16": autocast("float16"),
+    "checkpoint": checkpoint,
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run one of them."""
+    what, device = arguments
+    print(json.dumps(RUNS[what](device)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
