@@ -204,6 +204,11 @@ class PriceTable:
         return StageOptions(self, deep=False)
 
     @cached_property
+    def one_f_one_b(self) -> StageOptions:
+        """Those with any number of micro-batches in flight."""
+        return StageOptions(self, deep=True)
+
+    @cached_property
     def options(self) -> dict[tuple[int, int, int], StageOption]:
         """Those of GPipe, by (first, last, group)."""
         return {(each.first, each.last, each.group): each for each in self.gpipe.all}
@@ -385,7 +390,7 @@ class StageOptions:
             if state + workspace + self._least * read > capacity:
                 return
             if problem.may_cut[last + 1]:
-                yield from self._levels(first, last, group)
+                yield from self._of_segment(first, last, group)
 
     def _levels(self, first: int, last: int, group: int) -> Iterator[StageOption]:
         """The same segment with ever deeper warm-ups, as long as that costs recomputing."""

@@ -97,7 +97,7 @@ class ReplicaOptions(StageOptions):
 
     def __init__(self, table: PriceTable, *, deep: bool) -> None:
         super().__init__(table, deep=deep)
-        self._each = StageOptions(table, deep=True)
+        self._alone, self._each = (table.one_f_one_b if deep else table.gpipe), table.one_f_one_b
         self._between = cache(self._hop)
 
     @cached_property
@@ -136,7 +136,7 @@ class ReplicaOptions(StageOptions):
     def all(self) -> tuple[StageOption, ...]:
         """Every option."""
         alone = len(self._table.groups)
-        return super().all + tuple(
+        return self._alone.all + tuple(
             option for number in range(alone, len(self.sets)) for option in self._shared(number, self._segments)
         )
 
@@ -148,7 +148,7 @@ class ReplicaOptions(StageOptions):
     def find(self, first: int, last: int, group: int, stages: int = 1) -> StageOption | None:
         """As of `StageOptions`, for a set of any number of workers."""
         if group < len(self._table.groups):
-            return super().find(first, last, group, stages)
+            return self._alone.find(first, last, group, stages)
         return next(iter(self._shared(group, [(first, last)])), None)
 
     def _shared(self, number: int, segments: Sequence[tuple[int, int]]) -> list[StageOption]:

@@ -85,7 +85,7 @@ class LadderSetting(Setting):
         self._actions = tuning.SIMULATED_ACTIONS
 
     def _stage_options(self, *, deep: bool) -> StageOptions:
-        return StageOptions(self.instance, deep=deep)
+        return self.instance.one_f_one_b if deep else self.instance.gpipe
 
     def _additive(self) -> PipelineObjective:
         if self._objective == "throughput":
