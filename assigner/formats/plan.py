@@ -354,15 +354,16 @@ class Plan(OnScreen):
     @cached_property
     def workers(self) -> tuple[str, ...]:
         """The workers that hold a stage, in pipeline order, each once."""
-        return tuple(dict.fromkeys(worker for stage in self.stages for worker in stage.workers))
+        return tuple(self.held)
 
     @cached_property
     def held(self) -> dict[str, tuple[int, ...]]:
         """The stages that each worker holds, itself or with others: their positions, in pipeline order."""
-        return {
-            worker: tuple(n for n, stage in enumerate(self.stages) if worker in stage.workers)
-            for worker in self.workers
-        }
+        found: dict[str, tuple[int, ...]] = {}
+        for n, stage in enumerate(self.stages):
+            for worker in stage.workers:
+                found[worker] = (*found.get(worker, ()), n)
+        return found
 
     @property
     def partitions(self) -> tuple[str, ...]:

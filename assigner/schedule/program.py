@@ -125,7 +125,11 @@ def warm_up(plan: Plan, stage: int) -> int:
     """
     if plan.schedule != "1f1b":
         return plan.micro_batches
-    depth = plan.stages[stage].in_flight or sum(len(each.workers) for each in plan.stages[stage:])
+    depth = plan.stages[stage].in_flight
+    if depth is None:
+        depth = (
+            sum(len(each.workers) for each in plan.stages[stage:]) if plan.is_replicated else len(plan.stages) - stage
+        )
     return min(plan.micro_batches, depth)
 
 

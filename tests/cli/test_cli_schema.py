@@ -1,10 +1,12 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
 from assigner.formats.document import encode
+from assigner.formats.plan import Replica
 from assigner.schedule.cost import CostModel
 from assigner.schedule.program import build_program
 from assigner.schedule.simulate import run_program
@@ -59,6 +61,18 @@ def test_a_trace_obeys_its_schema(assigner, profile, equal):
     schema = json.loads(assigner("schema", "trace").stdout)
     assert violations(schema, encode(trace)) == []
     assert violations(schema, {**encode(trace), "steps": 0})
+
+
+def test_a_plan_with_replicas_obeys_its_schema(assigner, equal):
+    """Neither a worker beside replicas nor replicas beside a worker is asked for; a replica takes one or more."""
+    count = equal.micro_batches - 1
+    shares = (Replica(equal.workers[0], count), Replica(equal.workers[1], 1))
+    stages = (replace(equal.stages[0], sole_worker=None, replicas=shares), *equal.stages[1:])
+    document = encode(replace(equal, stages=stages))
+    schema = json.loads(assigner("schema", "plan").stdout)
+    assert violations(schema, document) == []
+    document["stages"][0]["replicas"][1]["micro_batches"] = 0
+    assert violations(schema, document)
 
 
 @pytest.mark.parametrize(
