@@ -12,7 +12,6 @@ a beam as in P. S. Ow and T. E. Morton, Filtered beam search in scheduling, IJPR
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from dataclasses import dataclass, fields
@@ -22,8 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.solver import tuning
-from assigner.solver.objectives import FrontHops, FrontStages, Remainder
-from assigner.solver.perfect_split import perfect_split
+from assigner.solver.objectives import FrontHops, FrontStages
+from assigner.solver.perfect_split import WorkBefore
 from assigner.solver.prices import StageOption
 
 if TYPE_CHECKING:
@@ -61,13 +60,11 @@ class _Labels:
     """Suffixes that start at one position, as arrays of one length.
 
     `marks` are the objective's. `need` is the least warm-up depth that the next stage in front must have: no less than
-    any behind it. `room` is the speed of the workers that are free: forward and backward together, and each by itself.
-    `set` is the number of the newest stage's replica set.
+    any behind it. `set` is the number of the newest stage's replica set.
     """
 
     marks: Floats
     need: Floats
-    room: Floats
     used: Ints
     workers: Ints
     set: Ints
@@ -141,8 +138,7 @@ class DynamicProgram:
         self._uses = np.array(
             [[members.count(group) for group in range(len(self._count))] for members in stage_options.sets]
         )
-        self._rest = _Rest(instance)
-        self._speed = self._rest.weight @ self._uses.T
+        self._rest = WorkBefore(instance)
         self._hops = cache(self._table)
 
     def _table(self, i: int, left: int) -> Floats | None:
@@ -182,25 +178,29 @@ class DynamicProgram:
             return math.inf
         counts = [sum(workers is None or name in workers for name in members) for members in self.groups]
         room = np.array([np.sort(np.repeat(weight, counts))[::-1][: self._most].sum() for weight in self._rest.weight])
-        none = np.zeros(1, dtype=np.int64)
-        rest = self._rest.before(none + self._n, room[:, None], none == 1)
+        rest = self._rest.before(np.array([self._n]), room[:, None])
         return float(self._objective.least(self._objective.nothing, rest)[0])
 
     def run(
-        self, *, cutoff: float = math.inf, width: int = 1000, dominance: bool = True, per_state: int | None = None,
-        most: int = 64,
+        self, *, cutoff: float = math.inf, width: int = 1000, made: float = math.inf, dominance: bool = True,
+        per_state: int | None = None, most: int = 64,
     ) -> PricedPipelines:  # fmt: skip
         """All the best pipelines below the cutoff, as far as there is room.
 
         Args:
             cutoff: Prices from here on are of no use.
             width: Labels kept at each position.
+            made: Labels that may be made in front of those: with many options to choose from, fewer are kept.
             dominance: Drop labels that another one beats in every mark. Without, every pipeline below the cutoff is
                 found, if there is room.
             per_state: Labels kept of those with the same workers used and the same first one; None: all.
             most: Pipelines returned.
         """
         self._history: dict[int, tuple[int, int]] = {}
+        alone = self._objective.whole(self._objective.last(self._options.front)) < cutoff
+        self._ending = {at: [n for n in which if alone[n]] for at, which in self._options.ending.items()}
+        self._front = self._front_sums()
+        width = int(max(50, min(width, made / max(1, alone.sum()))))
         self._serial, lost = 0, math.inf
         buckets: list[list[_Labels]] = [[] for _ in range(self._n + 1)]
         self._start(buckets, cutoff)
@@ -242,18 +242,42 @@ class DynamicProgram:
             lost = min(lost, float(price[order[most]]))
         return PricedPipelines(found, lost)
 
+    def _front_sums(self) -> Floats | None:
+        """Least seconds of one forward and one backward in front of a position, with the boundary at it.
+
+        Returns:
+            By [position, replica set behind it, workers used behind it]; None: there are too many.
+        """
+        sets, states = len(self._uses), int(np.prod(self._count + 1))
+        if self._n * sets**2 * states > tuning.FRONT_SUMS:
+            return None
+        used, front = np.arange(states), self._options.front
+        found = np.full((self._n, sets, states), np.inf)
+        found[0] = 0.0
+        for position in range(1, self._n):
+            for left, uses in enumerate(self._uses):
+                table, which = self._hops(position, left), self._ending.get((position, left))
+                if table is None or not which:
+                    continue
+                free = np.flatnonzero(self._has(used, left))
+                own = front.forward[which] + front.backward[which]
+                sums = found[self._options.first[which], left][:, free + uses @ self._place] + own[:, None]
+                found[position][:, free] = np.minimum(
+                    found[position][:, free], (table[:, 0] + table[:, 1])[:, None] + sums.min(axis=0)
+                )
+        return found
+
     def _start(self, buckets: list[list[_Labels]], cutoff: float) -> None:
         options = self._options
         for number, uses in enumerate(self._uses):
-            which = options.ending.get((self._n, number))
+            which = self._ending.get((self._n, number))
             if which and uses.sum() <= self._most:
                 front = _pick(options.front, which)
                 count = len(which)
-                room = self._rest.weight @ self._count - self._speed[:, number]
                 labels = _Labels(
-                    self._objective.last(front), front.least, np.repeat(room[:, None], count, axis=1),
-                    np.full(count, uses @ self._place), np.full(count, uses.sum()), np.full(count, number),
-                    np.full(count, 1), options.number[which], np.full(count, -1), self._serials(count),
+                    self._objective.last(front), front.least, np.full(count, uses @ self._place),
+                    np.full(count, uses.sum()), np.full(count, number), np.full(count, 1), options.number[which],
+                    np.full(count, -1), self._serials(count),
                 )  # fmt: skip
                 self._scatter(labels, options.first[which], buckets, cutoff)
 
@@ -261,18 +285,29 @@ class DynamicProgram:
         self, labels: _Labels, *, position: int, left: int, stage: int, buckets: list[list[_Labels]], cutoff: float
     ) -> None:
         """Put every stage of replica set `left` that ends before `position` in front of every label."""
-        table, options = self._hops(position, left), self._options
-        which = options.ending.get((position, left))
+        table = self._hops(position, left)
+        which = self._ending.get((position, left))
         if table is None or not which:
             return
-        uses = self._uses[left]
-        free = np.isfinite(table[labels.set, 0]) & (labels.workers + uses.sum() <= self._most)
-        for group in np.flatnonzero(uses):
-            taken = (labels.used // self._place[group]) % (self._count[group] + 1)
-            free &= taken + uses[group] <= self._count[group]
-        labels = labels.take(free)
-        if not len(labels.used):
-            return
+        fits = labels.workers + self._uses[left].sum() <= self._most
+        labels = labels.take(fits & self._has(labels.used, left) & np.isfinite(table[labels.set, 0]))
+        at_once = max(1, tuning.GROWN // len(which))
+        for start in range(0, len(labels.used), at_once):
+            some = labels.take(np.arange(start, min(start + at_once, len(labels.used))))
+            self._grow(some, table, which, left=left, stage=stage, buckets=buckets, cutoff=cutoff)
+
+    def _has(self, used: Ints, number: int) -> NDArray[np.bool_]:
+        """Whether the workers of a replica set are left where so many of each group are used."""
+        taken = used // self._place[:, None] % (self._count[:, None] + 1)
+        fits: NDArray[np.bool_] = (taken + self._uses[number][:, None] <= self._count[:, None]).all(axis=0)
+        return fits
+
+    def _grow(
+        self, labels: _Labels, table: Floats, which: Sequence[int], *, left: int, stage: int,
+        buckets: list[list[_Labels]], cutoff: float,
+    ) -> None:  # fmt: skip
+        """Put each of these options of replica set `left` in front of every label."""
+        options, uses = self._options, self._uses[left]
         hop = FrontHops(*(column[:, None] for column in table[labels.set].T))
         front = _pick(options.front, which)
         marks = self._objective.grow(labels.marks[:, :, None], hop, front)
@@ -282,7 +317,6 @@ class DynamicProgram:
         many, count = len(which), len(labels.used)
         grown = _Labels(
             marks.reshape(len(marks), -1), np.maximum(need, front.least).ravel(),
-            np.repeat(labels.room - self._speed[:, left, None], many, axis=1),
             np.repeat(labels.used + uses @ self._place, many), np.repeat(labels.workers + uses.sum(), many),
             np.full(many * count, left),
             np.full(many * count, stage), np.tile(options.number[which], count), np.repeat(labels.serial, many),
@@ -299,8 +333,11 @@ class DynamicProgram:
 
     def _least(self, labels: _Labels, first: Ints) -> Floats:
         """The least price that a pipeline with each suffix can have; inf: the rest cannot be placed."""
-        full = (first > 0) & (labels.workers >= self._most)
-        return self._objective.least(labels.marks, self._rest.before(first, labels.room, full))
+        free = self._count[:, None] - labels.used // self._place[:, None] % (self._count[:, None] + 1)
+        free[:, labels.workers >= self._most] = 0
+        both = 0.0 if self._front is None else self._front[first, labels.set, labels.used]
+        rest = self._rest.before(first, self._rest.weight @ free, both)
+        return self._objective.least(labels.marks, rest)
 
     def _cut(
         self, labels: _Labels, position: int, width: int, *, dominance: bool, per_state: int | None
@@ -360,43 +397,3 @@ def _dominated(labels: _Labels, state: Ints) -> NDArray[np.bool_]:
             beats &= mark[champion] <= mark
         gone |= beats & (champion < index) & ~gone[champion]
     return gone
-
-
-class _Rest:
-    """What lies in front of a position at its least: sums over the best worker each, and the perfect split.
-
-    Attributes:
-        weight: Of forward and backward together, and of each by itself: [3, group].
-        work: Weighted by those, of all positions before one: [3, 0 .. n].
-    """
-
-    def __init__(self, instance: PriceTable) -> None:
-        n, groups = len(instance.problem.order), len(instance.groups)
-        ways = np.full((2, groups, n), np.inf)
-        for k, i in itertools.product(range(groups), range(n)):
-            price = instance.rows[k][i]
-            if price is not None:
-                again = price.recompute_s if instance.problem.remat_rules[i] == "always" else 0.0
-                ways[:, k, i] = price.forward_s, price.backward_s + again
-        split = [perfect_split(seconds) for seconds in (ways.sum(axis=0), *ways)]
-        self.weight: Floats = np.stack([weight for weight, _ in split])
-        self.work: Floats = np.stack([_before(work) for _, work in split])
-        spine = instance.problem.spine
-        forward, backward = (
-            np.where(on, way.min(axis=0), np.where(np.isfinite(way.min(axis=0)), 0.0, np.inf))
-            for on, way in zip((spine.forward, spine.backward), ways, strict=True)
-        )
-        self._both, self._forward = _before(forward + backward), _before(forward)
-
-    def before(self, first: Ints, room: Floats, full: NDArray[np.bool_]) -> Remainder:
-        """What lies before positions, for free workers of that speed [3, label]; `full`: no stage may be added."""
-        work = self.work[:, first]
-        none = room <= 1e-9 * self.weight.max(axis=1)[:, None]  # differences of floats do not end at 0
-        level = np.where(work > 0, work / np.where(none, 1.0, room), 0.0)
-        level = np.where((none & (work > 0)) | full, np.inf, level)
-        return Remainder(self._both[first], self._forward[first], *level)
-
-
-def _before(values: Floats) -> Floats:
-    """Sums of all before each position, 0 .. n."""
-    return np.concatenate([[0.0], np.cumsum(values)])

@@ -9,14 +9,20 @@ With w[k] the speed at which k does everything, this is tight where workers diff
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from assigner.solver.objectives import Remainder
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from assigner.solver.prices import PriceTable
+
     Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
 
 
 def perfect_split(seconds: Floats) -> tuple[Floats, Floats]:
@@ -36,3 +42,52 @@ def least_work(seconds: Floats, weights: Floats) -> Floats:
     there = np.where(np.isfinite(seconds), seconds, 0.0) * weights[:, None]
     least: Floats = np.where(np.isfinite(seconds), there, np.inf).min(axis=0, initial=np.inf)
     return least
+
+
+class WorkBefore:
+    """What lies in front of a position at its least: sums over the best worker each, and the perfect split.
+
+    Args:
+        instance: Prices and links.
+
+    Attributes:
+        weight: Of forward and backward together, and of each by itself: [3, group].
+        work: Weighted by those, of all positions before one: [3, 0 .. n].
+    """
+
+    def __init__(self, instance: PriceTable) -> None:
+        n, groups = len(instance.problem.order), len(instance.groups)
+        ways = np.full((2, groups, n), np.inf)
+        for k, i in itertools.product(range(groups), range(n)):
+            price = instance.rows[k][i]
+            if price is not None:
+                again = price.recompute_s if instance.problem.remat_rules[i] == "always" else 0.0
+                ways[:, k, i] = price.forward_s, price.backward_s + again
+        split = [perfect_split(seconds) for seconds in (ways.sum(axis=0), *ways)]
+        self.weight: Floats = np.stack([weight for weight, _ in split])
+        self.work: Floats = np.stack([_before(work) for _, work in split])
+        spine = instance.problem.spine
+        forward, backward = (
+            np.where(on, way.min(axis=0), np.where(np.isfinite(way.min(axis=0)), 0.0, np.inf))
+            for on, way in zip((spine.forward, spine.backward), ways, strict=True)
+        )
+        self._both, self._forward = _before(forward + backward), _before(forward)
+
+    def before(self, first: Ints, room: Floats, both: Floats | float = 0.0) -> Remainder:
+        """What lies before positions.
+
+        Args:
+            first: The positions.
+            room: Speed of the workers that are free, or of as many of the fastest of them as may be used: [3, label].
+            both: Seconds of one forward and one backward, where more is known than the best worker of each.
+        """
+        work = self.work[:, first]
+        none = room <= 0
+        level = np.where(work > 0, work / np.where(none, 1.0, room), 0.0)
+        level = np.where(none & (work > 0), np.inf, level)
+        return Remainder(np.maximum(self._both[first], both), self._forward[first], *level)
+
+
+def _before(values: Floats) -> Floats:
+    """Sums of all before each position, 0 .. n."""
+    return np.concatenate([[0.0], np.cumsum(values)])

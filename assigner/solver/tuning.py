@@ -15,7 +15,7 @@ CLOSE_NODES = 1_000
 MOST_ORDERS = 6
 """Of a graph with up to so many topological orders, the intervals of each are looked at."""
 
-OPTION_LEVELS = 10
+OPTION_LEVELS = 40
 """So many options of one segment are told apart by what they rematerialise; the last stands for any deeper warm-up."""
 
 COUNTED_SIZES = 3
@@ -28,6 +28,12 @@ BYTE_PRICES = 24
 
 CHAMPIONS = 12
 """So many labels of a state, those of least price, are compared with all its others."""
+
+GROWN = 400_000
+"""So many labels are made at once: some 100 MB."""
+
+FRONT_SUMS = 4_000_000
+"""Positions, pairs of groups and choices of workers used, multiplied: with no more, least sums are made beforehand."""
 
 # Stages that several workers share
 
@@ -51,7 +57,7 @@ GRAPH_CUTS = 12
 COARSE_GAP = 1e-3
 """With a smaller gap than this the relaxation by kinds of workers rarely proves anything: it does not go first."""
 
-CLOSE_COLUMNS = 700
+CLOSE_COLUMNS = 900
 """With up to so many segments the ILP closes the usual gap in seconds."""
 
 MOST_COLUMNS = 40_000
@@ -59,7 +65,7 @@ MOST_COLUMNS = 40_000
 
 # 1F1B, throughput and latency
 
-FIRST_WIDTH, PROOF_WIDTH, ALL_WIDTH = 300, 6_000, 10_000
+FIRST_WIDTH, PROOF_WIDTH, ALL_WIDTH = 300, 6_000, 50_000
 """Labels kept at a position: for good plans, for a bound, and to find every plan below the target."""
 
 MOST_SIMULATED = 400
@@ -71,7 +77,7 @@ MOST_TRIED = 24
 MOST_DEPTHS = 200
 """Up to so many choices of warm-up depths, all are simulated; of more, those of a few policies."""
 
-LABELS = 40_000_000
+LABELS = 60_000_000
 """So many labels the dynamic program may make in one run: with many stage options it keeps fewer at a position."""
 
 MOST_LABELS = 4 * LABELS
@@ -80,8 +86,17 @@ MOST_LABELS = 4 * LABELS
 FULL_OPTIONS = 8_000
 """With more stage options than this, the dynamic program leaves memory out."""
 
+MOST_SEARCHED = 50_000
+"""So many pipelines of a chain have their best warm-up depths searched for."""
+
+BOXES_AT_ONCE, MOST_BOXES = 256, 300_000
+"""So many boxes of warm-up depths are halved at once, and so many are bounded at first: some four seconds."""
+
 CLOSE_OPTIONS, CLOSE_CUTS = 1_500, 60
 """With up to so many stage options the ILP closes the usual gap; so many pipelines it may name for that."""
+
+CLOSE_SEARCHED = 10_000
+"""The same of a chain, of whose pipelines the best depths are searched for."""
 
 COARSE_OPTIONS = 100_000
 """With more stage options than this, there is no dynamic program: the perfect split of all work is the bound."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from assigner.errors import AssignerError, FormatError
@@ -22,6 +23,7 @@ from assigner.solver import tuning
 from assigner.solver.contest import DYNAMIC_PROGRAM, ENUMERATION, INTEGER_PROGRAM, LOCAL, PROVEN, RELAXATION, TOTAL_WORK
 from assigner.solver.dynamic_program import DynamicProgram
 from assigner.solver.ilp.one_f_one_b import OneFOneBModel
+from assigner.solver.ladder.depth_search import DepthSearch
 from assigner.solver.ladder.depths import falling, falling_count, fitting, nearby
 from assigner.solver.local_search import is_better, local_search, pipeline_moves
 from assigner.solver.objectives import Latency, OneFOneBStep, SteadyState
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.terms import Objective, Schedule
     from assigner.solver.contest import Contest
+    from assigner.solver.dynamic_program import PricedPipelines
     from assigner.solver.ladder.depths import Depths
     from assigner.solver.local_search import Intervals
     from assigner.solver.objectives import PipelineObjective
@@ -109,7 +112,7 @@ class LadderSetting(Setting):
         if self.bound >= self.contest.target:
             self.decided = True
             return
-        for pipeline in self._climb(tuning.FIRST_WIDTH, simulated=12):
+        for _, pipeline in self._climb(tuning.FIRST_WIDTH)[:12]:
             self._start = min(self._start, (self._simulate(pipeline), pipeline), key=lambda each: each[0])
 
     def improve(self) -> None:
@@ -121,16 +124,20 @@ class LadderSetting(Setting):
 
     def tighten(self) -> None:
         """Climb with more room, for the sake of the bound."""
-        for pipeline in self._climb(tuning.PROOF_WIDTH, simulated=tuning.MOST_TRIED):
-            self._simulate(pipeline)
+        found = self._climb(tuning.PROOF_WIDTH)
+        if self._boxed:
+            self._search_depths(found, self.bound)
+        else:
+            for _, pipeline in found[: tuning.MOST_TRIED]:
+                self._simulate(pipeline)
 
-    def _climb(self, width: int, *, simulated: int) -> Sequence[Sequence[StageOption]]:
-        """Pipelines below the target, the best first; the bound is raised to what the ladder proves."""
+    def _climb(self, width: int) -> Sequence[tuple[float, Sequence[StageOption]]]:
+        """Prices and pipelines below the target, the best first; the bound is raised to what the ladder proves."""
         assert self._program is not None
         if self.decided or self._options.count() > tuning.COARSE_OPTIONS:
             return ()
         target = self.contest.target
-        climb = self._program.run(cutoff=target, width=self._room(width), most=tuning.MOST_SIMULATED * self.effort)
+        climb = self._run(width, most=tuning.MOST_SIMULATED)
         least = climb.pipelines[0][0] if climb.pipelines else math.inf
         self._few = climb.complete and not self._coarse
         room = (
@@ -139,11 +146,24 @@ class LadderSetting(Setting):
         )
         self._wider = room and not climb.complete
         self.raise_bound(min(least, climb.lost, target), DYNAMIC_PROGRAM)
-        found = (pipeline for _, pipeline in climb.pipelines[:simulated])
         if self._coarse:
-            fitting = (self._stages([(r.first, r.group) for r in pipeline]) for pipeline in found)
-            return [pipeline for pipeline in fitting if pipeline is not None]
-        return list(found)
+            fitting = ((price, self._stages([(r.first, r.group) for r in found])) for price, found in climb.pipelines)
+            return [(price, pipeline) for price, pipeline in fitting if pipeline is not None]
+        return climb.pipelines
+
+    def _run(self, width: int, *, most: int, dominance: bool = True) -> PricedPipelines:
+        """The ladder, with as many times the room as the effort."""
+        assert self._program is not None
+        effort = min(self.effort, tuning.MOST_LABELS // tuning.LABELS)
+        return self._program.run(
+            cutoff=self.contest.target, width=width * effort, made=tuning.LABELS * effort, dominance=dominance,
+            most=most * self.effort,
+        )  # fmt: skip
+
+    @property
+    def _boxed(self) -> bool:
+        """Whether depths are searched for by branch and bound: all are, so that what is below the target is certain."""
+        return self._objective == "step" and self.problem.exact and not self._options.only_shared
 
     def prove(self) -> None:
         """Simulate every pipeline whose price is below the target, the lowest first, while there is room and time."""
@@ -154,14 +174,40 @@ class LadderSetting(Setting):
         if self.decided or not self._few:
             self.cut_short = self._wider
             return
-        climb = self._program.run(
-            cutoff=self.contest.target,
-            width=self._room(tuning.ALL_WIDTH),
-            dominance=False,
-            most=tuning.MOST_SIMULATED * self.effort,
-        )
-        open_ = climb.lost
+        most = tuning.MOST_SEARCHED if self._boxed else tuning.MOST_SIMULATED
+        climb = self._run(tuning.ALL_WIDTH, most=most, dominance=False)
         self.cut_short = not climb.complete
+        if self._boxed:
+            self._search_depths(climb.pipelines, climb.lost)
+        else:
+            self._simulate_all(climb)
+
+    def _search_depths(self, pipelines: Sequence[tuple[float, Sequence[StageOption]]], open_: float) -> None:
+        """Have branch and bound name the depths of pipelines whose bound is below the target, and simulate those.
+
+        Args:
+            pipelines: Their prices, and they themselves.
+            open_: No others take less, in seconds.
+        """
+        search = DepthSearch(self.instance, pipelines)
+        while search.bound < self.contest.target and self.contest.left_s > 0:
+            if search.boxes >= tuning.MOST_BOXES * self.effort:
+                self.cut_short = True
+                break
+            for bound, pipeline, depths in search.split(self.contest.target):
+                if any(depth > option.deepest for option, depth in zip(pipeline, depths, strict=True)):
+                    open_ = min(open_, bound)  # with more recomputing than an option stands for
+                elif bound < self.contest.target:
+                    value, _ = self._worth(self._plan(pipeline, depths))
+                    self._check(bound, value)
+                    self.offer(value, partial(self._plan, pipeline, depths), ENUMERATION)
+            self.raise_bound(min(search.bound, open_, self.contest.target), ENUMERATION)
+            self.contest.watch()
+        self.raise_bound(min(search.bound, open_, self.contest.target), ENUMERATION)
+
+    def _simulate_all(self, climb: PricedPipelines) -> None:
+        """Simulate pipelines, the lowest price first, until the price reaches the target."""
+        open_ = climb.lost
         for price, pipeline in climb.pipelines:
             if self.contest.left_s <= 0:
                 open_ = min(open_, price)
@@ -180,10 +226,25 @@ class LadderSetting(Setting):
     @property
     def closable(self) -> bool:
         """As `Setting` has it: by the number of stage options; of throughput and latency the ladder itself is exact."""
-        return self._objective == "step" and self._options.count() <= tuning.CLOSE_OPTIONS >= len(self._options.all)
+        most = tuning.CLOSE_SEARCHED if self._boxed else tuning.CLOSE_OPTIONS
+        small = self._objective == "step" and self._options.count() <= tuning.CLOSE_OPTIONS
+        return small and len(self._options.all) <= most
 
     def close(self) -> None:
-        """Have the ILP name pipelines whose bound is below the target, and simulate each, until there is none."""
+        """Look at every pipeline below the target; what that leaves open, the ILP may close."""
+        if self._boxed:
+            self.tighten()
+            if not self.decided:
+                self.prove()
+        if not self.decided:
+            self.settle()
+
+    def settle(self) -> bool:
+        """Have the ILP name pipelines whose bound is below the target, and simulate each; whether none is left."""
+        self._name_and_cut()
+        return self.decided
+
+    def _name_and_cut(self) -> None:
         contest, target = self.contest, self.contest.target
         options = [
             option for option in self._options.all
@@ -219,20 +280,10 @@ class LadderSetting(Setting):
             self.cuts.append((pipeline, self._seen[key][0]))
             model.cut(*self.cuts[-1])
 
-    def settle(self) -> bool:
-        """With no gap left: have the ILP find the best plan; whether that came to an end."""
-        self.close()
-        return self.decided
-
     @property
     def stage_options(self) -> Sequence[StageOption]:
         """Every stage option: the columns of its ILP."""
         return self._options.all
-
-    def _room(self, width: int) -> int:
-        """Labels to keep at a position."""
-        effort = min(self.effort, tuning.MOST_LABELS // tuning.LABELS)
-        return max(50, min(width * effort, tuning.LABELS * effort // max(1, len(self._options.all))))
 
     @property
     def _coarse(self) -> bool:

@@ -1,0 +1,107 @@
+"""Warm-up depths by branch and bound: bounds of boxes, the best depths of all, and the proof that they close."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from brute_force import random_instance
+from builders import make_profile
+
+from assigner.solver import SolveOptions, solve
+from assigner.solver.contest import ENUMERATION
+from assigner.solver.hints import resolve
+from assigner.solver.ladder.climbing import LadderSetting
+from assigner.solver.ladder.depth_search import DepthSearch
+from assigner.solver.ladder.depths import falling
+from assigner.solver.search import Search
+from benchmarks.solver.clusters import cluster
+
+
+def _pipelines(profile, micro_batches, most=6):
+    """A ladder of the profile, and pipelines of it with their bounds, the longest first."""
+    search = Search(*resolve(profile, SolveOptions(schedule="1f1b", micro_batches=micro_batches, gap=0.0)))
+    (setting,) = search.settings
+    assert isinstance(setting, LadderSetting)
+    setting.price()
+    found = setting._program.run(width=5_000, dominance=False, most=5_000).pipelines
+    return setting, sorted(found, key=lambda each: (-len(each[1]), each[0]))[:most]
+
+
+def _ranges(pipeline):
+    return [range(each.least, each.deepest + 1) for each in pipeline]
+
+
+def _chain(seed, micro_batches):
+    return random_instance(seed, partitions=5, workers=3, busy=True, tight=seed % 2 == 0, batch=micro_batches)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_box_of_one_choice_is_bounded_by_its_step_time(seed):
+    """The longest way through the conditions is what the simulator says, messages that keep workers busy included."""
+    setting, pipelines = _pipelines(_chain(seed, 6), 6)
+    compared = 0
+    for price, pipeline in pipelines:
+        for depths in list(falling(_ranges(pipeline), 6))[::5]:
+            search = DepthSearch(setting.instance, [(price, pipeline)])
+            search._open.low[-len(pipeline) :, 0] = search._open.high[-len(pipeline) :, 0] = depths
+            ((bound, _, found),) = search.split(np.inf)
+            value, _ = setting._worth(setting._plan(pipeline, depths))
+            assert found == depths
+            assert bound == pytest.approx(value, rel=1e-12)
+            compared += 1
+    assert compared > 20
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_choice_of_a_box_takes_less_than_its_bound(seed):
+    """Whatever ranges the depths are held to."""
+    rng = random.Random(seed)
+    setting, pipelines = _pipelines(_chain(seed, 8), 8)
+    for _, pipeline in pipelines:
+        depths = list(falling(_ranges(pipeline), 8))
+        low, high = (np.array(each) for each in (rng.choice(depths), rng.choice(depths)))
+        low, high = np.minimum(low, high), np.maximum(low, high)
+        search = DepthSearch(setting.instance, [(0.0, pipeline)])
+        search._open.low[-len(pipeline) :, 0], search._open.high[-len(pipeline) :, 0] = low, high
+        (bound,) = search._bounds(search._open)
+        inside = [each for each in depths if (low <= each).all() and (each <= high).all()]
+        best = min(setting._worth(setting._plan(pipeline, each))[0] for each in inside)
+        assert 0 < bound <= best * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_search_ends_with_the_best_depths_of_all(seed):
+    """Over several pipelines at once, of unlike lengths: the least of every choice, each simulated."""
+    setting, pipelines = _pipelines(_chain(seed, 8), 8, most=40)
+    pipelines = pipelines[::4]
+    best = min(
+        setting._worth(setting._plan(pipeline, depths))[0]
+        for _, pipeline in pipelines
+        for depths in falling(_ranges(pipeline), 8)
+    )
+    search, found = DepthSearch(setting.instance, pipelines), np.inf
+    while search.bound < found:
+        for bound, _, _ in search.split(found):
+            found = min(found, bound)
+    assert found == pytest.approx(best, rel=1e-9)
+
+
+def test_one_pipeline_without_a_choice():
+    """A single stage that has one depth is handed out at once, and nothing is left."""
+    profile = make_profile(work=[1.0], slowness=[1.0], batch=1)
+    setting, pipelines = _pipelines(profile, 1)
+    search = DepthSearch(setting.instance, pipelines)
+    assert [depths for _, _, depths in search.split(np.inf)] == [(1,)]
+    assert search.bound == np.inf
+
+
+@pytest.mark.parametrize("links", ["kinds", "hosts"])
+def test_1f1b_is_proven_where_there_are_too_many_depths_to_try_all(links):
+    """14 partitions on 6 workers of three kinds, 16 micro-batches: no gap is left, and looking at all has closed it."""
+    solver = solve(
+        cluster(14, 6, links=links, hosts=3), SolveOptions(schedule="1f1b", micro_batches=16, gap=0.0, time_limit=300)
+    ).plan.solver
+    assert (solver.status, ENUMERATION in solver.proven_by) == ("optimal", True)
+    assert solver.gap <= 1e-6
