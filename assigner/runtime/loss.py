@@ -28,6 +28,7 @@ from assigner.errors import UsageError
 from assigner.model.deferred.memento import Memento
 from assigner.runtime.metrics import StepMetrics
 from assigner.runtime.outputs import Part, join
+from assigner.runtime.replicas import one_worker
 from assigner.runtime.results import exact_sum
 from assigner.runtime.staging import copied_to
 from assigner.schedule.program import warm_up
@@ -256,7 +257,7 @@ def check_schedule(workload: Workload, plan: Plan, graph: PartitionGraph) -> Non
         raise UsageError(
             f"the loss is over the whole batch, and {len(plan.stages[last].workers)} workers share the last stage: each"
             " has the output of some micro-batches",
-            hint=f"solve with {graph.last.name!r} on one worker",
+            hint=one_worker(graph.last.name),
         )
     if warm_up(plan, last) < plan.micro_batches:
         raise UsageError(

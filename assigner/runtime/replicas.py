@@ -37,7 +37,7 @@ def replicated(plan: Plan, partitions: Iterable[str]) -> dict[str, tuple[str, ..
 
 def one_worker(partition: str) -> str:
     """The way out, as a hint."""
-    return f"run {partition!r} on one worker: a stage without replicas"
+    return f"run {partition!r} on one worker: in a stage without replicas (assigner solve --max-replicas 1)"
 
 
 def check_replicas(workload: Workload, plan: Plan, graph: PartitionGraph) -> None:
@@ -52,7 +52,7 @@ def check_replicas(workload: Workload, plan: Plan, graph: PartitionGraph) -> Non
         raise UsageError(
             f"{in_words(*next(iter(shared.items())))}, and the workload carries state from batch to batch, which would"
             " be on one of them",
-            hint="run every partition on one worker: stages without replicas",
+            hint="run every partition on one worker: in stages without replicas (assigner solve --max-replicas 1)",
         )
     check_stores(plan, graph)
 

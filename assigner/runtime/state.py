@@ -102,8 +102,8 @@ class WrittenTensors:
         if shared is not None:
             raise UsageError(
                 f"its forward writes {shared}, which another worker holds too and would not see",
-                hint="run it on one worker, in a stage without replicas; partitions that share it, too:"
-                " assigner.partition(..., colocate=LABEL)",
+                hint="run it on one worker, in a stage without replicas (assigner solve --max-replicas 1); partitions"
+                " that share it, too: assigner.partition(..., colocate=LABEL)",
             )
         self._found.update((id(each), each) for each in family)
         return family
