@@ -24,6 +24,7 @@ sys.path.append(
     str(Path(__file__).resolve().parents[2] / "tests")
 )  # after the import above: tests/assigner is no package
 
+from mixed_precision import make_workload
 from workloads import language, make_plan
 
 if TYPE_CHECKING:
@@ -32,13 +33,12 @@ if TYPE_CHECKING:
     from assigner import Workload
     from assigner.formats.plan import Plan
 
-PARTITIONS = ["tokens", "blocks.0", "blocks.1", "blocks.2", "head"]
 STEPS = 8
 
 
 def placed(made: Workload, device: str) -> Plan:
     """All partitions on one device, in 4 micro-batches."""
-    plan = make_plan(made, [(0, PARTITIONS)])
+    plan = make_plan(made)
     return replace(plan, stages=tuple(replace(each, sole_worker=f"worker:0/{device}") for each in plan.stages))
 
 
@@ -84,7 +84,7 @@ def autocast(precision: str) -> Callable[[str], Any]:
     """Training under autocast; float16 with the scaler that the pipeline makes."""
 
     def run(device: str) -> Any:
-        made = replace(language(), model=lambda: language().model().float(), autocast=precision)
+        made = make_workload(autocast=precision)
         with Pipeline(made, placed(made, device)) as pipeline:
             return {"losses": losses(pipeline, made)}
 
