@@ -7,6 +7,7 @@ Writes FOLDER/RANK.json: case -> what this rank found; and FOLDER/checkpoint, sa
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import sys
@@ -120,6 +121,7 @@ def dropout() -> dict[str, float]:
 
 def leaks() -> dict[str, int]:
     """How many threads and open files 30 steps leave behind."""
+    gc.collect()  # what pipelines before have left: it would go at any time
     made = skips()
     with Pipeline(made, make_plan(made, PLANS["skips over three workers"][1]), graph=graph_of(made)) as pipeline:
         counts = []
