@@ -80,7 +80,7 @@ def solve_command(
             callback=_check_baseline,
             autocompletion=_complete_baseline,
             help="Write this simple placement as the plan instead: single, equal, proportional, balance, pipedream,"
-            " greedy or weighted.",
+            " greedy, weighted, data-parallel or data-parallel-by-speed.",
             rich_help_panel=SEARCH,
         ),
     ] = None,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import UsageError
-from assigner.formats.plan import refuse_replicas
 from assigner.solver.options import divisors
 
 if TYPE_CHECKING:
@@ -77,6 +76,8 @@ def completing(options: SolveOptions, plan: Plan, profile: Profile) -> SolveOpti
         UsageError: the plan contradicts a pin or a rematerialisation asked for, names a worker that is not there, or
             has a stage on several workers.
     """
+    from assigner.formats.plan import refuse_replicas
+
     refuse_replicas(plan, "--complete, which pins each partition to one worker")
     pins, rules = dict(options.pins), dict(options.rematerialise)
     for stage in plan.stages:

@@ -30,14 +30,18 @@ class Post:
 
     def __init__(self) -> None:
         self.boxes: defaultdict[tuple[int, int, int], queue.Queue[torch.Tensor]] = defaultdict(queue.Queue)
-        self.here = threading.local()
+        self.lock, self.here = threading.Lock(), threading.local()
+
+    def box(self, source: int, target: int, tag: int) -> queue.Queue[torch.Tensor]:
+        with self.lock:  # two threads that ask at once get the same one
+            return self.boxes[source, target, tag]
 
     def isend(self, tensor: torch.Tensor, peer: int, tag: int) -> Letter:
-        self.boxes[self.here.rank, peer, tag].put(tensor.clone())
+        self.box(self.here.rank, peer, tag).put(tensor.clone())
         return Letter(None, tensor)
 
     def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Letter:
-        return Letter(self.boxes[peer, self.here.rank, tag], tensor)
+        return Letter(self.box(peer, self.here.rank, tag), tensor)
 
 
 class Letter:

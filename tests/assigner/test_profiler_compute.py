@@ -147,11 +147,7 @@ def test_the_largest_message_covers_the_whole_batch(graph: PartitionGraph) -> No
 def test_a_host_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of one host share out its free memory; ASSIGNER_HOST names it."""
     monkeypatch.setenv("ASSIGNER_HOST", "shed")
-    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(name, value)
-    alone = host_facts(CPU)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    shared = host_facts(CPU)
+    alone, shared = host_facts(CPU), host_facts(CPU, sharing=4)
     assert alone.host == "shed"
     assert alone.threads == torch.get_num_threads()
     assert 0.2 < shared.memory_bytes / alone.memory_bytes < 0.3

@@ -37,8 +37,8 @@ def test_a_recompute_costs_what_was_measured(share: float | None, seconds: float
     plan = Plan(
         workload=profile.workload, micro_batches=4, micro_batch_size=2, stages=(Stage(WORKER, ("p0",), ("p0",)),)
     )
-    assert stage_s(cost, plan, 0, ActionKind.FORWARD) == pytest.approx(2.0)
-    assert stage_s(cost, plan, 0, ActionKind.BACKWARD) == pytest.approx(4.0 + 2 * seconds)
+    assert stage_s(cost, plan, 0, WORKER, ActionKind.FORWARD) == pytest.approx(2.0)
+    assert stage_s(cost, plan, 0, WORKER, ActionKind.BACKWARD) == pytest.approx(4.0 + 2 * seconds)
     assert predict(plan, profile).step_s == pytest.approx(4 * (6.0 + 2 * seconds) + 1e-4)
 
 
