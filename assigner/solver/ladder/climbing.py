@@ -231,12 +231,15 @@ class LadderSetting(Setting):
         return small and len(self._options.all) <= most
 
     def close(self) -> None:
-        """Look at every pipeline below the target; what that leaves open, the ILP may close."""
-        if self._boxed:
+        """Have the ILP close what is small; of the rest look at every pipeline below the target, before it is asked."""
+        small = len(self._options.all) <= tuning.CLOSE_OPTIONS
+        if small:
+            self.settle()
+        if self._boxed and not self.decided:
             self.tighten()
             if not self.decided:
                 self.prove()
-        if not self.decided:
+        if not (small or self.decided):
             self.settle()
 
     def settle(self) -> bool:
