@@ -186,6 +186,7 @@ app.command(
 app.command(
     "simulate",
     cls=Command,
+    context_settings=_variables("simulate"),
     rich_help_panel=LOOK,
     epilog=_examples(
         "assigner simulate plan.json --trace step.json.gz",
