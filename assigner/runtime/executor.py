@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,10 @@ from assigner.runtime.loss import StepLoss
 from assigner.runtime.microbatch import MicroBatch
 from assigner.runtime.ordering import Message
 from assigner.runtime.partition import ForwardPlace, PartitionRunner
+from assigner.runtime.randomness import kept_generators, partition_seed, seed_device
 from assigner.runtime.ranges import Ranges
 from assigner.runtime.reduction import Reduction
+from assigner.runtime.separability import is_known
 from assigner.runtime.staging import copied_to
 from assigner.runtime.staterows import kept
 from assigner.schedule.program import Action, ActionKind, Payload, Program, Route
@@ -263,13 +266,21 @@ class Executor:
         else:
             self.transport.send(message, gradient, span)
 
-    def update(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """The program's last action."""
+    def update(self, optimizer: torch.optim.Optimizer | None, number: int) -> None:
+        """The program's last action.
+
+        Args:
+            optimizer: None: nothing is applied.
+            number: The update's number, by which an optimizer draws: workers that share a parameter draw the same.
+        """
         self.member.at = "the optimizer's update"
         action = Action(ActionKind.UPDATE, -1, -1)
         span = None if self.recorder is None else self.recorder.begin(action)
         if optimizer is not None:
-            with Ranges(()).of(action):
+            with Ranges(()).of(action), contextlib.ExitStack() as kept:
+                if not is_known(optimizer):  # torch's own draw nothing
+                    kept.enter_context(kept_generators(self.device))
+                    seed_device(partition_seed(self.seed, number, "the update", -1), self.device)
                 optimizer.step()
         if self.recorder is not None and span is not None:
             self.recorder.end(span)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from assigner.runtime.outputs import Receiver
     from assigner.runtime.partition import PartitionRunner
     from assigner.runtime.recurrence import CarriedState
+    from assigner.runtime.replicas import ReplicaWatch
     from assigner.runtime.results import StepResult
     from assigner.runtime.variants import Variant, VariantGroup, Variants
 
@@ -69,6 +70,7 @@ class Inference:
         same: Whether all ranks make the same call.
         needs: What this rank needs of a batch.
         carried: The state that goes from batch to batch, apart from that of training.
+        watch: Of what evaluations change in stages that several workers share.
     """
 
     def __init__(
@@ -81,9 +83,10 @@ class Inference:
         same: CallComparison,
         needs: Needs,
         carried: CarriedState,
+        watch: ReplicaWatch,
     ) -> None:
         self.variants, self.member, self.workload = variants, member, workload
-        self.cutting, self.same, self.needs, self.carried = cutting, same, needs, carried
+        self.cutting, self.same, self.needs, self.carried, self.watch = cutting, same, needs, carried, watch
         self._flags = variants.planned.graph.deferred.flags(training=False)
         self._always = Rematerialisation("always", variants.plan)
         self._no_statistics = DeferredStatistics({}, "micro_batch")
@@ -142,7 +145,9 @@ class Inference:
             self._running = executor = self._executor(group.variant)
             program = group.variant.programs.counted(len(group.places), training=False)
             with self._eval_mode(), torch.no_grad():
+                self.watch.begin(training=False)
                 numbers = executor.run(program, group.micro_batches, number, places=group.places, outputs=outputs)
+                self.watch.end()
             executor.stores.commit()
             self._running = None
             for rank in group.variant.makers:
@@ -185,6 +190,7 @@ class Inference:
         if self._running is not None:
             self._running.forget()
             self._running = None
+        self.watch.forget()
 
 
 def has_own_mode(module: nn.Module) -> bool:

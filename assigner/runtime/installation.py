@@ -16,7 +16,7 @@ from assigner.runtime.microbatch import Cutting, MicroBatch
 from assigner.runtime.needs import Needs, given_pair
 from assigner.runtime.programs import Programs
 from assigner.runtime.recurrence import CarriedState
-from assigner.runtime.replicas import FirstStep, check_alike
+from assigner.runtime.replicas import ReplicaWatch, check_alike
 from assigner.runtime.state import PartitionState, WrittenTensors
 from assigner.runtime.training import Training
 from assigner.runtime.variants import Variants
@@ -89,12 +89,20 @@ class Installation:
             CarriedState(workload.carried, cutting=self.cutting, planned=graph.output, plan=plan, member=member)
             for _ in range(2)
         ]
+        watch = ReplicaWatch(self.share, plan, workload, graph.last.name)
         self.training = Training(
             variants, member, workload, remat=remat, statistics=statistics, states=states, needs=self.needs,
-            carried=carried[0], first_step=FirstStep(self.share, plan, workload, graph.last.name),
+            carried=carried[0], watch=watch,
         )  # fmt: skip
         self.inference = Inference(
-            variants, member, workload, cutting=self.cutting, same=self.same, needs=self.needs, carried=carried[1]
+            variants,
+            member,
+            workload,
+            cutting=self.cutting,
+            same=self.same,
+            needs=self.needs,
+            carried=carried[1],
+            watch=watch,
         )
         self.gradients = Gradients(self.trained, graph, plan, member, scaling)
         member.on_leaving = self.forget

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -99,11 +100,13 @@ class PipelineOptimizer(torch.optim.Optimizer):
             shares: Names of the parameters that each worker is to have.
 
         Raises:
-            UsageError: the optimizer looks at parameters of several workers at once, or its handle has hooks.
+            UsageError: the optimizer looks at parameters of several workers at once, or takes sparse gradients alone
+                and several workers hold one parameter, or its handle has hooks.
         """
         self._spread = len(shares) > 1
         if self._spread and self._made and (self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks):
             self._refuse_hook()
+        self._check_sparse(shares)
         if not self._spread or (is_known(self.local) and not needs_closure(self.local)):
             return False
         if needs_closure(self.local):
@@ -115,6 +118,20 @@ class PipelineOptimizer(torch.optim.Optimizer):
             lambda whole, held: built_optimizer(self._workload, list(whole.items()), held)[0],
         )  # fmt: skip
         return True
+
+    def _check_sparse(self, shares: Sequence[Collection[str]]) -> None:
+        """A gradient that several workers add up is dense, also that of a sparse embedding."""
+        if not isinstance(self.local, torch.optim.SparseAdam):
+            return
+        holders = Counter(name for share in shares for name in share)
+        shared = [name for names in self.names for name in names if holders[name] > 1]
+        if shared:
+            raise UsageError(
+                f"{type(self.local).__name__} takes sparse gradients alone, and that of {shared[0]!r} is added up over"
+                f" the {holders[shared[0]]} workers that hold it, which makes a dense one",
+                hint="use an optimizer that takes both, as SGD or Adagrad; or have one worker hold it (assigner solve"
+                " --max-replicas 1; partitions that share it: assigner.partition(..., colocate=LABEL))",
+            )
 
     def move(self, held: Mapping[str, nn.Parameter]) -> None:
         """Be over other parameters of the same model, with the settings of the groups as they are and without state."""

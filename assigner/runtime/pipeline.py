@@ -369,7 +369,7 @@ class Pipeline(ModelState):
             self._installed.same.check(call, exchanges=self.scaler.is_enabled())
             good = self._installed.gradients.ready()
             self._waiting = False
-            self._installed.executor.update(self.optimizer.local if good else None)
+            self._installed.executor.update(self.optimizer.local if good else None, self.steps)
             self.steps += good
         return None
 

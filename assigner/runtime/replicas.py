@@ -2,24 +2,28 @@
 
 What forwards change, beside their outputs and BatchNorm's deferred statistics, would go its own way on each worker.
 Where the graph or the workload shows it, a plan is refused before training; a write in the user's code is found by the
-first forward that does it (`state`), and what Python keeps, or a loss that remembers, by the first step's end:
-before any update.
+first forward that does it (`state`), and what Python keeps, a loss that remembers, or a buffer that an evaluation
+writes, by the end of the step or evaluation: before it updates anything.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
-from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.memento import STANDARD, Memento
 from assigner.model.marking.writing import STORES
 from assigner.runtime.callrecord import checksum
 from assigner.runtime.state import changeable_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from torch import nn
 
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
@@ -86,7 +90,7 @@ def check_alike(share: LocalPartitions, plan: Plan, member: Membership) -> None:
     """
     for workers, group in member.groups.items():
         names = [name for name in share.partitions if plan.holders[name] == workers]
-        found = torch.tensor([_digest(share.held_by(name)) for name in names], device=group.device)
+        found = torch.tensor([_digest(share.held_by(name), share.modules[name]) for name in names], device=group.device)
         ends = group.largest(torch.cat([found, -found]))
         alike = ends[: len(names)] == -ends[len(names) :]
         for name, is_alike in zip(names, alike.tolist(), strict=True):
@@ -98,18 +102,38 @@ def check_alike(share: LocalPartitions, plan: Plan, member: Membership) -> None:
                 )
 
 
-def _digest(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Of some thousand values of each tensor."""
+def _digest(tensors: Mapping[str, torch.Tensor], module: nn.Module) -> int:
+    """Of some thousand values of each tensor, and of the values among its modules' attributes."""
     found = 0
     for name in sorted(tensors):
         flat = tensors[name].detach().reshape(-1)
         sample = flat[:: -(-len(flat) // _SAMPLE) or 1].cpu()
-        found = (31 * found + checksum([tuple(tensors[name].shape), sample])) % (1 << 62)
+        found = _added(found, [tuple(tensors[name].shape), sample])
+    for each in changeable_modules(module):
+        for name, value in sorted(each.__dict__.items()):
+            if name not in STANDARD:
+                found = _added(found, [_rounded(leaf) for leaf in pytree.tree_leaves(value) if _is_value(leaf, value)])
     return found
 
 
-class FirstStep:
-    """What a step changes in Python, watched in the first one.
+def _added(found: int, values: Any) -> int:
+    return (31 * found + checksum(values)) % (1 << 62)
+
+
+def _is_value(leaf: Any, attribute: Any) -> bool:
+    """Whether it is drawn or computed; a single whole number or a text may be a rank's own: its number, its device."""
+    return isinstance(leaf, float | complex | np.ndarray | torch.Tensor) or (
+        isinstance(leaf, int) and leaf is not attribute
+    )
+
+
+def _rounded(leaf: Any) -> Any:
+    """Mathematics of unlike hosts may differ in the last digit."""
+    return f"{leaf:.6g}" if isinstance(leaf, float | complex) else leaf
+
+
+class ReplicaWatch:
+    """What steps or evaluations change in Python, and evaluations in buffers too, watched in each of them.
 
     Args:
         share: This rank's partitions.
@@ -123,35 +147,54 @@ class FirstStep:
         self._shared = replicated(plan, share.partitions)
         self._mementos: dict[str, Memento] = {}
 
-    def begin(self) -> None:
-        """The step comes next."""
+    def begin(self, *, training: bool) -> None:
+        """The forwards of a step or of an evaluation come next; modules are in their modes.
+
+        In an evaluation a module that is left training moves buffers, which are put back (see `inference`).
+        """
         for name in self._shared:
-            changeable = changeable_modules(self._share.modules[name])
-            if changeable:
-                self._mementos[name] = Memento(changeable)
+            held = changeable_modules(self._share.modules[name])
+            watched = [each for each in held if training or not each.training]
+            if watched:
+                self._mementos[name] = Memento(watched, _hooks(watched))
         if self._last in self._shared:
             called = [self._workload.loss, *(self._workload.metrics or {}).values()]
             self._mementos[""] = Memento((), called)
 
     def end(self) -> None:
-        """Its forwards and backwards are done, and statistics were not moved yet; nothing is watched any more.
+        """The forwards, and a step's backwards, are done, and statistics were not moved yet.
 
         Raises:
             UsageError: attributes of a partition that several workers share have changed, or what a loss or metric
                 keeps.
         """
         changed = [name for name, memento in self._mementos.items() if memento.has_changed()]
-        self._mementos, shared, self._shared = {}, self._shared, {}
+        self._mementos = {}
         for name in changed:
             partition = name or self._last
-            attributes = ", ".join(sorted(self._share.attributes(partition))) if name else ""
+            known = sorted(self._share.attributes(partition)) if name else []
+            attributes = ", ".join(each for each in known if not each.endswith(".training"))
             what = (
-                f"its forward changes {attributes or 'what its modules keep in Python'}"
+                f"its forward changes {attributes or 'what its modules keep'}"
                 if name
                 else "Workload.loss or one of Workload.metrics keeps something from call to call"
             )
             raise UsageError(
-                f"{in_words(partition, shared[partition])}, and {what}: each of them would see its own micro-batches"
-                " alone",
+                f"{in_words(partition, self._shared[partition])}, and {what}: each of them would see its own"
+                " micro-batches alone",
                 hint=one_worker(partition),
             )
+
+    def forget(self) -> None:
+        """Drop what an unfinished step or evaluation has begun."""
+        self._mementos = {}
+
+
+def _hooks(modules: Iterable[nn.Module]) -> list[Any]:
+    """The functions that run with modules, and may keep something in their closures."""
+    return [
+        hook
+        for each in modules
+        for hooks in (each._forward_pre_hooks, each._forward_hooks, each._backward_pre_hooks, each._backward_hooks)
+        for hook in hooks.values()
+    ]

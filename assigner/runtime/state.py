@@ -295,6 +295,8 @@ def has_user_code(module: nn.Module) -> bool:
         not type(each).__module__.startswith("torch.")
         or each._forward_pre_hooks
         or each._forward_hooks
+        or each._backward_pre_hooks
+        or each._backward_hooks
         or "forward" in each.__dict__
         for each in module.modules()
     )

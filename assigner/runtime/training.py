@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from assigner.runtime.recurrence import CarriedState
     from assigner.runtime.reduction import Reduction
     from assigner.runtime.remat import Rematerialisation
-    from assigner.runtime.replicas import FirstStep
+    from assigner.runtime.replicas import ReplicaWatch
     from assigner.runtime.state import PartitionState
     from assigner.runtime.variants import Variant, Variants
     from assigner.schedule.program import Program
@@ -40,7 +40,7 @@ class Training:
         states: What forwards change beside their outputs, by partition.
         needs: What this rank needs of a batch.
         carried: The state that goes from batch to batch.
-        first_step: Watches the first step of stages that several workers share.
+        watch: Of what steps change in stages that several workers share.
 
     Attributes:
         executor: Runs the plan's own graph.
@@ -58,11 +58,11 @@ class Training:
         states: Mapping[str, PartitionState],
         needs: Needs,
         carried: CarriedState,
-        first_step: FirstStep,
+        watch: ReplicaWatch,
     ) -> None:
         self.variants, self.member, self.workload = variants, member, workload
         self.remat, self.statistics, self.states = remat, statistics, states
-        self.needs, self.carried, self.first_step = needs, carried, first_step
+        self.needs, self.carried, self.watch = needs, carried, watch
         self._executors: WeakKeyDictionary[Variant, Executor] = WeakKeyDictionary()
         self.executor = self._executor(variants.planned)
         self.as_planned = True
@@ -108,7 +108,7 @@ class Training:
         self.as_planned = len(groups) == 1 and groups[0].variant.is_planned
         found: dict[int, list[float]] = {}
         outputs = None if outputs_to is None else BatchOutputs(groups, self.workload, self.variants.plan, outputs_to)
-        self.first_step.begin()
+        self.watch.begin(training=True)
         for group in groups:
             whole = len(group.places) == len(micro_batches) and group.variant.is_planned
             mine = program if whole else group.variant.programs.counted(len(group.places), training=True)
@@ -120,7 +120,7 @@ class Training:
             for rank in group.variant.makers:
                 found[rank] = added(found.get(rank) or nothing(self.workload), numbers)
         self.carried.keep([(group, self._executor(group.variant).made) for group in groups])
-        self.first_step.end()
+        self.watch.end()
         self.member.at = "the exchange of BatchNorm statistics"
         self.member.before_sums()
         self.statistics.exchange(len(micro_batches))
@@ -132,3 +132,4 @@ class Training:
     def forget(self) -> None:
         """Drop what an unfinished step holds."""
         self._running.forget()
+        self.watch.forget()

@@ -62,7 +62,7 @@ class _Seat:
         """Apply the gradients, and drop them."""
         with self.member.guarded("an update"):
             good = self.installed.gradients.ready()
-            self.installed.executor.update(self.optimizer.local if good else None)
+            self.installed.executor.update(self.optimizer.local if good else None, 0)
             self.installed.gradients.drop()
 
     def evaluate(self, exercise: Exercise) -> float:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.distributed
 
 EXACT = 1e-9
-USUAL = ("batch_norm", "dropout", "hooks", "small_buckets", "results", "states", "moves", "checkpoints")
+USUAL = ("batch_norm", "dropout", "noise", "hooks", "small_buckets", "results", "states", "moves", "checkpoints")
 
 
 def assert_equal(found: dict[str, Any]) -> None:
@@ -55,6 +55,11 @@ def test_equal_to_distributed_data_parallel(forked, tmp_path):
         ("a counter in a buffer", "in the first step: its forward writes 0.calls, which another worker holds too"),
         ("a counter in Python", "share partition '0', and its forward changes 0.calls: each of them"),
         ("a normaliser", "1.mean"),
+        ("a counter of large values", "share partition '1', and its forward changes 1.found: each of them"),
+        ("a counter of evaluations", "share partition '1', and its forward changes what its modules keep: each"),
+        ("a hook that counts", "share partition '0', and its forward changes what its modules keep: each"),
+        ("attributes of their own", "share partition '1', and the model's builder has made other values for it"),
+        ("SparseAdam", "SparseAdam takes sparse gradients alone, and that of"),
         ("a mean between partitions", "share partition 'first', and its forward changes mean: each of them would see"),
         ("a loss over the batch", "the loss is over the whole batch, and 3 workers share the last stage"),
         ("a loss that counts", "share partition 'last', and Workload.loss or one of Workload.metrics keeps something"),
@@ -65,6 +70,6 @@ def test_equal_to_distributed_data_parallel(forked, tmp_path):
     ],
 )
 def test_what_cannot_be_shared_is_refused(ranks, case, words):
-    """On every rank, before any update, with the partition and what its forwards change."""
+    """On every rank, before the update that it would spoil, with the partition and what its forwards change."""
     for found in ranks:
         assert words in found["refusals"][case]

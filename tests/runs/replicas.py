@@ -29,6 +29,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import
 from metric_cases import METRICS, whole
 from recurrent_cases import words
 from training_cases import CASES, PARTED, Found, larger, optimizers, schedulers
+from training_models import lookups
 from workloads import WIDTH, Reference, graph_of, language, make_plan, normalised, skips, workload
 
 if TYPE_CHECKING:
@@ -274,6 +275,80 @@ class Outer(nn.Module):
         return self.last(made - self.mean)
 
 
+class CountingLate(nn.Module):
+    """It counts the micro-batches of large values, or its evaluations."""
+
+    def __init__(self, *, evaluations: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 1)
+        self.evaluations, self.found = evaluations, 0
+        self.register_buffer("seen", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.evaluations and not self.training:
+            self.seen += 1
+        elif not self.evaluations and x.abs().max() > 10:
+            self.found += 1
+        return self.linear(x) + self.seen + self.found
+
+
+def hooked() -> nn.Module:
+    """A hook that counts its calls."""
+    made, calls = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), [0]
+
+    def hook(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        return output * calls[0]
+
+    made[0].register_forward_hook(hook)
+    return made
+
+
+class Scaled(nn.Module):
+    """It has a factor of its own in each process, and no tensor shows that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 1)
+        self.factors = {"out": [1.0 / os.getpid()]}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.factors["out"][0]
+
+
+class Noisy(torch.optim.SGD):
+    """It adds noise to each update."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        super().step()
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.add_(torch.randn_like(each), alpha=0.01)
+        return closure
+
+
+def noise() -> Found:
+    """An optimizer that draws draws the same on all workers, whatever their scripts have drawn."""
+    made = replace(workload(normalised), optimizer=lambda parameters: Noisy(parameters, lr=0.05))
+    plan = make_plan(made, [({0: 1, 1: 2, 2: 1}, names_of(made))])
+    worst: Found = {}
+    kept = {}
+    stages = make_plan(made, [(1, names_of(made))]).stages
+    for name, each in (("alone", replace(plan, stages=stages)), ("shared", plan)):
+        torch.manual_seed(dist.get_rank())
+        with Pipeline(made, each, graph=graph_of(made)) as pipeline:
+            for n in range(3):
+                pipeline.step(made.make_batch(8, n))
+            mine = {key: value.detach().clone() for key, value in pipeline.named_parameters()}
+            kept[name] = pipeline.full_state_dict(to=None)
+            larger(worst, {name: max((float((kept[name][key] - mine[key]).abs().max()) for key in mine), default=0.0)})
+    larger(
+        worst, {"state": max(float((kept["alone"][key] - each).abs().max()) for key, each in kept["shared"].items())}
+    )
+    return worst
+
+
 def unseeded() -> nn.Module:
     """Weights that are other ones in each process."""
     made = nn.Linear(WIDTH, 1)
@@ -291,18 +366,30 @@ class Remembering:
         return nn.functional.mse_loss(output, targets)
 
 
-def refused(made: Workload, plan: Plan, **settings: Any) -> str:
-    """What is said where a plan is refused; of one that is refused in its first step, with the step."""
+def refused(made: Workload, plan: Plan, *, begin: Callable[[Pipeline], object] | None = None, **settings: Any) -> str:
+    """What is said where a plan is refused; of one that is refused in its first step, with the step.
+
+    `begin` comes before that step.
+    """
     try:
         pipeline = Pipeline(made, plan, graph=graph_of(made), **settings)
     except UsageError as error:
         return error.message
     try:
         with pipeline:
+            if begin is not None:
+                begin(pipeline)
             pipeline.step(made.make_batch(8, 0))
     except UsageError as error:
         return f"in the first step: {error.message}"
     return "not at all"
+
+
+def large(pipeline: Pipeline) -> None:
+    """A step that changes nothing, and then the first one that does."""
+    inputs, targets = pipeline.workload.make_batch(8, 0)
+    pipeline.step((inputs, targets))
+    pipeline.step((100 * inputs, targets))
 
 
 def refusals() -> dict[str, str]:
@@ -317,6 +404,12 @@ def refusals() -> dict[str, str]:
     over = replace(made, loss_over="batch")
     searching = replace(made, optimizer=torch.optim.LBFGS)
     norms = workload(normalised)
+    late, evaluated = (
+        workload(lambda each=each: nn.Sequential(nn.Linear(WIDTH, WIDTH), CountingLate(evaluations=each)))
+        for each in (False, True)
+    )
+    hooks, scaled = workload(hooked), workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Scaled()))
+    looked_up = replace(lookups(), optimizer=torch.optim.SparseAdam)
     return {
         "a counter in a buffer": refused(buffered, everywhere(buffered)),
         "a counter in Python": refused(counted, everywhere(counted)),
@@ -327,6 +420,13 @@ def refusals() -> dict[str, str]:
         "a loss over the batch": refused(over, everywhere(made)),
         "carried state": refused(words(), everywhere(words())),
         "LBFGS": refused(searching, everywhere(made)),
+        "a counter of large values": refused(late, everywhere(late), begin=large),
+        "a counter of evaluations": refused(
+            evaluated, everywhere(evaluated), begin=lambda pipeline: pipeline.evaluate(evaluated.make_batch(8, 0))
+        ),
+        "a hook that counts": refused(hooks, everywhere(hooks)),
+        "attributes of their own": refused(scaled, everywhere(scaled)),
+        "SparseAdam": refused(looked_up, everywhere(looked_up)),
         "statistics of micro-batches": refused(norms, everywhere(norms), batch_norm="micro_batch"),
     }
 
@@ -370,7 +470,7 @@ def main(folder: Path, parts: Sequence[str]) -> None:
             for where, place in PLACES.items() if name in parts else ():
                 if where == "mixed" or name not in THINNED:
                     found[f"{name}, {where}"] = THINNED.get(name, case)(place)
-        for case in (batch_norm, dropout, hooks, small_buckets, results, states, moves):
+        for case in (batch_norm, dropout, noise, hooks, small_buckets, results, states, moves):
             if case.__name__ in parts:
                 found[case.__name__] = case()
         if "checkpoints" in parts:
