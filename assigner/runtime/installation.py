@@ -16,7 +16,7 @@ from assigner.runtime.microbatch import Cutting, MicroBatch
 from assigner.runtime.needs import Needs, given_pair
 from assigner.runtime.programs import Programs
 from assigner.runtime.recurrence import CarriedState
-from assigner.runtime.replicas import ReplicaWatch, check_alike
+from assigner.runtime.replicas import CHANGED_UNLIKE, MADE_UNLIKE, ReplicaWatch, check_alike
 from assigner.runtime.state import PartitionState, WrittenTensors
 from assigner.runtime.training import Training
 from assigner.runtime.variants import Variants
@@ -77,7 +77,8 @@ class Installation:
         self.graph = graph
         self.share = LocalPartitions(graph, plan, member.worker, member.device)
         self.trained: dict[str, nn.Parameter] = self.share.parameters if trains else self.share.frozen()
-        check_alike(self.share, plan, member)
+        self.plan, self.member, self._begun = plan, member, False
+        check_alike(self.share, plan, member, MADE_UNLIKE)
         self.programs = Programs(plan, graph, member.transport, workload.fineness)
         statistics = DeferredStatistics(self.share.modules, batch_norm, self.share.groups(plan, member))
         variants = Variants(graph, plan, self.programs, self.share.modules, member)
@@ -95,15 +96,9 @@ class Installation:
             carried=carried[0], watch=watch,
         )  # fmt: skip
         self.inference = Inference(
-            variants,
-            member,
-            workload,
-            cutting=self.cutting,
-            same=self.same,
-            needs=self.needs,
-            carried=carried[1],
-            watch=watch,
-        )
+            variants, member, workload,
+            cutting=self.cutting, same=self.same, needs=self.needs, carried=carried[1], watch=watch,
+        )  # fmt: skip
         self.gradients = Gradients(self.trained, graph, plan, member, scaling)
         member.on_leaving = self.forget
 
@@ -121,7 +116,8 @@ class Installation:
 
         Raises:
             UsageError: another rank makes another call or has another batch, this one lacks what it needs, the batch
-                cannot be used, or gradients are off.
+                cannot be used, or gradients are off; or, before the first step, the script has given the workers of a
+                stage unlike weights.
         """
         if not torch.is_grad_enabled():
             raise UsageError(
@@ -131,11 +127,17 @@ class Installation:
         pair = given_pair(batch)
         self.graph.check_read()
         inputs, targets, weights = self.same.given(call, pair, weigh=self.cutting.weigher(self.programs.plan))
+        if not self._begun:
+            self.member.at = "the comparison of weights that several workers hold"
+            self.member.before_sums()
+            check_alike(self.share, self.plan, self.member, CHANGED_UNLIKE)
+            self._begun = True
         program = self.programs.training(self.cutting.row_count(inputs))
         return program, self.cutting.split((inputs, targets), program.plan.micro_batches, weights=weights)
 
     def go_on_from(self, other: Installation) -> None:
         """Take over the state that goes from batch to batch from what ran another plan."""
+        self._begun = other._begun  # from the first step on, unlike kinds of workers may differ by rounding
         self.training.carried.parts = other.training.carried.parts
         self.inference.carried.parts = other.inference.carried.parts
 

@@ -32,6 +32,14 @@ if TYPE_CHECKING:
     from assigner.runtime.membership import Membership
 
 _SAMPLE = 1024
+MADE_UNLIKE = (
+    "the model's builder has made other values for it on one of them than on another",
+    "draw them from torch's own generator, which is seeded, or seed what else draws in there",
+)
+CHANGED_UNLIKE = (
+    "the script has given it other values on one of them than on another before the first step",
+    "give all ranks the same: seed what draws them by each one's name, or hand them out with pipeline.load_state_dict",
+)
 
 
 def replicated(plan: Plan, partitions: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -82,11 +90,17 @@ def in_words(partition: str, workers: Sequence[str]) -> str:
     return f"{', '.join(workers)} share partition {partition!r}"
 
 
-def check_alike(share: LocalPartitions, plan: Plan, member: Membership) -> None:
-    """Refuse replicas that were built with unlike values; all members of a group find the same.
+def check_alike(share: LocalPartitions, plan: Plan, member: Membership, unlike: tuple[str, str]) -> None:
+    """Refuse replicas with unlike values; all members of a group find the same.
+
+    Args:
+        share: This rank's partitions.
+        plan: Who shares them.
+        member: This process in the run.
+        unlike: Why, and a hint.
 
     Raises:
-        UsageError: a builder draws random numbers from a generator that `Workload.seed` does not seed.
+        UsageError: a builder or script draws random numbers from a generator that is seeded in another way, or not.
     """
     for workers, group in member.groups.items():
         names = [name for name in share.partitions if plan.holders[name] == workers]
@@ -95,11 +109,8 @@ def check_alike(share: LocalPartitions, plan: Plan, member: Membership) -> None:
         alike = ends[: len(names)] == -ends[len(names) :]
         for name, is_alike in zip(names, alike.tolist(), strict=True):
             if not is_alike:
-                raise UsageError(
-                    f"{in_words(name, workers)}, and the model's builder has made other values for it on one of them"
-                    " than on another",
-                    hint="draw them from torch's own generator, which is seeded, or seed what else draws in there",
-                )
+                why, hint = unlike
+                raise UsageError(f"{in_words(name, workers)}, and {why}", hint=hint)
 
 
 def _digest(tensors: Mapping[str, torch.Tensor], module: nn.Module) -> int:

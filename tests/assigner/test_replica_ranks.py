@@ -59,6 +59,7 @@ def test_equal_to_distributed_data_parallel(forked, tmp_path):
         ("a counter of evaluations", "share partition '1', and its forward changes what its modules keep: each"),
         ("a hook that counts", "share partition '0', and its forward changes what its modules keep: each"),
         ("attributes of their own", "share partition '1', and the model's builder has made other values for it"),
+        ("weights of the script", "share partition 'parts.0', and the script has given it other values on one of them"),
         ("SparseAdam", "SparseAdam takes sparse gradients alone, and that of"),
         ("a mean between partitions", "share partition 'first', and its forward changes mean: each of them would see"),
         ("a loss over the batch", "the loss is over the whole batch, and 3 workers share the last stage"),

@@ -392,6 +392,13 @@ def large(pipeline: Pipeline) -> None:
     pipeline.step((100 * inputs, targets))
 
 
+def drawn(pipeline: Pipeline) -> None:
+    """Weights from a generator that goes its own way on each rank."""
+    torch.manual_seed(pipeline.rank)
+    for _, each in pipeline.named_parameters():
+        nn.init.normal_(each)
+
+
 def refusals() -> dict[str, str]:
     """What several workers cannot share, and what is said of it."""
     made = skips()
@@ -426,6 +433,7 @@ def refusals() -> dict[str, str]:
         ),
         "a hook that counts": refused(hooks, everywhere(hooks)),
         "attributes of their own": refused(scaled, everywhere(scaled)),
+        "weights of the script": refused(made, everywhere(made), begin=drawn),
         "SparseAdam": refused(looked_up, everywhere(looked_up)),
         "statistics of micro-batches": refused(norms, everywhere(norms), batch_norm="micro_batch"),
     }
