@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
 from assigner.formats.profile import (
     Edge,
     Link,
@@ -21,6 +21,7 @@ from assigner.formats.profile import (
     Worker,
     WorkloadReference,
 )
+from assigner.formats.stage import Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import objective_value
 from assigner.schedule.program import build_program

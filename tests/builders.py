@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
 from assigner.formats.profile import (
     Edge,
     Link,
@@ -16,6 +16,7 @@ from assigner.formats.profile import (
     Worker,
     WorkloadReference,
 )
+from assigner.formats.stage import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,9 @@ from workloads import Reference
 
 from assigner import Pipeline
 from assigner.formats.graph import topological_order
-from assigner.formats.plan import Plan, Replica, Stage
+from assigner.formats.plan import Plan
 from assigner.formats.profile import WorkloadReference
+from assigner.formats.stage import Replica, Stage
 from assigner.model.marking.writing import STORES
 from assigner.runtime.remat import Remat
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from brute_force import random_instance
 from builders import make_plan
 
-from assigner.formats.plan import Replica, Stage
+from assigner.formats.stage import Replica, Stage
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan

@@ -13,7 +13,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
+from assigner.formats.stage import Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import step_s, worker_memory
 from assigner.solver.options import divisors

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from kept import kept
 
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
 from assigner.formats.profile import WorkloadReference
+from assigner.formats.stage import Stage
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import load_workload
 

@@ -8,7 +8,8 @@ import itertools
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
-from assigner.formats.plan import Plan, Replica, Stage
+from assigner.formats.plan import Plan
+from assigner.formats.stage import Replica, Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import steady_s
 from assigner.schedule.simulate import step_s, worker_memory

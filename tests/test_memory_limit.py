@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assigner.formats.plan import Plan, Stage, save_plan
+from assigner.formats.plan import Plan, save_plan
 from assigner.formats.profile import Profile, load_profile
+from assigner.formats.stage import Stage
 from assigner.schedule.simulate import priced
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from torch.utils import _pytree as pytree
 
 from assigner import Pipeline
 from assigner.formats.graph import topological_order
-from assigner.formats.plan import Plan, Replica, Stage
+from assigner.formats.plan import Plan
 from assigner.formats.profile import WorkloadReference
+from assigner.formats.stage import Replica, Stage
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key

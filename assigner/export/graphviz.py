@@ -22,8 +22,9 @@ from assigner.schedule.simulate import check_fit
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assigner.formats.plan import Plan, Stage
+    from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
+    from assigner.formats.stage import Stage
 
 _FONT = "Helvetica,Arial,sans-serif"
 _LEAST_RUN = 3

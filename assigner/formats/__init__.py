@@ -1,6 +1,7 @@
 """The files that commands hand to each other. One declaration decodes, checks, encodes and describes.
 
 profile, plan, trace          the three of them, as frozen dataclasses
+stage                         of a plan: its partitions, and the workers that run them
 document                      how such a dataclass is read and written
 profilechecks                 what makes a profile's parts fit together
 profilewarnings               what a profile's own figures say against it

@@ -8,14 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from assigner.errors import FormatError
 from assigner.formats.document import Count, Range, Share, check_unique, read, write
-from assigner.formats.plan import MicroBatches, Plan, Stage, check_stages
 from assigner.formats.profile import WorkloadReference
+from assigner.formats.stage import MicroBatches, Stage, check_stages
 from assigner.formats.terms import Schedule
 from assigner.machine.reference import ReferenceTimes
+
+if TYPE_CHECKING:
+    from assigner.formats.plan import Plan
 
 MAJOR = 1
 

@@ -14,7 +14,8 @@ from assigner.schedule.program import warm_up
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.formats.plan import Plan, Stage
+    from assigner.formats.plan import Plan
+    from assigner.formats.stage import Stage
 
 DETAILED = 2
 """Plans besides the baseline up to which each has a table of its own; more of them share one."""

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from assigner.formats.plan import Plan, Prediction, SolverReport, Stage, WorkerPrediction
+    from assigner.formats.plan import Plan, Prediction, SolverReport, WorkerPrediction
     from assigner.formats.profile import Profile
+    from assigner.formats.stage import Stage
     from assigner.formats.terms import Objective
 
 _PROVEN = 5e-4

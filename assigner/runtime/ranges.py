@@ -13,7 +13,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.formats.plan import Stage
+    from assigner.formats.stage import Stage
     from assigner.schedule.program import Action
 
 _NOTHING = contextlib.nullcontext()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assigner.formats.plan import Replica, Stage
+from assigner.formats.stage import Replica, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
 from assigner.formats.profile import WorkloadReference
+from assigner.formats.stage import Stage
 from assigner.model.marking import PartitionGraph
 from assigner.model.marking.writing import ONCE
 from assigner.model.workload import Workload

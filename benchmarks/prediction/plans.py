@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import AssignerError
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
+from assigner.formats.stage import Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import overfull, priced
 from assigner.solver import SolveOptions, solve, solve_baseline

@@ -6,7 +6,8 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assigner.formats.plan import Plan, Replica, Stage
+from assigner.formats.plan import Plan
+from assigner.formats.stage import Replica, Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import step_s, worker_memory
 

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import assigner
-from assigner.formats.plan import Plan, Schedule, Stage
+from assigner.formats.plan import Plan, Schedule
 from assigner.formats.profile import WorkloadReference
+from assigner.formats.stage import Stage
 from assigner.model.marking import partition_graph
 
 if TYPE_CHECKING:

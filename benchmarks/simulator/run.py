@@ -14,7 +14,7 @@ import itertools
 import statistics
 import time
 
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
 from assigner.formats.profile import (
     Edge,
     Link,
@@ -25,6 +25,7 @@ from assigner.formats.profile import (
     Worker,
     WorkloadReference,
 )  # fmt: skip
+from assigner.formats.stage import Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.occupancy import memory_over_time
 from assigner.schedule.simulate import simulated, summary

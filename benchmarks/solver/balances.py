@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
 from assigner.formats.profile import Link, LinkPoint, Profile, load_profile
+from assigner.formats.stage import Stage
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver import SolveOptions, solve, solve_baseline
 from assigner.solver.robust.spreads import resampled

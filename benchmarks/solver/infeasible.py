@@ -28,8 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from brute_force import random_instance
 
 from assigner.errors import AssignerError, FormatError, InfeasibleError, WayOut
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
 from assigner.formats.profile import Link, LinkPoint
+from assigner.formats.stage import Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.program import SCHEDULES
 from assigner.schedule.simulate import overfull, predict, worker_memory

@@ -15,8 +15,9 @@ from statistics import median
 import torch
 
 import assigner
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
 from assigner.formats.profile import WorkloadReference
+from assigner.formats.stage import Stage
 from assigner.formats.trace import load_trace
 from assigner.model.marking import partition_graph
 from assigner.runtime.memory import MemoryGauge

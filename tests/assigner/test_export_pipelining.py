@@ -13,8 +13,8 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, _si
 from assigner.errors import FormatError
 from assigner.export import module_names, schedule_csv
 from assigner.formats.partitioncontent import PartitionContent
-from assigner.formats.plan import Stage
 from assigner.formats.profile import Tie
+from assigner.formats.stage import Stage
 from assigner.schedule.program import ActionKind, build_program
 
 NAMES = [f"p{n}" for n in range(6)]

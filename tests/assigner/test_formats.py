@@ -11,8 +11,9 @@ from builders import make_plan, make_profile
 from assigner.errors import FormatError, UsageError
 from assigner.formats.document import encode
 from assigner.formats.graph import topological_order
-from assigner.formats.plan import Baseline, Candidate, SolverReport, Stage, WhatIf, load_plan, save_plan
+from assigner.formats.plan import Baseline, Candidate, SolverReport, WhatIf, load_plan, save_plan
 from assigner.formats.profile import Collective, Edge, LinkPoint, Tie, load_profile, save_profile
+from assigner.formats.stage import Stage
 from assigner.location import Location
 from assigner.schedule.simulate import priced
 

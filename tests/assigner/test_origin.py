@@ -8,8 +8,9 @@ import pytest
 
 from assigner.errors import FormatError, UsageError
 from assigner.formats.origin import profile_path
-from assigner.formats.plan import Plan, ProfileReference, Stage
+from assigner.formats.plan import Plan, ProfileReference
 from assigner.formats.profile import WorkloadReference
+from assigner.formats.stage import Stage
 
 
 def _plan(path: str, data: bytes) -> Plan:

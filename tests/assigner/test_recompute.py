@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from builders import make_profile, random_chain
 
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
+from assigner.formats.stage import Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.program import ActionKind
 from assigner.schedule.simulate import predict

@@ -15,7 +15,8 @@ from builders import make_plan
 from drawn_plans import drawn, replicated
 
 from assigner.errors import FormatError, UsageError
-from assigner.formats.plan import Replica, load_plan, refuse_replicas, save_plan
+from assigner.formats.plan import load_plan, refuse_replicas, save_plan
+from assigner.formats.stage import Replica
 from assigner.schedule.cost import CostModel
 from assigner.schedule.criticalpath import path_shares
 from assigner.schedule.occupancy import memory_over_time

@@ -15,7 +15,7 @@ from assigner.export.graphviz import partition_drawing
 from assigner.export.pipelining import module_names, schedule_csv
 from assigner.export.torchgpipe import balance
 from assigner.export.traceevents import trace_events
-from assigner.formats.plan import Plan, Replica
+from assigner.formats.stage import Replica
 from assigner.report.clock import clock_data
 from assigner.report.page.shown import shown
 from assigner.report.page.timeline import timeline_data
@@ -33,6 +33,7 @@ from assigner.validation.spans import predicted_spans
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
 
 ONE, TWO, OTHER = "worker:0/cpu", "worker:2/cpu", "worker:1/cpu"

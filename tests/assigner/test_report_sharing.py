@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from builders import make_plan, make_profile, worker_name
 
-from assigner.formats.plan import Replica
+from assigner.formats.stage import Replica
 from assigner.report.sharing import sharing
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import priced

@@ -13,7 +13,8 @@ from every_placement import assignments
 from sweeps import sweep
 
 from assigner.errors import FormatError, InfeasibleError
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
+from assigner.formats.stage import Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import steady_s
 from assigner.schedule.simulate import overfull, predict

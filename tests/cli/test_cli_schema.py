@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from assigner.formats.document import encode
-from assigner.formats.plan import Replica
+from assigner.formats.stage import Replica
 from assigner.schedule.cost import CostModel
 from assigner.schedule.program import build_program
 from assigner.schedule.simulate import run_program

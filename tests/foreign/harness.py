@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from assigner import AssignerError, Pipeline
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
 from assigner.formats.profile import WorkloadReference
+from assigner.formats.stage import Stage
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import Workload, call_arguments
 from assigner.runtime.microbatch import Cutting, micro_batch_count

@@ -21,8 +21,9 @@ import torch
 import torch.distributed as dist
 
 from assigner import Pipeline
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
 from assigner.formats.profile import WorkloadReference
+from assigner.formats.stage import Stage
 from assigner.model.marking import partition_graph
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package

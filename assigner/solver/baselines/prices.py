@@ -8,7 +8,8 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
+from assigner.formats.stage import Stage
 from assigner.schedule.simulate import worker_memory
 from assigner.schedule.timing import step_s
 from assigner.solver.baselines.bound import least_step_s

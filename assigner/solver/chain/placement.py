@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
+from assigner.formats.stage import Stage
 from assigner.schedule.program import build_program
 from assigner.schedule.simulate import run_program
 from assigner.solver import tuning

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
+from assigner.formats.stage import Stage
 from assigner.solver.free.set_memory import Masks, SetMemory
 from assigner.solver.free.set_prices import SetPrices, bits
 from assigner.solver.free.step_timing import row_step_s

@@ -16,7 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from assigner.errors import AssignerError, FormatError
-from assigner.formats.plan import Plan, Stage
+from assigner.formats.plan import Plan
+from assigner.formats.stage import Stage
 from assigner.schedule.objective import latency_s, steady_s
 from assigner.schedule.timing import step_s
 from assigner.solver import tuning
