@@ -7,6 +7,8 @@ TOOLS := .venv/.tools
 # The demo's size; CI runs it smaller.
 DEMO_WORKLOAD ?= examples/gpt.py:workload(width=192)
 DEMO_STEPS ?= 40
+# One worker; the best plan with one worker a stage and one stage a worker; the best of all, with shared stages.
+DEMO_PLANS := single pipeline plan
 
 .PHONY: demo test test-long test-all gpu lint types docs clean
 
@@ -25,24 +27,29 @@ demo: $(READY)
 	mkdir -p demo
 	$(BIN)/assigner profile '$(DEMO_WORKLOAD)' -o demo/profile.json --workers 2 --threads 1 --force
 	$(BIN)/assigner show demo/profile.json
-	$(BIN)/assigner solve demo/profile.json -o demo/single.json --baseline single --force
+	$(BIN)/assigner --quiet solve demo/profile.json -o demo/single.json --baseline single --force
+	$(BIN)/assigner --quiet solve demo/profile.json -o demo/pipeline.json --schedule one-stage --max-replicas 1 --force
 	$(BIN)/assigner solve demo/profile.json -o demo/plan.json --force
-	rm -f demo/single-trace.json demo/plan-trace.json
-	$(BIN)/assigner run demo/single.json -- examples/train.py --steps $(DEMO_STEPS) --trace demo/single-trace.json
-	$(BIN)/assigner run demo/plan.json -- examples/train.py --steps $(DEMO_STEPS) --trace demo/plan-trace.json
-	@echo "Where the two last losses differ, it is by rounding: other micro-batches, other sums (docs/training.md)."
-	$(BIN)/assigner report demo/single.json demo/plan.json -o demo/report.html --force \
-		--measured demo/single-trace.json --measured demo/plan-trace.json
-	$(BIN)/assigner compare demo/single.json demo/plan.json \
-		--measured demo/single-trace.json --measured demo/plan-trace.json
+	rm -f $(DEMO_PLANS:%=demo/%-trace.json)
+	for plan in $(DEMO_PLANS); do \
+		$(BIN)/assigner run demo/$$plan.json -- \
+			examples/train.py --steps $(DEMO_STEPS) --trace demo/$$plan-trace.json || exit 1; done
+	@echo "Where the last losses differ, it is by rounding: other micro-batches, other sums (docs/training.md)."
+	$(BIN)/assigner report $(DEMO_PLANS:%=demo/%.json) -o demo/report.html --force \
+		$(DEMO_PLANS:%=--measured demo/%-trace.json)
+	$(BIN)/assigner compare $(DEMO_PLANS:%=demo/%.json) $(DEMO_PLANS:%=--measured demo/%-trace.json)
 
 # What is long by nature (the lab, architectures of transformers, the browser, every block of the documentation) is
 # marked `long` and runs in test-long.
+# Three files at a time on two cores: many tests wait for ranks and for messages that must not come. Python's own cache of
+# compiled files is kept, also where the environment says otherwise: it halves what collecting takes.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
 test: $(TOOLS)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not long'
+	$(PYTEST) -m 'not long'
 
 test-long: $(TOOLS)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m long
+	$(PYTEST) -m long
 
 test-all: test test-long
 

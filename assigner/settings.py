@@ -251,17 +251,18 @@ def whole_number(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) <= 18 else None
 
 
-def _count_or_auto(text: str, flag: str) -> int | None:
-    if text == "auto":
-        return None
-    number = whole_number(text)
-    if not number:
-        raise UsageError(f"{flag}: {text!r} is not allowed; expected auto or a whole number, 1 or more")
-    return number
+def count_or(word: str) -> Form:
+    """A word, which is None, or a whole number."""
 
+    def read(text: str, flag: str) -> int | None:
+        if text == word:
+            return None
+        number = whole_number(text)
+        if not number:
+            raise UsageError(f"{flag}: {text!r} is not allowed; expected {word} or a whole number, 1 or more")
+        return number
 
-COUNT = Form(str, _count_or_auto, _texts)
-"""`auto`, which is None, or a whole number."""
+    return Form(str, read, _texts)
 
 
 def _whole_numbers(text: str, flag: str) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from .lab import lab_command
 from .profile import profile_command
 from .report import report_command
 from .run import run_command
+from .schedule import schedule_command
 from .schema import schema_command
 from .show import show_command
 from .simulate import simulate_command
@@ -194,6 +195,17 @@ app.command(
         "assigner simulate plan.json --against trace.json --calibrate corrected.json",
     ),
 )(simulate_command)
+app.command(
+    "schedule",
+    cls=Command,
+    context_settings=_variables("schedule"),
+    rich_help_panel=LOOK,
+    epilog=_examples(
+        "assigner schedule plan.json",
+        "assigner schedule plan.json --list -o listed.json",
+        "assigner schedule plan.json --orders mine.json -o edited.json",
+    ),
+)(schedule_command)
 app.command(
     "report",
     cls=Command,

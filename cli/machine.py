@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ASK_TORCH = """
 import json, torch, torch.distributed as d
 here = d.is_available()
-backends = [name for name in ("gloo", "nccl", "mpi") if here and getattr(d, f"is_{name}_available")()]
+backends = [name for name in ("gloo", "nccl") if here and getattr(d, f"is_{name}_available")()]
 cuda = torch.cuda
 def free(n):
     try:
@@ -152,9 +152,6 @@ def _backends(torch: dict[str, Any] | None) -> Iterator[Finding]:
         )
     else:
         yield Finding("NCCL", "absent", "not in this torch; between GPUs only", value=False, group="machine")
-    mpi = "mpi" in has
-    text = "in this torch" if mpi else "not in this torch, as in no wheel; mpirun starts ranks without it"
-    yield Finding("MPI", "ok" if mpi else "absent", text, value=mpi, group="machine")
 
 
 def _lab() -> Finding:

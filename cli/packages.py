@@ -52,6 +52,7 @@ _EXTRAS = (
     _Extra("accelerate", "takes what export --to device-map writes", "pip install accelerate"),
     _Extra("torchgpipe", "takes what export --to torchgpipe writes", "pip install torchgpipe"),
     _Extra("Graphviz", "draws what export --to dot writes", "apt-get (or brew) install graphviz", program="dot"),
+    _Extra("mpi4py", "carries messages where the backend is mpi", "pip install 'assigner[mpi]'"),
     _Extra("MPI launcher", "another way to start ranks", "apt-get install openmpi-bin", program="mpirun"),
 )  # fmt: skip
 

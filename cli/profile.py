@@ -116,6 +116,11 @@ def profile_command(
         with redirect_stdout(sys.stderr):  # what the user's code prints is no result
             _measure_as_rank(workload, asked, files, threads=threads, checks=not no_check)
         return
+    if asked.backend == "mpi":
+        raise UsageError(
+            "--backend mpi: this command starts ranks that are none of MPI's",
+            hint=f"mpirun -n {workers} assigner profile ... --backend mpi",
+        )
     found = _apart(_check_before, workload, asked, files, workers=workers, checks=not no_check)
     _start_ranks(workers, threads, output, found)
     console.notice(f"profile written to {output}\nnext: assigner solve {output} -o plan.json")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assigner.formats.plan import Plan
 from assigner.formats.profile import (
@@ -17,11 +17,17 @@ from assigner.formats.profile import (
     WorkloadReference,
 )
 from assigner.formats.stage import Stage
+from assigner.solver.options import SolveOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CAPACITY = 1e9
+
+
+def single(**asked: Any) -> SolveOptions:
+    """Options of a search with one worker a stage, which is what `brute_force.best_plan` looks at."""
+    return SolveOptions(**{"max_replicas": 1, "schedule": "one-stage", **asked})
 
 
 def worker_name(rank: int) -> str:

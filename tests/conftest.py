@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 import signal
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from forked_programs import forked_programs
 from forked_ranks import forked_ranks
 
 from assigner.lab import lacks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from forked_ranks import ForkedRanks
 
@@ -60,12 +64,37 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedRanks]:
 
 
 @pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with `python` and `assigner` that need no import of torch."""
+    with forked_programs(tmp_path_factory.mktemp("programs")) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
 def lab() -> Path:
     """The folder of the cluster files; skips where the lab cannot work."""
     missing = [lack.what for lack in lacks() if lack.feature != "latency"]
     if missing:
         pytest.skip(f"assigner lab cannot work here: {'; '.join(missing)}")
     return ROOT / "examples" / "clusters"
+
+
+@pytest.fixture(scope="session")
+def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Open MPI's own launcher on this host: called with the ranks and a command; skips where it is not there."""
+    program = shutil.which("mpirun")
+    if program is None:
+        pytest.skip("Open MPI is not here: apt-get install openmpi-bin")
+
+    def run(ranks: int, *command: object, **variables: str) -> subprocess.CompletedProcess[str]:
+        as_root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+        return subprocess.run(
+            [program, *as_root, "--oversubscribe", "-n", str(ranks), *map(str, command)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+
+    return run
 
 
 @pytest.fixture(scope="session")

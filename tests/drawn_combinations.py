@@ -8,15 +8,21 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
+from drawn_models import drawn_model
+from drawn_orders import with_drawn_order
+from kept import kept
 from workloads import Reference
 
-from assigner import Pipeline
+from assigner import MarkingError, Pipeline
 from assigner.formats.graph import topological_order
+from assigner.formats.orders import BACKWARD, INPUT, WEIGHT, ListedStep, written_order
 from assigner.formats.plan import Plan
 from assigner.formats.profile import WorkloadReference
 from assigner.formats.stage import Replica, Stage
+from assigner.model.marking import partition_graph
 from assigner.model.marking.writing import STORES
 from assigner.runtime.remat import Remat
+from assigner.schedule.orders import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,16 +59,34 @@ class Combination:
             for each in plan.stages
         ]
         what = f"{plan.schedule}, {plan.micro_batches} micro-batches of {plan.micro_batch_size}, remat={self.remat}"
-        return "\n".join([f"{what}, (rows, update) {self.batches}", *lines])
+        listed = [f"  {worker}: {order}" for worker, order in plan.orders.items()]
+        return "\n".join([f"{what}, (rows, update) {self.batches}", *lines, *listed])
 
 
-def drawn_combination(made: Workload, graph: PartitionGraph, seed: int, *, workers: int) -> Combination:
-    """The combination of a seed, the same in every process."""
+@kept
+def captured(number: int) -> PartitionGraph | MarkingError:
+    """The partitions of a drawn model, or why there are none."""
+    try:
+        return partition_graph(drawn_model(number).workload)
+    except MarkingError as error:
+        return error
+
+
+def capture_all(first: str, behind: str) -> None:
+    """The partitions of all models that these combinations have."""
+    for seed in range(int(first), int(behind), MODELS_EVERY):
+        captured(seed // MODELS_EVERY)
+
+
+def drawn_combination(
+    made: Workload, graph: PartitionGraph, seed: int, *, workers: int, orders: bool = False
+) -> Combination:
+    """The combination of a seed, the same in every process; with `orders` its order is drawn too."""
     rng = random.Random(f"combination {seed} {workers}")
     rows = rng.choice([1, 2, 5, 6, 7, 8, 11, 12])
     size = -(-rows // rng.randint(1, 8))
     micro_batches = -(-rows // size)
-    schedule = rng.choice(["gpipe", "1f1b", "interleaved"])
+    schedule = "interleaved" if orders else rng.choice(["gpipe", "1f1b", "interleaved"])
     stages = list(_stages(graph, rng, schedule, workers=workers, micro_batches=micro_batches))
     if workers > 1 and seed % 2:
         stages = list(_with_replicas(stages, graph, rng, schedule, workers=workers, micro_batches=micro_batches))
@@ -70,8 +94,15 @@ def drawn_combination(made: Workload, graph: PartitionGraph, seed: int, *, worke
         workload=WorkloadReference(made.name, batch_size=rows, fingerprint=graph.fingerprint),
         schedule=schedule, micro_batches=micro_batches, micro_batch_size=size, stages=tuple(stages),
     )  # fmt: skip
+    if orders and rng.random() < 0.2:
+        plan = replace(plan, schedule="interleaved-1f1b")
+    elif orders:
+        plan = with_drawn_order(plan, graph.edges, rng)
     steps = rng.randint(2, 3)
     batches = [(rng.choice([rows, rows, 1, 3, 9]) if n else rows, rng.random() < 0.75) for n in range(steps)]
+    if seed % 3 == 0:
+        plan = in_parts(plan, rng)
+        batches = [(min(rows, each), update) for each, update in batches]
     batches[-1] = batches[-1][0], True
     return Combination(plan, rng.choice(get_args(Remat)), tuple(batches))
 
@@ -125,6 +156,25 @@ def _with_replicas(
         shares = [b - a for a, b in itertools.pairwise([0, *bounds, micro_batches])]
         replicas = tuple(map(Replica, [stage.worker, *more], shares))
         yield replace(stage, sole_worker=None, replicas=replicas)
+
+
+def in_parts(plan: Plan, rng: random.Random) -> Plan:
+    """The plan with its orders listed, most backwards in two parts of which the second comes any time later."""
+    plan, orders = listed(plan), {}
+    for worker, steps in plan.listed.items():
+        found: list[ListedStep] = []
+        waiting: list[ListedStep] = []
+        for stage, letter, m in steps:
+            if letter == BACKWARD and rng.random() < 0.8:
+                found.append(ListedStep(stage, INPUT, m))
+                waiting.append(ListedStep(stage, WEIGHT, m))
+            else:
+                found.append(ListedStep(stage, letter, m))
+            while waiting and rng.random() < 0.4:
+                found.append(waiting.pop(rng.randrange(len(waiting))))
+        rng.shuffle(waiting)
+        orders[worker] = written_order([*found, *waiting])
+    return replace(plan, orders=orders)
 
 
 def stores(graph: PartitionGraph, partitions: Sequence[str]) -> bool:

@@ -7,7 +7,6 @@ that are read in the middle, and glue between the modules. The text is what a fa
 
 from __future__ import annotations
 
-import functools
 import linecache
 import random
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import drawn_parts
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from kept import kept
 
 from assigner.model.workload import Workload
 
@@ -259,7 +259,7 @@ _OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@functools.lru_cache(maxsize=1)
+@kept
 def drawn_model(seed: int) -> DrawnModel:
     """The model of a seed, the same in every process."""
     rng = random.Random(f"model {seed}")

@@ -12,6 +12,7 @@ from assigner.formats.plan import Plan
 from assigner.formats.stage import Replica, Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import steady_s
+from assigner.schedule.replication import takes
 from assigner.schedule.simulate import step_s, worker_memory
 from assigner.solver.options import divisors
 
@@ -78,10 +79,18 @@ def _placed(profile: Profile, count: int, most: int) -> Iterator[Placed]:
 
 
 def zip_shares(members: Sequence[str], count: int) -> Iterator[tuple[tuple[str, int], ...]]:
-    """Every way to share `count` micro-batches so that each has one or more."""
-    for cuts in itertools.combinations(range(1, count), len(members) - 1):
-        ends = (0, *cuts, count)
-        yield tuple((name, b - a) for name, (a, b) in zip(members, itertools.pairwise(ends), strict=True))
+    """Every way to share `count` micro-batches so that each has one or more, and to name them: the first goes first.
+
+    Ways that give each worker the same micro-batches are one.
+    """
+    seen = set()
+    for named in itertools.permutations(members):
+        for cuts in itertools.combinations(range(1, count), len(members) - 1):
+            shares = [b - a for a, b in itertools.pairwise((0, *cuts, count))]
+            takers = tuple(named[n] for n in takes(count, tuple(shares)))
+            if takers not in seen:
+                seen.add(takers)
+                yield tuple(zip(named, shares, strict=True))
 
 
 def _stages(placed: Placed, count: int, *, deep: bool, remat: bool) -> Iterator[tuple[Stage, ...]]:

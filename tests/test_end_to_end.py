@@ -1,4 +1,4 @@
-"""The whole road in real processes: profile, solve, compare, run; on this host, and on the lab's unlike hosts."""
+"""The whole road: profile, solve, compare, run; on this host, and in real processes on the lab's unlike hosts."""
 
 from __future__ import annotations
 
@@ -34,12 +34,18 @@ def call(root: Path, *command: str, code: int = 0, timeout: float = 240) -> subp
     return done
 
 
+@pytest.fixture(scope="session")
+def assigner(programs: Path) -> str:
+    """The command, without an import of torch for each."""
+    return str(programs / "assigner")
+
+
 @pytest.fixture(scope="module")
-def profiled(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def profiled(root: Path, assigner: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a profile of a tiny GPT on two local ranks, and a plan solved from it."""
     folder = tmp_path_factory.mktemp("road")
     said = call(
-        root, *ASSIGNER, "profile", WORKLOAD, "-o", str(folder / "profile.json"), "--workers", "2",
+        root, assigner, "profile", WORKLOAD, "-o", str(folder / "profile.json"), "--workers", "2",
         "--micro-batches", "2,4",
     )  # fmt: skip
     assert said.stdout == ""  # the result is the file; everything said goes to stderr
@@ -53,7 +59,7 @@ def profiled(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--micro-batches",
             "4",
         ]
-        call(root, *ASSIGNER, "solve", str(folder / "profile.json"), "-o", str(folder / f"{name}.json"), *flags)
+        call(root, assigner, "solve", str(folder / "profile.json"), "-o", str(folder / f"{name}.json"), *flags)
     return folder
 
 
@@ -85,11 +91,11 @@ def test_a_profile_has_everything_that_a_plan_needs(profiled: Path) -> None:
     assert profile.workload.optimizer == "AdamW"
 
 
-def test_a_solved_plan_trains_and_its_loss_falls(root: Path, profiled: Path) -> None:
+def test_a_solved_plan_trains_and_its_loss_falls(root: Path, assigner: str, profiled: Path) -> None:
     """`assigner run` trains on two ranks under the plan; the loss falls and every rank's part is saved."""
     result, folder = profiled / "result.json", profiled / "checkpoint"
     call(
-        root, *ASSIGNER, "run", str(profiled / "plan.json"), "--", "examples/train.py", "--steps", "25",
+        root, assigner, "run", str(profiled / "plan.json"), "--", "examples/train.py", "--steps", "25",
         "--json", str(result), "--save", str(folder),
     )  # fmt: skip
     losses = json.loads(result.read_text())["losses"]
@@ -97,24 +103,24 @@ def test_a_solved_plan_trains_and_its_loss_falls(root: Path, profiled: Path) -> 
     assert len(list(folder.glob("model-*.safetensors"))) == 2
     again = profiled / "again.json"
     call(
-        root, *ASSIGNER, "run", str(profiled / "other.json"), "--", "examples/train.py", "--steps", "1",
+        root, assigner, "run", str(profiled / "other.json"), "--", "examples/train.py", "--steps", "1",
         "--json", str(again), "--resume", str(folder),
     )  # fmt: skip
     assert json.loads(again.read_text())["losses"][0] < losses[0] - 0.5  # under another plan it goes on from there
 
 
-def test_plans_compare(root: Path, profiled: Path) -> None:
+def test_plans_compare(root: Path, assigner: str, profiled: Path) -> None:
     """Two plans stand side by side; what moved is named, and --exit-code tells that they differ."""
     plans = [str(profiled / "plan.json"), str(profiled / "other.json")]
-    done = call(root, *ASSIGNER, "compare", *plans, "--json", "--exit-code", code=1)
+    done = call(root, assigner, "compare", *plans, "--json", "--exit-code", code=1)
     assert json.loads(done.stdout)
-    assert "embed" in call(root, *ASSIGNER, "compare", *plans).stdout
+    assert "embed" in call(root, assigner, "compare", *plans).stdout
 
 
-def test_too_few_ranks_are_refused(root: Path, profiled: Path) -> None:
+def test_too_few_ranks_are_refused(root: Path, assigner: str, profiled: Path) -> None:
     """A plan for two ranks on one: a usage error before anything is started, and what to do."""
     done = call(
-        root, *ASSIGNER, "run", str(profiled / "plan.json"), "--ranks", "1", "--", "examples/train.py", "--steps", "1",
+        root, assigner, "run", str(profiled / "plan.json"), "--ranks", "1", "--", "examples/train.py", "--steps", "1",
         code=2,
     )  # fmt: skip
     assert "--ranks 1: the plan needs 2 ranks" in done.stderr
@@ -122,10 +128,10 @@ def test_too_few_ranks_are_refused(root: Path, profiled: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_plan_for_another_model_is_refused(root: Path, profiled: Path) -> None:
+def test_a_plan_for_another_model_is_refused(root: Path, assigner: str, profiled: Path) -> None:
     """The fingerprint is compared before any training."""
     done = call(
-        root, *ASSIGNER, "run", str(profiled / "plan.json"), "--", "examples/train.py", "--steps", "1",
+        root, assigner, "run", str(profiled / "plan.json"), "--", "examples/train.py", "--steps", "1",
         "--workload", "examples/gpt.py:workload(width=48,blocks=3,context=16)", code=5,
     )  # fmt: skip
     assert "the plan is for workload" in done.stderr
@@ -142,10 +148,10 @@ def test_a_plan_for_another_model_is_refused(root: Path, profiled: Path) -> None
     ],
 )
 def test_a_wrong_workload_is_refused_before_any_rank_starts(
-    root: Path, tmp_path: Path, workload: str, message: str
+    root: Path, assigner: str, tmp_path: Path, workload: str, message: str
 ) -> None:
     """Exit code 2, one error, nothing written."""
-    done = call(root, *ASSIGNER, "profile", workload, "-o", str(tmp_path / "p.json"), code=2)
+    done = call(root, assigner, "profile", workload, "-o", str(tmp_path / "p.json"), code=2)
     assert message in done.stderr
     assert done.stderr.startswith("error: ")
     assert not list(tmp_path.iterdir())
@@ -180,6 +186,7 @@ def test_unlike_hosts_get_unlike_stages(root: Path, lab: Path, tmp_path: Path) -
     profile, plan, result = (tmp_path / name for name in ("profile.json", "plan.json", "result.json"))
     call(
         root, *start, "assigner", "profile", workload, "-o", str(profile), "--micro-batches", "2,4",
+        "--max-message", "262144",
         timeout=300,
     )  # fmt: skip
     found = load_profile(profile)

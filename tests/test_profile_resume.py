@@ -31,19 +31,20 @@ FLAGS = ["--workers", "2", "--max-message", "4096"]
 
 
 class Folder:
-    """A folder in which one profile is being measured."""
+    """A folder in which one profile is being measured; what is not interrupted needs no import of torch."""
 
-    def __init__(self, root: Path, path: Path) -> None:
+    def __init__(self, root: Path, path: Path, programs: Path) -> None:
         self.root, self.profile = root, path / "profile.json"
+        self._forked = [str(programs / "assigner"), "profile"]
 
-    def command(self, *flags: str, workload: str = WORKLOAD) -> list[str]:
-        return [*ASSIGNER, workload, "-o", str(self.profile), *FLAGS, *flags]
+    def flags(self, *flags: str, workload: str = WORKLOAD) -> list[str]:
+        return [workload, "-o", str(self.profile), *FLAGS, *flags]
 
     def call(self, *flags: str, code: int, workload: str = WORKLOAD) -> str:
         """Run it to its end; what it said on stderr."""
         done = subprocess.run(
-            self.command(*flags, workload=workload), cwd=self.root, capture_output=True, text=True, timeout=240,
-            check=False,
+            [*self._forked, *self.flags(*flags, workload=workload)], cwd=self.root, capture_output=True, text=True,
+            timeout=240, check=False,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
         assert done.stdout == ""
@@ -52,7 +53,7 @@ class Folder:
     def interrupt(self, *flags: str, when: Callable[[], bool], how: Callable[[int], None]) -> tuple[int, str]:
         """Run it until `when`, then interrupt; its exit code, and what it said."""
         run = subprocess.Popen(
-            self.command(*flags), cwd=self.root, stderr=subprocess.PIPE, text=True, start_new_session=True
+            [*ASSIGNER, *self.flags(*flags)], cwd=self.root, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
         try:
             deadline = time.monotonic() + 120
@@ -83,8 +84,8 @@ class Folder:
 
 
 @pytest.fixture(scope="module")
-def folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    return Folder(root, tmp_path_factory.mktemp("resume"))
+def folder(root: Path, programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    return Folder(root, tmp_path_factory.mktemp("resume"), programs)
 
 
 @pytest.fixture(scope="module")

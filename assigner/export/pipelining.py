@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.export.exported import Exported, as_json
+from assigner.formats.orders import BACKWARD, FORWARD, WEIGHT
 from assigner.formats.partitioncontent import PartitionContent
 from assigner.formats.plan import refuse_replicas
 from assigner.location import Location
-from assigner.schedule.program import ActionKind, build_program
+from assigner.schedule.orders import LETTERS
+from assigner.schedule.program import build_program
 from assigner.schedule.simulate import check_fit
 
 if TYPE_CHECKING:
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
 
-_LETTER = {ActionKind.FORWARD: "F", ActionKind.BACKWARD: "B"}
 _Cell = tuple[int, str, int]
 
 
@@ -46,7 +47,7 @@ def schedule_csv(plan: Plan, profile: Profile) -> Exported:
     check_fit(plan, profile)
     program = build_program(plan, profile.edges, profile.ties)
     rows: list[list[_Cell]] = [
-        [(each.stage, _LETTER[each.kind], each.micro_batch) for each in program.actions[worker] if each.kind in _LETTER]
+        [(each.stage, LETTERS[each.kind], each.micro_batch) for each in program.actions[worker] if each.kind in LETTERS]
         for worker in plan.workers
     ]
     _check_runs(rows, len(plan.stages))
@@ -96,10 +97,11 @@ def _check_runs(rows: Sequence[Sequence[_Cell]], stages: int) -> None:
         for rank, row in enumerate(rows):
             while position[rank] < len(row):
                 stage, letter, m = row[position[rank]]
-                before = (stage - 1, "F", m) if letter == "F" else (stage + 1, "B", m)
-                if 0 <= before[0] < stages and before not in done:
-                    break
-                done.add((stage, letter, m))
+                if letter != WEIGHT:
+                    before = (stage - 1, FORWARD, m) if letter == FORWARD else (stage + 1, BACKWARD, m)
+                    if 0 <= before[0] < stages and before not in done:
+                        break
+                    done.add((stage, FORWARD if letter == FORWARD else BACKWARD, m))
                 position[rank] += 1
                 moved = True
     for rank, row in enumerate(rows):
@@ -108,7 +110,7 @@ def _check_runs(rows: Sequence[Sequence[_Cell]], stages: int) -> None:
             raise FormatError(
                 f"stages[{stage}] would wait for ever at {stage}{letter}{m}: torch.distributed.pipelining hands every"
                 " value from one stage to the next, and the plan's stages do not all hang together in that way",
-                hint="assigner solve --schedule gpipe makes a plan that can be exported",
+                hint="assigner solve --schedule gpipe --max-replicas 1 makes a plan that can be exported",
             )
 
 

@@ -37,7 +37,7 @@ def balance(plan: Plan, profile: Profile) -> Exported:
     if twice is not None:
         raise FormatError(
             f"{twice} has several stages; torchgpipe gives each device one run of layers",
-            hint="assigner solve --schedule gpipe has one stage a worker",
+            hint="assigner solve --schedule gpipe --max-replicas 1 has one stage a worker and one worker a stage",
         )
     devices = local_devices(plan, profile, tool=TOOL)
     found = {

@@ -179,6 +179,9 @@ def decode(hint: Any, value: Any, path: str = "") -> Any:
         raise _bad(path, value, name)
     if isinstance(limits, SingleLine) and isinstance(value, str):
         _check_line(value, limits, path)
+    elif origin is dict and get_args(hint)[1] is not Any:
+        name, item = get_args(hint)
+        value = {decode(name, key, path): decode(item, each, f"{path}[{key}]") for key, each in value.items()}
     else:
         _check_plain(value, path)
     return value
@@ -255,6 +258,8 @@ def schema(hint: Any) -> dict[str, Any]:
         rule = {"type": "array", "items": schema(get_args(hint)[0])}
     elif origin is Literal:
         rule = {"enum": list(get_args(hint))}
+    elif origin is dict and get_args(hint)[1] is not Any:
+        rule = {"type": "object", "additionalProperties": schema(get_args(hint)[1])}
     elif isinstance(limits, SingleLine):
         rule = {"type": "string", "maxLength": limits.longest, "not": {"pattern": limits.banned}}
     elif hint is float or hint is int:

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from assigner.errors import FormatError, UsageError
-from assigner.formats.document import Count, Name, Range, Share, check_unique, read, write
+from assigner.formats.document import Count, Name, Range, Share, check_unique, left_out, read, write
+from assigner.formats.orders import ListedStep, check_orders, cut_orders, forwards_taken, parse_order
 from assigner.formats.profile import WorkloadReference
 from assigner.formats.screen import OnScreen
-from assigner.formats.stage import MicroBatches, Stage, check_stages, scaled_shares
+from assigner.formats.stage import MicroBatches, Replica, Stage, check_stages, scaled_shares
 from assigner.formats.terms import Objective, Schedule
 from assigner.location import Location
 
 MAJORS = 1, 2
-"""A plan with several workers a stage is of format 2, which a reader of format 1 would run wrongly; others are of 1."""
+"""A plan that a reader of format 1 would run wrongly is of format 2: several workers a stage, or listed orders."""
+_DIVIDED = "2.1"  # workers that divide an optimizer's state: a reader of 2.0 needs more memory, and trains the same
 StepTime = Annotated[float, Range(1e-12)]
 
 
@@ -144,7 +146,9 @@ class SolverReport:
         version: Of that program.
         status: `optimal` (to the gap asked for, of the plans searched), `feasible` (a limit came first).
         objective_s: The plan's value of the objective, in its unit (seconds for `step`).
-        bound_s: No plan of those searched can be better: with one stage a worker, or under `interleaved`.
+        bound_s: No plan of those searched can be better; `scope` says which.
+        single_bound_s: No plan can be better whose stages have one worker each, where that is told apart from plans in
+            which workers share stages; None: it is not.
         gap: (objective - bound) / objective.
         seconds: Wall time of the search.
         options: The settings in effect.
@@ -152,6 +156,9 @@ class SolverReport:
         proven_by: What has proven the bound, of all settings (schedule, micro-batches) that were decided.
         scope: Which plans the bound is about; empty: it is not told.
         interrupted: The user ended the search.
+        any_order_s: No plan takes less, whatever its stages, workers and orders; None: it is not told.
+        any_order_found_s: The shortest step that was found with several stages a worker, where that is less than the
+            plan's by too little to take one for it; None: there is none.
     """
 
     name: Name
@@ -166,6 +173,9 @@ class SolverReport:
     proven_by: tuple[str, ...] = ()
     scope: str = ""
     interrupted: bool = False
+    single_bound_s: float | None = None
+    any_order_s: float | None = None
+    any_order_found_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -240,6 +250,8 @@ class Plan(OnScreen):
         micro_batches: How many a step has.
         micro_batch_size: Samples in each; the last may be smaller.
         stages: In pipeline order; a worker may hold several, and several may hold one. A rank that holds none idles.
+        orders: Under `listed`, the steps of each worker that holds a stage, `0F0 0F1 0B0 0B1`: a stage, F (forward), B
+            (backward) or I and W (its input and its weight part), and a micro-batch. Else left out. Format 2.
         predicted: What the simulator says of it.
         solver: How it was found and how good it is.
         baselines: Simpler placements of the same profile.
@@ -247,7 +259,7 @@ class Plan(OnScreen):
         what_if: What one change would bring.
 
     Raises:
-        FormatError: a partition stands twice, or a stage rematerialises what it does not hold.
+        FormatError: a partition stands twice, a stage rematerialises what it does not hold, or an order is not sound.
     """
 
     kind: Literal["plan"] = "plan"
@@ -261,6 +273,7 @@ class Plan(OnScreen):
     micro_batches: MicroBatches
     micro_batch_size: Count
     stages: tuple[Stage, ...]
+    orders: dict[Name, str] = field(default_factory=dict, metadata=left_out({}), hash=False)
     predicted: Prediction | None = None
     solver: SolverReport | None = None
     baselines: tuple[Baseline, ...] = ()
@@ -269,14 +282,27 @@ class Plan(OnScreen):
 
     def __post_init__(self) -> None:
         _check(self)
-        major = f"{MAJORS[self.is_replicated]}."
+        major = f"{MAJORS[self.is_replicated or bool(self.orders)]}."
         if not self.format_version.startswith(major):
             object.__setattr__(self, "format_version", major + "0")
+        if self.is_divided and self.format_version == f"{MAJORS[1]}.0":
+            object.__setattr__(self, "format_version", _DIVIDED)
 
     @cached_property
     def is_replicated(self) -> bool:
         """Whether a stage has several workers."""
         return any(stage.replicas for stage in self.stages)
+
+    @cached_property
+    def listed(self) -> dict[str, tuple[ListedStep, ...]]:
+        """The steps of each worker's order; empty unless they are listed."""
+        most = 3 * len(self.stages) * self.micro_batches  # F, I and W of each
+        return {worker: parse_order(text, f"orders[{worker}]", most=most) for worker, text in self.orders.items()}
+
+    @cached_property
+    def is_divided(self) -> bool:
+        """Whether workers of a stage divide the optimizer's state."""
+        return any(stage.is_divided for stage in self.stages)
 
     @cached_property
     def holders(self) -> dict[str, tuple[str, ...]]:
@@ -315,13 +341,22 @@ class Plan(OnScreen):
     def cut(self, micro_batches: int, micro_batch_size: int, *, batch_size: int) -> Plan:
         """The plan with other micro-batches; no stage keeps more of them than there are.
 
-        Replicas share them as before, to whole ones: where they are few, one of them may have none.
+        Replicas share them as before, to whole ones: where they are few, one of them may have none. Listed orders keep
+        the steps of the first micro-batches, on the workers that had them.
 
         Args:
             micro_batches: In a step.
             micro_batch_size: In samples.
             batch_size: In samples.
+
+        Raises:
+            UsageError: the orders are listed for fewer micro-batches.
         """
+        if self.orders and micro_batches > self.micro_batches:
+            raise UsageError(
+                f"the plan lists its orders for {self.micro_batches} micro-batches, not for {micro_batches}",
+                hint="solve for that number",
+            )
         return replace(
             self,
             workload=replace(self.workload, batch_size=batch_size),
@@ -331,15 +366,27 @@ class Plan(OnScreen):
                 replace(
                     stage,
                     in_flight=None if stage.in_flight is None else min(stage.in_flight, micro_batches),
-                    replicas=scaled_shares(stage.replicas, micro_batches),
+                    replicas=self._listed_shares(n, micro_batches)
+                    if self.orders
+                    else scaled_shares(stage.replicas, micro_batches),
                 )
-                for stage in self.stages
+                for n, stage in enumerate(self.stages)
             ),
+            orders=cut_orders(self.listed, micro_batches),
+        )
+
+    def _listed_shares(self, stage: int, micro_batches: int) -> tuple[Replica, ...]:
+        """A stage's replicas with as many of the first micro-batches as each has in its order."""
+        taken = forwards_taken(self.listed, stage)
+        return tuple(
+            replace(each, micro_batches=sum(taken[m] == each.worker for m in range(micro_batches)))
+            for each in self.stages[stage].replicas
         )
 
 
 def _check(plan: Plan) -> None:
     check_stages(plan.stages, plan.micro_batches)
+    _check_listed(plan)
     batch, count, size = plan.workload.batch_size, plan.micro_batches, plan.micro_batch_size
     if not (count - 1) * size < batch <= count * size:
         raise FormatError(
@@ -351,6 +398,27 @@ def _check(plan: Plan) -> None:
         _check_bound(each.objective_s, each.bound_s, f"candidates[{n}].bound_s")
     if plan.solver is not None:
         _check_bound(plan.solver.objective_s, plan.solver.bound_s, "solver.bound_s")
+        _check_bound(plan.solver.objective_s, plan.solver.single_bound_s, "solver.single_bound_s")
+
+
+def _check_listed(plan: Plan) -> None:
+    """1F1B has one stage a worker; orders belong to schedule `listed`, whose stages say nothing else of them."""
+    several = next((worker for worker, stages in plan.held.items() if len(stages) > 1), None)
+    if plan.schedule == "1f1b" and several is not None:
+        raise FormatError(
+            f"schedule 1f1b: {several} holds {len(plan.held[several])} stages; this schedule has one a worker",
+            hint="merge them, or use a schedule of several stages a worker: interleaved",
+        )
+    if plan.schedule != "listed":
+        if plan.orders:
+            raise FormatError(
+                f"orders: schedule {plan.schedule} has its own", hint='write "listed" there, or leave the orders out'
+            )
+        return
+    for n, stage in enumerate(plan.stages):
+        if stage.in_flight is not None:
+            raise FormatError(f"stages[{n}].in_flight: {stage.in_flight} is not allowed; the plan lists its orders")
+    check_orders(plan.listed, plan.stages, plan.micro_batches)
 
 
 def refuse_replicas(plan: Plan, what: str) -> None:
@@ -364,7 +432,7 @@ def refuse_replicas(plan: Plan, what: str) -> None:
         if stage.replicas:
             raise UsageError(
                 f"stages[{n}]: several workers, {', '.join(stage.workers)}: not yet carried by {what}",
-                hint="use a plan with one worker a stage",
+                hint="use a plan with one worker a stage: assigner solve --schedule one-stage --max-replicas 1",
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -172,6 +172,7 @@ class Partition:
         colocate: Partitions with the same label share a worker.
         apart: No two partitions with the same label share a worker.
         rematerialise: "never" or "always"; None: as the solver likes.
+        one_worker: Why several workers cannot share it, in words; None: they can, as far as is known.
     """
 
     name: Name
@@ -184,6 +185,7 @@ class Partition:
     colocate: Name | None = None
     apart: Name | None = None
     rematerialise: Literal["never", "always"] | None = None
+    one_worker: Name | None = None
 
 
 @dataclass(frozen=True)
@@ -242,6 +244,9 @@ class Measurement:
         recompute_s: How much longer forward and backward take together where the partition rematerialises; None: as
             long as a forward.
         starved: Share of its worker's processor time that other programs had while it was timed.
+        backward_input_s: Of the input part of a backward that runs in two; None: nobody has measured the parts.
+        backward_weight_s: Of the weight part.
+        waiting_bytes: What it keeps from the input part to the weight part, its inputs left out.
     """
 
     partition: str
@@ -258,6 +263,27 @@ class Measurement:
     update_spread: float = 0.0
     recompute_s: float | None = None
     starved: Share = 0.0
+    backward_input_s: float | None = None
+    backward_weight_s: float | None = None
+    waiting_bytes: float | None = None
+
+    @property
+    def parts(self) -> tuple[float, float, float] | None:
+        """Seconds of the input and of the weight part of a backward, and the bytes between them, where all are known.
+
+        None: they are not.
+        """
+        found = self.backward_input_s, self.backward_weight_s, self.waiting_bytes
+        return None if None in found else found  # type: ignore[return-value]
+
+    def with_backwards(self, factor: float) -> Measurement:
+        """The measurement with backwards, and their parts, of `factor` times their seconds."""
+        return replace(
+            self,
+            backward_s=self.backward_s * factor,
+            backward_input_s=None if self.backward_input_s is None else self.backward_input_s * factor,
+            backward_weight_s=None if self.backward_weight_s is None else self.backward_weight_s * factor,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +303,7 @@ class Verification:
         seconds: What it took.
         cautions: What else a plan may change.
         per_micro_batch: What sees each micro-batch by itself, in words.
+        moving: The partitions of which a buffer moves with every micro-batch.
     """
 
     result: Literal["equal", "uncertain"]
@@ -289,6 +316,7 @@ class Verification:
     seconds: float = 0.0
     cautions: tuple[str, ...] = ()
     per_micro_batch: tuple[Name, ...] = ()
+    moving: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +345,7 @@ class Profile(OnScreen):
     """
 
     kind: Literal["profile"] = "profile"
-    format_version: str = f"{MAJOR}.1"
+    format_version: str = f"{MAJOR}.2"
     created_at: str = ""
     tool_version: str = ""
     environment: dict[str, Any] = field(default_factory=dict)

@@ -107,5 +107,11 @@ def _check_measurements(profile: Profile, workers: set[str], partitions: set[str
     for n, measured in enumerate(profile.measurements):
         _known(measured.partition, partitions, f"measurements[{n}].partition", "partition")
         _known(measured.worker, workers, f"measurements[{n}].worker", "worker")
+        parts = measured.backward_input_s, measured.backward_weight_s, measured.waiting_bytes
+        if any(each is None for each in parts) and any(each is not None for each in parts):
+            raise FormatError(
+                f"measurements[{n}]: backward_input_s, backward_weight_s and waiting_bytes go together;"
+                " some are there and some are not"
+            )
         keys.append(f"{measured.partition} on {measured.worker} at micro-batch {measured.micro_batch}")
     check_unique(keys, "measurements[{}]")

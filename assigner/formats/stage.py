@@ -24,11 +24,15 @@ class Replica:
         worker: The worker's name.
         micro_batches: How many of a step's it takes; `schedule/replication.py` says which.
         threads: As a stage's.
+        updates: The partitions of the stage whose optimizer state it has, and whose parameters it updates for all of
+            the stage's workers; each partition is one replica's. Left out of all of them: every worker has the state of
+            all and updates its own copy. Format 2.1.
     """
 
     worker: Name
     micro_batches: MicroBatches
     threads: Threads | None = None
+    updates: tuple[Name, ...] | None = field(default=None, metadata=left_out(None))
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,27 @@ class Stage:
         if self.sole_worker is None:
             raise UsageError(
                 f"the stage of {self.partitions[0]!r} is on several workers, {', '.join(self.workers)}; not carried",
-                hint="use a plan with one worker a stage",
+                hint="use a plan with one worker a stage: assigner solve --schedule one-stage --max-replicas 1",
             )
         return self.sole_worker
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether its workers divide the optimizer's state: a parameter is updated by one of them for all."""
+        return any(each.updates is not None for each in self.replicas)
+
+    def updaters(self, partition: str) -> tuple[str, ...]:
+        """The workers that have the optimizer's state of one of its partitions."""
+        if not self.is_divided:
+            return self.workers
+        return tuple(each.worker for each in self.replicas if partition in (each.updates or ()))
+
+    def updated_by(self, worker: str) -> tuple[str, ...]:
+        """Those of its partitions whose optimizer state a worker has, in their order."""
+        if not self.is_divided:
+            return self.partitions if worker in self.workers else ()
+        mine = {name for each in self.replicas if each.worker == worker for name in each.updates or ()}
+        return tuple(name for name in self.partitions if name in mine)
 
     def threads_of(self, worker: str) -> int | None:
         """Compute threads of one of its workers."""
@@ -135,5 +157,30 @@ def _check_workers(stage: Stage, micro_batches: int, where: str) -> None:
             f"{where}.replicas: they take {total} micro-batches in all, and a step has {micro_batches}",
             hint="each micro-batch is one replica's",
         )
+    _check_updates(stage, where)
     if stage.threads is not None:
         raise FormatError(f"{where}.threads: of several workers each has its own", hint="write it beside the replica")
+
+
+def _check_updates(stage: Stage, where: str) -> None:
+    """Where replicas divide the optimizer's state, each partition is updated by one of them."""
+    if not stage.is_divided:
+        return
+    for k, each in enumerate(stage.replicas):
+        place = f"{where}.replicas[{k}].updates"
+        if each.updates is None:
+            raise FormatError(
+                f"{place}: missing, and another replica has it",
+                hint="[] for a replica that updates nothing; left out of all, every one of them updates everything",
+            )
+        strange = [name for name in each.updates if name not in stage.partitions]
+        if strange:
+            raise FormatError(f"{place}: {strange[0]!r} is not a partition of this stage")
+    for name in stage.partitions:
+        count = sum((each.updates or ()).count(name) for each in stage.replicas)
+        if count != 1:
+            raise FormatError(
+                f"{where}.replicas: {name!r} is in the updates of {count} of them" if count
+                else f"{where}.replicas: none of them updates {name!r}",
+                hint="name each partition once, in one replica's updates",
+            )  # fmt: skip

@@ -2,8 +2,9 @@
 
 from typing import Literal
 
-Schedule = Literal["gpipe", "1f1b", "interleaved"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "interleaved-1f1b", "listed"]
 Objective = Literal["step", "throughput", "latency", "cost"]
+Backend = Literal["gloo", "mpi", "nccl"]
 
 MOST_ROWS = 10**9
 """Samples of a batch; and nothing else that is counted comes to more."""

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 MAJOR = 1
 
-WhatHappened = Literal["step", "forward", "backward", "send", "receive", "reduce", "update"]
+WhatHappened = Literal[
+    "step", "forward", "backward", "backward_input", "backward_weight", "send", "receive", "reduce", "update", "gather"
+]
 Number = Annotated[int, Range(-1)]
 
 
@@ -210,14 +212,14 @@ def _check_action(trace: Trace, action: TracedAction, peers: set[str], where: st
 
 
 def _check_place(trace: Trace, action: TracedAction, worker: str, where: str) -> None:
-    """Steps, updates and messages of ties are of no stage; a reduction is of one that the worker holds with others.
+    """Steps, updates and messages of ties are of no stage; reductions and gatherings are of one that several hold.
 
-    All else is of a micro-batch on a stage that it holds.
+    All else is of a micro-batch on a stage that the worker holds.
     """
     if action.kind in ("step", "update") or (action.message is not None and action.message.payload == "tie"):
         return
     for name, number in (("stage", action.stage), ("micro_batch", action.micro_batch)):
-        if number < 0 and not (action.kind == "reduce" and name == "micro_batch"):
+        if number < 0 and not (action.kind in ("reduce", "gather") and name == "micro_batch"):
             raise FormatError(f"{where}.{name}: {number} is not allowed; {action.kind} is of a {name}, counted from 0")
     held = trace.stages[action.stage].workers
     if worker not in held:

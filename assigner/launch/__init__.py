@@ -5,6 +5,7 @@ stopping                      signals that ask a run to stop: noted by ranks, pa
 failurereport, exitstatus     the first cause, said once; how a process ended, in words
 launcherwatch                 ranks end with their launcher
 shutdown                      hosts leave together
+hostnames                     a meeting point whose name nobody knows
 sockets, seal                 connections that have fallen silent; what of the run's store may be believed
 steptimes                     how long the steps took, told to the launcher
 """

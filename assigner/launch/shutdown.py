@@ -25,6 +25,7 @@ from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined] 
 
 from assigner.errors import WorkerError
 from assigner.formats.document import Name
+from assigner.launch.hostnames import wait_for_name
 from assigner.launch.seal import seal, seal_first, unseal
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ def leaving_together(*, nodes: int, node: int, address: str, port: int) -> Itera
         port: The port of the store, which is shared with the launcher's own (`multi_tenant`); of no use with one.
 
     Raises:
+        UsageError: the address is a name that nobody knows here.
         WorkerError: this host has no loopback address to open it at.
     """
     if nodes == 1:
@@ -187,6 +189,7 @@ def leaving_together(*, nodes: int, node: int, address: str, port: int) -> Itera
             ) from error
         yield OtherHosts(store, node, alone=True)
         return
+    wait_for_name(address, source="--master-addr", limit_s=MEETING_S)
     store = TCPStore(
         address, port, is_master=node == 0, timeout=timedelta(seconds=MEETING_S), wait_for_workers=False,
         multi_tenant=True,

@@ -24,10 +24,11 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 SILENCE_S = 5.0
 _FILES = Path("/proc/self/fd")
@@ -52,14 +53,16 @@ class Connections:
 
     Attributes:
         silent: Addresses of the hosts that did not answer, and whose connections were shut down.
+        run_failed: The run's watch knows of a failure: no wait for another rank has to go on.
     """
 
     def __init__(self, port: int | None = None) -> None:
         self.silent: set[str] = set()
+        self.run_failed = False
         self._port = port
         self._before = {inode for inode, _ in _tcp_sockets()}
         self._guarded: set[int] = set()
-        self._ending: set[int] = set()
+        self._ending: dict[int, int] = {}  # those to other ranks, and to which
         self._hosts: set[str] = set()
         self._settled, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._look, name="assigner-connections", daemon=True)
@@ -78,21 +81,21 @@ class Connections:
         opened = ((inode, _ends(each)) for inode, each in _tcp_sockets() if inode not in self._before)
         return [ends for _, ends in opened if ends is not None]
 
-    def settle(self, theirs: Iterable[tuple[End, End]] = ()) -> None:
+    def settle(self, theirs: Mapping[int, Iterable[tuple[End, End]]] = MappingProxyType({})) -> None:
         """Look after the connections to the other ranks, and let `hang_up` end them.
 
         It is called again where a process group has opened more; beside that only `guard` adds to them later.
 
         Args:
-            theirs: What `ends` gave on the other ranks.
+            theirs: What `ends` gave on each of the other ranks.
         """
         self._settled.set()
         self.guard()
-        mirrored = {(here, there) for there, here in theirs}
+        mirrored = {(here, there): rank for rank, ends in theirs.items() for there, here in ends}
         for inode, each in _tcp_sockets():
-            if inode not in self._before | self._guarded and _ends(each) in mirrored:
+            if inode not in self._before | self._guarded and (ends := _ends(each)) in mirrored:
                 self._guard(inode, each)
-                self._ending.add(inode)
+                self._ending[inode] = mirrored[ends]
 
     def hang_up(self) -> None:
         """Shut down those to the other ranks, whoever still holds them: the other ends learn of it."""
@@ -101,6 +104,12 @@ class Connections:
                 with suppress(OSError):  # it is closed, or only listens
                     each.getpeername()
                     each.shutdown(socket.SHUT_RDWR)
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether there were connections to a rank, and none of them is open at both ends any more."""
+        if rank not in self._ending.values():
+            return False
+        return not any(self._ending.get(inode) == rank and _is_open(each) for inode, each in _tcp_sockets())
 
     def look(self) -> None:
         """End the connections to hosts that do not answer; before `settle`, find new ones. The thread calls it."""
@@ -199,12 +208,21 @@ def _other_host(each: socket.socket) -> str:
     return "" if here == there else str(there)
 
 
+def _info(each: socket.socket) -> tuple[int, ...]:
+    return _TCP_INFO.unpack(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+
+
+def _is_open(each: socket.socket) -> bool:
+    try:
+        return _info(each)[0] == _ESTABLISHED
+    except OSError:
+        return False
+
+
 def _answers(each: socket.socket) -> _Answers | None:
     """How the other kernel answers; None: the connection is over."""
     try:
-        state, _, retransmits, probes, *rest = _TCP_INFO.unpack(
-            each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        )
+        state, _, retransmits, probes, *rest = _info(each)
     except OSError:
         return None
     if state != _ESTABLISHED:

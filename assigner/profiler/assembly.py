@@ -31,6 +31,7 @@ from assigner.profiler.links import LinkSweep, SweepPoint, with_unmeasured
 from assigner.profiler.partitionbench import state_bytes
 from assigner.profiler.sampling import Sample
 from assigner.runtime.optimizer import built_optimizer, stand_ins
+from assigner.runtime.replicas import obstacles
 from assigner.version import __version__
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def assemble(
     """One profile from all ranks' reports, in the order of the ranks."""
     tensors = graph.deferred.tensors()
     sweeps = [sweep for report in reports for sweep in report.sweeps]
+    alone = obstacles(workload, graph)
     profile = Profile(
         created_at=_now(),
         tool_version=__version__,
@@ -77,7 +79,9 @@ def assemble(
         workers=_workers(reports, reserve),
         links=_links(reports, with_unmeasured(sweeps, [report.facts for report in reports])),
         collectives=_collectives(reports),
-        partitions=tuple(_partition(piece, tensors, reports) for piece in graph.pieces),
+        partitions=tuple(
+            replace(_partition(piece, tensors, reports), one_worker=alone.get(piece.name)) for piece in graph.pieces
+        ),
         edges=graph.edges,
         ties=graph.ties,
         measurements=tuple(each for report in reports for each in report.measurements),
@@ -100,7 +104,14 @@ def workload_reference(workload: Workload, graph: PartitionGraph, entry: str) ->
 def verified(profile: Profile, verification: Verification) -> Profile:
     """The profile with how its partitions were compared with the model, and what that showed of micro-batches."""
     workload = replace(profile.workload, per_micro_batch=verification.per_micro_batch)
-    return with_warnings(replace(profile, workload=workload, verification=verification), other_warnings(profile))
+    partitions = tuple(
+        replace(each, one_worker="its buffers move with every micro-batch")
+        if each.name in verification.moving and each.one_worker is None
+        else each
+        for each in profile.partitions
+    )
+    new = replace(profile, workload=workload, partitions=partitions, verification=verification)
+    return with_warnings(new, other_warnings(profile))
 
 
 def renew(old: Profile, reports: Sequence[RankReport]) -> Profile:
@@ -171,7 +182,7 @@ def _links(reports: Sequence[RankReport], sweeps: Sequence[LinkSweep]) -> tuple[
 def _as_sweep(profile: Profile, link: Link) -> LinkSweep:
     points = tuple(SweepPoint(int(each.bytes), Sample(each.seconds, each.spread, each.samples)) for each in link.points)
     source, target = (profile.worker[name].rank for name in (link.source, link.target))
-    return LinkSweep(source, target, points, link.sender_busy, link.receiver_busy, link.starved)
+    return LinkSweep(source, target, points, link.sender_busy, link.receiver_busy, link.starved, link.backend)
 
 
 def _host_names(facts: Sequence[HostFacts]) -> list[str]:
@@ -184,7 +195,7 @@ def _host_names(facts: Sequence[HostFacts]) -> list[str]:
 
 def _link(names: Sequence[str], sweep: LinkSweep) -> Link:
     ends = names[sweep.source], names[sweep.target]
-    return Link(*ends, _points(sweep.points), "gloo", sweep.sender_busy, sweep.receiver_busy, sweep.starved)
+    return Link(*ends, _points(sweep.points), sweep.backend, sweep.sender_busy, sweep.receiver_busy, sweep.starved)
 
 
 def _points(points: Sequence[SweepPoint]) -> tuple[LinkPoint, ...]:

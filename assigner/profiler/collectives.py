@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from assigner.formats.terms import Backend
 from assigner.machine.starvation import DISTURBED, StarvationWatch
 from assigner.profiler.busy import ComputeLoad, lost_s, share_of
 from assigner.profiler.links import SweepPoint
@@ -48,12 +49,14 @@ class CollectiveOptions:
         dtype: What it is made of.
         timeout_s: A wait for another rank that takes longer ends the run.
         force_busy: None is measured again where other programs had much of a worker's processor time.
+        backend: What carries messages, as `Pipeline` has it. MPI adds up nothing: gloo does, beside it.
     """
 
     largest: int
     dtype: torch.dtype = torch.float32
     timeout_s: float = 600.0
     force_busy: bool = False
+    backend: Backend | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def measure_collectives(
     names = [f"worker:{n}/{each.device}" for n, each in enumerate(fleet)]
     fitting = min(each.memory_bytes for each in fleet) // _MEMORY_SHARE
     options = replace(options, largest=min(options.largest, fitting))
-    direct = direct_ranks(names, device, None)
+    direct = direct_ranks(names, device, options.backend)
     groups = WorkerGroups(rank, device, direct, timeout_s=options.timeout_s)
     rounds = planned_rounds(sets, len(fleet))
     try:

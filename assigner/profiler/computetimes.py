@@ -80,6 +80,7 @@ class ComputeMeasurement:
         tell: Called with what is measured now.
         sharing: Ranks that share the device.
         force_busy: Take what a busy machine gives.
+        split_backward: Time the parts of backwards too.
     """
 
     workload: Workload
@@ -91,6 +92,7 @@ class ComputeMeasurement:
     tell: Callable[[str], None]
     sharing: int = 1
     force_busy: bool = False
+    split_backward: bool = False
 
     @cached_property
     def state_share(self) -> float:
@@ -118,8 +120,9 @@ class ComputeMeasurement:
         for chunk, beside in groups:
             modules = self.graph.build([*chunk, *beside], self.device)
             bench = Workbench(
-                self.workload, self.graph, self.device, modules, inputs, state_share=self.state_share, room=self._room
-            )
+                self.workload, self.graph, self.device, modules, inputs, state_share=self.state_share, room=self._room,
+                in_parts=self.split_backward,
+            )  # fmt: skip
             for few in in_turn([Point(name, size) for name in chunk for size in sizes[name]]):
                 for found in self._measure_few(few, bench):
                     keep(found)
@@ -186,7 +189,7 @@ class ComputeMeasurement:
         if not fits:  # outside of the handler: what the error holds is free by now
             _leave(together)
             for n, (point, bench) in enumerate(benches.items()):
-                single = alone(point, bench, depth=1)
+                single = alone(point, bench, depth=1, in_parts=self.split_backward)
                 try:
                     workbench.repeated(point, bench)
                     timings |= self._sampled([single], before + n, 1)
@@ -274,11 +277,13 @@ class ComputeMeasurement:
         forward, backward = timing.forward, timing.backward
         # at an update no micro-batch is in flight, so what one keeps may hold it
         workspace = timing.holes_bytes + max(took.workspace_bytes, update.workspace_bytes - took.activation_bytes)
+        parts = bench.parts(backward.median, took.activation_bytes) if self.split_backward else (None, None, None)
         return Measurement(
             point.partition, self.worker, point.micro_batch, forward.median, backward.median, update.sample.median,
             took.activation_bytes, workspace, forward.count, max(forward.spread, backward.spread),
             update_spread=update.sample.spread, recompute_s=bench.recompute_s(forward.median, backward.median),
             starved=min(1.0, max(timing.starved, update.starved)),
+            backward_input_s=parts[0], backward_weight_s=parts[1], waiting_bytes=parts[2],
         )  # fmt: skip
 
     def _infeasible(self, point: Point, error: MemoryError) -> Measurement:

@@ -52,6 +52,8 @@ class Head:
         ranks: Ranks of the run.
         tool_version: Of the program.
         torch: Version of torch.
+        backend: What was asked to carry messages; empty: nothing was.
+        split_backward: The parts of backwards are timed too.
     """
 
     entry: str
@@ -70,6 +72,8 @@ class Head:
     tool_version: str
     torch: str
     kind: Literal["profile-journal"] = "profile-journal"
+    backend: str = ""
+    split_backward: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from assigner.runtime.carriers import open_carrier
 from assigner.runtime.hostmemory import host_memory
 from assigner.runtime.nccl import direct_channels
 from assigner.runtime.ordering import Message
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import TracebackType
 
+    from assigner.formats.terms import Backend
     from assigner.profiler.pairs import Pair
 
 _FIRST_MESSAGE = 16  # the tags below are those of `tell`, and of the clocks' comparison
@@ -42,14 +44,27 @@ class Lane:
         devices: Every rank's.
         device: Where its tensors are.
         timeout_s: A wait for another rank that takes longer fails.
+        backend: See `Pipeline`.
     """
 
-    def __init__(self, rank: int, devices: Sequence[str], *, device: torch.device, timeout_s: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        devices: Sequence[str],
+        *,
+        device: torch.device,
+        timeout_s: float,
+        backend: Backend | None = None,
+    ) -> None:
         self.rank, self.workers, self.device = rank, len(devices), device
         names = [f"worker:{n}/{each}" for n, each in enumerate(devices)]
-        direct = direct_channels(names, device, timeout_s=timeout_s)
-        memory = host_memory(device)
-        self._transport = Transport(device=device, timeout_s=timeout_s, direct=direct, memory=memory)
+        self._direct = direct_channels(names, device, timeout_s=timeout_s, backend=backend)
+        carrier = open_carrier(backend, timeout_s=timeout_s)
+        memory = host_memory(device) if carrier.name == "gloo" else None
+        self._carrier = carrier.name
+        self._transport = Transport(
+            device=device, timeout_s=timeout_s, direct=self._direct, memory=memory, carrier=carrier
+        )
         self._sent: Counter[int] = Counter()
         self._posted: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
@@ -57,8 +72,13 @@ class Lane:
     def __enter__(self) -> Lane:
         return self
 
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
-        self._transport.close()
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        self._transport.close(failed=error is not None)
+
+    def carrier_to(self, target: int) -> str:
+        """What carries the messages to a rank: `gloo`, `nccl` or `mpi`."""
+        is_direct = self._direct is not None and self._direct.carries(_route(self.rank, target))
+        return "nccl" if is_direct else self._carrier
 
     def open(self, pairs: Iterable[Pair]) -> None:
         """Get ready for messages between some pairs. All ranks call this with the same ones, before they use them."""

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from assigner.formats.profile import LinkPoint
+from assigner.formats.terms import Backend
 from assigner.machine.starvation import DISTURBED, StarvationWatch
 from assigner.profiler.busy import answer_busy_share, send_busy_share
 from assigner.profiler.contention import find_shared_wires
@@ -54,6 +55,7 @@ class LinkOptions:
         pairs: "all", "sampled", or "auto": all in a fleet of up to 16 workers.
         timeout_s: A wait for another rank that takes longer ends the run.
         force_busy: A link is not measured again where other programs had much of an end's processor time.
+        backend: What carries the messages, as `Pipeline` has it.
     """
 
     largest: int
@@ -61,6 +63,7 @@ class LinkOptions:
     pairs: Links = "auto"
     timeout_s: float = 600.0
     force_busy: bool = False
+    backend: Backend | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,10 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class LinkSweep:
-    """What is known of one directed link; `starved`: the share of an end's processor time that other programs had."""
+    """What is known of one directed link, and what has carried its messages.
+
+    `starved` is the share of an end's processor time that other programs had.
+    """
 
     source: int
     target: int
@@ -81,6 +87,7 @@ class LinkSweep:
     sender_busy: float
     receiver_busy: float
     starved: float = 0.0
+    backend: str = "gloo"
 
 
 def message_sizes(largest: int) -> list[int]:
@@ -117,7 +124,8 @@ def measure_links(
     fitting = min(each.memory_bytes for each in fleet) // _MEMORY_SHARE
     largest = min(options.largest, fitting)
     options = replace(options, largest=largest, typical=max(1, min(options.typical, largest)))
-    with Lane(rank, [each.device for each in fleet], device=device, timeout_s=options.timeout_s) as lane:
+    devices = [each.device for each in fleet]
+    with Lane(rank, devices, device=device, timeout_s=options.timeout_s, backend=options.backend) as lane:
         lane.open(ring(workers))
         wires = find_shared_wires(lane, fitting)
         rounds = planned_rounds(fleet, options.pairs, alone=bool(wires))
@@ -211,7 +219,7 @@ def _measure_once(lane: Lane, source: int, target: int, options: LinkOptions, of
     seconds = message_s([LinkPoint(point.size, point.sample.median) for point in points], size)
     sender_busy, receiver_busy = send_busy_share(lane, target, size, seconds)
     starved = max(watch.share(), lane.ask(target))
-    return LinkSweep(source, target, tuple(points), sender_busy, receiver_busy, starved)
+    return LinkSweep(source, target, tuple(points), sender_busy, receiver_busy, starved, lane.carrier_to(target))
 
 
 def _sweep(lane: Lane, target: int, sizes: Sequence[int], offset: float) -> list[SweepPoint]:

@@ -32,9 +32,12 @@ def memory_errors() -> Iterator[None]:
         raise
 
 
-def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the storages behind some tensors, each once."""
-    return sum({_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+def storage_bytes(tensors: Iterable[torch.Tensor], *, without: Iterable[torch.Tensor] = ()) -> int:
+    """Bytes of the storages behind some tensors, each once, but for those of others."""
+    found = {_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
+    for tensor in without:
+        found.pop(_key(tensor), None)
+    return sum(found.values())
 
 
 def _key(tensor: torch.Tensor) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from assigner.errors import UsageError
+from assigner.formats.terms import Backend
 from assigner.settings import EACH, NAMES, NUMBERS, SHARE, Flag, check
 
 Links = Literal["auto", "all", "sampled"]
@@ -28,11 +29,14 @@ class ProfileOptions:
         micro_batches: Micro-batch sizes to measure, in rows; empty: those of 16, 8 and 4 micro-batches.
         max_message: Largest message of the link sweeps, in bytes; None: the largest that a plan could send.
         reserve: Share of a worker's memory that plans leave alone; None: `RESERVE`.
+        backend: What carries messages, as `Pipeline` has it; links are measured so. None: NCCL between GPUs that a rank
+            has for itself, gloo otherwise.
         isolated: Workers of one host measure one after another, not at the same time.
         links: Which links are measured: "all", a "sampled" few of each class of pairs, or "auto": all of up to 16
             workers.
         force_busy: Take what a busy machine gives, in place of measuring again, or not at all where others have most of
             a worker's processor time.
+        split_backward: Time the two parts of backwards too, for orders that have them.
         timeout_s: A wait for another rank that takes longer ends the run.
 
     Raises:
@@ -69,11 +73,22 @@ class ProfileOptions:
             allowed=SHARE,
         ),
     ] = None
+    backend: Annotated[
+        Backend | None,
+        Flag(
+            help="What carries messages, as for Pipeline; mpi under mpirun or srun.",
+            panel=MEASURING,
+        ),
+    ] = None
     isolated: Annotated[bool, Flag(help="One worker at a time, not all at once.", panel=MEASURING)] = False
     links: Annotated[Links, Flag(help="Links to measure; auto: all of up to 16 workers.", panel=MEASURING)] = "auto"
     force_busy: Annotated[
         bool,
         Flag(help="Measure however busy the machine is: nothing twice, nothing refused.", panel=MEASURING),
+    ] = False
+    split_backward: Annotated[
+        bool,
+        Flag(help="Time the input and the weight part of backwards too.", panel=MEASURING),
     ] = False
     timeout_s: float = 600.0
 

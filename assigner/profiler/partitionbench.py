@@ -69,6 +69,7 @@ class PartitionBench:
 
     Attributes:
         compared: Seconds of a forward and a backward, as they are and rematerialised, right after each other.
+        compared_parts: Seconds of a backward, and of the input and the weight part of one right after it.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class PartitionBench:
         self.again = replace(runner, rematerialise=True, _graphs={})
         self.optimizer_bytes, self.room = optimizer_bytes, room
         self.compared = list[tuple[float, float]]()
+        self.compared_parts = list[tuple[float, float, float]]()
         values = [value.detach().to(device) for value in reads]
         self.reads = [
             [value.detach().requires_grad_(wanted) for value, wanted in zip(values, needs_gradient, strict=True)]
@@ -175,6 +177,17 @@ class PartitionBench:
         place = ForwardPlace(0, 0, micro_batch)
         self._runner(again).backward(place, self.reads[micro_batch], self.sizes, self.gradients)
 
+    def backward_input(self, micro_batch: int) -> None:
+        """Run the input part of the backward of one micro-batch; its forward has run."""
+        for value in self.reads[micro_batch]:
+            value.grad = None
+        place = ForwardPlace(0, 0, micro_batch)
+        self.runner.backward_input(place, self.reads[micro_batch], self.sizes, self.gradients)
+
+    def backward_weight(self, micro_batch: int) -> None:
+        """Run the weight part; the input part has run."""
+        self.runner.backward_weight(ForwardPlace(0, 0, micro_batch))
+
     def _runner(self, again: bool) -> PartitionRunner:
         return self.again if again else self.runner
 
@@ -196,6 +209,35 @@ class PartitionBench:
         ratios = [sum(again for _, again in group) / sum(stored for stored, _ in group) for group in groups]
         longer_s = (forward_s + backward_s) * (statistics.median(ratios) - 1)
         return min(max(0.0, longer_s), _DEAREST * forward_s)
+
+    def parts(self, backward_s: float, activation_bytes: float) -> tuple[float, float, float] | tuple[None, None, None]:
+        """Seconds of the input and of the weight part of a backward, and the bytes that wait between them.
+
+        Compared as by `recompute_s`; all None: no backward was run so.
+
+        Args:
+            backward_s: Seconds of a whole one.
+            activation_bytes: What a graph keeps.
+        """
+        if not self.compared_parts:
+            return None, None, None
+        size = math.ceil(len(self.compared_parts) / _GROUPS)
+        groups = [self.compared_parts[n : n + size] for n in range(0, len(self.compared_parts), size)]
+        input_share, weight_share = (
+            statistics.median(sum(run[part] for run in group) / sum(run[0] for run in group) for group in groups)
+            for part in (1, 2)
+        )
+        return input_share * backward_s, weight_share * backward_s, self.waiting_bytes(activation_bytes)
+
+    def waiting_bytes(self, activation_bytes: float) -> float:
+        """What waits between the parts of a backward, what was read left out; a graph keeps `activation_bytes`."""
+        self.forward(0)
+        self.backward_input(0)
+        tensors, is_whole = self.runner.waiting(ForwardPlace(0, 0, 0))
+        known = [*self.runner.module.parameters(), *self.runner.module.buffers(), *self.reads[0]]
+        waiting = storage_bytes(tensors, without=known) + (activation_bytes if is_whole else 0)
+        self.backward_weight(0)
+        return waiting
 
     def bytes(self) -> PartitionBytes:
         """What it keeps between forward and backward, and what it needs besides while it runs."""

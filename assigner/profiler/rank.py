@@ -136,7 +136,7 @@ class RankSession:
         """Compute first, then links, then all-reduces."""
         compute = ComputeMeasurement(
             self.workload, self.graph, self.device, self.worker, self.facts.memory_bytes / 4, self.forecast, self.tell,
-            self.sharing, force_busy=self.options.force_busy,
+            self.sharing, force_busy=self.options.force_busy, split_backward=self.options.split_backward,
         )  # fmt: skip
         planned_s = compute.plan(self.task.run)
         self.forecast.plan("links", self.table.ranks - 1 if self.task.links else 0, _ROUND_S)
@@ -219,6 +219,7 @@ class RankSession:
             dtype=main_dtype(tensors),
             timeout_s=self.options.timeout_s,
             force_busy=self.options.force_busy,
+            backend=self.options.backend,
         )
 
     def _link_options(self) -> LinkOptions:
@@ -229,6 +230,7 @@ class RankSession:
             pairs="all" if named and self.start.links == "auto" else self.start.links,
             timeout_s=self.options.timeout_s,
             force_busy=self.options.force_busy,
+            backend=self.options.backend,
         )
 
     def _largest_message(self) -> int:
@@ -263,6 +265,8 @@ class RankSession:
             ranks=self.table.ranks,
             tool_version=__version__,
             torch=torch.__version__,
+            backend=self.options.backend or "",
+            split_backward=self.options.split_backward,
         )
 
     def _load_journal(self) -> str | None:

@@ -25,7 +25,15 @@ from assigner.profiler.rank import Keeping, RankSession
 from assigner.profiler.rankprogress import Heartbeat
 from assigner.profiler.tasks import RefusedError, Start, describe
 from assigner.runtime.failure import watched_run
-from assigner.runtime.rendezvous import farewell, group_connections, group_store, join_group, leave_group
+from assigner.runtime.rendezvous import (
+    check_backend,
+    farewell,
+    group_connections,
+    group_store,
+    join_group,
+    leave_group,
+)
+from assigner.runtime.sending import LostConnectionError
 from assigner.usercode import user_code
 
 if TYPE_CHECKING:
@@ -127,6 +135,7 @@ def profile_workload(
     place = launched()
     if place is None:
         raise UsageError("this process was started alone", hint="assigner profile starts the ranks; torchrun does, too")
+    check_backend(options.backend)
     join_group(place, options.timeout_s)
     rank, goodbye = dist.get_rank(), farewell()
     jobs, name = group_store(), f"profile {next(_count)}"
@@ -148,7 +157,8 @@ def profile_workload(
         raise  # every rank does
     except Exception as error:
         at = session.at if session else "the start"
-        if "gloo" in str(error) or isinstance(error, DistError):  # torch has no type for a broken gloo connection
+        # torch has no type for a broken gloo connection
+        if "gloo" in str(error) or isinstance(error, DistError | LostConnectionError):
             raise MeasurementError(watch.lost("another rank", at, error).to_error().message) from error
         watch.report(at, error)
         with user_code(f"the measurement of {at}"):

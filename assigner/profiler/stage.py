@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from assigner.profiler.partitionbench import PartitionBench
 
-_AGAIN_EVERY = 3  # runs; the others are for the forward and the backward alone
+_AGAIN_EVERY = 3  # runs; the others are for the forward and the backward alone, or for a backward in parts
 
 
 class StageBench:
@@ -39,6 +39,8 @@ class StageBench:
         depth: Micro-batches in flight.
         is_crowded: Memory is short: what a run has freed is given back before the next one.
         device: Where they run.
+        in_parts: Every few runs their backwards also run in two parts: the input parts of a micro-batch, then the
+            weight parts.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class StageBench:
         depth: int,
         is_crowded: bool,
         device: torch.device,
+        in_parts: bool = False,
     ) -> None:
         self.benches, self.measured, self.depth, self.is_crowded = benches, measured, depth, is_crowded
+        self.in_parts = in_parts
         self.watch = Stopwatch(device)
         self.runs = 0
 
@@ -63,6 +67,9 @@ class StageBench:
             forward_again, backward_again = self._timed(again=True)
             for n, bench in enumerate(self.benches):
                 bench.compared.append((forward[n] + backward[n], forward_again[n] + backward_again[n]))
+        if self.in_parts and self.runs % _AGAIN_EVERY == 1 and self.runs >= WARM_UP_RUNS:
+            for n, (bench, parts) in enumerate(zip(self.benches, self._timed_parts(), strict=True)):
+                bench.compared_parts.append((backward[n], *parts))
         self.runs += 1
         number = {id(bench): n for n, bench in enumerate(self.benches)}
         return tuple(
@@ -88,3 +95,23 @@ class StageBench:
         forward = [sum(forwards[n::count]) / self.depth for n in range(count)]
         backward = [sum(backwards[count - 1 - n :: count]) / self.depth for n in range(count)]
         return forward, backward
+
+    def _timed_parts(self) -> list[tuple[float, float]]:
+        """Each partition's input and weight part, in seconds of a micro-batch."""
+        count = len(self.benches)
+        for micro_batch in range(self.depth):
+            for bench in self.benches:
+                bench.forward(micro_batch, again=False)
+        self.watch.mark()
+        for micro_batch in reversed(range(self.depth)):
+            for bench in reversed(self.benches):
+                bench.backward_input(micro_batch)
+                self.watch.mark()
+            for bench in reversed(self.benches):
+                bench.backward_weight(micro_batch)
+                self.watch.mark()
+        laps = self.watch.seconds()
+        return [
+            (sum(laps[count - 1 - n :: 2 * count]) / self.depth, sum(laps[2 * count - 1 - n :: 2 * count]) / self.depth)
+            for n in range(count)
+        ]

@@ -90,9 +90,10 @@ def stages(benches: Mapping[Point, PartitionBench], workbench: Workbench) -> lis
     ]
 
 
-def alone(point: Point, bench: PartitionBench, *, depth: int) -> MeasuredStage:
+def alone(point: Point, bench: PartitionBench, *, depth: int, in_parts: bool) -> MeasuredStage:
     """A point as a stage of its own, where memory is short."""
-    return MeasuredStage((point,), StageBench([bench], [[bench]], depth=depth, is_crowded=True, device=bench.device))
+    stage = StageBench([bench], [[bench]], depth=depth, is_crowded=True, device=bench.device, in_parts=in_parts)
+    return MeasuredStage((point,), stage)
 
 
 def _of_size(mine: Mapping[Point, PartitionBench], size: int, workbench: Workbench) -> list[MeasuredStage]:
@@ -109,7 +110,7 @@ def _of_size(mine: Mapping[Point, PartitionBench], size: int, workbench: Workben
             return [stage]
         for bench in beside.values():
             bench.leave()
-    return [alone(point, bench, depth=bench.depth) for point, bench in mine.items()]
+    return [alone(point, bench, depth=bench.depth, in_parts=workbench.in_parts) for point, bench in mine.items()]
 
 
 def _together(
@@ -128,6 +129,6 @@ def _together(
     alike = [[benches[each] for each in benches if workbench.kind(each) == workbench.kind(point)] for point in mine]
     bench = StageBench(
         [benches[point] for point in sorted(benches, key=lambda each: place[each.partition])], alike,
-        depth=depth, is_crowded=2 * needed[depth] > room, device=workbench.device,
+        depth=depth, is_crowded=2 * needed[depth] > room, device=workbench.device, in_parts=workbench.in_parts,
     )  # fmt: skip
     return MeasuredStage(tuple(mine), bench)

@@ -32,6 +32,7 @@ class Workbench:
         inputs: By micro-batch size, then by partition: one of each kind.
         state_share: Bytes of optimizer state for a byte of parameters.
         room: Bytes that a measurement may take now.
+        in_parts: Their backwards are timed in two parts too.
         held: What is known of the bytes of points so far.
     """
 
@@ -42,6 +43,7 @@ class Workbench:
     inputs: Mapping[int, Mapping[str, KindInputs]]
     state_share: float
     room: Callable[[], float]
+    in_parts: bool = False
     held: dict[Point, PartitionBytes] = field(default_factory=dict)
 
     def kind(self, point: Point) -> str:
@@ -105,6 +107,7 @@ class Workbench:
         given = next((known[name] for name in known if self.graph.piece[name].kind == piece.kind), None)
         if given is None:
             raise TooLargeError(f"its inputs at micro-batch {point.micro_batch} are too many to be kept")
+        needs = [bool(value.partition) and self.graph.values[value].gradient for value in piece.reads]
         runner = PartitionRunner(
             piece,
             module,
@@ -113,8 +116,8 @@ class Workbench:
             gradients=self.graph.output_gradients(piece),
             finish=self._loss(given) if piece is self.graph.last else None,
             run=compiled(module, piece.name, self.workload.compile),
+            differentiates=any(needs),
         )
-        needs = [bool(value.partition) and self.graph.values[value].gradient for value in piece.reads]
         parameters = sum(each.nbytes for each in module.parameters())
         depth = max(1, min(_DEPTH, self.workload.batch_size // point.micro_batch))  # those of a step, a few at most
         return PartitionBench(

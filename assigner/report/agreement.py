@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SAME = 0.01
 """A step time predicted this well needs no cause."""
 _OTHER = 0.05
-_ONCE = "forward", "backward", "reduce"
+_ONCE = "forward", "backward", "backward_input", "backward_weight", "reduce", "gather"
 """A machine's reference time that differs by this much is listed."""
 
 

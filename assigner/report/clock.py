@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError
+from assigner.formats.orders import WEIGHT
 from assigner.formats.profile import Edge
 from assigner.report.sheet import Line, Strip
+from assigner.schedule.orders import LETTERS
 from assigner.schedule.program import ActionKind, build_program
 from assigner.schedule.timing import Job, Queue, run_queues
 
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 STAGE_LIMIT = 16
 """Stages above which those in the middle are left out."""
 
-_SIGNS = {ActionKind.FORWARD: "F", ActionKind.BACKWARD: "B"}
 _IDLE = "."
 
 
@@ -93,7 +94,7 @@ def _ticked(program: Program, *, exact: bool) -> Clock:
                 target = number[action.route.target]
                 sends = (*job.sends, (arrivals[action.route], number[worker] * len(number) + target, 0.0, target))
                 queue[-1] = job._replace(sends=sends), m
-            elif action.kind in _SIGNS:
+            elif action.kind in LETTERS:
                 queue.append((Job(1.0, tuple(waits), 0.0, ()), action.micro_batch))
                 mine.append((action.stage, action.kind, action.micro_batch))
                 waits = []
@@ -111,6 +112,12 @@ def _ticked(program: Program, *, exact: bool) -> Clock:
     return Clock(tuple(sorted(placed, key=lambda each: (each.stage, each.tick))), round(last), exact)
 
 
+def legend(plan: Plan) -> str:
+    """What the letters of a plan's steps mean."""
+    parts = any(step.letter == WEIGHT for steps in plan.listed.values() for step in steps)
+    return "F forward, B backward" + (", I its input part, W its weight part" if parts else "")
+
+
 def clock_table(plan: Plan, profile: Profile | None = None, *, everything: bool = False) -> tuple[Strip | Line, ...]:
     """The table as it is shown; a sentence where the plan cannot run.
 
@@ -124,7 +131,7 @@ def clock_table(plan: Plan, profile: Profile | None = None, *, everything: bool 
     except FormatError as error:
         why = "" if profile else " (each stage taken to need the one before it; --profile PROFILE knows better)"
         return (Line(f"no clock table: {error.message}{why}", "warning"),)
-    cells = {(each.stage, each.worker, each.tick): f"{_SIGNS[each.kind]}{each.micro_batch}" for each in found.placed}
+    cells = {(each.stage, each.worker, each.tick): f"{LETTERS[each.kind]}{each.micro_batch}" for each in found.placed}
     count = len(plan.stages)
     shown = list(range(count))
     if count > STAGE_LIMIT and not everything:
@@ -135,10 +142,10 @@ def clock_table(plan: Plan, profile: Profile | None = None, *, everything: bool 
         for n in shown
         for worker in plan.stages[n].workers
     )
-    title = "clock: which micro-batch is where (F forward, B backward; not to scale)"
+    title = f"clock: which micro-batch is where ({legend(plan)}; not to scale)"
     if not found.exact and count > 2:  # of two stages the second needs the first, whatever the graph
         title += "; each stage is taken to need the one before it"
-    strip = Strip(title, ("tick", tuple(map(str, ticks))), rows, "tick", "".join(_SIGNS.values()))
+    strip = Strip(title, ("tick", tuple(map(str, ticks))), rows, "tick", "".join(LETTERS.values()))
     if len(shown) == count:
         return (strip,)
     middle = fmt.plural(count - len(shown), "stage")

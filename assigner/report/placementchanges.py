@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
+from assigner.formats.orders import written_order
 from assigner.location import Location
 from assigner.report.sheet import Column, Line, Report, Sheet
-from assigner.schedule.program import warm_up
+from assigner.schedule.orders import warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +68,9 @@ def changes(baseline: Plan, other: Plan) -> tuple[PartitionMove, ...]:
 def settings(plan: Plan) -> dict[str, str]:
     """What a plan decides beside the places of partitions, as text."""
     shares = ["+".join(str(each.micro_batches) for each in stage.replicas) for stage in plan.stages if stage.replicas]
+    updates = [
+        "+".join(str(len(each.updates or ())) for each in stage.replicas) for stage in plan.stages if stage.is_divided
+    ]
     depths = [str(warm_up(plan, n)) for n in range(len(plan.stages))]
     return {
         "batch": str(plan.workload.batch_size),
@@ -73,8 +78,18 @@ def settings(plan: Plan) -> dict[str, str]:
         "micro-batches": f"{plan.micro_batches} x {plan.micro_batch_size}",
         "order of ranks": fmt.ranges([_ranks(stage) for stage in plan.stages]),
         "shares of replicas": ", ".join(shares) or "none",
-        "in flight": ", ".join(depths) if plan.schedule == "1f1b" else "all",
+        "updates of replicas": ", ".join(updates) or "everything",
+        "in flight": "all" if plan.schedule in ("gpipe", "interleaved") else ", ".join(depths),
+        "orders": _orders(plan),
     }
+
+
+def _orders(plan: Plan) -> str:
+    """A short word that differs where listed orders do."""
+    if not plan.orders:
+        return "the schedule's"
+    text = "\n".join(f"{worker} {written_order(steps)}" for worker, steps in sorted(plan.listed.items()))
+    return f"listed {hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 def _ranks(stage: Stage) -> str:

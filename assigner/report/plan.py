@@ -19,6 +19,7 @@ from assigner.schedule.criticalpath import path_shares
 from assigner.schedule.program import in_flight, warm_up
 from assigner.schedule.replication import taken
 from assigner.schedule.simulate import simulated
+from assigner.solver.options import USUAL_GAP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -146,6 +147,7 @@ def stages(plan: Plan, *, everything: bool = False) -> Sheet:
                 (
                     *((str(n), name) if k == 0 else ("", name)),
                     *((fmt.count(len(taken(plan, n, name))),) if plan.is_replicated else ()),
+                    *((_updates(stage, name),) if plan.is_divided else ()),
                     *(held if k == 0 else ("", "")),
                     fmt.count(in_flight(plan, n, name)),
                     *_spent(worker, time),
@@ -156,6 +158,7 @@ def stages(plan: Plan, *, everything: bool = False) -> Sheet:
         Column("#"),
         Column("worker", "name"),
         *((Column("takes"),) if plan.is_replicated else ()),
+        *((Column("updates %"),) if plan.is_divided else ()),
         Column("partitions", "text", least=LEAST_TEXT if everything else 2 * LEAST_TEXT),
         Column("remat", "text"),
         Column("in flight", rank=1),
@@ -166,12 +169,18 @@ def stages(plan: Plan, *, everything: bool = False) -> Sheet:
         Column(f"peak {memory.name}", rank=5),
         Column(f"of {memory.name}", rank=6),
     )
-    known = len(columns) if found else _DECIDED + plan.is_replicated
+    known = len(columns) if found else _DECIDED + plan.is_replicated + plan.is_divided
     shortened = not everything and any(_whole(stage) != _shortly(stage) for stage in plan.stages)
     notes = [f"takes: of {plan.micro_batches} micro-batches"] if plan.is_replicated else []
+    notes += ["updates: of the stage's partitions, for all of its workers"] if plan.is_divided else []
     notes += ["-v names every partition"] if shortened else []
     title = fmt.plural(len(plan.stages), "stage") + (f" ({'; '.join(notes)})" if notes else "")
     return Sheet(title, columns[:known], tuple(row[:known] for row in rows))
+
+
+def _updates(stage: Stage, worker: str) -> str:
+    """How much of a stage a worker updates, by the count of partitions."""
+    return fmt.points(len(stage.updated_by(worker)) / len(stage.partitions))
 
 
 def _whole(stage: Stage) -> tuple[str, str]:
@@ -224,27 +233,50 @@ def status(solver: SolverReport) -> str:
 
 
 def proof(solver: SolverReport) -> str:
-    """How good a plan is proven to be: `optimal` up to the gap asked for, `feasible` where that was not reached."""
-    if solver.gap >= 1:
+    """How good a plan is proven to be: `optimal` up to the gap asked for, `feasible` where that was not reached.
+
+    Of a plan whose stages have one worker each it is among such plans, where more is proven of these.
+    """
+    among = _single_gap(solver)
+    gap = solver.gap if among is None else among
+    if gap >= 1:
         return "feasible: nothing proven"
-    if solver.gap < _PROVEN:
+    if gap < _PROVEN:
         return "optimal"
-    gap = fmt.percent(solver.gap)
-    return f"optimal to {gap}" if solver.status == "optimal" else f"feasible: within {gap} of the best plan"
+    asked = solver.options.get("gap")
+    within = solver.status == "optimal" or gap <= (asked if isinstance(asked, float) else USUAL_GAP) + _PROVEN
+    return f"optimal to {fmt.percent(gap)}" if within else f"feasible: within {fmt.percent(gap)} of the best plan"
 
 
 def scope(solver: SolverReport) -> str:
     """Among which plans it is proven; empty: nothing is."""
-    asked = solver.options
-    return "" if solver.gap >= 1 else searched(str(asked.get("schedule", "auto")), asked.get("max_replicas", 1))
+    asked, schedule = solver.options, str(solver.options.get("schedule", "auto"))
+    if solver.gap < 1 and solver.any_order_s == solver.bound_s:
+        return "with any number of stages a worker, in any order"
+    if _single_gap(solver) is not None:
+        wider = f"within {fmt.percent(solver.gap)} of any" if solver.gap < 1 else "nothing is proven of plans"
+        return f"{searched(schedule, 1)}; {wider} in which workers share a stage"
+    return "" if solver.gap >= 1 else searched(schedule, asked.get("max_replicas", "all"))
 
 
-def searched(schedule: str, max_replicas: int = 1) -> str:
-    """Which plans a search with these options is about, as in `the best plan with one stage a worker`."""
+def _single_gap(solver: SolverReport) -> float | None:
+    """How far the plan may be above the best whose stages have one worker each; None: as of all plans."""
+    bound, value = solver.single_bound_s, solver.objective_s
+    return None if bound is None or not value else (value - bound) / value
+
+
+def searched(schedule: str, max_replicas: int | str = "all") -> str:
+    """Which plans a search with these options is about, as in `the best plan with one stage a worker`.
+
+    Args:
+        schedule: As in the options.
+        max_replicas: So many workers may share a stage; "all": any number.
+    """
     if schedule == "interleaved":
         return "under interleaved"
-    shared = "" if max_replicas == 1 else f", up to {max_replicas} workers a stage"
-    return f"with one stage a worker{shared}" + ("" if schedule == "auto" else f" under {schedule}")
+    shared = "" if max_replicas == "all" else f", up to {max_replicas} workers a stage"
+    shared = " and one worker a stage" if max_replicas == 1 else shared
+    return f"with one stage a worker{shared}" + ("" if schedule in ("auto", "one-stage") else f" under {schedule}")
 
 
 def describe_solver(solver: SolverReport) -> str:
@@ -342,8 +374,9 @@ def _beyond(plan: Plan, baseline: str) -> str:
     """How to ask for plans of the shape of a baseline that beats this one; empty: they were searched."""
     if baseline in SHARED:
         asked = plan.solver.options.get("max_replicas", 1) if plan.solver else 1
-        return "; with --max-replicas N up to N workers may share a stage, as they do there" if asked == 1 else ""
-    if plan.schedule == "interleaved":
+        return "; without --max-replicas 1 workers may share a stage, as they do there" if asked == 1 else ""
+    asked = plan.solver.options.get("schedule", "auto") if plan.solver else ""
+    if plan.schedule == "interleaved" or asked in ("auto", "listed"):
         return ""
     return "; where it gives a worker several stages, --schedule interleaved may find such a plan"
 

@@ -51,7 +51,7 @@ def prediction_report(
     held = () if memory is None else (_over_time(now, memory),)
     return (
         head, said, *_against(plan, now, own_profile=own_profile), *timeline([spans], width=width),
-        _workers(plan, now), *transfers(now, most=_LINKS), *held, _fit(now),
+        _workers(plan, now), *transfers(now, most=_LINKS), *held, fit(now),
     )  # fmt: skip
 
 
@@ -164,7 +164,8 @@ def _change(value: float, old: float | None) -> str:
     return fmt.NOTHING if factor is None else fmt.points(factor - 1, sign=True)
 
 
-def _fit(now: Prediction) -> Line:
+def fit(now: Prediction) -> Line:
+    """Whether every worker has the memory; which has not."""
     return misfit(now) or Line("fits: every worker's peak is within its capacity", "strong")
 
 

@@ -62,15 +62,19 @@ def _regrets(found: Robustness) -> Sheet:
         fmt.points(found.worst_regret),
     )
     return Sheet(
-        f"{_BEST[found.objective]} against the best plan found {searched(found.schedule)} for each draw",
+        f"{_BEST[found.objective]} against the best plan found {_searched(found)} for each draw",
         columns,
         (row,),
     )
 
 
+def _searched(found: Robustness) -> str:
+    return searched(found.schedule, found.max_replicas or "all")
+
+
 def _conclusion(found: Robustness) -> Line:
     draws, near = fmt.plural(found.compared, "draw"), f"within {fmt.percent(found.within)} of the best plan found"
-    near = f"{near} {searched(found.schedule)}"
+    near = f"{near} {_searched(found)}"
     if found.near_best == found.compared:
         return Line(f"steady: {near} in every one of {draws}", "strong")
     often = f"in {found.near_best} of {draws}"

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 def sharing(plan: Plan, profile: Profile | None) -> Report:
     """A sentence for each stage that several workers share, or else what data parallelism would have to add up.
 
+    And for each reason why some partitions are on one worker.
+
     Args:
         plan: A plan with a prediction, for a short step; nothing is said of others.
         profile: What it was solved from; None: nothing is said.
@@ -31,8 +33,18 @@ def sharing(plan: Plan, profile: Profile | None) -> Report:
     check_fit(plan, profile)
     cost, step = CostModel(profile), plan.predicted.step_s
     if plan.is_replicated:
-        return tuple(Line(_pays(plan, n, cost, step)) for n, stage in enumerate(plan.stages) if stage.replicas)
-    return (Line(_would_cost(cost, step)),)
+        shared = [n for n, stage in enumerate(plan.stages) if stage.replicas]
+        return (*(Line(_pays(plan, n, cost, step)) for n in shared), *_kept(profile))
+    return _kept(profile) or (Line(_would_cost(cost, step)),)
+
+
+def _kept(profile: Profile) -> tuple[Line, ...]:
+    """What several workers cannot share, and why."""
+    names: dict[str, list[str]] = {}
+    for each in profile.partitions:
+        if each.one_worker is not None:
+            names.setdefault(each.one_worker, []).append(each.name)
+    return tuple(Line(f"not shared by several workers: {fmt.first_of(held)}: {why}") for why, held in names.items())
 
 
 def _pays(plan: Plan, n: int, cost: CostModel, step: float) -> str:
@@ -44,7 +56,21 @@ def _pays(plan: Plan, n: int, cost: CostModel, step: float) -> str:
     told = _reduce(workers, reduced_bytes(cost, plan, n), reduce_s, cost)
     return (
         f"stage {n} is shared by {len(workers)} workers: {told} a step, {fmt.percent(reduce_s / step)} of it; the"
-        f" fastest of them alone would compute for {fmt.seconds(alone)}"
+        f" fastest of them alone would compute for {fmt.seconds(alone)}{_divides(plan, n, cost)}"
+    )
+
+
+def _divides(plan: Plan, n: int, cost: CostModel) -> str:
+    """What dividing the optimizer's state spares its workers, and what it costs."""
+    stage = plan.stages[n]
+    if not stage.is_divided:
+        return ""
+    whole = cost.state(stage.partitions).optimizer
+    most = max(cost.state(stage.updated_by(worker)).optimizer for worker in stage.workers)
+    gather_s = compute_s(cost, plan, (ActionKind.GATHER, n, stage.workers[0]))
+    return (
+        f"; each updates a part for all: {fmt.size(most)} of optimizer state at most instead of {fmt.size(whole)}, and"
+        f" handing out what was updated takes {fmt.seconds(gather_s)} a step"
     )
 
 
@@ -70,7 +96,8 @@ def _reduce(workers: Sequence[str], size: float, reduce_s: float, cost: CostMode
     )  # fmt: skip
     seconds = cost.transfer_s(source, target, message)
     rate = f" at {fmt.size(message / seconds)}/s" if seconds else ""
+    measured = "" if cost.profile.collectives else " (links alone: no all-reduce was measured)"
     return (
-        f"adding up {fmt.size(size)} of gradients, over the link from {source} to {target}{rate}, takes"
+        f"adding up {fmt.size(size)} of gradients, over the link from {source} to {target}{rate}{measured}, takes"
         f" {fmt.seconds(reduce_s)}"
     )

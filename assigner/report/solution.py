@@ -101,7 +101,38 @@ def _bound(plan: Plan, solver: SolverReport) -> Report:
         values = [unit.text(solver.objective_s), unit.text(solver.bound_s)]
     where = "at the slow end of the measurements: " if solver.options.get("robust") else ""
     of = f"none of the {solver.scope}" if solver.scope else "no plan"
-    return (Line(f"{where}found {values[0]}, {of} takes less than {values[1]}"),)
+    return (
+        Line(f"{where}found {values[0]}, {of} takes less than {values[1]}"),
+        *_any_order(solver),
+        *_one_stage(plan, solver),
+    )
+
+
+def _any_order(solver: SolverReport) -> Report:
+    """What is known of plans in any order: whether a faster one was found, and how far the best may be from this."""
+    if solver.any_order_s is None or not solver.objective_s:
+        return ()
+    unit, told = fmt.time_unit(solver.objective_s), list[str]()
+    if solver.any_order_found_s is not None:
+        gain = fmt.percent(1 - solver.any_order_found_s / solver.objective_s)
+        found = unit.text(solver.any_order_found_s)
+        told.append(f"one of {found} was found, {gain} less: not taken for so little (--schedule listed takes it)")
+    if solver.any_order_s != solver.bound_s:
+        share = fmt.percent(max(0.0, 1 - solver.any_order_s / solver.objective_s))
+        told = told or ["no faster plan was found"]
+        told.append(f"none takes less than {unit.text(solver.any_order_s)}, {share} below")
+    return (Line(f"with several stages a worker, in any order, {'; '.join(told)}"),) if told else ()
+
+
+def _one_stage(plan: Plan, solver: SolverReport) -> Report:
+    """Of a plan with several stages a worker, or listed orders: what is proven of those with one stage a worker."""
+    if solver.any_order_s is None or solver.any_order_s != solver.bound_s:
+        return ()
+    proven = [each.bound_s for each in plan.candidates if each.schedule in ("gpipe", "1f1b") and each.bound_s]
+    if not proven or min(proven) <= solver.objective_s:
+        return ()
+    least = fmt.time_unit(solver.objective_s).text(min(proven))
+    return (Line(f"gpipe and 1f1b, with one stage a worker, take {least} or more"),)
 
 
 def frontier(solution: Solution) -> Report:

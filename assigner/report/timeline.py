@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.schedule.program import TOGETHER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +26,15 @@ LEAST = 24
 PIPED = 120
 """Columns where there is no terminal."""
 
-_SIGNS = {"forward": "─", "backward": "█", "recomputes": "=", "update": "U", "reduce": "+"}
-_MEANINGS = {"─": "forward", "█": "backward", "=": "backward with remat", "U": "update", "+": "gradients are added up"}
+_SIGNS = {
+    "forward": "─", "backward": "█", "recomputes": "=", "backward_input": "▓", "backward_weight": "▒", "update": "U",
+    "reduce": "+", "gather": "*",
+}  # fmt: skip
+_MEANINGS = {
+    "▓": "input part of a backward", "▒": "weight part",
+    "─": "forward", "█": "backward", "=": "backward with remat", "U": "update", "+": "gradients are added up",
+    "*": "updated parameters are handed out",
+}  # fmt: skip
 
 
 def timeline(sides: Sequence[Spans], *, width: int) -> Report:
@@ -49,7 +57,7 @@ def timeline(sides: Sequence[Spans], *, width: int) -> Report:
             text = bar(mine, end, cells)
             used.update(text)
             name = worker if side is sides[0] else ""
-            busy = sum(each.seconds for each in mine if each.kind != "reduce")
+            busy = sum(each.seconds for each in mine if each.kind not in TOGETHER)
             whole = side.steps[0].end_s - side.steps[0].start_s or 1.0
             rows.append((name, *([side.side] if len(sides) > 1 else []), text, fmt.points(busy / whole)))
     title = f"timeline of a step: {cells} columns of {fmt.seconds(end / cells)}"
@@ -67,7 +75,7 @@ def drawn_width(width: int) -> int:
 
 
 def _computes(side: Spans, worker: str) -> list[Span]:
-    """What a worker computes in the first step, and its reductions."""
+    """What a worker computes in the first step, and what it does together with others."""
     return [span for span in side.spans if span.worker == worker and span.message is None and span.step == 0]
 
 
@@ -88,13 +96,13 @@ def bar(computes: Sequence[Span], end_s: float, cells: int) -> str:
         cells: Characters.
     """
     shares: list[dict[int, float]] = [defaultdict(float) for _ in range(cells)]  # of each cell, by action
-    order = sorted(range(len(computes)), key=lambda n: computes[n].kind == "reduce")
+    order = sorted(range(len(computes)), key=lambda n: computes[n].kind in TOGETHER)
     for n in order:
         span = computes[n]
         start, end = (min(max(0.0, at / end_s * cells), cells) if end_s else 0.0 for at in (span.start_s, span.end_s))
         for cell in range(int(start), min(cells, int(end) + 1)):
             part = max(0.0, min(end, cell + 1) - max(start, cell))
-            shares[cell][n] += part if span.kind != "reduce" else max(0.0, part - sum(shares[cell].values()))
+            shares[cell][n] += part if span.kind not in TOGETHER else max(0.0, part - sum(shares[cell].values()))
     owners = [max(each, key=lambda n: each[n]) if sum(each.values()) >= 0.5 else None for each in shares]
     signs = [" " if owner is None else _sign(computes[owner]) for owner in owners]
     for n, span in enumerate(computes):

@@ -14,15 +14,17 @@
     executor, partition, microbatch, division, lookahead, headers, outputs, missinggradients
                                           a step of a rank, action by action; its batch, its values and their messages
     loss, metrics, results                 what is made of the model's output, and what a step gives to the script
-    transport, ordering, sending, staging, nccl, handshake, directmessages, hostmemory
-                                          messages: gloo, NCCL, pinned and shared memory
+    transport, carriers, ordering, sending, staging, nccl, handshake, directmessages, hostmemory, mpi
+                                          messages: gloo, NCCL, MPI, pinned and shared memory
     recurrence, staterows                 state from batch to batch
+    splitbackward                         a backward in two parts: of what was read, and of the weights
     remat, batchnorm, randomness, compiling, attributes, vectormaths
                                           what a partition's forward does besides its own, and what it leaves in Python
     optimizer, optimizerstate, separability, gradients, scaling
                                           the update, as one over all ranks
-    replicas, workergroups, reduction     a stage on several workers: what it cannot have, their process group, the sums
-                                          of its gradients
+    replicas, workergroups, reduction, updaters, gathering
+                                          a stage on several workers: what it cannot have, their process group, the sums
+                                          of its gradients; who updates what for whom
     checkpoint, savedstate, shards, swapping, plainvalues
                                           the state of a run in files
     wholestate, packedvalues              the state of the whole model for plain PyTorch; values between ranks

@@ -151,7 +151,7 @@ class Saving:
                     f"{name!r} holds {count} NaN: it is not saved, and what stands at {self._named} stays",
                     hint="training has diverged: go on from an earlier checkpoint",
                 )
-        self._moments = OptimizerState.of(kept, self._optimizer)
+        self._moments = OptimizerState.of(self._share.kept_updated, self._optimizer)
         extra = self._share.extra_state(kept=True)
         self._extra = {path: PackedValue.of(each, _extra(path)) for path, each in extra.items()}
         self._state = self._carried.joined()
@@ -284,7 +284,7 @@ class Checkpoint:
             graph: The model's partitions.
             share: What is to be filled; a buffer that is None, and was so when it was saved, stays so.
             unread: What no partition holds.
-            optimizer: Of the share's parameters. None: nothing is trained.
+            optimizer: Of those of the share's parameters that it updates. None: nothing is trained.
             places: Which input carries which output, as `Workload.carried`.
 
         Raises:
@@ -310,7 +310,7 @@ class Checkpoint:
             moments = carried = None
             if optimizer is not None:
                 carried = read_state(folder, graph, places)
-                moments = OptimizerState.read(folder, share.parameters, optimizer, of_old="shared" not in index.content)
+                moments = OptimizerState.read(folder, share.updated, optimizer, of_old="shared" not in index.content)
             paths = (path, index.path, index_of(folder, "optimizer"), index_of(folder, "carried"))
             mark = zlib.crc32(b"".join(each.read_bytes() for each in paths if each.is_file()))
             kept = {name: found[name] for name in state}
@@ -327,7 +327,7 @@ class Checkpoint:
         for name, tensor in self.empty.items():
             empty[name](tensor)
         if self.moments is not None and optimizer is not None:
-            self.moments.put(share.parameters, optimizer)
+            self.moments.put(share.updated, optimizer)
 
 
 def _check_like(path: Path, name: str, found: torch.Tensor | None, wanted: torch.Tensor) -> None:

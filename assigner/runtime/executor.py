@@ -25,7 +25,8 @@ from assigner.runtime.reduction import Reduction
 from assigner.runtime.separability import is_known
 from assigner.runtime.staging import copied_to
 from assigner.runtime.staterows import kept
-from assigner.schedule.program import Action, ActionKind, Payload, Program, Route
+from assigner.schedule.orders import LETTERS, ActionKind
+from assigner.schedule.program import Action, Payload, Program, Route
 
 if TYPE_CHECKING:
     from torch import fx
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from assigner.runtime.state import PartitionState
     from assigner.runtime.transport import Transport
 
-_COMPUTE = (ActionKind.FORWARD, ActionKind.BACKWARD)
+_COMPUTE = frozenset(LETTERS)
 
 Key = tuple[Value, int]
 
@@ -126,10 +127,11 @@ class Executor:
         piece = self.graph.piece[name]
         gradients = self.graph.output_gradients(piece)
         finish = self._finish if piece is self.graph.last else None
+        differentiates = any(value.partition and self.graph.values[value].gradient for value in piece.reads)
         return PartitionRunner(
             piece, module, self.device, name in remat.partitions, gradients, finish,
             run=compiled(module, name, workload.compile), keep_last=remat.keeps_last, statistics=self.statistics,
-            state=self.states.get(name), stores=self.stores,
+            state=self.states.get(name), stores=self.stores, differentiates=differentiates,
         )  # fmt: skip
 
     @property
@@ -306,10 +308,13 @@ class Executor:
             self._stepped.outbox.clear()
             for name in held:
                 self._forward(self.runners[name], action.micro_batch)
-        elif action.kind is ActionKind.BACKWARD:
+        elif action.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT):
             self._stepped.outbox.clear()
             for name in reversed(held):
-                self._backward(self.runners[name], action.micro_batch)
+                self._backward(self.runners[name], action.micro_batch, whole=action.kind is ActionKind.BACKWARD)
+        elif action.kind is ActionKind.BACKWARD_WEIGHT:
+            for name in reversed(held):
+                self._backward_weight(self.runners[name], action.micro_batch)
         elif action.kind is ActionKind.SEND:
             self._send(action, span)
         elif action.kind is ActionKind.REDUCE:
@@ -367,16 +372,20 @@ class Executor:
         step.leaves[key] = tensor.detach().requires_grad_(self.graph.values[value].gradient)
         step.readers[key] = self._readers[key]
 
-    def _backward(self, runner: PartitionRunner, micro_batch: int) -> None:
-        piece = runner.piece
-        self.member.at = f"backward of partition {piece.name!r}, micro-batch {micro_batch}"
+    def _backward(self, runner: PartitionRunner, micro_batch: int, *, whole: bool) -> None:
+        """A backward, or its input part."""
+        piece, part = runner.piece, "" if whole else "input part of the "
+        self.member.at = f"{part}backward of partition {piece.name!r}, micro-batch {micro_batch}"
         gradients = [
             self.loss.gradient() if runner.finish else self._gradient(Value(piece.name, index), micro_batch)
             for index in range(len(runner.gradients))
         ]
         place = self._place(micro_batch)
         reads, sizes = self._inputs(runner, micro_batch) if runner.recomputes(place) else ([], [])
-        runner.backward(place, reads, sizes, gradients)
+        if whole:
+            runner.backward(place, reads, sizes, gradients)
+        else:
+            runner.backward_input(place, reads, sizes, gradients)
         step = self._stepped
         for value in piece.reads:
             if value.partition and not self.graph.values[value].gradient:  # else it goes with its gradient
@@ -384,6 +393,10 @@ class Executor:
                 step.readers[key] -= 1
                 if not step.readers[key]:
                     del step.leaves[key]
+
+    def _backward_weight(self, runner: PartitionRunner, micro_batch: int) -> None:
+        self.member.at = f"weight part of the backward of partition {runner.piece.name!r}, micro-batch {micro_batch}"
+        runner.backward_weight(self._place(micro_batch))
 
     def _gradient(self, value: Value, micro_batch: int) -> torch.Tensor | None:
         """The gradient of a value that this rank made: of its readers here, and of those elsewhere."""

@@ -273,6 +273,8 @@ class FailureWatch:
     def _end(self, found: Failure) -> None:
         """Print the cause, and end the process unless its main thread comes to know by itself."""
         self._found = found
+        if self.connections is not None:
+            self.connections.run_failed = True
         told = found.hand_over(to_tell_of=self.worker)
         if not self.known.is_set():
             self.printed = True

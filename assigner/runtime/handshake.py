@@ -12,6 +12,14 @@ for no device. So each launched kernel's peer is launched, too, whatever any hos
 rest in the end. (What waits for a device gives up Python's lock, as torch's functions do.) A receiver holds up no rank
 that it would not hold up with gloo, and a sender nobody: it has a thread for each target.
 
+A sum over several workers is a kernel on each of them, which spins until all of theirs run. Its members meet first,
+through the host, each with its part computed: none launches before all have come to this sum. Sums that share a member
+are begun in one order by all; so of those that are launched in part, the first in that order waits for no device that
+waits for another one.
+
+    worker 0    computed   in │ launches            what is sent from here in threads goes on while it waits
+    worker 1    B2 B3      computed   in │ launches
+
 Source of the circle: pytorch/pytorch issue 136248.
 """
 
@@ -26,6 +34,29 @@ import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
+
+
+class Meeting:
+    """Where the members of a group meet before each kernel that all of them launch.
+
+    Args:
+        largest: Of all members' values, element by element; there once all have given theirs.
+    """
+
+    def __init__(self, largest: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._largest, self._count = largest, 0
+
+    def launch(self, launch: Callable[[], T]) -> T:
+        """Launch this member's kernel once every member is about to.
+
+        Raises:
+            RuntimeError: another member is at another one.
+        """
+        self._count += 1
+        most, least = self._largest(torch.tensor([self._count, -self._count], device="cpu")).tolist()
+        if most != -least:
+            raise RuntimeError(f"workers of a group are at unlike sums: at number {-least} and at number {most}")
+        return launch()
 
 
 class Signal(IntEnum):

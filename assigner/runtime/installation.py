@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from assigner.errors import UsageError
+from assigner.formats.orders import INPUT
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.callcomparison import CallComparison
+from assigner.runtime.gathering import Gathering
 from assigner.runtime.gradients import Gradients
 from assigner.runtime.inference import Inference
 from assigner.runtime.localpartitions import LocalPartitions
@@ -17,12 +19,16 @@ from assigner.runtime.needs import Needs, given_pair
 from assigner.runtime.programs import Programs
 from assigner.runtime.recurrence import CarriedState
 from assigner.runtime.replicas import CHANGED_UNLIKE, MADE_UNLIKE, ReplicaWatch, check_alike
+from assigner.runtime.splitbackward import count_retained
 from assigner.runtime.state import PartitionState, WrittenTensors
 from assigner.runtime.training import Training
+from assigner.runtime.updaters import updaters
 from assigner.runtime.variants import Variants
 from assigner.runtime.vectormaths import settle_vector_maths
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
     from assigner.formats.plan import Plan
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
     from assigner.runtime.membership import Membership
     from assigner.runtime.remat import Rematerialisation
     from assigner.runtime.scaling import GradientScaling
+    from assigner.runtime.workergroups import WorkerGroup
     from assigner.schedule.program import Program
 
 
@@ -52,6 +59,7 @@ class Installation:
     Attributes:
         share: The partitions with their weights.
         trained: Their parameters that are trained.
+        updated: Those of them that this rank updates, for other workers too where the plan says so.
         programs: Of the plan.
         training: Forwards and backwards.
         needs: What this rank needs of a batch.
@@ -59,6 +67,7 @@ class Installation:
         same: Whether all ranks make the same call.
         inference: Forwards alone.
         gradients: Of the parameters.
+        gathering: Of parameters that workers update for each other.
     """
 
     def __init__(
@@ -74,9 +83,12 @@ class Installation:
         scaling: GradientScaling,
     ) -> None:
         settle_vector_maths()
+        if any(step.letter == INPUT for steps in plan.listed.values() for step in steps):
+            count_retained()
         self.graph = graph
         self.share = LocalPartitions(graph, plan, member.worker, member.device)
         self.trained: dict[str, nn.Parameter] = self.share.parameters if trains else self.share.frozen()
+        self.updated = {name: each for name, each in self.trained.items() if name in self.share.updated}
         self.plan, self.member, self._begun = plan, member, False
         check_alike(self.share, plan, member, MADE_UNLIKE)
         self.programs = Programs(plan, graph, member.transport, workload.fineness)
@@ -100,7 +112,32 @@ class Installation:
             cutting=self.cutting, same=self.same, needs=self.needs, carried=carried[1], watch=watch,
         )  # fmt: skip
         self.gradients = Gradients(self.trained, graph, plan, member, scaling)
+        self.gathering = Gathering(dict(self._divided()) if trains else {})
         member.on_leaving = self.forget
+
+    def _divided(self) -> Iterator[tuple[int, tuple[WorkerGroup, dict[str, dict[str, nn.Parameter]]]]]:
+        """Of each stage whose updates this rank divides with others the group, and who updates what for the others."""
+        for n, stage in enumerate(self.plan.stages):
+            group = self.member.groups.get(stage.workers)
+            if group is None or not stage.is_divided:
+                continue
+            by = updaters(self.graph, self.plan)
+            held = {
+                self.graph.canonical[each]: None
+                for partition in stage.partitions
+                for each in self.graph.piece[partition].parameters
+            }
+            alone = {name: by[name][0] for name in held if len(by[name]) == 1}
+            yield (
+                n,
+                (
+                    group,
+                    {
+                        worker: {name: self.share.parameters[name] for name, one in alone.items() if one == worker}
+                        for worker in stage.workers
+                    },
+                ),
+            )
 
     @property
     def executor(self) -> Executor:
@@ -140,6 +177,21 @@ class Installation:
         self._begun = other._begun  # from the first step on, unlike kinds of workers may differ by rounding
         self.training.carried.parts = other.training.carried.parts
         self.inference.carried.parts = other.inference.carried.parts
+
+    @property
+    def updated_elsewhere(self) -> dict[str, nn.Parameter]:
+        """The trained parameters of this rank that another worker updates for it."""
+        return {name: each for name, each in self.trained.items() if name not in self.updated}
+
+    def update(self, optimizer: torch.optim.Optimizer | None, number: int) -> None:
+        """Apply the gradients, and hand each other what workers have updated for others; as `Executor.update`."""
+        self.executor.update(optimizer, number)
+        if optimizer is not None and self.plan.is_divided:
+            self.member.before_sums()
+            self.gathering.run(self.member.name, self.executor.recorder, note=self._note)
+
+    def _note(self, at: str) -> None:
+        self.member.at = at
 
     def ran_as_planned(self, program: Program) -> bool:
         """The last step, which ran this program, was the plan's own: of its rows, micro-batches and graph."""

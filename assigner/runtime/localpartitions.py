@@ -11,6 +11,7 @@ from torch import nn
 
 from assigner.model.marking.marks import matches
 from assigner.runtime.attributes import changed_attributes, packed_attributes, put_attributes
+from assigner.runtime.updaters import updaters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ class LocalPartitions:
         partitions: The names of its partitions, in the order in which it runs them.
         modules: Their forwards, with their weights.
         parameters: Its parameters, each once, by the first of its names in the model.
+        updated: Those of them that this rank updates (see `updaters`).
+        kept_updated: Those of them whose optimizer state it writes into checkpoints.
     """
 
     def __init__(self, graph: PartitionGraph, plan: Plan, worker: str | None, device: torch.device) -> None:
@@ -50,6 +53,9 @@ class LocalPartitions:
             module = self.modules[name]
             self._parameters[name] = {graph.canonical[each]: module.get_parameter(each) for each in known}
         self.parameters = self._parameters_of(self.partitions)
+        by = updaters(graph, plan)
+        self.updated = {name: each for name, each in self.parameters.items() if worker in by[name]}
+        self.kept_updated = {name: each for name, each in self.updated.items() if worker == by[name][0]}
 
     def buffers_of(self, partition: str) -> dict[str, torch.Tensor]:
         """The buffers of a partition of this rank, as they are now: forwards may assign others."""

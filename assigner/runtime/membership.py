@@ -18,6 +18,7 @@ import torch.distributed as dist
 from assigner.errors import FormatError, UsageError
 from assigner.launch.stopping import StopSignals
 from assigner.location import Location
+from assigner.runtime.carriers import open_carrier
 from assigner.runtime.failure import FailureWatch, watched_run
 from assigner.runtime.hostmemory import host_memory
 from assigner.runtime.inquiry import answer, ask
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from assigner.formats.plan import Plan
+    from assigner.formats.terms import Backend
     from assigner.runtime.callrecord import CallRecord, CallSums
     from assigner.runtime.nccl import DirectChannels
-    from assigner.runtime.rendezvous import Backend
     from assigner.runtime.workergroups import WorkerGroup
 
 
@@ -86,10 +87,13 @@ class Membership:
         with self.guarded("taking its place in the run"):
             self.take_place(plan)
             if self._watch is not None:
+                carrier = open_carrier(backend, timeout_s=timeout_s)
                 direct = direct_channels(plan.workers, self.device, timeout_s=timeout_s, backend=backend)
                 self._direct = direct
-                memory = host_memory(self.device)
-                self.transport = Transport(device=self.device, timeout_s=timeout_s, direct=direct, memory=memory)
+                memory = host_memory(self.device) if carrier.name == "gloo" else None
+                self.transport = Transport(
+                    device=self.device, timeout_s=timeout_s, direct=direct, memory=memory, carrier=carrier
+                )
                 reached = frozenset[int]() if direct is None else direct.ranks
                 self._groups = WorkerGroups(self.rank, self.device, reached, timeout_s=timeout_s)
                 self._open_groups(plan)
@@ -327,7 +331,7 @@ class Membership:
             self._owns_group = False
         if self.transport is not None:
             self._left = True
-            self.transport.close()
+            self.transport.close(failed=failed)
         if self._groups is not None:
             self._groups.close()
             self.groups = {}

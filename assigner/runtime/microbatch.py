@@ -234,49 +234,6 @@ class Cutting:
                 )
 
 
-@dataclass(frozen=True)
-class LossOfParts:
-    """A batch's loss, and what its parts' losses add up to.
-
-    Args:
-        whole: The loss of the batch.
-        parts: The parts' losses, each with its weight, added up.
-    """
-
-    whole: float
-    parts: float
-
-    @property
-    def difference(self) -> float:
-        """Between both, relative to the larger; what is no number on both sides is no difference."""
-        if self.whole == self.parts or (math.isnan(self.whole) and math.isnan(self.parts)):
-            return 0.0
-        difference = abs(self.whole - self.parts) / max(abs(self.whole), abs(self.parts))
-        return math.inf if math.isnan(difference) else difference
-
-
-def loss_of_parts(
-    workload: Workload, batch: Batch, evaluate: Callable[[Batch], float], *, count: int = 2
-) -> LossOfParts:
-    """Whether a loss can be had from micro-batches: if not, it mixes rows, or `reduction` and `weight` say it wrong.
-
-    Args:
-        workload: What its loss is over, and what its parts count for.
-        batch: (inputs, targets), of `count` rows or more.
-        evaluate: The loss of a batch, without dropout; in eval mode also BatchNorm mixes no rows.
-        count: Parts; under loss_over "batch" there is one.
-
-    Returns:
-        Both losses; beyond the precision's own noise they differ where micro-batches train something else.
-
-    Raises:
-        UsageError: the batch cannot be cut.
-    """
-    parts = Cutting(workload).parts(batch, 1 if workload.loss_over == "batch" else count)
-    losses = [weight * evaluate((inputs, targets)) for inputs, targets, weight, *_ in parts if weight]
-    return LossOfParts(evaluate(batch), math.fsum(losses))
-
-
 def micro_batch_count(rows: int, most: int, size: int, fineness: Fineness = ANY) -> int:
     """How many micro-batches a batch is cut into: as many as planned, or fewer where rows are few.
 

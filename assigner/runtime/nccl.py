@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from assigner.formats.plan import Plan
+    from assigner.formats.terms import Backend
     from assigner.runtime.ordering import Message
-    from assigner.runtime.rendezvous import Backend
     from assigner.schedule.program import Program, Route
 
 GROUP_BACKEND = "nccl"

@@ -54,10 +54,12 @@ class PipelineOptimizer(torch.optim.Optimizer):
     Args:
         workload: Whose optimizer.
         model: All of the model's parameters by name, in the model's order; those of other ranks only for their shapes.
-        held: This rank's parameters, by the same names.
+        held: Those that this rank updates, by the same names.
         apply: Applies the gradients with `local`, on every rank; a closure is what `local` calls for new ones.
         note: Told of calls that every rank makes for itself.
-        shares: Names of the parameters that each worker has; none: one has all.
+        shares: Names of the parameters that each worker updates; none: one has all.
+        beside: Parameters of this rank that another worker updates for it: `zero_grad` drops their gradients.
+        holders: How many workers hold each parameter; None: those that update it.
 
     Attributes:
         local: The optimizer that the user's builder made, over this rank's parameters.
@@ -77,27 +79,33 @@ class PipelineOptimizer(torch.optim.Optimizer):
         apply: Callable[[Callable[[], Any] | None], Any],
         note: Callable[[str], None] = lambda _: None,
         shares: Sequence[Collection[str]] = (),
+        beside: Mapping[str, nn.Parameter] | None = None,
+        holders: Mapping[str, int] | None = None,
     ) -> None:
         self._workload, self._apply, self._note = workload, apply, note
         self._model = stand_ins(model)
         self._made = self._spread = False
-        self._hold(held)
-        if self.check(shares):
-            self._hold(held)  # the one that the builder made last is the one that runs: it may have kept it
+        beside = beside or {}
+        self._hold(held, beside)
+        if self.check(shares, holders):
+            self._hold(held, beside)  # the one that the builder made last is the one that runs: it may have kept it
         super().__init__(self.local.param_groups, self.local.defaults)
         self._follow()
         self._made = True
 
-    def _hold(self, held: Mapping[str, nn.Parameter]) -> None:
+    def _hold(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter]) -> None:
         """Build the user's optimizer over these parameters of the model."""
         self.local, self.names = built_optimizer(self._workload, self._model, held)
         self._held = held
+        grouped = {name for names in self.names for name in names}
+        self._beside = [each for name, each in beside.items() if name in grouped]
 
-    def check(self, shares: Sequence[Collection[str]]) -> bool:
+    def check(self, shares: Sequence[Collection[str]], holders: Mapping[str, int] | None = None) -> bool:
         """Whether the builder was called for what has to be known of an optimizer that is not torch's own.
 
         Args:
-            shares: Names of the parameters that each worker is to have.
+            shares: Names of the parameters that each worker is to update.
+            holders: As the class takes it.
 
         Raises:
             UsageError: the optimizer looks at parameters of several workers at once, or takes sparse gradients alone
@@ -106,7 +114,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
         self._spread = len(shares) > 1
         if self._spread and self._made and (self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks):
             self._refuse_hook()
-        self._check_sparse(shares)
+        self._check_sparse(holders or Counter(name for share in shares for name in share))
         if not self._spread or (is_known(self.local) and not needs_closure(self.local)):
             return False
         if needs_closure(self.local):
@@ -119,12 +127,11 @@ class PipelineOptimizer(torch.optim.Optimizer):
         )  # fmt: skip
         return True
 
-    def _check_sparse(self, shares: Sequence[Collection[str]]) -> None:
+    def _check_sparse(self, holders: Mapping[str, int]) -> None:
         """A gradient that several workers add up is dense, also that of a sparse embedding."""
         if not isinstance(self.local, torch.optim.SparseAdam):
             return
-        holders = Counter(name for share in shares for name in share)
-        shared = [name for names in self.names for name in names if holders[name] > 1]
+        shared = [name for names in self.names for name in names if holders.get(name, 0) > 1]
         if shared:
             raise UsageError(
                 f"{type(self.local).__name__} takes sparse gradients alone, and that of {shared[0]!r} is added up over"
@@ -133,10 +140,10 @@ class PipelineOptimizer(torch.optim.Optimizer):
                 " --max-replicas 1; partitions that share it: assigner.partition(..., colocate=LABEL))",
             )
 
-    def move(self, held: Mapping[str, nn.Parameter]) -> None:
+    def move(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter]) -> None:
         """Be over other parameters of the same model, with the settings of the groups as they are and without state."""
         settings = [{key: value for key, value in group.items() if key not in _MEMBERS} for group in self.param_groups]
-        self._hold(held)
+        self._hold(held, beside)
         for group, kept in zip(self.local.param_groups, settings, strict=True):
             group.update(kept)
         self._follow()
@@ -188,6 +195,11 @@ class PipelineOptimizer(torch.optim.Optimizer):
         """Drop this rank's gradients; all ranks do."""
         self._note("optimizer.zero_grad()")
         super().zero_grad(set_to_none)
+        for parameter in self._beside:
+            if set_to_none or parameter.grad is None:
+                parameter.grad = None
+            else:
+                parameter.grad = parameter.grad.detach().zero_()
 
     @property
     def settings(self) -> str:

@@ -4,6 +4,8 @@ What a partition reads are leaves of its own little graph; their gradients add u
 and go to the partition that made the value. A rematerialised micro-batch keeps no graph, only what it read and the
 state of its modules then, and runs its forward again right before its backward. Its first forward has gradients on, as
 the second one: a model may ask.
+
+A backward may come in two parts (splitbackward.py). A recompute belongs to the first of them that needs a graph.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from assigner.model.marking.writing import StepStores
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.compiling import Forward
 from assigner.runtime.randomness import partition_seed, python_state, seed_device, seed_python
+from assigner.runtime.splitbackward import WeightPart, hooks_so_far, input_part
 from assigner.runtime.state import (
     ForwardStart,
     HeldTensor,
@@ -35,6 +38,8 @@ from assigner.runtime.state import (
     as_they_were,
     has_user_code,
 )
+
+_NOTHING = contextlib.nullcontext()
 
 
 class ForwardPlace(NamedTuple):
@@ -60,10 +65,33 @@ class _Graph:
     Args:
         roots: Where it starts, for each output.
         held: Tensors that forwards write, as this one left them.
+        is_hooked: The forward has hooked on to tensors.
     """
 
     roots: list[GradientEdge | None]
     held: list[HeldTensor]
+    is_hooked: bool = False
+
+
+@dataclass(slots=True)
+class _Rest:
+    """What the input part of a backward has left to the weight part.
+
+    Args:
+        part: What is computed from the graph.
+        held: Tensors that forwards write, as this one left them.
+    """
+
+    part: WeightPart
+    held: list[HeldTensor]
+
+
+class _Postponed(NamedTuple):
+    """A backward that is all weight part: the arguments of `backward`."""
+
+    reads: Sequence[torch.Tensor]
+    sizes: Sequence[Any]
+    output_gradients: Sequence[torch.Tensor | None]
 
 
 @dataclass
@@ -83,6 +111,7 @@ class PartitionRunner:
         statistics: Of its BatchNorm modules, where they are deferred.
         state: What its forwards change beside their outputs; None: nobody else has to know.
         stores: What they store once a step.
+        differentiates: Something that it reads gets a gradient back.
     """
 
     piece: Piece
@@ -96,8 +125,10 @@ class PartitionRunner:
     statistics: DeferredStatistics | None = None
     state: PartitionState | None = None
     stores: StepStores = field(default_factory=StepStores)
+    differentiates: bool = True
     _graphs: dict[int, _Graph] = field(default_factory=dict)
     _starts: dict[int, ForwardStart] = field(default_factory=dict)
+    _rests: dict[int, _Rest | _Postponed] = field(default_factory=dict)
     _draws: bool | None = None
 
     def __post_init__(self) -> None:
@@ -126,7 +157,7 @@ class PartitionRunner:
         if not torch.is_grad_enabled():
             return tuple(output.detach() for output in self._finished(self._run(place, reads, sizes), place))
         assert self.state is not None
-        runs_again = self.recomputes(place)
+        runs_again, hooks = self.recomputes(place), hooks_so_far()
         start = self.state.begin(runs_again=runs_again)
         if self.state.was_watched:
             outputs = self._run(place, reads, sizes)
@@ -139,7 +170,8 @@ class PartitionRunner:
             if self._users:
                 let_go(self.state.modules)
         else:  # what it started from is lost where it was not known to write that
-            self._graphs[place.micro_batch] = _Graph(self._roots(outputs), self.state.left())
+            graph = _Graph(self._roots(outputs), self.state.left(), is_hooked=hooks_so_far() != hooks)
+            self._graphs[place.micro_batch] = graph
         return tuple(output.detach() for output in outputs)
 
     def backward(
@@ -157,23 +189,77 @@ class PartitionRunner:
             sizes: Likewise.
             output_gradients: For each output its gradient; None: nobody used it (the loss has none and needs none).
         """
+        self._backward(place, reads, sizes, output_gradients, split=False)
+
+    def backward_input(
+        self,
+        place: ForwardPlace,
+        reads: Sequence[torch.Tensor],
+        sizes: Sequence[Any],
+        output_gradients: Sequence[torch.Tensor | None],
+    ) -> None:
+        """Run the input part of a backward: what was read has its gradients then.
+
+        Args:
+            place: As in the forward.
+            reads: As of `backward`; one that is put off keeps them.
+            sizes: Likewise.
+            output_gradients: As of `backward`.
+        """
+        if self.differentiates:
+            self._backward(place, reads, sizes, output_gradients, split=True)
+        else:
+            self._rests[place.micro_batch] = _Postponed(reads, sizes, output_gradients)
+
+    def backward_weight(self, place: ForwardPlace) -> None:
+        """Run the weight part, behind the input part; all parameters have their gradients then."""
+        rest = self._rests.pop(place.micro_batch, None)
+        if isinstance(rest, _Postponed):
+            self._backward(place, *rest, split=False)
+        elif rest is not None:
+            with as_they_were(rest.held), self._checked(place, bool(rest.held)):
+                rest.part.run()
+
+    def waiting(self, place: ForwardPlace) -> tuple[list[torch.Tensor], bool]:
+        """The tensors that the weight part of a backward needs, as far as the input part knows of them.
+
+        Returns:
+            They, and whether the whole graph is there too.
+        """
+        rest = self._rests.get(place.micro_batch)
+        if isinstance(rest, _Postponed):
+            return [each for each in rest.output_gradients if each is not None], not self.recomputes(place)
+        return ([], False) if rest is None else (rest.part.tensors(), bool(rest.part.edges))
+
+    def _backward(
+        self,
+        place: ForwardPlace,
+        reads: Sequence[torch.Tensor],
+        sizes: Sequence[Any],
+        output_gradients: Sequence[torch.Tensor | None],
+        *,
+        split: bool,
+    ) -> None:
+        """A backward, or its input part."""
         graph, start = self._graphs.pop(place.micro_batch, None), self._starts.pop(place.micro_batch, None)
         if graph is not None:
-            if graph.held:
-                with as_they_were(graph.held), self._unchanged_by_backward():
-                    self._differentiate(graph.roots, output_gradients)
-            elif self._users and not (place.last and place.micro_batch == 0):  # forwards of others lie before this
-                with self._unchanged_by_backward():
-                    self._differentiate(graph.roots, output_gradients)
-            else:
-                self._differentiate(graph.roots, output_gradients)
+            with as_they_were(graph.held) if graph.held else _NOTHING, self._checked(place, bool(graph.held)):
+                self._differentiate(place, graph, output_gradients, split=split)
         elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
             assert self.state is not None
             assert start is not None
             with self.state.again(start):
+                hooks = hooks_so_far()
                 outputs = self._finished(self._run(place, reads, sizes), place)
+                held = self.state.left() if split else []
+                graph = _Graph(self._roots(outputs), held, is_hooked=hooks_so_far() != hooks)
                 with self._unchanged_by_backward():
-                    self._differentiate(self._roots(outputs), output_gradients)
+                    self._differentiate(place, graph, output_gradients, split=split)
+
+    def _checked(self, place: ForwardPlace, is_held: bool) -> contextlib.AbstractContextManager[None]:
+        """Look whether a backward changes tensors, where that would be lost."""
+        others_lie_before = not (place.last and place.micro_batch == 0)
+        return self._unchanged_by_backward() if is_held or (self._users and others_lie_before) else _NOTHING
 
     @contextlib.contextmanager
     def _unchanged_by_backward(self) -> Iterator[None]:
@@ -193,20 +279,27 @@ class PartitionRunner:
             )
 
     def _differentiate(
-        self, roots: Sequence[GradientEdge | None], output_gradients: Sequence[torch.Tensor | None]
+        self, place: ForwardPlace, graph: _Graph, output_gradients: Sequence[torch.Tensor | None], *, split: bool
     ) -> None:
         pairs = [
             (root, gradient)
-            for root, gradient in zip(roots, output_gradients, strict=True)
+            for root, gradient in zip(graph.roots, output_gradients, strict=True)
             if root is not None and (gradient is not None or self.finish is not None)
         ]
-        if pairs:
-            torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+        if not pairs:
+            return
+        roots, gradients = [root for root, _ in pairs], [gradient for _, gradient in pairs]
+        if split:
+            part = input_part(roots, gradients, is_hooked=graph.is_hooked)
+            self._rests[place.micro_batch] = _Rest(part, graph.held)
+        else:
+            torch.autograd.backward(roots, gradients)
 
     def forget(self) -> None:
         """Drop the graphs of a step that was not finished."""
         self._graphs.clear()
         self._starts.clear()
+        self._rests.clear()
 
     def _watched(
         self, start: ForwardStart, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]

@@ -19,14 +19,15 @@ from assigner.runtime.memory import held_bytes
 from assigner.runtime.memorycheck import check_memory
 from assigner.runtime.modelstate import ModelState
 from assigner.runtime.optimizer import PipelineOptimizer
-from assigner.runtime.process import check_world, start_computing
+from assigner.runtime.process import check_world, executed, start_computing
 from assigner.runtime.randomness import kept_generators
 from assigner.runtime.relocation import relocate, removals
 from assigner.runtime.remat import Remat, Rematerialisation
+from assigner.runtime.rendezvous import asked_backend
 from assigner.runtime.results import StepResult, shared_result
 from assigner.runtime.scaling import GradientScaling
-from assigner.runtime.separability import shares_of
 from assigner.runtime.tracing import TraceSettings, traced
+from assigner.runtime.updaters import holder_counts, shares_of
 from assigner.runtime.wholestate import UnreadState
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
 
     import torch
 
+    from assigner.formats.terms import Backend
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Batch, Workload
     from assigner.runtime.batchnorm import BatchNorm
     from assigner.runtime.outputs import Receiver
-    from assigner.runtime.rendezvous import Backend
 
 
 class Pipeline(ModelState):
@@ -56,7 +57,8 @@ class Pipeline(ModelState):
             micro-batch moves them, as torch does.
         timeout_s: A wait for another rank that takes longer ends with an error.
         backend: What carries messages. None: NCCL between GPUs that a rank has for itself, gloo otherwise; "nccl": so,
-            and every worker has such a GPU; "gloo": gloo alone; "mpi": MPI alone, where this torch has it.
+            and every worker has such a GPU; "gloo": gloo alone; "mpi": MPI, by mpi4py, in ranks that MPI's launcher has
+            started. Where the environment has ASSIGNER_BACKEND, that counts in place of None.
         graph: The model's partitions, where the caller has found them for another plan already: it takes seconds.
         check_memory: Refuse a plan whose predicted peak is more than a worker has.
         training: False: for `evaluate` and `forward` alone: no gradients and no optimizer, and the workload needs none.
@@ -70,7 +72,7 @@ class Pipeline(ModelState):
 
     Raises:
         FormatError: the plan is for another model.
-        UsageError: fewer ranks than the plan needs, or a device that this rank has not.
+        UsageError: fewer ranks than the plan needs, unlike plans on the ranks, or a device that this rank has not.
         InfeasibleError: the plan does not fit into a worker's memory; every rank raises it.
     """
 
@@ -93,7 +95,7 @@ class Pipeline(ModelState):
         self.plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
         remat_of_plan = Rematerialisation(remat, self.plan)
         self.graph = plan_graph(workload, self.plan, graph)
-        self._member = Membership(self.plan, timeout_s=timeout_s, backend=backend)
+        self._member = Membership(self.plan, timeout_s=timeout_s, backend=backend or asked_backend())
         if self._member.device.type == "cuda":
             start_computing(self._member.device)
         self._check_room(remat_of_plan)
@@ -110,10 +112,12 @@ class Pipeline(ModelState):
             self.optimizer = PipelineOptimizer(
                 workload,
                 model,
-                self._installed.trained,
+                self._installed.updated,
                 apply=self._update,
                 note=self._note,
                 shares=shares_of(self.graph, self.plan),
+                beside=self._installed.updated_elsewhere,
+                holders=holder_counts(self.graph, self.plan),
             )
 
     def _check_room(self, remat: Rematerialisation, *, given_back: int = 0) -> None:
@@ -154,9 +158,9 @@ class Pipeline(ModelState):
         if self._installed.executor.recorder is not None:
             raise UsageError("a trace is being made, of one plan", hint="leave its block first")
         what = "a plan" if isinstance(plan, Plan) else repr(str(plan))
-        stages = [(stage.replicas or stage.workers, stage.partitions) for stage in new.stages]
-        call = f"move({new.schedule}, {new.micro_batches}, {stages})"
-        self._compare(call, "the move to another plan", shown=f"move({what} on {', '.join(new.workers)})")
+        self._compare(
+            f"move({executed(new)})", "the move to another plan", shown=f"move({what} on {', '.join(new.workers)})"
+        )
         self._member.agree("the move to another plan", lambda: self._check_move(new))
         remat = Rematerialisation(self._remat, new)
         with self._member.guarded("the move to another plan"):
@@ -165,16 +169,16 @@ class Pipeline(ModelState):
         self._check_room(remat, given_back=(held_bytes(self._member.device) or 0) - self._base_bytes)
         with self._member.guarded("the move to another plan"):
             luggage = relocate(
-                old, new, self._installed.share, self.optimizer, rank=self.rank, transport=self._member.transport
-            )
+                self.graph, old, new, self._installed.share, self.optimizer,
+                rank=self.rank, transport=self._member.transport,
+            )  # fmt: skip
             self._installed.gradients.drop()
             before = self._installed
             self._installed = self._install(remat)
             self._installed.go_on_from(before)
             del before
-            self.optimizer.move(self._installed.trained)
-            for partition, each in luggage.items():
-                each.unpack(partition, self._installed.share, self.optimizer)
+            self.optimizer.move(self._installed.updated, self._installed.updated_elsewhere)
+            luggage.unpack(self._installed.share, self.optimizer)
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
 
     def _check_move(self, plan: Plan) -> None:
@@ -183,7 +187,7 @@ class Pipeline(ModelState):
         self._installed.share.check_leaving(leaving)
         if self._waiting and self._installed.gradients.named():
             raise UsageError("gradients wait for their update", hint="apply or drop them before the move")
-        self.optimizer.check(shares_of(self.graph, plan))
+        self.optimizer.check(shares_of(self.graph, plan), holder_counts(self.graph, plan))
 
     @property
     def needs_inputs(self) -> bool:
@@ -369,7 +373,7 @@ class Pipeline(ModelState):
             self._installed.same.check(call, exchanges=self.scaler.is_enabled())
             good = self._installed.gradients.ready()
             self._waiting = False
-            self._installed.executor.update(self.optimizer.local if good else None, self.steps)
+            self._installed.update(self.optimizer.local if good else None, self.steps)
             self.steps += good
         return None
 

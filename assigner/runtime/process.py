@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from assigner.errors import UsageError
+from assigner.errors import UsageError, WorkerError
+from assigner.formats.document import encode
 from assigner.launch.launcherwatch import end_with_launcher
 from assigner.location import Location
 from assigner.machine.launchedrank import launched
+from assigner.runtime.allgather import all_gather
 from assigner.runtime.nccl import check_workers, use_many_queues
 from assigner.runtime.rendezvous import check_backend, join_group, leave_group
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
-    from assigner.runtime.rendezvous import Backend
+    from assigner.formats.terms import Backend
 
 
 def join_run(plan: Plan, timeout_s: float, backend: Backend | None = None) -> bool:
@@ -30,7 +34,8 @@ def join_run(plan: Plan, timeout_s: float, backend: Backend | None = None) -> bo
         backend: See `Pipeline`.
 
     Raises:
-        UsageError: fewer ranks than the plan needs, a launcher that says too little, or a backend that is not there.
+        UsageError: fewer ranks than the plan needs, ranks with unlike plans, a launcher that says too little, or a
+            backend that is not there.
         WorkerError: some ranks did not come.
     """
     check_backend(backend)
@@ -46,15 +51,53 @@ def join_run(plan: Plan, timeout_s: float, backend: Backend | None = None) -> bo
                 f"the plan needs {plan.world_size} ranks, and this process was started alone",
                 hint="assigner run PLAN -- SCRIPT starts them on this host; torchrun, mpirun or srun on several",
             )
-        join_group(place, timeout_s, backend)
+        join_group(place, timeout_s)
         made = True
     try:
+        _check_alike(plan)
         check_world(plan)
-    except UsageError:
+    except (UsageError, WorkerError):
         if made:
             leave_group()
         raise
     return made
+
+
+def executed(plan: Plan) -> dict[str, str]:
+    """What a run goes by, of a plan: all of it in which ranks must not differ, by its name for people.
+
+    What is long is a hash; predictions, and how the plan was found, are left out.
+    """
+    rows = f"{plan.workload.batch_size} rows as {plan.micro_batches} of {plan.micro_batch_size}"
+    found = {"schedule": plan.schedule, "micro-batches": rows}
+    named = {"model": plan.workload.fingerprint, "stages": encode(plan.stages), "orders": encode(plan.orders)}
+    for name, part in named.items():
+        found[name] = hashlib.blake2b(json.dumps(part, sort_keys=True).encode(), digest_size=6).hexdigest()
+    return found
+
+
+def _check_alike(plan: Plan) -> None:
+    """Every rank calls this: those with unlike plans would wait for messages that the others never send.
+
+    Raises:
+        UsageError: another rank has another plan; every rank raises it.
+        WorkerError: another rank is gone.
+    """
+    try:
+        told = all_gather(dict[str, str], executed(plan))
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise WorkerError(
+            f"the ranks' plans could not be compared: {reason}", hint="a rank is gone; its own output says why"
+        ) from error
+    for rank, other in enumerate(told):
+        unlike = [name for name, each in told[0].items() if other.get(name) != each]
+        if unlike:
+            what = ", ".join(f"{name} ({told[0][name]} and {other.get(name)})" for name in unlike)
+            raise UsageError(
+                f"worker:0 and worker:{rank} were given unlike plans: they differ in {what}",
+                hint="give every rank the same plan; where each reads a file of its own host, copy it there",
+            )
 
 
 def check_world(plan: Plan) -> None:

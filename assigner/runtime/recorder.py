@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from assigner.schedule.program import Action, ActionKind
+from assigner.schedule.orders import LETTERS, ActionKind
+from assigner.schedule.program import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 1e-2
 """The least time between two looks at the memory: one takes up to 25 us where computing has emptied the caches."""
 
-_ON_DEVICE = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.UPDATE)
+_ON_DEVICE = frozenset((*LETTERS, ActionKind.UPDATE))
 
 
 @dataclass(slots=True)

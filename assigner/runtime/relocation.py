@@ -5,12 +5,14 @@
 
 What travels is safetensors and JSON, partition by partition: nothing in it can run code, and a rank holds no more than
 one partition twice beside its own. Of several workers that share a partition the first one sends it, and all that get
-it receive it. A parameter that several partitions share goes with each of them.
+it receive it. A parameter that several partitions share goes with each of them. The optimizer's state goes from who
+updates a parameter under the old plan to who does under the new one, whoever holds the parameter.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +23,13 @@ from assigner.location import Location
 from assigner.runtime.attributes import packed_attributes
 from assigner.runtime.optimizerstate import OptimizerState
 from assigner.runtime.plainvalues import from_json
+from assigner.runtime.updaters import updaters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from assigner.formats.plan import Plan
+    from assigner.model.marking import PartitionGraph
     from assigner.runtime.localpartitions import LocalPartitions
     from assigner.runtime.optimizer import PipelineOptimizer
     from assigner.runtime.transport import Transport
@@ -37,21 +41,17 @@ class RelocatedState:
 
     Args:
         state: Its parameters and buffers by the model's names.
-        moments: The optimizer's state of its parameters.
         attributes: What forwards have changed on its modules.
     """
 
     state: dict[str, torch.Tensor]
-    moments: OptimizerState
     attributes: dict[str, Any]
 
     @classmethod
-    def of(cls, partition: str, share: LocalPartitions, optimizer: PipelineOptimizer) -> RelocatedState:
+    def of(cls, partition: str, share: LocalPartitions) -> RelocatedState:
         """A partition's luggage, on the rank that holds it."""
         state = share.held_by(partition)
-        parameters = {name: share.parameters[name] for name in state if name in share.parameters}
-        moments = OptimizerState.of(parameters, optimizer)
-        return cls({name: tensor.detach() for name, tensor in state.items()}, moments, share.attributes(partition))
+        return cls({name: tensor.detach() for name, tensor in state.items()}, share.attributes(partition))
 
     def packed(self) -> tuple[bytes, bytes]:
         """As bytes: the tensors, and the rest.
@@ -61,26 +61,23 @@ class RelocatedState:
         """
         kept, plain = packed_attributes(self.attributes)
         tensors = {f"state/{name}": tensor for name, tensor in self.state.items()}
-        tensors.update({f"moments/{name}": tensor for name, tensor in self.moments.tensors.items()})
         tensors.update({f"attributes/{name}": tensor for name, tensor in kept.items()})
-        apart = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
-        return save(apart), json.dumps({"moments": self.moments.plain, "attributes": plain}).encode()
+        return _saved(tensors), json.dumps(plain).encode()
 
-    def unpack(self, partition: str, share: LocalPartitions, optimizer: PipelineOptimizer) -> None:
+    def unpack(self, partition: str, share: LocalPartitions) -> None:
         """Put it where the partition is now."""
         share.put(partition, self.state, self.attributes)
-        self.moments.add(share.parameters, optimizer)
 
     @classmethod
     def unpacked(cls, tensors: bytes, rest: bytes) -> RelocatedState:
         """From bytes."""
         found, plain = load(tensors), json.loads(rest)
-        attributes = {name: from_json(value) for name, value in plain["attributes"].items()}
-        return cls(
-            _section(found, "state/"),
-            OptimizerState(_section(found, "moments/"), plain["moments"], {}),
-            {**attributes, **_section(found, "attributes/")},
-        )
+        attributes = {name: from_json(value) for name, value in plain.items()}
+        return cls(_section(found, "state/"), {**attributes, **_section(found, "attributes/")})
+
+
+def _saved(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    return save({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()})
 
 
 def _section(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, Any]:
@@ -96,7 +93,44 @@ def removals(old: Plan, new: Plan) -> Iterator[tuple[str, int, int]]:
                 yield partition, held[0], target
 
 
+def _state_removals(graph: PartitionGraph, old: Plan, new: Plan) -> Iterator[tuple[list[str], int, int]]:
+    """(parameters, a rank that has the optimizer's state of them, a rank that gets it), partition by partition."""
+    had, has = updaters(graph, old), updaters(graph, new)
+    done: set[str] = set()
+    for piece in graph.pieces:
+        ways: dict[tuple[int, int], list[str]] = defaultdict(list)
+        for name in dict.fromkeys(graph.canonical[each] for each in piece.parameters):
+            before = [Location.parse(worker).rank for worker in had[name]]
+            for target in (Location.parse(worker).rank for worker in has[name]):
+                if name not in done and target not in before:
+                    ways[before[0], target].append(name)
+            done.add(name)
+        for (source, target), names in ways.items():
+            yield names, source, target
+
+
+@dataclass(frozen=True)
+class Luggage:
+    """What a rank holds under its new plan.
+
+    Args:
+        partitions: What belongs to each of its partitions.
+        moments: The optimizer's state of the parameters that it updates.
+    """
+
+    partitions: dict[str, RelocatedState]
+    moments: list[OptimizerState]
+
+    def unpack(self, share: LocalPartitions, optimizer: PipelineOptimizer) -> None:
+        """Put it in its place."""
+        for partition, each in self.partitions.items():
+            each.unpack(partition, share)
+        for moments in self.moments:
+            moments.add(share.updated, optimizer)
+
+
 def relocate(
+    graph: PartitionGraph,
     old: Plan,
     new: Plan,
     share: LocalPartitions,
@@ -104,10 +138,11 @@ def relocate(
     *,
     rank: int,
     transport: Transport | None,
-) -> dict[str, RelocatedState]:
+) -> Luggage:
     """Send what leaves this rank and receive what comes to it; every rank calls this.
 
     Args:
+        graph: The model's partitions.
         old: Who holds what now.
         new: Who shall hold what.
         share: What this rank holds now.
@@ -115,22 +150,37 @@ def relocate(
         rank: This rank.
         transport: None: there are no other ranks.
 
-    Returns:
-        The luggage of every partition that this rank holds under the new plan.
-
     Raises:
         LostConnectionError: a rank is gone.
     """
     found: dict[str, RelocatedState] = {}
     for partition in share.partitions:
         if rank in (Location.parse(worker).rank for worker in new.holders[partition]):
-            found[partition] = RelocatedState.of(partition, share, optimizer)
+            found[partition] = RelocatedState.of(partition, share)
     for partition, source, target in removals(old, new):
         assert transport is not None
         if rank == source:
-            for part in RelocatedState.of(partition, share, optimizer).packed():
-                transport.put(part, target)
-            transport.flush()
+            _send(transport, RelocatedState.of(partition, share).packed(), target)
         elif rank == target:
             found[partition] = RelocatedState.unpacked(transport.get(source), transport.get(source))
-    return found
+    after = updaters(graph, new)
+    stay = {
+        name: each
+        for name, each in share.updated.items()
+        if rank in (Location.parse(worker).rank for worker in after[name])
+    }
+    moments = [OptimizerState.of(stay, optimizer)]
+    for names, source, target in _state_removals(graph, old, new):
+        assert transport is not None
+        if rank == source:
+            leaving = OptimizerState.of({name: share.updated[name] for name in names}, optimizer)
+            _send(transport, (_saved(leaving.tensors), json.dumps(leaving.plain).encode()), target)
+        elif rank == target:
+            moments.append(OptimizerState(load(transport.get(source)), json.loads(transport.get(source)), {}))
+    return Luggage(found, moments)
+
+
+def _send(transport: Transport, parts: tuple[bytes, bytes], target: int) -> None:
+    for part in parts:
+        transport.put(part, target)
+    transport.flush()

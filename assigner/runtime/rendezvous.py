@@ -20,19 +20,22 @@ import time
 import zlib
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch.distributed as dist
 from torch.distributed import DistError, PrefixStore, rendezvous  # type: ignore[attr-defined]
 
 from assigner.errors import UsageError, WorkerError
+from assigner.formats.terms import Backend
 from assigner.launch.exitstatus import LEFT, LEFT_HINT
+from assigner.launch.hostnames import wait_for_name
 from assigner.launch.launcherwatch import end_with_launcher
 from assigner.launch.seal import seal, unseal
 from assigner.launch.shutdown import is_done, local_store
 from assigner.launch.sockets import Connections
 from assigner.machine.launchedrank import first_host, launcher_process
 from assigner.runtime.failure import joining
+from assigner.runtime.mpi import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,8 +46,7 @@ if TYPE_CHECKING:
     from assigner.machine.launchedrank import Launched
     from assigner.runtime.failure import FailureWatch
 
-Backend = Literal["gloo", "mpi", "nccl"]
-
+_BACKEND = "ASSIGNER_BACKEND"
 _PORTS = range(10_000, 30_000)  # below those that systems hand out for connections
 _IS_LOOPBACK = re.compile(r"127\.\d+\.\d+\.\d+|::1")
 _COMMON_PORT = 29_500  # torchrun's
@@ -89,15 +91,16 @@ def meeting_point(place: Launched, environment: Mapping[str, str] = os.environ) 
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if name not in environment:
                 raise UsageError(f"RANK is {place.rank}, and {name} is not set", hint="torchrun sets both")
-    return address or _address(place, environment), int(port) if port else _port(place)
+    return address or _address(place, environment)[0], int(port) if port else _port(place)
 
 
-def _address(place: Launched, environment: Mapping[str, str]) -> str:
+def _address(place: Launched, environment: Mapping[str, str]) -> tuple[str, str]:
+    """Rank 0's host, where MASTER_ADDR does not say it, and what says it."""
     if place.on_one_host:
-        return "127.0.0.1"
+        return "127.0.0.1", "this host"
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         if environment.get(name):
-            return first_host(environment[name])
+            return first_host(environment[name]), f"{name}={environment[name]}"
     raise UsageError(
         f"{place.launcher} has started {place.ranks} ranks, and nothing says on which host rank 0 is",
         hint="set MASTER_ADDR to that host's name or address on every rank (mpirun -x MASTER_ADDR=HOST,"
@@ -117,13 +120,15 @@ def job_store(place: Launched, timeout_s: float) -> Store:
     """The run's store; the same connection at every call. Ranks wait for each other here where rank 0 hosts it.
 
     Raises:
-        UsageError: nothing says where it is, or rank 0 cannot open its port.
+        UsageError: nothing says where it is, its host's name is unknown here, or rank 0 cannot open its port.
         WorkerError: some ranks did not come.
     """
     address, port = meeting_point(place)
     key = (address, port, place.rank, place.ranks)
     if key not in _stores:
         host = f"[{address}]" if ":" in address else address
+        source = "MASTER_ADDR" if os.environ.get("MASTER_ADDR") else _address(place, os.environ)[1]
+        wait_for_name(address, source=source, limit_s=min(timeout_s, _JOIN_S))
         url = f"tcp://{host}:{port}?rank={place.rank}&world_size={place.ranks}"
         try:
             _keep_to_this_host(place, address, port)
@@ -156,21 +161,17 @@ def _keep_to_this_host(place: Launched, address: str, port: int) -> None:
         _kept_here[port] = local_store(address, port)
 
 
-def join_group(place: Launched, timeout_s: float, backend: Backend | None = None) -> None:
-    """Make the process group of a run's ranks. NCCL groups come later, among the ranks with GPUs of their own.
+def join_group(place: Launched, timeout_s: float) -> None:
+    """Make the process group of a run's ranks, gloo's. NCCL's come later, among the ranks with GPUs of their own.
 
     Args:
         place: This rank.
         timeout_s: A wait for another rank that takes longer fails.
-        backend: What the world group is: "mpi", or gloo for all others.
 
     Raises:
-        UsageError: this torch lacks the backend; see also `job_store`.
-        WorkerError: see `job_store`.
+        UsageError, WorkerError: see `job_store`.
     """
-    check_backend(backend)
     end_with_launcher(joins=True)
-    world = "mpi" if backend == "mpi" else "gloo"
     timeout = timedelta(seconds=timeout_s)
     opened = Connections(meeting_point(place)[1])
     try:
@@ -178,14 +179,10 @@ def join_group(place: Launched, timeout_s: float, backend: Backend | None = None
         # two jobs may derive one port; torchrun's ranks may be of several jobs, one on each host
         name = f"assigner/{'' if place.launcher == 'torchrun' else place.job} group {next(_groups)}"
         own = PrefixStore(name, store)
-        if world == "mpi":  # it has its own way to know who is there, and its own connections
-            dist.init_process_group(world, timeout=timeout)
-            opened.settle()
-        else:
-            with joining(store.clone(), name, f"worker:{place.rank}") as watch:  # type: ignore[attr-defined]
-                _wait_for_all(own, store, place, min(timeout_s, _JOIN_S), watch)
-                dist.init_process_group(world, store=own, rank=place.rank, world_size=place.ranks, timeout=timeout)
-                opened.settle(_ends_of_others(own, place.rank, range(place.ranks), opened.ends()))
+        with joining(store.clone(), name, f"worker:{place.rank}") as watch:  # type: ignore[attr-defined]
+            _wait_for_all(own, store, place, min(timeout_s, _JOIN_S), watch)
+            dist.init_process_group("gloo", store=own, rank=place.rank, world_size=place.ranks, timeout=timeout)
+            opened.settle(_ends_of_others(own, place.rank, range(place.ranks), opened.ends()))
     except BaseException:
         opened.close()
         raise
@@ -231,14 +228,20 @@ def _wait_for_all(store: Store, jobs: Store, place: Launched, limit_s: float, wa
         raise failure if worker is None else WorkerError(f"{worker} {LEFT}", hint=LEFT_HINT)
 
 
-def _ends_of_others(store: Store, me: int, ranks: Iterable[int], ends: list[tuple[End, End]]) -> list[tuple[End, End]]:
+def _ends_of_others(
+    store: Store, me: int, ranks: Iterable[int], ends: list[tuple[End, End]]
+) -> dict[int, list[tuple[End, End]]]:
     """Tell the other ranks of a group this one's connections, and learn theirs: by now each has all of the group's."""
     mine = f"assigner/ends {me}"
     store.set(mine, seal(mine, [_Connection(*here, *there) for here, there in ends]))
-    names = [f"assigner/ends {rank}" for rank in ranks if rank != me]
-    told = store.multi_get(names) if names else []
-    found = (each for name, text in zip(names, told, strict=True) for each in unseal(_Connections, name, text))
-    return [((each.here, each.here_port), (each.there, each.there_port)) for each in found]
+    names = {rank: f"assigner/ends {rank}" for rank in ranks if rank != me}
+    told = store.multi_get(list(names.values())) if names else []
+    return {
+        rank: [
+            ((each.here, each.here_port), (each.there, each.there_port)) for each in unseal(_Connections, name, text)
+        ]
+        for (rank, name), text in zip(names.items(), told, strict=True)
+    }
 
 
 def settle_group(ranks: Sequence[int]) -> None:
@@ -252,15 +255,26 @@ def settle_group(ranks: Sequence[int]) -> None:
         _opened[0].settle(_ends_of_others(store, me, ranks, _opened[0].ends()))
 
 
+def asked_backend() -> Backend | None:
+    """What the environment asks messages to be carried by, ASSIGNER_BACKEND; None: nothing.
+
+    Raises:
+        UsageError: a backend that nobody knows.
+    """
+    found = next((each for each in get_args(Backend) if each == os.environ.get(_BACKEND)), None)
+    if found is None and os.environ.get(_BACKEND):
+        raise UsageError(
+            f"{_BACKEND}: {os.environ[_BACKEND]!r} is unknown", hint=f"one of {', '.join(get_args(Backend))}, or unset"
+        )
+    return found
+
+
 def check_backend(backend: Backend | None) -> None:
-    """Raise UsageError unless this torch can do what is asked for."""
+    """Raise UsageError unless what is asked for is there."""
     if backend is not None and backend not in get_args(Backend):
         raise UsageError(f"backend {backend!r} is unknown", hint=f"one of {', '.join(get_args(Backend))}, or none")
-    if backend == "mpi" and not dist.is_mpi_available():
-        raise UsageError(
-            "backend 'mpi': this torch was built without MPI",
-            hint="leave it out: gloo carries messages under mpirun, too; MPI itself needs a torch built from source",
-        )
+    if backend == "mpi":
+        load()
     if backend == "nccl" and not dist.is_nccl_available():
         raise UsageError("backend 'nccl': this torch was built without NCCL", hint="install torch for CUDA")
 

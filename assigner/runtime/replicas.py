@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
@@ -22,8 +23,6 @@ from assigner.runtime.state import changeable_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from torch import nn
 
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
@@ -52,6 +51,18 @@ def one_worker(partition: str) -> str:
     return f"run {partition!r} on one worker: in a stage without replicas (assigner solve --max-replicas 1)"
 
 
+def obstacles(workload: Workload, graph: PartitionGraph) -> dict[str, str]:
+    """Of the partitions that several workers cannot share, why, in words: as far as workload and graph show it."""
+    found = dict.fromkeys(graph.piece, "the workload carries state from batch to batch") if workload.carried else {}
+    for name in graph.piece:
+        written = _written(graph, name)
+        if written is not None:
+            found.setdefault(name, f"its forward changes {written}")
+    if workload.loss_over == "batch":
+        found.setdefault(graph.last.name, "the loss is over the whole batch")
+    return found
+
+
 def check_replicas(workload: Workload, plan: Plan, graph: PartitionGraph) -> None:
     """Refuse replicas of a stage with state that its forwards hand on.
 
@@ -76,13 +87,19 @@ def check_stores(plan: Plan, graph: PartitionGraph) -> None:
         UsageError: a forward stores into a buffer or parameter.
     """
     for name, workers in replicated(plan, graph.piece).items():
-        stores = [node.args[0] for node in graph.piece[name].graph.nodes if node.target in STORES]
-        if stores:
+        written = _written(graph, name)
+        if written is not None:
             raise UsageError(
-                f"{in_words(name, workers)}, and its forward changes {getattr(stores[0], 'target', stores[0])!s}: each"
-                " of them would see its own micro-batches alone",
+                f"{in_words(name, workers)}, and its forward changes {written}: each of them would see its own"
+                " micro-batches alone",
                 hint=one_worker(name),
             )
+
+
+def _written(graph: PartitionGraph, partition: str) -> str | None:
+    """The first buffer or parameter that a forward stores into; None: there is none."""
+    stores = [node.args[0] for node in graph.piece[partition].graph.nodes if node.target in STORES]
+    return str(getattr(stores[0], "target", stores[0])) if stores else None
 
 
 def in_words(partition: str, workers: Sequence[str]) -> str:
@@ -166,6 +183,9 @@ class ReplicaWatch:
         for name in self._shared:
             held = changeable_modules(self._share.modules[name])
             watched = [each for each in held if training or not each.training]
+            for each in watched:
+                if isinstance(each, nn.RNNBase):  # its first forward would take its list of weights anew
+                    each._update_flat_weights()
             if watched:
                 self._mementos[name] = Memento(watched, _hooks(watched))
         if self._last in self._shared:

@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-import torch.distributed as dist
 
+from assigner.runtime.carriers import MessageUnderWay
 from assigner.runtime.recorder import RecordedSpan
 from assigner.runtime.staging import computed
 
 if TYPE_CHECKING:
     from datetime import timedelta
+
 
 T = TypeVar("T")
 
@@ -72,9 +73,9 @@ class _Send:
     target: str
     buffer: torch.Tensor
     span: RecordedSpan | None
-    work: dist.Work | None = None
+    work: MessageUnderWay | None = None
     copied: torch.cuda.Event | None = None
-    start: Callable[[], dist.Work | None] | None = None
+    start: Callable[[], MessageUnderWay | None] | None = None
 
 
 class PendingSends:
@@ -87,7 +88,7 @@ class PendingSends:
     """
 
     def __init__(
-        self, timeout: timedelta, wait: Callable[[dist.Work], None], attend: Callable[[], None] | None = None
+        self, timeout: timedelta, wait: Callable[[MessageUnderWay], None], attend: Callable[[], None] | None = None
     ) -> None:
         self.timeout, self._wait, self._attend = timeout, wait, attend
         self._numbers = itertools.count()
@@ -111,7 +112,7 @@ class PendingSends:
         if self._broken is not None:
             raise self._broken
 
-    def add(self, target: str, buffer: torch.Tensor, work: dist.Work, span: RecordedSpan | None = None) -> None:
+    def add(self, target: str, buffer: torch.Tensor, work: MessageUnderWay, span: RecordedSpan | None = None) -> None:
         """A send that has been started."""
         send = _Send(next(self._numbers), target, buffer, span, work)
         if span is not None or buffer.nbytes > SMALL_BYTES or buffer.is_cuda:
@@ -128,7 +129,7 @@ class PendingSends:
         target: str,
         buffer: torch.Tensor,
         copied: torch.cuda.Event | None,
-        start: Callable[[], dist.Work | None],
+        start: Callable[[], MessageUnderWay | None],
         span: RecordedSpan | None = None,
         *,
         lane: str = "",

@@ -11,7 +11,6 @@ steps, and then the parameters must be the same.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -24,9 +23,6 @@ from assigner.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from assigner.formats.plan import Plan
-    from assigner.model.marking import PartitionGraph
-
 Named = Mapping[str, nn.Parameter]
 Build = Callable[[Named, Named], torch.optim.Optimizer]
 """Of the user's optimizer, over all of a model's parameters; it is to keep some, the others have no values."""
@@ -37,15 +33,6 @@ alone. They keep their direction, so that a rate that is learnt from the distanc
 
 _NOISE = 1e-7  # relative to an update, in float64
 _MOST = 2  # entries in a stand-in's dimension
-
-
-def shares_of(graph: PartitionGraph, plan: Plan) -> list[frozenset[str]]:
-    """The parameters of each worker that has some, by the model's own names."""
-    held: dict[str, set[str]] = defaultdict(set)
-    for piece in graph.pieces:
-        for worker in plan.holders[piece.name]:
-            held[worker].update(graph.canonical[name] for name in piece.parameters)
-    return [frozenset(names) for names in held.values() if names]
 
 
 def is_known(optimizer: torch.optim.Optimizer) -> bool:

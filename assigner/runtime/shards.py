@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from assigner.errors import FormatError
+from assigner.errors import FormatError, UsageError
 from assigner.formats.document import shown
 from assigner.runtime.swapping import flush
 
@@ -81,9 +81,19 @@ def write_shard(
 
     Raises:
         OSError, SafetensorError: it cannot be written.
+        UsageError: a tensor has a type that safetensors does not know.
     """
     if tensors:
-        save_file(_apart(tensors), folder / f"{name}.safetensors")
+        try:
+            save_file(_apart(tensors), folder / f"{name}.safetensors")
+        except KeyError as error:  # of its table of types
+            key = next((key for key, each in tensors.items() if each.dtype in error.args), None)
+            if key is None:
+                raise
+            raise UsageError(
+                f"{key!r} is of type {tensors[key].dtype}, which safetensors has no name for: it is not saved",
+                hint="keep two real tensors, or complex64",
+            ) from error
         flush(folder / f"{name}.safetensors")
     sizes = {key: tensor.nbytes for key, tensor in tensors.items()}
     counts = {key: nan_count(tensor) for key, tensor in tensors.items()}

@@ -5,6 +5,7 @@ before it is needed, and runs while the worker computes; what is sent is kept un
 
     from, to                                            way
     CPU, CPU                                            gloo
+    all of them, where it is asked for                  MPI (`mpi`), in the place of gloo, shared memory and NCCL
     CPU, CPU of one host and network, from 1 MiB        memory that both have mapped (`hostmemory`)
     GPU, CPU or CPU, GPU                                gloo, through pinned memory at the GPU's end (`staging`)
     GPU, GPU, and each is its rank's alone              NCCL (`nccl`), once both ends have agreed on it (`handshake`)
@@ -19,6 +20,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -26,6 +28,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from assigner.errors import UsageError
+from assigner.formats.terms import MOST_MICRO_BATCHES
+from assigner.runtime.carriers import GlooCarrier, MessageUnderWay
 from assigner.runtime.clock import ClockComparison, answer_clock, compare_clock
 from assigner.runtime.directmessages import DirectMessages
 from assigner.runtime.hostmemory import is_elsewhere, unannounced
@@ -38,14 +43,14 @@ from assigner.schedule.program import Payload
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from assigner.runtime.carriers import Carrier
     from assigner.runtime.hostmemory import HostMemory
     from assigner.runtime.nccl import DirectChannels
     from assigner.runtime.ordering import Message
     from assigner.runtime.recorder import RecordedSpan
     from assigner.schedule.program import Program, Route
 
-_MOST_MICRO_BATCHES = 1 << 15  # of a step; a tag has 31 bits
-_POLL_S = 5e-5
+_ROUTE_TAGS = MOST_MICRO_BATCHES + 1  # a message of no micro-batch has the number -1
 _LARGEST_PART = 1 << 26  # bytes; MPI counts them in 31 bits, and each part may take the whole time-out
 
 
@@ -54,7 +59,7 @@ class _Posted:
     """A message that was posted: its memory, or its announcement's and what that is to be."""
 
     buffer: torch.Tensor
-    work: dist.Work | None
+    work: MessageUnderWay
     announced: tuple[tuple[int, ...], torch.dtype] | None = None
 
 
@@ -74,6 +79,7 @@ class Transport:
         timeout_s: A wait for another rank that takes longer fails.
         direct: The channels to other GPUs; None: there are none.
         memory: What is shared with other CPU ranks; None: nothing.
+        carrier: What carries all else; None: gloo.
     """
 
     def __init__(
@@ -83,11 +89,13 @@ class Transport:
         timeout_s: float,
         direct: DirectChannels | None = None,
         memory: HostMemory | None = None,
+        carrier: Carrier | None = None,
     ) -> None:
         self._numbers: dict[Route, int] = {}
+        self._between: Counter[frozenset[int]] = Counter()
+        self._carrier = GlooCarrier() if carrier is None else carrier
         self.device = device
         self.timeout = timedelta(seconds=timeout_s)
-        self._polls = dist.get_backend() == "mpi"
         self._memory = memory
         self._staging = Staging(device) if device.type == "cuda" else None
         self._posted: dict[Message, _Posted] = {}
@@ -95,10 +103,23 @@ class Transport:
         self._direct = None if direct is None else DirectMessages(direct, self._departures, self._wait, self._tag)
 
     def know(self, routes: Iterable[Route]) -> None:
-        """Number the routes of a program that have no number yet; every rank knows the same programs in one order."""
+        """Number the routes of a program that have no number yet; every rank knows the same programs in one order.
+
+        Raises:
+            UsageError: what carries messages has too few tags.
+        """
         routes = tuple(routes)
         for route in routes:
-            self._numbers.setdefault(route, len(self._numbers))
+            ends = frozenset((rank_of(route.source), rank_of(route.target)))
+            if route not in self._numbers:
+                self._numbers[route] = self._between[ends]
+                self._between[ends] += 1
+            if 1 + (self._numbers[route] + 1) * _ROUTE_TAGS > self._carrier.most_tag:
+                raise UsageError(
+                    f"{route.source} and {route.target} exchange {self._between[ends]} values or more, and"
+                    f" {self._carrier.name} has tags for {self._carrier.most_tag // _ROUTE_TAGS} only",
+                    hint="backend='gloo' has more",
+                )
         if self._direct is not None:
             checked("another worker", functools.partial(self._direct.channels.open, routes))
 
@@ -122,7 +143,7 @@ class Transport:
         return None if message.route.payload is Payload.SHAPE else self._staging
 
     def _tag(self, message: Message) -> int:
-        return 1 + self._numbers[message.route] * _MOST_MICRO_BATCHES + message.micro_batch + 1
+        return 1 + self._numbers[message.route] * _ROUTE_TAGS + message.micro_batch + 1
 
     def post(self, message: Message, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Get ready to receive a message that is due."""
@@ -146,8 +167,7 @@ class Transport:
         self, message: Message, buffer: torch.Tensor, announced: tuple[tuple[int, ...], torch.dtype] | None = None
     ) -> _Posted:
         name = message.route.source
-        work = checked(name, lambda: dist.irecv(buffer, rank_of(name), tag=self._tag(message)))
-        assert work is not None
+        work = checked(name, lambda: self._carrier.irecv(buffer, rank_of(name), self._tag(message)))
         return _Posted(buffer, work, announced)
 
     def _post_announced(self) -> None:
@@ -162,9 +182,7 @@ class Transport:
         return self._irecv(message, torch.empty(shape, dtype=dtype, device="cpu"))
 
     def _wait_for(self, message: Message, posted: _Posted) -> None:
-        work = posted.work
-        if work is not None:
-            checked(message.route.source, lambda: self._wait(work))
+        checked(message.route.source, lambda: self._wait(posted.work))
 
     def receive(self, message: Message, span: RecordedSpan | None = None) -> torch.Tensor:
         """The tensor of a message that was posted, once it is there; `span` gets the time at which it was.
@@ -226,7 +244,7 @@ class Transport:
             direct.send(message, data.to(self.device), span)
         elif (staging := self._staging_of(message)) is not None:
             buffer, copied = staging.to_host(data)
-            start = functools.partial(self._isend, buffer, rank_of(name), self._tag(message))
+            start = functools.partial(self._carrier.isend, buffer, rank_of(name), self._tag(message))
             self._departures.add_copied(name, buffer, copied, start, span)
         else:
             self._send_on_host(message, data, span)
@@ -253,25 +271,11 @@ class Transport:
     def _start_send(
         self, name: str, buffer: torch.Tensor, target: int, tag: int, span: RecordedSpan | None = None
     ) -> None:
-        work = checked(name, lambda: self._isend(buffer, target, tag))
+        work = checked(name, lambda: self._carrier.isend(buffer, target, tag))
         self._departures.add(name, buffer, work, span)
 
-    @staticmethod
-    def _isend(buffer: torch.Tensor, target: int, tag: int) -> dist.Work:
-        work = dist.isend(buffer, target, tag=tag)
-        assert work is not None
-        return work
-
-    def _wait(self, work: dist.Work) -> None:
-        """MPI's own wait would keep every other thread of this process from MPI."""
-        if not self._polls:
-            work.wait(self.timeout)
-            return
-        until = time.monotonic() + self.timeout.total_seconds()
-        while not work.is_completed():
-            if time.monotonic() > until:
-                raise RuntimeError(f"no message for {self.timeout.total_seconds():g} s")
-            time.sleep(_POLL_S)
+    def _wait(self, work: MessageUnderWay) -> None:
+        work.wait(self.timeout)
 
     def flush(self) -> None:
         """Wait until everything sent has left.
@@ -297,8 +301,7 @@ class Transport:
     def _take(self, buffer: torch.Tensor, source: int) -> torch.Tensor:
         """What rank `source` sends outside of the program."""
         name = f"worker:{source}"
-        work = checked(name, lambda: dist.irecv(buffer, source, tag=0))
-        assert work is not None
+        work = checked(name, lambda: self._carrier.irecv(buffer, source, 0))
         checked(name, lambda: self._wait(work))
         return buffer
 
@@ -368,9 +371,12 @@ class Transport:
         """
         checked("another worker", dist.barrier)
 
-    def close(self) -> None:
-        """Stop the threads; what is still on its way is given up."""
+    def close(self, *, failed: bool = False) -> None:
+        """Stop the threads; what is still on its way is given up, at once where the run has failed."""
+        if failed:
+            self._carrier.close(failed=True)
         self._departures.close()
+        self._carrier.close(failed=failed)
         if self._direct is not None:
             self._direct.channels.close()
         if self._memory is not None:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from assigner.runtime import nccl
+from assigner.runtime.handshake import Meeting
 from assigner.runtime.rendezvous import settle_group
 from assigner.runtime.sending import checked
 
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class PendingSum:
-    """A sum on its way.
+class PendingTensor:
+    """What a group makes together, a sum or a copy, on its way.
 
     Args:
         tensor: Gets it; nobody touches it before `wait`.
         work: torch's.
-        group: Whose members add.
+        group: Whose members make it.
     """
 
     tensor: torch.Tensor
@@ -43,7 +44,7 @@ class PendingSum:
         self.work.get_future().then(lambda _: call())
 
     def wait(self) -> torch.Tensor:
-        """The sum, once it is there; on a GPU what its stream does next waits for it.
+        """It, once it is there; on a GPU what its stream does next waits for it.
 
         Raises:
             LostConnectionError: a member is gone, or did not come within the time-out.
@@ -64,6 +65,7 @@ class WorkerGroup:
         timeout: A wait for another member that takes longer fails.
         device: This worker's.
         peer: Who is lost where a connection of the group breaks.
+        meeting: Where the members of one of NCCL's meet before each kernel (see `handshake`).
     """
 
     workers: tuple[str, ...]
@@ -72,8 +74,9 @@ class WorkerGroup:
     timeout: timedelta
     device: torch.device
     peer: str
+    meeting: Meeting | None = None
 
-    def add_up(self, tensor: torch.Tensor) -> PendingSum:
+    def add_up(self, tensor: torch.Tensor) -> PendingTensor:
         """Begin to add up a contiguous tensor, of one size and type on all members, in its own memory.
 
         All get the same bits. Members begin the sums of their group in one order.
@@ -84,10 +87,24 @@ class WorkerGroup:
         """The largest of all members' values, element by element, in the tensor's own memory."""
         return self._begin(tensor, dist.ReduceOp.MAX).wait()
 
-    def _begin(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> PendingSum:
-        work = checked(self.peer, lambda: dist.all_reduce(tensor, operation, group=self.group, async_op=True))
+    def hand_out(self, tensor: torch.Tensor, source: str) -> PendingTensor:
+        """Begin to copy one member's contiguous tensor into those of the others, of its size and type."""
+        rank = nccl.rank_of(source)
+        return self._pending(tensor, lambda: dist.broadcast(tensor, rank, group=self.group, async_op=True))
+
+    def _begin(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> PendingTensor:
+        return self._pending(tensor, lambda: dist.all_reduce(tensor, operation, group=self.group, async_op=True))
+
+    def _pending(self, tensor: torch.Tensor, begin: Callable[[], dist.Work | None]) -> PendingTensor:
+        if self.meeting is None:
+            work = checked(self.peer, begin)
+        else:
+            if tensor.is_cuda:
+                torch.cuda.current_stream(tensor.device).synchronize()
+            meeting = self.meeting
+            work = checked(self.peer, lambda: meeting.launch(begin))
         assert work is not None
-        return PendingSum(tensor, work, self)
+        return PendingTensor(tensor, work, self)
 
 
 class WorkerGroups:
@@ -104,6 +121,7 @@ class WorkerGroups:
         self._rank, self._device, self._direct = rank, device, direct
         self._timeout = timedelta(seconds=timeout_s)
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._meetings: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
 
     def open(self, sets: Iterable[Sequence[str]]) -> dict[tuple[str, ...], WorkerGroup]:
         """The groups of these sets of workers, those of this rank. Every rank of the run gives the same sets.
@@ -121,12 +139,22 @@ class WorkerGroups:
             peer = others[0] if len(workers) == 2 else f"one of {', '.join(others)}"
             if is_new:
                 self._groups[ranks] = checked(peer, functools.partial(self._made, ranks, direct=direct))
+                if direct:
+                    self._meetings[ranks] = checked(peer, functools.partial(self._made, ranks, direct=False))
             group = self._groups[ranks]
             if group is not None:
-                found[workers] = WorkerGroup(workers, group, direct, self._timeout, self._device, peer)
+                meeting = self._meeting(workers, ranks, peer)
+                found[workers] = WorkerGroup(workers, group, direct, self._timeout, self._device, peer, meeting)
                 if is_new:
                     self._try_out(found[workers])
         return found
+
+    def _meeting(self, workers: tuple[str, ...], ranks: tuple[int, ...], peer: str) -> Meeting | None:
+        """Through the host; None: the group is no group of NCCL's. One that is known has met as often everywhere."""
+        group = self._meetings.get(ranks)
+        if group is None:
+            return None
+        return Meeting(WorkerGroup(workers, group, False, self._timeout, torch.device("cpu"), peer).largest)
 
     def _made(self, ranks: Sequence[int], *, direct: bool) -> dist.ProcessGroup | None:
         backend = nccl.GROUP_BACKEND if direct else dist.get_backend()
@@ -154,7 +182,8 @@ class WorkerGroups:
     def close(self) -> None:
         """Leave the groups, where the world group has not been left with them in it."""
         if dist.is_initialized():
-            for group in self._groups.values():
+            for group in (*self._groups.values(), *self._meetings.values()):
                 if group is not None:
                     dist.destroy_process_group(group)
         self._groups.clear()
+        self._meetings.clear()

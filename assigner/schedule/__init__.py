@@ -1,7 +1,12 @@
 """From a plan to its step, without torch: the same program is priced here and executed by the runtime.
 
 replication                   which of a stage's workers takes which micro-batch
-program                       what every worker does, in which order: one function for each schedule
+orders                        what every worker computes in which order: one function for each schedule
+interleaving                  one of these: interleaved 1F1B
+deadlock                      whether listed orders would wait for each other for ever
+program                       the same with messages and the update
+updating                      who updates what of a stage that several workers share, and what that takes
+backwardparts                 whether backwards may run in two parts
 cost, rings                   seconds and bytes of one action, and of an all-reduce; only here are measurements
                               interpolated
 timing, simulate              when each action starts and ends; what a step takes, and the peak of memory

@@ -18,9 +18,10 @@ from assigner.formats.plan import Memory
 from assigner.schedule.rings import BUCKET_BYTES, ReducePrices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-    from assigner.formats.profile import Collective, Edge, Link, LinkPoint, Measurement, Partition, Profile, Tie
+    from assigner.formats.profile import Collective, Edge, Link, LinkPoint, Measurement, Profile, Tie
+    from assigner.schedule.orders import Halves
 
 
 _STRETCH = 0.02  # what rounding and small noise may take off a line that goes through the origin
@@ -38,7 +39,8 @@ class Kind:
 class PartitionCost:
     """One partition on one worker at one micro-batch size: seconds and bytes.
 
-    `recompute_s` is what rematerialising adds to forward and backward together.
+    `recompute_s` is what rematerialising adds to forward and backward together. `parts` are the seconds of the input
+    and of the weight part of a backward, and the bytes that wait between them; None: they were not measured.
     """
 
     forward_s: float
@@ -47,6 +49,7 @@ class PartitionCost:
     activation_bytes: float
     workspace_bytes: float
     recompute_s: float
+    parts: tuple[float, float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,13 @@ class CostModel:
             activation_bytes=line(low.activation_bytes, high.activation_bytes),
             workspace_bytes=line(low.workspace_bytes, high.workspace_bytes),
             recompute_s=line(_recompute_s(low), _recompute_s(high)),
+            parts=None
+            if low.parts is None or high.parts is None
+            else (
+                line(low.parts[0], high.parts[0]),
+                line(low.parts[1], high.parts[1]),
+                line(low.parts[2], high.parts[2]),
+            ),
         )
 
     def is_plausible(self, micro_batch: int) -> bool:
@@ -243,6 +253,11 @@ class CostModel:
         return {name: tuple(outputs) for name, outputs in found.items()}
 
     @cached_property
+    def differentiated(self) -> frozenset[str]:
+        """The partitions that read something whose gradient goes back; the backward of others is all weight part."""
+        return frozenset(edge.target for edge in self.profile.edges if edge.gradient)
+
+    @cached_property
     def makes(self) -> dict[str, tuple[PartitionOutput, ...]]:
         """The values that each partition makes for others."""
         found: dict[str, list[PartitionOutput]] = {name: [] for name in self.profile.partition}
@@ -258,6 +273,11 @@ class CostModel:
             found[PartitionOutput(edge.source, edge.output)].append(edge)
         return {output: tuple(edges) for output, edges in found.items()}
 
+    def tied_share(self, partition: str, tie: Tie) -> float:
+        """The part of a partition's parameters that is one that it shares."""
+        whole = self.profile.partition[partition].parameter_bytes
+        return tie.bytes / whole if whole else 0.0
+
     def state(self, partitions: Iterable[str]) -> Memory:
         """Parameters, gradients, optimizer state and buffers of partitions on one worker.
 
@@ -271,8 +291,7 @@ class CostModel:
         for tie in self.profile.ties:
             members = [name for name in tie.partitions if name in names]
             for name in members[1:]:
-                owner = self.profile.partition[name]
-                share = _tied_share(owner, tie)
+                owner, share = self.profile.partition[name], self.tied_share(name, tie)
                 parameters -= tie.bytes
                 gradients -= share * owner.gradient_bytes
                 optimizer -= share * owner.optimizer_bytes
@@ -281,6 +300,38 @@ class CostModel:
             buffers=sum(each.buffer_bytes for each in held),
         )  # fmt: skip
 
+    def parts(self, partition: str, worker: str, micro_batch: int) -> tuple[float, float, float]:
+        """Seconds of the input and of the weight part of a backward, and the bytes that wait between them.
+
+        Raises:
+            FormatError: they were not measured.
+        """
+        found = self.partition(partition, worker, micro_batch).parts
+        if found is None:
+            raise FormatError(
+                f"the profile cannot price this: the parts of the backward of {partition} were not measured on"
+                f" {worker} at micro-batch {micro_batch}",
+                hint="assigner profile --split-backward measures them; or list whole backwards: B instead of I and W",
+            )
+        return found
+
+    def waiting_bytes(
+        self, partitions: Iterable[str], rematerialise: Container[str], worker: str, micro_batch: int
+    ) -> float:
+        """What a stage keeps of a micro-batch between the parts of its backward, its inputs left out.
+
+        Errors as `parts`. A partition that reads nothing with a gradient puts off its recompute: it has no graph yet.
+        """
+        return sum(
+            self.parts(name, worker, micro_batch)[2]
+            - (
+                self.partition(name, worker, micro_batch).activation_bytes
+                if name in rematerialise and name not in self.differentiated
+                else 0.0
+            )
+            for name in partitions
+        )
+
     def gradient_bytes(self, partitions: Iterable[str], apart: Sequence[Tie]) -> float:
         """Bytes of the gradients of partitions on one worker, but for those of the shared parameters `apart`."""
         names = tuple(partitions)
@@ -288,7 +339,7 @@ class CostModel:
         for tie in apart:
             owner = next((self.profile.partition[name] for name in tie.partitions if name in names), None)
             if owner is not None:
-                found -= _tied_share(owner, tie) * owner.gradient_bytes
+                found -= self.tied_share(owner.name, tie) * owner.gradient_bytes
         return max(0.0, found)
 
     def memory(
@@ -299,6 +350,8 @@ class CostModel:
         *,
         leaving: Iterable[Edge] | None = None,
         bucket_bytes: float = 0.0,
+        state: Memory | None = None,
+        halves: Mapping[int, Iterable[Halves]] | None = None,
     ) -> Memory:
         """What a worker holds at its peak, in bytes; its workspace includes what the allocator takes beside tensors.
 
@@ -308,19 +361,29 @@ class CostModel:
             micro_batch: Samples in a micro-batch.
             leaving: The edges whose values it sends; None: those to partitions that it does not hold.
             bucket_bytes: Of gradients on their way in a reduction.
+            state: Of its partitions; None: all of it, as `state` has it.
+            halves: Of stages whose backwards run in two parts, by position: how many micro-batches have their graph
+                and how many wait for their weight part, at each moment; else all in flight have their graph.
+
+        Raises:
+            FormatError: the profile knows nothing of the parts of such a backward.
         """
         held = [name for partitions, _, _ in stages for name in partitions]
         cost = {name: self.partition(name, worker, micro_batch) for name in held}
         activations = 0.0
         again: set[str] = set()
-        for partitions, rematerialise, in_flight in stages:
+        for n, (partitions, rematerialise, in_flight) in enumerate(stages):
             remat = set(rematerialise)
             again |= remat
             read = dict.fromkeys(output for name in partitions for output in self.reads[name])
-            activations += in_flight * (
-                sum(cost[name].activation_bytes for name in partitions if name not in remat)
-                + sum(self.output_bytes(output, micro_batch) for output in read)
-            )
+            kept = sum(cost[name].activation_bytes for name in partitions if name not in remat)
+            inputs = sum(self.output_bytes(output, micro_batch) for output in read)
+            if halves and n in halves:
+                waiting = self.waiting_bytes(partitions, remat, worker, micro_batch)
+                activations += in_flight * inputs
+                activations += max((each.graphs * kept + each.waiting * waiting for each in halves[n]), default=0.0)
+            else:
+                activations += in_flight * (kept + inputs)
         activations += max((cost[name].activation_bytes for name in again), default=0)
         inside, messages = set(held), bucket_bytes
         if leaving is None:
@@ -332,7 +395,7 @@ class CostModel:
             sent[output] = sent.get(output, False) or edge.gradient
         for output, comes_back in sent.items():
             messages += self.output_bytes(output, micro_batch) * (1 + comes_back)
-        state = self.state(held)
+        state = state or self.state(held)
         tensors = Memory(
             parameters=state.parameters, gradients=state.gradients, optimizer=state.optimizer, buffers=state.buffers,
             activations=activations, workspace=max((each.workspace_bytes for each in cost.values()), default=0),
@@ -365,11 +428,6 @@ def collectives_over(profile: Profile, links: Iterable[Link]) -> tuple[Collectiv
         )
         for each in profile.collectives
     )
-
-
-def _tied_share(owner: Partition, tie: Tie) -> float:
-    """The part of a partition's parameters that is one that it shares."""
-    return tie.bytes / owner.parameter_bytes if owner.parameter_bytes else 0.0
 
 
 def _recompute_s(point: Measurement) -> float:

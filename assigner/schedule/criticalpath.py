@@ -5,7 +5,8 @@ action waits for the one before it on its worker or for a message; a message for
 before it on its link. The simulator computes a start as the largest of those ends, so the two are the same number.
 
 A reduction begins when the last of its workers does, or when the one before it on one of them has ended; an update
-waits for those of its worker. The path goes through the event of the worker that was last.
+waits for those of its worker. So does a gathering of updated parameters, for which nothing waits but the step's end.
+The path goes through the event of the worker that was last.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import defaultdict
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from assigner.schedule.program import ActionKind
+from assigner.schedule.program import CALLED, TOGETHER, ActionKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from assigner.schedule.simulate import Event, Timeline
 
 Where = tuple[str, ...]
-"""A worker, the two ends of a link, or a reduction."""
+"""A worker, the two ends of a link, or what the workers of a stage do together."""
 
 
 def critical_path(timeline: Timeline) -> tuple[int, ...]:
@@ -35,15 +36,15 @@ def critical_path(timeline: Timeline) -> tuple[int, ...]:
     made: dict[tuple[str, float], int] = {}
     idle: dict[tuple[str, str, float], int] = {}  # by link and moment: the message that was on it until then
     there: dict[tuple[str, float], int] = {}
-    reduced: dict[int, list[int]] = defaultdict(list)  # by stage: the reduction on each of its workers
+    together: dict[tuple[int, int], list[int]] = defaultdict(list)  # by what and stage: on each of its workers
     before: list[int | None] = []
     last: int | None = None
     for n, event in enumerate(timeline.events):
         worker, route, start, end = event.worker, event.action.route, event.start_s, event.end_s
-        if event.action.kind is ActionKind.REDUCE:
+        if event.action.kind in TOGETHER:
             before.append(free.get((worker, start)))
             free[worker, start + event.busy_s] = made[worker, start] = n
-            reduced[event.action.stage].append(n)
+            together[TOGETHER.index(event.action.kind), -event.action.stage].append(n)
         elif route is None:
             before.append(free.get((worker, start), there.get((worker, start))))
             free[worker, end + event.busy_s] = made[worker, end] = n
@@ -52,7 +53,11 @@ def critical_path(timeline: Timeline) -> tuple[int, ...]:
             link = route.source, route.target
             before.append(made.get((worker, start), idle.get((*link, start))))
             idle[*link, end] = there[route.target, end] = n
-    _wait_for_reductions(timeline, reduced, before)
+    _wait_together(timeline, together, before)
+    for mine in together.values():  # behind the updates: parameters that workers have updated for each other
+        latest = max(mine, key=lambda n: timeline.events[n].start_s)
+        if last is None or timeline.events[latest].end_s > timeline.events[last].end_s:
+            last = latest
     path = []
     while last is not None:
         path.append(last)
@@ -60,12 +65,12 @@ def critical_path(timeline: Timeline) -> tuple[int, ...]:
     return tuple(reversed(path))
 
 
-def _wait_for_reductions(timeline: Timeline, reduced: Mapping[int, list[int]], before: list[int | None]) -> None:
-    """Fill in what waited for a reduction: an update, or the next one that a worker has a part in."""
+def _wait_together(timeline: Timeline, together: Mapping[tuple[int, int], list[int]], before: list[int | None]) -> None:
+    """Fill in what waited for a reduction or a gathering: an update, or the next one that a worker has a part in."""
     events = timeline.events
-    ended: dict[tuple[str, float], int] = {}  # by worker and moment: the reduction that ended then
-    for stage in sorted(reduced, reverse=True):  # as all workers begin them
-        mine = reduced[stage]
+    ended: dict[tuple[str, float], int] = {}  # by worker and moment: what ended then
+    for key in sorted(together):  # as all workers begin them
+        mine = together[key]
         last = max(mine, key=lambda n: events[n].start_s)
         earlier = [ended[each] for each in ended if each[0] in {events[n].worker for n in mine}]
         latest = max(earlier, key=lambda n: events[n].end_s, default=last)
@@ -86,10 +91,10 @@ def time_on_path(timeline: Timeline) -> dict[tuple[str, Where], list[float]]:
         route, action = event.action.route, event.action
         what = action.kind.value if route is None else f"{route.payload} message"
         where = (event.worker,) if route is None else (route.source, route.target)
-        if action.kind is ActionKind.REDUCE:
+        if action.kind in TOGETHER:
             begun = max(event.start_s, reached)
             if following is None or following.start_s == event.end_s or _is_behind(following, event):
-                where = (f"the reduction of stage {action.stage}",)
+                where = (f"the {CALLED[action.kind]} of stage {action.stage}",)
                 spent[what, where].append(event.end_s - begun)
                 reached = event.end_s
                 continue
@@ -102,8 +107,8 @@ def time_on_path(timeline: Timeline) -> dict[tuple[str, Where], list[float]]:
 
 
 def _is_behind(following: Event, event: Event) -> bool:
-    """Whether a reduction that a worker has begun goes on when the one before it has ended."""
-    return following.action.kind is ActionKind.REDUCE and following.start_s < event.end_s
+    """Whether what workers do together goes on, once it was begun, when what came before it has ended."""
+    return following.action.kind in TOGETHER and following.start_s < event.end_s
 
 
 def path_shares(timeline: Timeline) -> Mapping[Where, float]:

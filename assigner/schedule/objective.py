@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
+from assigner.schedule.orders import counted
 from assigner.schedule.program import ActionKind, Payload, build_program
-from assigner.schedule.replication import MicroBatchLane, lanes, taken
+from assigner.schedule.replication import MicroBatchLane, lanes
 from assigner.schedule.simulate import route_bytes, run_program, stage_s
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ def steady_s(plan: Plan, cost: CostModel) -> float:
     load: dict[str | tuple[str, str], float] = defaultdict(float)
     for n, stage in enumerate(plan.stages):
         for worker in stage.workers:
-            both = [stage_s(cost, plan, n, worker, kind) for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)]
-            load[worker] += len(taken(plan, n, worker)) / plan.micro_batches * sum(both)
+            work = (count * stage_s(cost, plan, n, worker, kind) for kind, count in counted(plan, n, worker).items())
+            load[worker] += sum(work) / plan.micro_batches
     sent = Counter(
         action.route for actions in program.actions.values() for action in actions if action.kind is ActionKind.SEND
     )
@@ -85,7 +86,7 @@ def _lane_s(plan: Plan, lane: MicroBatchLane, cost: CostModel) -> float:
     """Seconds of one forward on the workers of a lane."""
     on = zip(plan.stages, lane.workers, strict=True)
     stages = tuple(replace(stage, sole_worker=worker, replicas=()) for stage, worker in on)
-    alone = replace(plan, stages=stages, schedule="gpipe").cut(
+    alone = replace(plan, stages=stages, schedule="gpipe", orders={}).cut(
         1, plan.micro_batch_size, batch_size=plan.micro_batch_size
     )
     program = build_program(alone, cost.profile.edges, cost.profile.ties)

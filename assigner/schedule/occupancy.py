@@ -3,13 +3,15 @@
 The sum of 3-cost-model.md, unrolled along a timeline. From when to when each part of it is on its worker:
 
     parameters, gradients, optimizer state, buffers      always
-    of a micro-batch: what stored partitions keep, and
+    of a micro-batch: what stored partitions keep        start of its forward .. end of its backward's input part
+    what waits for the weight part                       start of the input part .. end of the weight part
     every distinct output that the stage reads           start of its forward .. end of its backward
     the largest rematerialised partition's activations   start .. end of a backward that recomputes
     the largest workspace of the stage                   start .. end of a forward or a backward
     an output that leaves                                end of its forward .. it has left
-    its gradient                                         it sets out .. end of the backward that uses it
-    a bucket of the largest reduction                    while one goes on
+    its gradient                                         it sets out .. end of the (input part of the) backward that
+                                                         uses it
+    a bucket of the largest reduction                    while one goes on, or a gathering
 
 What the worker's allocator takes beyond tensors is, as in the cost model, a share of all that is held at the moment,
 and counts as workspace.
@@ -27,9 +29,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.formats.plan import Memory
 from assigner.schedule.cost import CostModel, PartitionOutput
-from assigner.schedule.program import ActionKind, Payload
+from assigner.schedule.orders import ActionKind, order_of
+from assigner.schedule.program import TOGETHER, Payload
 from assigner.schedule.replication import leaving
 from assigner.schedule.timing import bucket_bytes
+from assigner.schedule.updating import held_state
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
@@ -104,9 +108,10 @@ def memory_over_time(timeline: Timeline, cost: CostModel) -> tuple[Occupancy, ..
 class _Ledger:
     """One worker's parts: which of them appear and go when.
 
-    A part's number counts how often it is there: of the i-th of S stages i (micro-batches in flight), S + i (it
-    computes) and 2 S + i (it recomputes); of the o-th of the outputs that leave 3 S + 2 o, and one more its gradient;
-    the last one is a reduction's bucket.
+    A part's number counts how often it is there: of the i-th of S stages i (micro-batches that have their graph), S + i
+    (it computes), 2 S + i (it recomputes), 3 S + i (micro-batches in flight) and 4 S + i (those that wait for their
+    weight part); of the o-th of the outputs that leave 5 S + 2 o, and one more its gradient; the last one is a
+    reduction's bucket.
     """
 
     def __init__(self, plan: Plan, cost: CostModel, worker: str) -> None:
@@ -114,22 +119,27 @@ class _Ledger:
         self.stages = {n: i for i, n in enumerate(plan.held[worker])}
         held = [name for n in self.stages for name in plan.stages[n].partitions]
         price = {name: cost.partition(name, worker, plan.micro_batch_size) for name in held}
-        self.state = cost.state(held)
+        steps = order_of(plan, worker) if plan.orders else []
+        self.state = held_state(cost, plan, worker)
         self.beyond = cost.profile.worker[worker].allocator_share
-        self.kept, self.workspace, self.again = [], [], []
+        self.kept, self.workspace, self.again = list[float](), list[float](), list[float]()
+        self.read, self.waiting, self.put_off = list[float](), list[float](), list[bool]()
         for n in self.stages:
             names, remat = plan.stages[n].partitions, plan.stages[n].rematerialise
             read = dict.fromkeys(output for name in names for output in cost.reads[name])
-            self.kept.append(
-                sum(price[name].activation_bytes for name in names if name not in remat)
-                + sum(cost.output_bytes(output, plan.micro_batch_size) for output in read)
-            )
+            kept = sum(price[name].activation_bytes for name in names if name not in remat)
+            inputs = sum(cost.output_bytes(output, plan.micro_batch_size) for output in read)
+            is_split = any(step[:2] == (ActionKind.BACKWARD_INPUT, n) for step in steps)
+            self.kept.append(kept if is_split else kept + inputs)
+            self.read.append(inputs if is_split else 0.0)
+            self.waiting.append(cost.waiting_bytes(names, remat, worker, plan.micro_batch_size) if is_split else 0.0)
+            self.put_off.append(any(name not in cost.differentiated for name in remat))
             self.workspace.append(max(price[name].workspace_bytes for name in names))
             self.again.append(max((price[name].activation_bytes for name in remat), default=0.0))
         sent = dict.fromkeys(
             PartitionOutput(edge.source, edge.output) for edge in leaving(plan, cost.profile.edges, worker)
         )
-        self.part = {output: 3 * len(self.stages) + 2 * o for o, output in enumerate(sent)}
+        self.part = {output: 5 * len(self.stages) + 2 * o for o, output in enumerate(sent)}
         self.sizes = [cost.output_bytes(output, plan.micro_batch_size) for output in sent]
         self.bucket = bucket_bytes(cost, plan, worker)
         self.maker = {name: n for n in self.stages for name in plan.stages[n].partitions}
@@ -138,9 +148,9 @@ class _Ledger:
         self.ended_s = 0.0
 
     def compute(self, event: Event) -> None:
-        """A forward, a backward, an update or a reduction."""
+        """A forward, a backward or a part of one, an update, a reduction or a gathering."""
         action, start, end = event.action, event.start_s, event.end_s
-        if action.kind is ActionKind.REDUCE:
+        if action.kind in TOGETHER:
             self.changes += ((start, 1, self.bucket_part), (end, -1, self.bucket_part))
             return
         self.ended_s = end
@@ -149,11 +159,19 @@ class _Ledger:
         count, i, changes = len(self.stages), self.stages[action.stage], self.changes
         changes += ((start, 1, count + i), (end, -1, count + i))
         if action.kind is ActionKind.FORWARD:
-            changes.append((start, 1, i))
+            changes += ((start, 1, i), (start, 1, 3 * count + i))
+            return
+        is_input, is_weight = (action.kind is ActionKind.BACKWARD_INPUT, action.kind is ActionKind.BACKWARD_WEIGHT)
+        if is_input:
+            changes.append((start, 1, 4 * count + i))
+        else:
+            changes.append((end, -1, 3 * count + i))
+        if self.again[i] and (not is_weight or self.put_off[i]):
+            changes += ((start, 1, 2 * count + i), (end, -1, 2 * count + i))
+        if is_weight:
+            changes.append((end, -1, 4 * count + i))
             return
         changes.append((end, -1, i))
-        if self.again[i]:
-            changes += ((start, 1, 2 * count + i), (end, -1, 2 * count + i))
         for part in self.due.pop((action.stage, action.micro_batch), ()):
             changes.append((end, -1, part))
 
@@ -171,14 +189,14 @@ class _Ledger:
     @property
     def bucket_part(self) -> int:
         """The number of a reduction's bucket."""
-        return 3 * len(self.stages) + 2 * len(self.sizes)
+        return 5 * len(self.stages) + 2 * len(self.sizes)
 
     def closed(self) -> Occupancy:
         """The sums after each moment's changes."""
         count = len(self.stages)
         there = [0] * (self.bucket_part + 1)
-        kept, workspace, again = (range(n * count, (n + 1) * count) for n in range(3))
-        messages = range(3 * count, self.bucket_part, 2)
+        kept, workspace, again, read, waiting = (range(n * count, (n + 1) * count) for n in range(5))
+        messages = range(5 * count, self.bucket_part, 2)
         state = self.state.total
         held = [Held(0.0, 0.0, self.beyond * state, 0.0)]
         self.changes.sort()
@@ -188,8 +206,9 @@ class _Ledger:
             if next(following, _NEVER)[0] == at_s:
                 continue
             activations = 0.0
-            for n, each in zip(kept, self.kept, strict=True):
-                activations += there[n] * each
+            for parts, sizes in ((kept, self.kept), (read, self.read), (waiting, self.waiting)):
+                for n, each in zip(parts, sizes, strict=True):
+                    activations += there[n] * each
             activations += max(each if there[n] else 0.0 for n, each in zip(again, self.again, strict=True))
             busy = max(each if there[n] else 0.0 for n, each in zip(workspace, self.workspace, strict=True))
             moved = self.bucket if there[self.bucket_part] else 0.0

@@ -15,6 +15,8 @@ The program is what the simulator prices and the runtime executes. An action nam
     worker 1: F1 F3       B1    B3 R U
     worker 2:    F0 B0 F1 B1 F2 B2 F3 B3 U
 
+Where the workers of a stage divide its optimizer state, each behind its update gets what the others have updated.
+
 A route carries one value from the partition that makes it to one other worker, whoever reads it there, and its
 gradient back. Receives stand right before the action that needs them, sends right behind the one that makes them.
 Where a stage has several workers, a route has messages for those micro-batches that its source makes and its target
@@ -32,23 +34,19 @@ from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
 from assigner.formats.plan import Plan
-from assigner.schedule.replication import MicroBatchLane, is_exchanged, lanes, reduced_stages, taken
+from assigner.schedule.deadlock import check_orders_run
+from assigner.schedule.orders import CALLED, TOGETHER, ActionKind, Step, in_flight, order_of, warm_up
+from assigner.schedule.replication import MicroBatchLane, gathered_stages, is_exchanged, lanes, taken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from assigner.formats.profile import Edge, Tie
 
-
-class ActionKind(StrEnum):
-    """What an action does."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    SEND = "send"
-    RECEIVE = "receive"
-    REDUCE = "reduce"
-    UPDATE = "update"
+__all__ = [
+    "CALLED", "TOGETHER", "Action", "ActionKind", "Payload", "Program", "Route", "Step", "Wiring",
+    "build_forward_program", "build_program", "in_flight", "order_of", "warm_up", "wire",
+]  # fmt: skip
 
 
 class Payload(StrEnum):
@@ -88,12 +86,13 @@ class Route:
 class Action:
     """One thing that a worker does.
 
-    A reduction is begun, and goes on beside what the worker does next; its update waits for it.
+    A reduction is begun, and goes on beside what the worker does next; its update waits for it. A gathering, of the
+    parameters that the workers of a stage have updated for each other, comes behind the update.
 
     Args:
         kind: What it does.
         stage: The stage's position in the plan; -1 for an update and the messages of ties.
-        micro_batch: 0 to M - 1; -1 for an update, a reduction and the messages of ties.
+        micro_batch: 0 to M - 1; -1 for an update, a reduction, a gathering and the messages of ties.
         route: Of a send or a receive.
     """
 
@@ -116,38 +115,6 @@ class Program:
     plan: Plan
     actions: Mapping[str, tuple[Action, ...]]
     routes: tuple[Route, ...]
-
-
-def warm_up(plan: Plan, stage: int) -> int:
-    """How many micro-batches a stage takes in before its first backward: what its workers together keep in flight.
-
-    Under 1f1b as many as there are workers from this stage on, so that each has one, if the plan does not say.
-    """
-    if plan.schedule != "1f1b":
-        return plan.micro_batches
-    depth = plan.stages[stage].in_flight
-    if depth is None:
-        depth = (
-            sum(len(each.workers) for each in plan.stages[stage:]) if plan.is_replicated else len(plan.stages) - stage
-        )
-    return min(plan.micro_batches, depth)
-
-
-def in_flight(plan: Plan, stage: int, worker: str) -> int:
-    """How many micro-batches of a stage one of its workers keeps at once, at most.
-
-    The workers of a stage keep `depth` micro-batches in a row between them (`warm_up`): the most of these that are the
-    worker's own.
-    """
-    depth = warm_up(plan, stage)
-    if plan.stages[stage].sole_worker is not None:
-        return depth
-    own, first, most = taken(plan, stage, worker), 0, 0
-    for n, m in enumerate(own):
-        while own[first] <= m - depth:
-            first += 1
-        most = max(most, n - first + 1)
-    return most
 
 
 Hung = Mapping[tuple[int, int], "Sequence[Route]"]
@@ -177,7 +144,12 @@ class Wiring:
     routes: tuple[Route, ...]
 
     def around(self, kind: ActionKind, lane: int, stage: int) -> tuple[Sequence[Route], Sequence[Route]]:
-        """What a forward or a backward waits for and what it makes, of a lane's micro-batches; a reduction, nothing."""
+        """What a forward or a backward waits for and what it makes, of a lane's micro-batches.
+
+        The input part of a backward has the messages of the whole; a weight part and a reduction have none.
+        """
+        if kind is ActionKind.BACKWARD_WEIGHT:
+            return (), ()
         before, behind = (self.incoming, self.outgoing) if kind is ActionKind.FORWARD else (self.back_in, self.back_out)
         return before.get((lane, stage), ()), behind.get((lane, stage), ())
 
@@ -195,6 +167,8 @@ def wire(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -> Wiring:
     """The routes of a plan; arguments and errors as `build_program`."""
     stage_of = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
     _check_direction(plan, edges, stage_of)
+    if plan.orders:
+        check_orders_run(plan, edges)
     hung: tuple[dict[tuple[int, int], list[Route]], ...] = tuple(defaultdict(list) for _ in range(4))
     incoming, outgoing, back_in, back_out = hung
     routes: dict[Route, None] = {}
@@ -202,14 +176,17 @@ def wire(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -> Wiring:
     for n, lane in enumerate(found):
         placement = {name: lane.workers[stage] for name, stage in stage_of.items()}
         for (partition, output, target), readers in _crossings(edges, placement).items():
-            maker, first = stage_of[partition], min(stage_of[edge.target] for edge in readers)
+            maker, stages = stage_of[partition], [stage_of[edge.target] for edge in readers]
+            first, last = stages[0], stages[0]
+            if len(stages) > 1:
+                first, last = min(stages, key=lane.forwards.index), max(stages, key=lane.backwards.index)
             there = Route(Payload.ACTIVATION, partition, output, placement[partition], target)
             outgoing[n, maker].append(there)
             incoming[n, first].append(there)
             routes[there] = None
             if any(edge.gradient for edge in readers):
                 back = Route(Payload.GRADIENT, partition, output, target, placement[partition])
-                back_out[n, first].append(back)  # the first reader's backward is the last to add to the gradient
+                back_out[n, last].append(back)  # who adds to the gradient last
                 back_in[n, maker].append(back)
                 routes[back] = None
     tie_routes = _tie_routes(ties, plan)
@@ -229,7 +206,8 @@ def build_program(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -
             a 1f1b plan would wait for ever.
     """
     wiring = wire(plan, edges, ties)
-    _check_depths(plan, edges)
+    if plan.schedule == "1f1b":
+        _check_depths(plan, edges)
     actions = {}
     for worker in plan.workers:
         mine: list[Action] = []
@@ -241,6 +219,7 @@ def build_program(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -
         mine += [Action(ActionKind.SEND, -1, -1, route) for route in wiring.ties if route.source == worker]
         mine += [Action(ActionKind.RECEIVE, -1, -1, route) for route in wiring.ties if route.target == worker]
         mine.append(Action(ActionKind.UPDATE, -1, -1))
+        mine += [Action(ActionKind.GATHER, stage, -1) for stage in gathered_stages(plan, worker)]
         actions[worker] = tuple(mine)
     return Program(plan, actions, wiring.routes)
 
@@ -325,77 +304,3 @@ def _tie_routes(ties: Sequence[Tie], plan: Plan) -> list[Route]:
             if source != target and is_exchanged(plan, tie)
         ]
     return routes
-
-
-Step = tuple[ActionKind, int, int]
-"""A forward, a backward or a reduction of a stage, with its micro-batch."""
-
-
-def order_of(plan: Plan, worker: str) -> list[Step]:
-    """What a worker computes before its update, in order, with the reductions that it begins.
-
-    A reduction stands behind the worker's last backward of its stage, and behind those that come before it on all
-    workers (`reduced_stages`).
-
-    Raises:
-        FormatError: the schedule cannot order the worker's stages.
-    """
-    steps = SCHEDULES[plan.schedule](plan, worker)
-    if not plan.is_replicated:
-        return steps
-    waiting = [stage for stage in reduced_stages(plan) if worker in plan.stages[stage].workers]
-    left = {stage: len(taken(plan, stage, worker)) for stage in waiting}
-    found: list[Step] = []
-    for step in steps:
-        found.append(step)
-        if step[0] is ActionKind.BACKWARD and step[1] in left:
-            left[step[1]] -= 1
-        while waiting and not left[waiting[0]] and step[0] is ActionKind.BACKWARD:
-            found.append((ActionKind.REDUCE, waiting.pop(0), -1))
-    return [*found, *((ActionKind.REDUCE, stage, -1) for stage in waiting)]
-
-
-def _gpipe(plan: Plan, worker: str) -> list[Step]:
-    """All forwards in micro-batch order, then all backwards in reverse order; stage by stage where there are several.
-
-    Source: Huang et al., GPipe, NeurIPS 2019, section 2; with several stages a worker, Lamy-Poirier, Breadth-First
-    Pipeline Parallelism, 2022 (arXiv 2211.05953).
-    """
-    mine = plan.held[worker]
-    forwards = [(ActionKind.FORWARD, stage, m) for stage in mine for m in taken(plan, stage, worker)]
-    backwards = [
-        (ActionKind.BACKWARD, stage, m) for stage in reversed(mine) for m in reversed(taken(plan, stage, worker))
-    ]
-    return [*forwards, *backwards]
-
-
-def _one_f_one_b(plan: Plan, worker: str) -> list[Step]:
-    """Warm up with as many forwards as the stage's depth, then one backward, one forward in turn.
-
-    A replica does its own part of that order: what it warms up with are its own of the first `depth` micro-batches.
-
-    Source: Narayanan et al., PipeDream, SOSP 2019, section 3.2; flushed at the end of a step.
-    """
-    mine = plan.held[worker]
-    if len(mine) > 1:
-        raise FormatError(
-            f"schedule 1f1b: {worker} holds {len(mine)} stages; this schedule has one a worker",
-            hint="merge them, or use the interleaved schedule",
-        )
-    (stage,), depth = mine, warm_up(plan, mine[0])
-    steps = [(ActionKind.FORWARD, stage, m) for m in range(depth)]
-    for m in range(plan.micro_batches):
-        steps.append((ActionKind.BACKWARD, stage, m))
-        if m + depth < plan.micro_batches:
-            steps.append((ActionKind.FORWARD, stage, m + depth))
-    if plan.stages[stage].sole_worker is None:
-        own = set(taken(plan, stage, worker))
-        steps = [step for step in steps if step[2] in own]
-    return steps
-
-
-SCHEDULES: Mapping[str, Callable[[Plan, str], list[Step]]] = {
-    "gpipe": _gpipe,
-    "1f1b": _one_f_one_b,
-    "interleaved": _gpipe,
-}

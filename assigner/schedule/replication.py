@@ -1,7 +1,8 @@
 """Which of a stage's workers takes which micro-batch, and what follows from it.
 
 A stage may lie on several workers, its replicas. Each runs whole micro-batches, as many as the plan gives it, spread
-evenly over the step: 8 micro-batches, of which A takes 5 and B takes 3, go A B A A B A B A.
+evenly over the step: 8 micro-batches, of which A takes 5 and B takes 3, go A B A A B A B A. Where a plan lists its
+orders, they say which.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from assigner.formats.orders import FORWARD, WEIGHT, forwards_taken
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
@@ -45,6 +48,9 @@ def takers(plan: Plan, stage: int) -> tuple[str, ...]:
     held = plan.stages[stage]
     if held.sole_worker is not None:
         return (held.sole_worker,) * plan.micro_batches
+    if plan.orders:
+        found = forwards_taken(plan.listed, stage)
+        return tuple(found[m] for m in range(plan.micro_batches))
     chosen = takes(plan.micro_batches, tuple(each.micro_batches for each in held.replicas))
     return tuple(held.replicas[n].worker for n in chosen)
 
@@ -58,25 +64,46 @@ def taken(plan: Plan, stage: int, worker: str) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class MicroBatchLane:
-    """Micro-batches that run on the same workers, stage by stage.
+    """Micro-batches that run on the same workers, stage by stage, each of which takes its stages in the same order.
 
     Args:
         workers: By stage.
         micro_batches: In ascending order.
+        forwards: The stages, those of one worker in the order in which it runs their forwards.
+        backwards: Likewise of their backwards.
     """
 
     workers: tuple[str, ...]
     micro_batches: Sequence[int]
+    forwards: Sequence[int]
+    backwards: Sequence[int]
 
 
 def lanes(plan: Plan) -> tuple[MicroBatchLane, ...]:
-    """The lanes of a plan, by their first micro-batch; a plan with one worker a stage has one lane."""
-    if not plan.is_replicated:
-        return (MicroBatchLane(tuple(stage.worker for stage in plan.stages), range(plan.micro_batches)),)
-    found: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for m, workers in enumerate(zip(*(takers(plan, n) for n in range(len(plan.stages))), strict=True)):
-        found[workers].append(m)
-    return tuple(MicroBatchLane(workers, tuple(mine)) for workers, mine in found.items())
+    """The lanes of a plan, by their first micro-batch; one, unless stages have several workers or orders are listed."""
+    ascending = range(len(plan.stages))
+    usual = tuple(ascending), tuple(reversed(ascending))
+    if not plan.is_replicated and not plan.orders:
+        workers = tuple(stage.worker for stage in plan.stages)
+        return (MicroBatchLane(workers, range(plan.micro_batches), *usual),)
+    listed = _stage_orders(plan)
+    found: dict[tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]], list[int]] = defaultdict(list)
+    for m, workers in enumerate(zip(*(takers(plan, n) for n in ascending), strict=True)):
+        found[workers, *listed.get(m, usual)].append(m)
+    return tuple(
+        MicroBatchLane(workers, tuple(mine), forwards, backwards)
+        for (workers, forwards, backwards), mine in found.items()
+    )
+
+
+def _stage_orders(plan: Plan) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """By micro-batch: its forwards' and its backwards' stages, worker by worker in the order that the plan lists."""
+    found: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for steps in plan.listed.values():
+        for stage, letter, m in steps:
+            if letter != WEIGHT:
+                found[m][letter != FORWARD].append(stage)
+    return {m: (tuple(forwards), tuple(backwards)) for m, (forwards, backwards) in found.items()}
 
 
 def leaving(plan: Plan, edges: Sequence[Edge], worker: str) -> list[Edge]:
@@ -101,6 +128,20 @@ def reduced_stages(plan: Plan) -> tuple[int, ...]:
     if not plan.is_replicated:
         return ()
     return tuple(n for n in reversed(range(len(plan.stages))) if plan.stages[n].replicas)
+
+
+def gathered_stages(plan: Plan, worker: str | None = None) -> tuple[int, ...]:
+    """The stages whose workers update each other's parameters, in the order of `reduced_stages`.
+
+    Args:
+        plan: Who holds what.
+        worker: Of its stages alone; None: of all.
+    """
+    return tuple(
+        n
+        for n in reduced_stages(plan)
+        if plan.stages[n].is_divided and (worker is None or worker in plan.stages[n].workers)
+    )
 
 
 def is_exchanged(plan: Plan, tie: Tie) -> bool:

@@ -41,6 +41,12 @@ BUCKET_BYTES = 25 << 20
 Smaller ones cost more messages, larger ones memory, and time in which nothing is on its way.
 """
 
+GATHERING = 0.5
+"""What gathering parts that add up to so many bytes takes of an all-reduce of them: it is the ring's second half.
+
+The first r - 1 of its 2 (r - 1) steps add up, each worker a part; the others hand these parts round.
+"""
+
 _EXACT_UP_TO = 7  # workers: 720 rings
 _HERE = 2  # of the keys of a pair, those of like workers on its own hosts
 _RING_BYTES = 1 << 20  # of the message by which rings are compared
@@ -83,6 +89,10 @@ class ReducePrices:
         else:
             rings = (self._nearest_neighbours(start, members) for start in members)
         return min(rings, key=lambda ring: max(self.transfer_s(*way, _RING_BYTES) for way in ways(ring)))
+
+    def backend(self, workers: Iterable[str]) -> str:
+        """What adds up among workers, `nccl` or `gloo`."""
+        return "nccl" if self._finds_its_way([*workers]) else "gloo"
 
     def _finds_its_way(self, members: Sequence[str]) -> bool:
         """Whether NCCL adds up: as was measured, else where each worker has a GPU of its own."""

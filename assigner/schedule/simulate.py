@@ -15,7 +15,8 @@ from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.formats.plan import Prediction, TransferPrediction, WorkerPrediction
 from assigner.schedule.cost import CostModel
-from assigner.schedule.program import Action, ActionKind, Program, Route, build_program, in_flight
+from assigner.schedule.orders import halves, order_of
+from assigner.schedule.program import TOGETHER, Action, ActionKind, Program, Route, build_program, in_flight
 from assigner.schedule.replication import leaving
 from assigner.schedule.timing import (
     Compute,
@@ -30,6 +31,7 @@ from assigner.schedule.timing import (
     step_s,
     stopped,
 )
+from assigner.schedule.updating import held_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,8 +51,8 @@ class Event(NamedTuple):
     Args:
         worker: Who did it.
         action: What it was.
-        start_s: Its start; of a send, on the wire; of a reduction, when the worker began it.
-        end_s: Its end; of a send, on the wire; of a reduction, the same for all of its workers.
+        start_s: Its start; of a send, on the wire; of a reduction or a gathering, when the worker began it.
+        end_s: Its end; of a send, on the wire; of a reduction or a gathering, the same for all of its workers.
         busy_s: How long its messages keep the worker from its next action: after its end, and of a reduction, which
             goes on beside what the worker does, after its start.
     """
@@ -110,15 +112,15 @@ def run_program(program: Program, cost: CostModel) -> Timeline:
     groups = [_grouped(actions) for actions in program.actions.values()]
     queues = [_queue(prices, worker, mine) for worker, mine in zip(program.actions, groups, strict=True)]
     log: list[Timed] = []
-    done, last = run_queues([*queues, *prices.reductions()], log)
+    done, last = run_queues([*queues, *prices.collectives()], log)
     for worker, mine, count in zip(program.actions, groups, done, strict=False):
         if count < len(mine):
             raise stopped(worker, mine[count].action.kind, mine[count].action.stage)
     workers = list(program.actions)
-    reduced_s = {
-        prices.reduced[timed.worker - len(workers)]: timed.end_s for timed in log if timed.worker >= len(workers)
+    ended_s = {
+        prices.together[timed.worker - len(workers)]: timed.end_s for timed in log if timed.worker >= len(workers)
     }
-    return Timeline(program, tuple(_events(log, groups, queues, workers, reduced_s)), last)
+    return Timeline(program, tuple(_events(log, groups, queues, workers, ended_s)), last)
 
 
 def _queue(prices: Prices, worker: str, groups: Iterable[_Group]) -> Queue:
@@ -140,17 +142,17 @@ def _events(
     groups: Sequence[Sequence[_Group]],
     queues: Sequence[Queue],
     workers: Sequence[str],
-    reduced_s: Mapping[int, float],
+    ended_s: Mapping[tuple[ActionKind, int], float],
 ) -> Iterator[Event]:
-    """What was timed; of each reduction, by its stage, `reduced_s` is its end."""
+    """What was timed; `ended_s` is the end of what workers do together, by its kind and stage."""
     for timed in log:
         if timed.worker >= len(workers):
             continue
         worker, (action, _, sends) = workers[timed.worker], groups[timed.worker][timed.job]
         job = queues[timed.worker][timed.job][0]
-        end = reduced_s[action.stage] if action.kind is ActionKind.REDUCE else timed.end_s
+        end = ended_s[action.kind, action.stage] if action.kind in TOGETHER else timed.end_s
         yield Event(worker, action, timed.start_s, end, job.busy_s)
-        # of a reduction, the last send tells that the worker has begun it: no message of the program
+        # of what workers do together, the last send tells that the worker has begun it: no message of the program
         for send, begin, (_, _, seconds, _) in zip(sends, timed.begins_s, job.sends, strict=False):
             yield Event(worker, send, begin, begin + seconds)
 
@@ -160,11 +162,18 @@ def worker_memory(cost: CostModel, plan: Plan, worker: str) -> Memory:
     stages = [
         (plan.stages[n].partitions, plan.stages[n].rematerialise, in_flight(plan, n, worker)) for n in plan.held[worker]
     ]
+    split = {}
+    if plan.orders:
+        steps = order_of(plan, worker)
+        split = {k: found for k, n in enumerate(plan.held[worker]) if (found := halves(steps, n))}
     if not plan.is_replicated:
-        return cost.memory(worker, stages, plan.micro_batch_size)
+        return cost.memory(worker, stages, plan.micro_batch_size, halves=split)
     sent = leaving(plan, cost.profile.edges, worker)
     bucket = bucket_bytes(cost, plan, worker)
-    return cost.memory(worker, stages, plan.micro_batch_size, leaving=sent, bucket_bytes=bucket)
+    return cost.memory(
+        worker, stages, plan.micro_batch_size, leaving=sent, bucket_bytes=bucket, halves=split,
+        state=held_state(cost, plan, worker),
+    )  # fmt: skip
 
 
 def _covered_s(spans: list[tuple[float, float]]) -> float:
@@ -227,7 +236,7 @@ def _workers(timeline: Timeline, cost: CostModel) -> Iterator[WorkerPrediction]:
         if route is not None:
             moving[route.source].append(span)
             moving[route.target].append(span)
-        elif event.action.kind is ActionKind.REDUCE:
+        elif event.action.kind in TOGETHER:
             moving[event.worker].append(span)
             busy[event.worker] += min(event.busy_s, step - event.start_s)
         else:

@@ -12,6 +12,7 @@ Its messages and those of routes do not wait for each other: they are many and s
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Mapping
@@ -20,15 +21,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assigner.errors import FormatError
 from assigner.schedule.cost import CostModel, PartitionOutput
-from assigner.schedule.program import ActionKind, Payload, Route, order_of, wire
-from assigner.schedule.replication import is_exchanged, reduced_stages
-from assigner.schedule.rings import BUCKET_BYTES
+from assigner.schedule.program import TOGETHER, ActionKind, Payload, Route, order_of, wire
+from assigner.schedule.replication import gathered_stages, is_exchanged, reduced_stages
+from assigner.schedule.rings import BUCKET_BYTES, GATHERING
+from assigner.schedule.updating import gathered_bytes, update_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.formats.plan import Plan
-    from assigner.schedule.program import Wiring
+    from assigner.schedule.program import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Job(NamedTuple):
 
 
 Compute = tuple[ActionKind, int, str]
-"""A compute action or a reduction whatever its micro-batch: what it does, its stage (-1: an update), its worker."""
+"""An action but a message, whatever its micro-batch: what it does, its stage (-1: an update), its worker."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class Instead:
     """Figures that take the place of the profile's, all in seconds; what is not named stays as the profile says.
 
     Args:
-        seconds: Of compute actions, a backward's recomputing included; and of reductions, from when all have begun.
+        seconds: Of compute actions, a backward's recomputing included; and of what workers do together, from when all
+            have begun it.
         flights: Of one message of a route; its busy shares follow it.
         busy: How long a worker is kept busy after an action, whatever its messages' shares.
         leads: When a worker's first action can start.
@@ -130,20 +133,26 @@ def _wire(cost: CostModel, route: Route, micro_batch: int, flights: Mapping[Rout
 
 
 def stage_s(cost: CostModel, plan: Plan, stage: int, worker: str, kind: ActionKind) -> float:
-    """Seconds of one forward or backward of a stage on one of its workers; a backward includes its recomputing."""
+    """Seconds of one forward or backward of a stage on one of its workers, or of a part of a backward.
+
+    A backward includes its recomputing. Of one in two parts the input part does, where it needs the graph.
+
+    Raises:
+        FormatError: the profile cannot price a partition, or knows nothing of the parts of its backward.
+    """
     held = plan.stages[stage]
     prices = {name: cost.partition(name, worker, plan.micro_batch_size) for name in held.partitions}
     if kind is ActionKind.FORWARD:
         return sum(price.forward_s for price in prices.values())
-    return sum(price.backward_s for price in prices.values()) + sum(
-        prices[name].recompute_s for name in held.rematerialise
+    if kind is ActionKind.BACKWARD:
+        return sum(price.backward_s for price in prices.values()) + sum(
+            prices[name].recompute_s for name in held.rematerialise
+        )
+    is_input = kind is ActionKind.BACKWARD_INPUT
+    parts = [cost.parts(name, worker, plan.micro_batch_size) for name in held.partitions]
+    return sum(part[0 if is_input else 1] for part in parts) + sum(
+        prices[name].recompute_s for name in held.rematerialise if (name in cost.differentiated) == is_input
     )
-
-
-def update_s(cost: CostModel, plan: Plan, worker: str) -> float:
-    """Seconds of one worker's optimizer update."""
-    held = [name for stage in plan.held[worker] for name in plan.stages[stage].partitions]
-    return sum(cost.partition(name, worker, plan.micro_batch_size).update_s for name in held)
 
 
 def reduced_bytes(cost: CostModel, plan: Plan, stage: int) -> float:
@@ -153,19 +162,30 @@ def reduced_bytes(cost: CostModel, plan: Plan, stage: int) -> float:
 
 
 def bucket_bytes(cost: CostModel, plan: Plan, worker: str) -> float:
-    """Bytes of gradients that a worker copies for reductions at a time: the largest one's bucket."""
+    """Bytes of gradients, or of parameters, that a worker copies for others at once: the largest reduction's bucket."""
     shared = (n for n in plan.held[worker] if plan.stages[n].replicas)
     return min(max((reduced_bytes(cost, plan, n) for n in shared), default=0.0), float(BUCKET_BYTES))
 
 
 def compute_s(cost: CostModel, plan: Plan, timed: Compute) -> float:
-    """Seconds that the profile says of a forward, a backward, an update or a reduction."""
+    """Seconds that the profile says of a forward, a backward, an update, a reduction or a gathering."""
     kind, stage, worker = timed
     if kind is ActionKind.UPDATE:
         return update_s(cost, plan, worker)
-    if kind is ActionKind.REDUCE:
-        return cost.reduce_s(plan.stages[stage].workers, reduced_bytes(cost, plan, stage))
+    if kind in TOGETHER:
+        size = together_bytes(cost, plan, kind, stage)
+        return _share(kind) * cost.reduce_s(plan.stages[stage].workers, size)
     return stage_s(cost, plan, stage, worker, kind)
+
+
+def together_bytes(cost: CostModel, plan: Plan, kind: ActionKind, stage: int) -> float:
+    """Bytes of what the workers of a stage add up, or hand to each other."""
+    return gathered_bytes(cost, plan, stage) if kind is ActionKind.GATHER else reduced_bytes(cost, plan, stage)
+
+
+def _share(kind: ActionKind) -> float:
+    """What it takes of an all-reduce of as many bytes."""
+    return GATHERING if kind is ActionKind.GATHER else 1.0
 
 
 class Prices:
@@ -181,8 +201,9 @@ class Prices:
     def __init__(self, plan: Plan, cost: CostModel, routes: Sequence[Route], *, instead: Instead = AS_PROFILED) -> None:
         self._plan, self._cost, self._instead = plan, cost, instead
         self._number = {worker: n for n, worker in enumerate(plan.workers)}
-        self.reduced = reduced_stages(plan)
-        self._server = {stage: len(self._number) + n for n, stage in enumerate(self.reduced)}
+        reduced = [(ActionKind.REDUCE, stage) for stage in reduced_stages(plan)]
+        self.together = (*reduced, *((ActionKind.GATHER, stage) for stage in gathered_stages(plan)))
+        self._server = {each: len(self._number) + n for n, each in enumerate(self.together)}
         self._count = len(self._number) + len(self._server)
         self._seconds: dict[Compute, float] = dict(instead.seconds)
         self._wires = {route: _wire(cost, route, plan.micro_batch_size, instead.flights) for route in routes}
@@ -190,18 +211,24 @@ class Prices:
             route: _Once([-1.0]) if route.payload is Payload.TIE else [-1.0] * plan.micro_batches for route in routes
         }
         self._begun = {
-            (stage, worker): _Once([-1.0]) for stage in self.reduced for worker in plan.stages[stage].workers
+            (each, worker): _Once([-1.0]) for each in self.together for worker in plan.stages[each[1]].workers
         }
-        self._ended = {stage: _Once([-1.0]) for stage in self.reduced}
+        self._ended = {each: _Once([-1.0]) for each in self.together}
+
+    def forget(self) -> None:
+        """No message has arrived: before the jobs are timed once more."""
+        for arrivals in itertools.chain(self._arrivals.values(), self._begun.values(), self._ended.values()):
+            for m in range(len(arrivals)):
+                arrivals[m] = -1.0
 
     def seconds(self, timed: Compute) -> float:
-        """How long a compute action takes; a reduction, from when all have begun."""
+        """How long a compute action takes; what workers do together, from when all have begun it."""
         if timed not in self._seconds:
             self._seconds[timed] = compute_s(self._cost, self._plan, timed)
         return self._seconds[timed]
 
     def job(self, timed: Compute, receives: Sequence[Route], sends: Sequence[Route]) -> Job:
-        """A compute action with its messages; of a reduction, its beginning on one worker."""
+        """A compute action with its messages; of what workers do together, its beginning on one of them."""
         kind, stage, worker = timed
         seconds, busy = 0.0, 0.0
         for route in receives:
@@ -211,28 +238,34 @@ class Prices:
             wire, source, target = self._wires[route], self._number[route.source], self._number[route.target]
             busy += wire.sender_s
             made.append((self._arrivals[route], source * self._count + target, wire.seconds, target))
-        if kind is ActionKind.REDUCE:
-            members = self._plan.stages[stage].workers
-            busy += self._cost.reduce_busy_s(members, reduced_bytes(self._cost, self._plan, stage))
-            made.append(self._tells(self._number[worker], self._server[stage], self._begun[stage, worker]))
+        if kind in TOGETHER:
+            size = together_bytes(self._cost, self._plan, kind, stage)
+            busy += _share(kind) * self._cost.reduce_busy_s(self._plan.stages[stage].workers, size)
+            made.append(
+                self._tells(self._number[worker], self._server[kind, stage], self._begun[(kind, stage), worker])
+            )
         else:
             seconds = self.seconds(timed)
-        if kind is ActionKind.UPDATE and self.reduced:
-            waits += [self._ended[n] for n in self.reduced if worker in self._plan.stages[n].workers]
+        if kind is ActionKind.UPDATE and self.together:
+            waits += [
+                self._ended[each] for each in self.together
+                if each[0] is ActionKind.REDUCE and worker in self._plan.stages[each[1]].workers
+            ]  # fmt: skip
         return Job(seconds, tuple(waits), self._instead.busy.get(timed, busy), tuple(made))
 
-    def reductions(self) -> list[Queue]:
-        """The plan's reductions, as queues behind those of the workers: of each, from when all have begun it."""
+    def collectives(self) -> list[Queue]:
+        """What workers do together, as queues behind those of the workers: of each, from when all have begun it."""
         queues: list[Queue] = []
-        for n, stage in enumerate(self.reduced):
+        for n, each in enumerate(self.together):
+            kind, stage = each
             members = self._plan.stages[stage].workers
-            shared = [not set(members).isdisjoint(self._plan.stages[other].workers) for other in self.reduced]
-            waits: list[Arrivals] = [self._begun[stage, worker] for worker in members]
-            waits += [self._ended[other] for k, other in enumerate(self.reduced[:n]) if shared[k]]
+            shared = [not set(members).isdisjoint(self._plan.stages[other].workers) for _, other in self.together]
+            waits: list[Arrivals] = [self._begun[each, worker] for worker in members]
+            waits += [self._ended[other] for k, other in enumerate(self.together[:n]) if shared[k]]
             to = [self._number[worker] for worker in members]
-            to += [self._server[other] for k, other in enumerate(self.reduced) if k > n and shared[k]]
-            tells = tuple(self._tells(self._server[stage], target, self._ended[stage]) for target in to)
-            seconds = min(self.seconds((ActionKind.REDUCE, stage, worker)) for worker in members)
+            to += [self._server[other] for k, other in enumerate(self.together) if k > n and shared[k]]
+            tells = tuple(self._tells(self._server[each], target, self._ended[each]) for target in to)
+            seconds = min(self.seconds((kind, stage, worker)) for worker in members)
             queues.append([(Job(seconds, tuple(waits), 0.0, tells), -1)])
         return queues
 
@@ -291,22 +324,67 @@ def run_queues(
     return done, last
 
 
-def _plan_queues(plan: Plan, prices: Prices, wiring: Wiring) -> list[Queue]:
-    """The jobs of a plan's program without its actions: one job for all micro-batches of a lane in a stage."""
-    jobs: dict[tuple[ActionKind, int, int], Job] = {}
-    for n, lane in enumerate(wiring.lanes):
-        for stage, worker in enumerate(lane.workers):
-            for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
-                jobs[kind, stage, n] = prices.job((kind, stage, worker), *wiring.around(kind, n, stage))
-    lane_of, queues = wiring.lane_of, []
-    for worker in plan.workers:
-        steps = order_of(plan, worker)
-        jobs |= {
-            (ActionKind.REDUCE, stage, -1): prices.job((ActionKind.REDUCE, stage, worker), (), ())
-            for stage in prices.reduced
-            if worker in plan.stages[stage].workers
+class StepTimer:
+    """The jobs of a plan's stages, each made once, to be timed in one order after another.
+
+    One job serves all micro-batches of a lane in a stage.
+
+    Args:
+        plan: Who has what; its schedule plays no part.
+        cost: The prices.
+        instead: What takes the place of the profile's figures.
+
+    Attributes:
+        wiring: The plan's routes.
+        prices: What its actions and messages cost.
+        jobs: By kind, stage and lane.
+
+    Raises:
+        FormatError: the profile cannot price an action, or a link is missing.
+    """
+
+    def __init__(self, plan: Plan, cost: CostModel, *, instead: Instead = AS_PROFILED) -> None:
+        self.plan, self._instead = plan, instead
+        self.wiring = wiring = wire(plan, cost.profile.edges, cost.profile.ties)
+        self.prices = prices = Prices(plan, cost, wiring.routes, instead=instead)
+        self.jobs: dict[tuple[ActionKind, int, int], Job] = {}
+        for n, lane in enumerate(wiring.lanes):
+            for stage, worker in enumerate(lane.workers):
+                for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
+                    self.jobs[kind, stage, n] = prices.job((kind, stage, worker), *wiring.around(kind, n, stage))
+        self._together = {
+            (kind, stage, worker): prices.job((kind, stage, worker), (), ())
+            for kind, stage in prices.together
+            for worker in plan.stages[stage].workers
         }
-        queue = [(jobs[kind, stage, lane_of[m]], m) for kind, stage, m in steps]
+
+    def job(self, kind: ActionKind, stage: int, lane: int) -> Job:
+        """The job of a forward, a backward or a part of one; FormatError: the profile has no price of it."""
+        what = kind, stage, lane
+        if what not in self.jobs:
+            worker = self.wiring.lanes[lane].workers[stage]
+            self.jobs[what] = self.prices.job((kind, stage, worker), *self.wiring.around(kind, lane, stage))
+        return self.jobs[what]
+
+    def queues(self, orders: Sequence[Sequence[Step]]) -> list[Queue]:
+        """The jobs of the plan's program without its actions, and behind them what workers do together.
+
+        Args:
+            orders: What each worker computes before its update, in the order of `plan.workers`.
+        """
+        found = [self._queue(worker, steps) for worker, steps in zip(self.plan.workers, orders, strict=True)]
+        return [*found, *self.prices.collectives()]
+
+    def _queue(self, worker: str, steps: Sequence[Step]) -> Queue:
+        wiring, prices, lane_of = self.wiring, self.prices, self.wiring.lane_of
+        jobs = self.jobs
+        queue: Queue = []
+        for kind, stage, m in steps:
+            what = kind, stage, lane_of[m]
+            if kind in TOGETHER:
+                queue.append((self._together[kind, stage, worker], m))
+                continue
+            queue.append((jobs.get(what) or self.job(*what), m))
         ties = [route for route in wiring.ties if route.source == worker]
         if ties:
             kind, last, m = steps[-1]
@@ -314,8 +392,28 @@ def _plan_queues(plan: Plan, prices: Prices, wiring: Wiring) -> list[Queue]:
             queue[-1] = prices.job((kind, last, worker), before, [*behind, *ties]), m
         ties = [route for route in wiring.ties if route.target == worker]
         queue.append((prices.job((ActionKind.UPDATE, -1, worker), ties, ()), -1))
-        queues.append(queue)
-    return queues
+        queue += [(self._together[ActionKind.GATHER, n, worker], -1) for n in gathered_stages(self.plan, worker)]
+        return queue
+
+    def step_s(self, orders: Sequence[Sequence[Step]], log: list[Timed] | None = None) -> float:
+        """The step time in seconds; may be asked again and again.
+
+        Args:
+            orders: As of `queues`.
+            log: Takes each job in the order of timing.
+
+        Raises:
+            FormatError: the program waits for itself.
+        """
+        self.prices.forget()
+        queues = self.queues(orders)
+        leads = [self._instead.leads.get(worker, 0.0) for worker in self.plan.workers]
+        done, last = run_queues(queues, log, leads=leads + [0.0] * len(self.prices.together))
+        for worker, steps, count in zip(self.plan.workers, orders, done, strict=False):
+            if count <= len(steps):
+                kind, stage, _ = [*steps, (ActionKind.UPDATE, -1, -1)][count]
+                raise stopped(worker, kind, stage)
+        return last
 
 
 def step_s(plan: Plan, cost: CostModel, *, instead: Instead = AS_PROFILED) -> float:
@@ -329,16 +427,8 @@ def step_s(plan: Plan, cost: CostModel, *, instead: Instead = AS_PROFILED) -> fl
     Raises:
         FormatError: as `build_program` and `run_program`.
     """
-    wiring = wire(plan, cost.profile.edges, cost.profile.ties)
-    prices = Prices(plan, cost, wiring.routes, instead=instead)
-    queues = _plan_queues(plan, prices, wiring)
-    leads = [instead.leads.get(worker, 0.0) for worker in plan.workers] + [0.0] * len(prices.reduced)
-    done, last = run_queues([*queues, *prices.reductions()], leads=leads)
-    for worker, queue, count in zip(plan.workers, queues, done, strict=False):
-        if count < len(queue):
-            kind, stage, _ = [*order_of(plan, worker), (ActionKind.UPDATE, -1, -1)][count]
-            raise stopped(worker, kind, stage)
-    return last
+    timer = StepTimer(plan, cost, instead=instead)
+    return timer.step_s([order_of(plan, worker) for worker in plan.workers])
 
 
 def stopped(worker: str, kind: ActionKind, stage: int) -> FormatError:

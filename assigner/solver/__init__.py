@@ -6,16 +6,18 @@
 
     solve.py    the main: what is done, in which order          search.py   the steps of every setting
     prices.py   the one price table: stage options and messages
-    memory.py   what fits, and what is rematerialised for it
+    memory.py   what fits, what is rematerialised for it, and where the optimizer's state is divided
+    relief.py   plans with divided state that are faster than the best without, where memory binds
     replica_options.py, shares.py   stages that several workers share: who may, with how many micro-batches each
     dynamic_program.py, objectives.py   pipelines from the last stage to the first, for every schedule and objective
     local_search.py   from a plan to better neighbours     perfect_split.py   the bound that all share
     tuning.py   what each search may spend
     ilp/        the integer programs that state the problem, in PuLP
-    chain/      GPipe, one stage a worker: the ILP, with a beam's plans as its first bound
-    fleet/      the same at any size: branch and bound over the slowest servers, hosts, kinds of workers
-    ladder/     1F1B, throughput, latency, stages that workers share: the dynamic program, the simulator, the ILP
+    ladder/     one stage a worker, any schedule and objective, stages that workers share: the dynamic program, the
+                simulator, the ILP
+    fleet/      GPipe at any size: branch and bound over the slowest servers, hosts, kinds of workers
     free/       convex stages of branched graphs, several stages a worker: exhaustive search, local search, bounds
+    orders/     several stages a worker, in any order: list scheduling, local search, bounds
     whatif.py   what one change would bring     export.py  the ILP as a file
     budget.py   money against step time      why/       why nothing fits, and ways out
     baselines/  simpler placements           robust/    what if the measurements were off

@@ -16,7 +16,6 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import HOUR_S
 from assigner.solver import tuning
 from assigner.solver.answer import Progress
-from assigner.solver.chain.gpipe import GPipeSetting
 from assigner.solver.contest import BASELINE, PROVEN
 from assigner.solver.dynamic_program import DynamicProgram
 from assigner.solver.ladder.climbing import LadderSetting
@@ -100,7 +99,7 @@ class Budget:
                 setting.instance, StageOptions(setting.instance, deep=True), OneFOneBStep(setting.micro_batches)
             )
             for setting in self.search.settings
-            if isinstance(setting, GPipeSetting | LadderSetting)
+            if isinstance(setting, LadderSetting)
         ]
 
     def run(self, simple: Sequence[tuple[Plan, float]] = ()) -> tuple[Offer, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assigner.formats.plan import Plan
+from assigner.solver import tuning
 from assigner.solver.ilp.backend import Backend
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class Contest:
         watch: Called now and then while a setting is at work.
 
     Attributes:
+        problem: What is to be placed, with one worker a stage.
+        sharing: The same where workers may share a stage; None: they may not.
         watch: Tells the user where the search stands.
         best: The best plan so far; None: there is none.
         proofs: How bounds were proven, for the report.
@@ -64,12 +67,15 @@ class Contest:
         settings: All settings of the search.
         gap: A plan within this share of the best one is good enough.
         nodes: The most that one ILP may look at; None: any number.
+        shared_work: What the dynamic programs of all settings with shared stages may still spend, in their own unit.
+        shared_actions: So many simulated actions of workers a setting with shared stages looks at first for its proof.
         cutoff: A plan of this value or more is of no use.
         allowed: A plan of this value is to be proven within the gap, though it is not the best.
     """
 
     def __init__(self, problem: Problem, watch: Callable[[], None]) -> None:
-        self.problem, self.options = problem, problem.options
+        self.problem, self.options = problem.unshared, problem.options
+        self.sharing = problem if problem.most_replicas > 1 else None
         self.watch = watch
         self.backend = Backend(self.options.solver, self.options.seed, watch)
         self.best: Proposal | None = None
@@ -78,6 +84,8 @@ class Contest:
         self.settings: list[Setting] = []
         self.gap = self.options.stop_gap
         self.nodes: int | None = None
+        self.shared_actions: float = tuning.SHARED_ACTIONS
+        self.shared_work: float = tuning.SHARED_WORK
         self.cutoff = math.inf
         self.allowed = 0.0
         self._limit_s = self.options.time_limit

@@ -119,6 +119,9 @@ class DynamicProgram:
         stage_options: Its stages.
         objective: What a pipeline costs.
         until: A time of `time.monotonic` at which to stop with what is found.
+
+    Attributes:
+        work: Labels that its runs have tried to make so far, and what each visit of a position and a set takes besides.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class DynamicProgram:
         *,
         until: float = math.inf,
     ) -> None:
-        self._until = until
+        self._until, self.work = until, 0
         self._instance, self._stage_options, self._objective = instance, stage_options, objective
         self._n = len(instance.problem.order)
         self._most = instance.problem.most_workers
@@ -181,9 +184,25 @@ class DynamicProgram:
         rest = self._rest.before(np.array([self._n]), room[:, None])
         return float(self._objective.least(self._objective.nothing, rest)[0])
 
+    def price(self, pipeline: Sequence[StageOption]) -> float:
+        """What the objective says of one pipeline, of any stage options; inf: two neighbours have no way between them.
+
+        Args:
+            pipeline: Its stages, the first one first.
+        """
+        front = _OptionArrays(self._instance, pipeline, adds_up=self._objective.adds_up).front
+        marks = self._objective.last(_pick(front, [len(pipeline) - 1]))
+        for n in range(len(pipeline) - 2, -1, -1):
+            table = self._hops(pipeline[n + 1].first, pipeline[n].group)
+            if table is None:
+                return math.inf
+            hop = FrontHops(*(column[None, None] for column in table[pipeline[n + 1].group]))
+            marks = self._objective.grow(marks[:, :, None], hop, _pick(front, [n])).reshape(len(marks), 1)
+        return float(self._objective.whole(marks)[0])
+
     def run(
         self, *, cutoff: float = math.inf, width: int = 1000, made: float = math.inf, dominance: bool = True,
-        per_state: int | None = None, most: int = 64,
+        most: int = 64,
     ) -> PricedPipelines:  # fmt: skip
         """All the best pipelines below the cutoff, as far as there is room.
 
@@ -193,7 +212,6 @@ class DynamicProgram:
             made: Labels that may be made in front of those: with many options to choose from, fewer are kept.
             dominance: Drop labels that another one beats in every mark. Without, every pipeline below the cutoff is
                 found, if there is room.
-            per_state: Labels kept of those with the same workers used and the same first one; None: all.
             most: Pipelines returned.
         """
         self._history: dict[int, tuple[int, int]] = {}
@@ -209,9 +227,7 @@ class DynamicProgram:
                 continue
             if time.monotonic() > self._until:
                 return PricedPipelines((), lost=0.0)
-            labels, least = self._cut(
-                _join(buckets[position]), position, width, dominance=dominance, per_state=per_state
-            )
+            labels, least = self._cut(_join(buckets[position]), position, width, dominance=dominance)
             lost = min(lost, least)
             buckets[position] = []
             self._history.update(
@@ -242,6 +258,11 @@ class DynamicProgram:
             lost = min(lost, float(price[order[most]]))
         return PricedPipelines(found, lost)
 
+    @property
+    def sharp(self) -> bool:
+        """Whether least sums in front of every position are made beforehand, for all workers used behind it."""
+        return self._n * len(self._uses) ** 2 * int(np.prod(self._count + 1)) <= tuning.FRONT_SUMS
+
     def _front_sums(self) -> Floats | None:
         """Least seconds of one forward and one backward in front of a position, with the boundary at it.
 
@@ -249,7 +270,7 @@ class DynamicProgram:
             By [position, replica set behind it, workers used behind it]; None: there are too many.
         """
         sets, states = len(self._uses), int(np.prod(self._count + 1))
-        if self._n * sets**2 * states > tuning.FRONT_SUMS:
+        if not self.sharp:
             return None
         used, front = np.arange(states), self._options.front
         found = np.full((self._n, sets, states), np.inf)
@@ -289,6 +310,7 @@ class DynamicProgram:
         which = self._ending.get((position, left))
         if table is None or not which:
             return
+        self.work += tuning.VISIT_WORK + len(which) * len(labels.used)
         fits = labels.workers + self._uses[left].sum() <= self._most
         labels = labels.take(fits & self._has(labels.used, left) & np.isfinite(table[labels.set, 0]))
         at_once = max(1, tuning.GROWN // len(which))
@@ -339,9 +361,7 @@ class DynamicProgram:
         rest = self._rest.before(first, self._rest.weight @ free, both)
         return self._objective.least(labels.marks, rest)
 
-    def _cut(
-        self, labels: _Labels, position: int, width: int, *, dominance: bool, per_state: int | None
-    ) -> tuple[_Labels, float]:
+    def _cut(self, labels: _Labels, position: int, width: int, *, dominance: bool) -> tuple[_Labels, float]:
         """The labels to go on with, and the least price that one lost for want of room could have had."""
         score = self._least(labels, np.full(len(labels.used), position))
         state = (labels.used * len(self._uses) + labels.set) * (self._n + 1) + labels.stages
@@ -349,16 +369,11 @@ class DynamicProgram:
         labels, score, state = labels.take(order), score[order], state[order]
         if dominance:
             kept = ~_dominated(labels, state)
-            labels, score, state = labels.take(kept), score[kept], state[kept]
-        lost = math.inf
-        if per_state is not None and len(state):
-            home, _ = _homes(state)
-            kept = np.arange(len(state)) - home < per_state
-            lost = float(score[~kept].min(initial=math.inf))
             labels, score = labels.take(kept), score[kept]
+        lost = math.inf
         if len(score) > width:
             best = np.lexsort((labels.serial, score))
-            lost = min(lost, float(score[best[width]]))
+            lost = float(score[best[width]])
             labels = labels.take(best[:width])
         return labels, lost
 

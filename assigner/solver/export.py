@@ -21,10 +21,10 @@ from assigner.files import put
 from assigner.schedule.cost import CostModel
 from assigner.solver import tuning
 from assigner.solver.answer import Progress
-from assigner.solver.chain.gpipe import GPipeSetting
 from assigner.solver.contest import Contest, Proposal
 from assigner.solver.hints import resolve
 from assigner.solver.ladder.climbing import LadderSetting
+from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.problem import Problem
 
 if TYPE_CHECKING:
@@ -86,15 +86,15 @@ def check_exportable(profile: Profile, options: SolveOptions, path: Path) -> Non
             " time solve it",
             hint="--objective step",
         )
-    if options.schedule == "interleaved":
+    if options.schedule in ("interleaved", "listed"):
         raise UsageError(
-            "no integer program states plans with several stages a worker: it only bounds them",
-            hint="--schedule auto, gpipe or 1f1b",
+            "no integer program states plans with several stages a worker, or in any order: it only bounds them",
+            hint="--schedule one-stage, gpipe or 1f1b",
         )
-    if options.max_replicas > 1:
+    if options.shares:
         raise UsageError(
             "no integer program states stages that several workers share: a dynamic program and local search do",
-            hint="leave --max-replicas out",
+            hint="--max-replicas 1",
         )
     resolved, plain = resolve(profile, options)
     problem = Problem(resolved, plain, CostModel(resolved))
@@ -143,8 +143,14 @@ def export_model(
 
 def _setting(
     plan: Plan, profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None
-) -> GPipeSetting | LadderSetting:
+) -> LadderSetting:
     """The setting that the plan belongs to, along an order of which its stages are intervals, with the plan at hand."""
+    if plan.schedule not in ("gpipe", "1f1b") or len(plan.stages) > len(plan.workers):
+        raise UsageError(
+            f"no integer program states this plan: it is {plan.schedule}, with {len(plan.stages)} stages on"
+            f" {len(plan.workers)} workers",
+            hint="--schedule one-stage, gpipe or 1f1b",
+        )
     assert plan.predicted is not None
     spent = plan.solver.seconds if plan.solver is not None else 0.0
     asked = replace(options, gap=0.0, time_limit=max(LEAST_S, options.time_limit - spent))
@@ -189,7 +195,7 @@ def _sequence(plan: Plan, profile: Profile) -> tuple[str, ...]:
     return () if order == profile.order else order
 
 
-def _text(written: ModelFile, model: PipelineModel, setting: GPipeSetting | LadderSetting) -> str:
+def _text(written: ModelFile, model: PipelineModel, setting: LadderSetting) -> str:
     """The file: what the model is about and what its variables mean, as comments, then the model."""
     mark = "\\ " if written.path.suffix == ".lp" else "* "
     with tempfile.TemporaryDirectory() as folder:
@@ -202,7 +208,7 @@ def _text(written: ModelFile, model: PipelineModel, setting: GPipeSetting | Ladd
     return "".join(f"{mark}{line}\n" for line in _legend(written, model, setting)) + body
 
 
-def _legend(written: ModelFile, model: PipelineModel, setting: GPipeSetting | LadderSetting) -> Iterator[str]:
+def _legend(written: ModelFile, model: PipelineModel, setting: LadderSetting) -> Iterator[str]:
     yield f"{written.scope}; to be minimised, one unit of the objective is {written.unit_s:g} s"
     yield (
         f"optimum: {written.optimum_s / written.unit_s:.9g} units, the least step time"

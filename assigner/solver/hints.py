@@ -65,7 +65,7 @@ def resolve(profile: Profile, options: SolveOptions) -> tuple[Profile, SolveOpti
     return profile, replace(
         options, pins=pins, forbid=_forbidden(profile, options, pins), rematerialise=rules, apart=apart, together=(),
         reserve={}, memory={}, prices={},
-        only=only, order=order,
+        only=only, order=order, max_replicas=options.max_replicas if options.shares else 1,
     )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def completing(options: SolveOptions, plan: Plan, profile: Profile) -> SolveOpti
 
 def _check_sharing(options: SolveOptions) -> None:
     """Raise UsageError where workers that share a stage are not searched, or can bring nothing."""
-    if options.max_replicas == 1:
+    if options.max_replicas in (1, None):
         return
     if options.objective == "latency":
         raise UsageError(

@@ -1,6 +1,6 @@
 """How the price of a pipeline adds up, from its last stage to its first: the objectives of the dynamic program.
 
-GPipeStep     the step time of GPipe, but for turns before the last stage (chain/formula.py)
+GPipeStep     the step time of GPipe, but for turns before the last stage
 OneFOneBStep  a lower bound of the step time of 1F1B
 SharedStep    the same where several workers may share a stage, under any schedule
 SteadyState   M times the slowest worker or link of the steady state
@@ -117,7 +117,19 @@ def _marks(*rows: Floats | float) -> Floats:
 
 @dataclass(frozen=True)
 class GPipeStep:
-    """The step time of GPipe with the turn at the last stage, as `chain/formula.py` has it; of a graph, a guess.
+    """The step time of GPipe of a chain with the turn at its last stage, and a lower bound of any other.
+
+    Identical jobs through a line of servers take the sum of one job plus M - 1 times the slowest server. Forward, the
+    servers are the stages (f and what their messages keep them busy, g = f + busy) and the links between them (c);
+    backward the same with b and c'. Stage s starts its update u when its own last backward is through. So, with the
+    turn from forward to backward at stage t and the two line times F(t) and B(s, t),
+
+        F(t)    = sum f[0..t] + sum c[0..t-1] + (M - 1) max(g[0..t], c[0..t-1])
+        B(s, t) = sum b[s..t] + sum c'[s..t-1] + (M - 1) max(h[s..t], c'[s..t-1])          h = b + busy
+        step    = max over s <= t of  F(t) + (g[t] - f[t]) + B(s, t) + (h[s] - b[s]) + u[s]
+
+    The turn is at the last stage, unless a stage's last message keeps it busy for longer than all that lies behind it
+    takes: that is left out.
 
     Marks: sums of forwards and of backwards with their messages; the slowest server of each, the newest stage left
     out; the newest stage's own server times, and what its messages keep it busy backward; what keeps the last stage
@@ -125,7 +137,7 @@ class GPipeStep:
     stage's own update.
     """
 
-    adds_up: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = True
     flows: ClassVar[bool] = False
     nothing: ClassVar[Floats] = np.zeros((10, 1))
     micro_batches: int

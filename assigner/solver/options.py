@@ -13,7 +13,6 @@ from assigner.formats.terms import MOST_MICRO_BATCHES, MOST_ROWS, Objective
 from assigner.location import MOST_RANKS
 from assigner.settings import (
     BYTES,
-    COUNT,
     EACH,
     GROUPS,
     MONEY,
@@ -22,6 +21,7 @@ from assigner.settings import (
     SHARE,
     Flag,
     check,
+    count_or,
     money,
     one_of,
     pair_list,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Remat = Literal["auto", "never", "always"]
 RematRule = Literal["never", "always"]
 SolverName = Literal["highs", "cbc"]
-ScheduleChoice = Literal["auto", "gpipe", "1f1b", "interleaved"]
+ScheduleChoice = Literal["auto", "gpipe", "1f1b", "one-stage", "interleaved", "listed"]
 
 GOAL, PLAN, HINTS, SEARCH = "What is made small", "What the plan may be", "Hints", "The search"
 """The headings of the flags."""
@@ -61,13 +61,15 @@ class SolveOptions:
             (money per sample, with `max_step_s`).
         max_step_s: With objective "cost": no plan whose step takes longer, in seconds.
         prices: Worker, kind or host to money per hour, instead of the profile's; of several that match, the last.
-        schedule: "auto" takes what is best of those that the runtime executes.
+        schedule: "auto" takes what is best of all that the runtime executes; "one-stage" of gpipe and 1f1b, which have
+            one stage a worker and are proven; "listed" solves for the order of each worker's actions, whatever a named
+            schedule would gain.
         micro_batches: How many micro-batches a step has; None: the best divisor of the batch size.
         batch_size: Samples in a step; None: the profile's.
         remat: "auto" rematerialises where that helps, "never" nothing, "always" every partition.
         max_workers: No plan with more workers.
         max_replicas: How many workers may share a stage, each with whole micro-batches of its own; 1: every stage has
-            one worker.
+            one worker; None: any number, where the objective and the schedule have a use for it.
         pins: Partition to the worker, `worker:N`, kind or host that it must be on, beyond the profile's own pins; where
             several workers share it, each of them must be.
         forbid: (partition, worker): it is not on that worker, `worker:N`, kind or host.
@@ -111,7 +113,7 @@ class SolveOptions:
     micro_batches: Annotated[
         int | None,
         Flag(
-            help="Micro-batches in a step.", panel=PLAN, metavar="auto|N", form=COUNT, unset="auto",
+            help="Micro-batches in a step.", panel=PLAN, metavar="auto|N", form=count_or("auto"), unset="auto",
             allowed=whole(1, MOST_MICRO_BATCHES),
         ),
     ] = None
@@ -127,9 +129,12 @@ class SolveOptions:
         Flag(help="Use no more workers than this.", panel=PLAN, metavar="N", allowed=whole(1, MOST_RANKS)),
     ] = None
     max_replicas: Annotated[
-        int,
-        Flag(help="Let so many workers share a stage.", panel=PLAN, metavar="N", allowed=whole(1, MOST_RANKS)),
-    ] = 1
+        int | None,
+        Flag(
+            help="Let no more workers share a stage.", panel=PLAN, metavar="all|N", form=count_or("all"), unset="all",
+            allowed=whole(1, MOST_RANKS),
+        ),
+    ] = None
     pins: Annotated[
         Mapping[str, str],
         Flag(
@@ -221,6 +226,17 @@ class SolveOptions:
         """The share at which the search may stop."""
         return USUAL_GAP if self.gap is None else self.gap
 
+    @property
+    def shares(self) -> bool:
+        """Whether workers may share a stage.
+
+        A latency gains nothing by it, and interleaved has no such plans. In a throughput the sum of gradients, once a
+        step, has no price, however slow the wire: there it has to be asked for.
+        """
+        if self.objective == "throughput" and self.max_replicas is None:
+            return False
+        return self.max_replicas != 1 and self.objective != "latency" and self.schedule != "interleaved"
+
     def batch(self, profile: Profile) -> int:
         """Samples in a step."""
         return self.batch_size or profile.workload.batch_size
@@ -241,9 +257,9 @@ class SolveOptions:
     def searches(self, plan: Plan) -> bool:
         """True if a plan is of those that are searched, which a bound is about: one stage a worker, or interleaved."""
         kind = plan.schedule if len(plan.stages) <= len(plan.workers) else "interleaved"
-        if max(len(stage.workers) for stage in plan.stages) > self.max_replicas:
+        if self.max_replicas is not None and max(len(stage.workers) for stage in plan.stages) > self.max_replicas:
             return False
-        return kind == self.schedule or (self.schedule == "auto" and kind != "interleaved")
+        return kind == self.schedule or (self.schedule in ("auto", "one-stage") and kind in ("gpipe", "1f1b"))
 
     def record(self) -> dict[str, Any]:
         """The settings as they are stored in a plan."""

@@ -51,7 +51,7 @@ class WorkBefore:
         instance: Prices and links.
 
     Attributes:
-        weight: Of forward and backward together, and of each by itself: [3, group].
+        weight: Of forward and backward together, and of each by itself as far as it lies on the spine: [3, group].
         work: Weighted by those, of all positions before one: [3, 0 .. n].
     """
 
@@ -63,14 +63,15 @@ class WorkBefore:
             if price is not None:
                 again = price.recompute_s if instance.problem.remat_rules[i] == "always" else 0.0
                 ways[:, k, i] = price.forward_s, price.backward_s + again
-        split = [perfect_split(seconds) for seconds in (ways.sum(axis=0), *ways)]
+        spine = instance.problem.spine
+        along = [
+            np.where(np.isfinite(way), np.where(on, way, 0.0), np.inf)
+            for on, way in zip((spine.forward, spine.backward), ways, strict=True)
+        ]
+        split = [perfect_split(seconds) for seconds in (ways.sum(axis=0), *along)]
         self.weight: Floats = np.stack([weight for weight, _ in split])
         self.work: Floats = np.stack([_before(work) for _, work in split])
-        spine = instance.problem.spine
-        forward, backward = (
-            np.where(on, way.min(axis=0), np.where(np.isfinite(way.min(axis=0)), 0.0, np.inf))
-            for on, way in zip((spine.forward, spine.backward), ways, strict=True)
-        )
+        forward, backward = (way.min(axis=0) for way in along)
         self._both, self._forward = _before(forward + backward), _before(forward)
 
     def before(self, first: Ints, room: Floats, both: Floats | float = 0.0) -> Remainder:

@@ -45,6 +45,9 @@ def preferred(search: Search, best: Proposal, simple: Sequence[FoundBaseline]) -
     """
     problem = search.problem
     most = best.value * (1 + max(search.contest.gap, AS_GOOD))
+    if search.contest.sharing is not None:  # that workers may share stages makes no plan slower
+        alone = min(each.best_value for each in search.settings if not each.shares)
+        most = min(most, max(alone, best.value) * (1 + AS_GOOD))
     equal = next(
         (each.plan.placement for each in simple if each.title == TITLES["equal"] and each.plan is not None), {}
     )

@@ -43,6 +43,7 @@ class StageOption:
         promised: The most that a bound must reckon with; `deepest`, or M where deeper levels were left out.
         shares: Micro-batches of each worker that shares the stage, in the order of the set; empty: one has them all.
         busiest_s: What the busiest of them computes in a step, at least; 0: one has them all.
+        named: The groups of these workers in the order in which a plan names them; empty: that of the set.
     """
 
     first: int
@@ -57,6 +58,7 @@ class StageOption:
     promised: int
     shares: tuple[int, ...] = ()
     busiest_s: float = 0.0
+    named: tuple[int, ...] = ()
 
     def pace_s(self, micro_batches: int) -> float:
         """Seconds between the ends of two micro-batches when the stage is busy."""
@@ -207,11 +209,6 @@ class PriceTable:
     def one_f_one_b(self) -> StageOptions:
         """Those with any number of micro-batches in flight."""
         return StageOptions(self, deep=True)
-
-    @cached_property
-    def options(self) -> dict[tuple[int, int, int], StageOption]:
-        """Those of GPipe, by (first, last, group)."""
-        return {(each.first, each.last, each.group): each for each in self.gpipe.all}
 
     def tied_s(self, first: int, last: int, group: int) -> float:
         """Least seconds from a stage's last backward to the end of an update that waits for a gradient it shares.

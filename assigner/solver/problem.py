@@ -184,6 +184,11 @@ class Problem:
         return tuple(open_at)
 
     @cached_property
+    def may_share(self) -> tuple[bool, ...]:
+        """Per position: may a stage that holds it have several workers?"""
+        return tuple(self.profile.partition[name].one_worker is None for name in self.order)
+
+    @cached_property
     def apart(self) -> tuple[int, ...]:
         """Per position: a stage that holds it must start behind this position; -1: anywhere.
 
@@ -209,10 +214,15 @@ class Problem:
         most = len(self.order) if self.options.max_replicas == 1 else len(self.workers)
         return min(self.options.max_workers or most, most, len(self.workers))
 
+    @cached_property
+    def unshared(self) -> Problem:
+        """This problem with one worker a stage."""
+        return replace(self, options=replace(self.options, max_replicas=1)) if self.most_replicas > 1 else self
+
     @property
     def most_replicas(self) -> int:
         """No stage has more workers than this."""
-        return min(self.options.max_replicas, self.most_workers)
+        return min(self.options.max_replicas or self.most_workers, self.most_workers)
 
     def reduce_s(self, first: int, last: int, workers: tuple[str, ...]) -> float:
         """Seconds in which workers that share a stage add up its gradients; inf: a link for that is missing."""

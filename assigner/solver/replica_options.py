@@ -23,7 +23,7 @@ from assigner.solver import tuning
 from assigner.solver.prices import Hop, StageOption, StageOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -91,100 +91,199 @@ class ReplicaOptions(StageOptions):
     Args:
         table: Prices.
         deep: As of `StageOptions`.
+        below: Shared stages whose value by themselves is so many seconds or more are left out of `all`.
     """
 
     only_shared = True
 
-    def __init__(self, table: PriceTable, *, deep: bool) -> None:
+    def __init__(self, table: PriceTable, *, deep: bool, below: Callable[[], float] = lambda: math.inf) -> None:
         super().__init__(table, deep=deep)
-        self._alone, self._each = (table.one_f_one_b if deep else table.gpipe), table.one_f_one_b
-        self._between = cache(self._hop)
+        self._each, self._below = table.one_f_one_b, below
+        self._known: dict[int, tuple[list[tuple[StageOption, ...]], Floats]] = {}
+        single = table.one_f_one_b if deep else table.gpipe
+        self._alone = single if single.count() <= tuning.FULL_OPTIONS else StageOptions(table, deep=deep, relaxed=True)
+        self._between = cache(self._ways)
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [len(group) for group in self._table.groups]
+
+    @property
+    def _most(self) -> int:
+        return min(self._table.problem.most_replicas, self._table.micro_batches)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every set of workers is looked at that may share a stage."""
+        return self.few and math.prod(size + 1 for size in self._sizes) <= tuning.MOST_SETS
+
+    @property
+    def few(self) -> bool:
+        """Whether there are few enough stages of one worker to look at shared ones, too."""
+        return self._alone.count() <= tuning.COARSE_OPTIONS
 
     @cached_property
     def sets(self) -> Sequence[tuple[int, ...]]:
-        """As of `StageOptions`; all there are if those are few, else none with several workers."""
-        most = min(self._table.problem.most_replicas, self._table.micro_batches)
-        sizes = [len(group) for group in self._table.groups]
-        alone = list(super().sets)
-        every = math.prod(size + 1 for size in sizes)
-        return alone + (replica_sets(sizes, most) if every <= tuning.MOST_SETS else [])
+        """As of `StageOptions`, and those of several workers that have a stage below `below`."""
+        return [*super().sets, *self._by_set]
+
+    @cached_property
+    def _by_set(self) -> dict[tuple[int, ...], list[StageOption]]:
+        """The shared stages below `below` by who shares them; of sets of workers that have any.
+
+        Of all sets if those are few, else of like workers, those of a host, and the fastest.
+        """
+        below, number = self._below(), len(self._table.groups)
+        if not self.few:
+            return {}
+        among = replica_sets(self._sizes, self._most) if self.whole else self._natural()
+        found: dict[tuple[int, ...], list[StageOption]] = {}
+        for members in among:
+            if 2 <= len(members) <= self._most:
+                options = self._shared(members, number + len(found), self._segments, below)
+                if options:
+                    found[members] = options
+        return found
+
+    def _natural(self) -> list[tuple[int, ...]]:
+        """Workers that go together by what they are: of one group or kind, of one host, the fastest of all."""
+        table = self._table
+        hosts: dict[str, list[int]] = {}
+        for number, names in enumerate(table.groups):
+            for name in names:
+                hosts.setdefault(table.problem.profile.worker[name].host, []).append(number)
+        speed = [sum(each.forward_s + each.backward_s for each in row if each is not None) for row in table.rows]
+        fastest = [n for n in sorted(range(len(speed)), key=speed.__getitem__) for _ in table.groups[n]]
+        kinds = [[n for n in kind.groups for _ in table.groups[n]] for kind in table.kinds]
+        rows = [[n] * size for n, size in enumerate(self._sizes)]
+        found = [row[:number] for row in (*rows, *kinds, *hosts.values()) for number in range(2, min(len(row), 8) + 1)]
+        found += [*kinds, *hosts.values()]
+        found += [fastest[: 2**k] for k in range(1, len(fastest).bit_length())] + [fastest]
+        return list(dict.fromkeys(tuple(sorted(each)) for each in found))[: tuning.MOST_SETS]
 
     def count(self) -> int:
-        """About how many options there are."""
-        return len(self._table.problem.order) ** 2 // 2 * len(self.sets)
+        """How many options there are; about, where they are not looked at."""
+        return len(self.all) if self.few else self._alone.count()
 
     def hop(self, i: int, left: int, right: int) -> Hop | None:
         """As of `StageOptions`: the fastest way between any two of their workers."""
-        found: Hop | None = self._between(i, left, right)
-        return found
-
-    def _hop(self, i: int, left: int, right: int) -> Hop | None:
-        table, alone = self._table, len(self._table.groups)
+        alone = len(self._table.groups)
         if left < alone and right < alone:
-            return table.hop(i, left, right)
-        pairs = list(itertools.product(self.sets[left], self.sets[right]))
-        ends = [(table.groups[one][0], table.groups[other][-1]) for one, other in pairs]
-        if not all(table.problem.follows(one, other) for one, other in ends):
+            return self._table.hop(i, left, right)
+        there, back, ways = self._between(i)
+        if not ways[left, right]:
             return None
-        hops = {pair: hop for pair in pairs if (hop := table.hop(i, *pair)) is not None}
-        if {one for one, _ in hops} != {*self.sets[left]} or {other for _, other in hops} != {*self.sets[right]}:
-            return None  # one of them has a micro-batch that nobody else can take over
-        there, back = min(hop.forward_s for hop in hops.values()), min(hop.backward_s for hop in hops.values())
-        return Hop(there, back, share=1 / sum(pair in hops for pair in pairs))
+        return Hop(float(there[left, right]), float(back[left, right]), share=1 / int(ways[left, right]))
+
+    def _ways(self, i: int) -> tuple[Floats, Floats, Ints]:
+        """Of boundary i between any two sets: least seconds forward and backward, and how many links carry it.
+
+        None carries it where a worker of one has no way to the other: it has a micro-batch that nobody else takes over.
+        """
+        table, groups = self._table, range(len(self._table.groups))
+        uses = np.array([[members.count(group) for group in groups] for members in self.sets])
+        hops = [[table.hop(i, one, other) for other in groups] for one in groups]
+        met = np.array([[hop is not None for hop in row] for row in hops])
+        ends = [(members[0], members[-1]) for members in table.groups]
+        follows = np.array([[table.problem.follows(one, other) for _, other in ends] for one, _ in ends])
+        held = uses > 0
+        lacks = held @ (held @ met.T == 0).T.astype(int) + (held @ (held @ met == 0).T.astype(int)).T
+        ways: Ints = np.where((lacks == 0) & (held @ ~follows @ held.T == 0), uses @ met.astype(int) @ uses.T, 0)
+        there, back = np.full((2, len(uses), len(uses)), np.inf)
+        for one, other in itertools.product(groups, groups):
+            hop, both = hops[one][other], np.ix_(held[:, one], held[:, other])
+            if hop is not None:
+                there[both] = np.minimum(there[both], hop.forward_s)
+                back[both] = np.minimum(back[both], hop.backward_s)
+        return there, back, ways
 
     @cached_property
     def all(self) -> tuple[StageOption, ...]:
-        """Every option."""
-        alone = len(self._table.groups)
-        return self._alone.all + tuple(
-            option for number in range(alone, len(self.sets)) for option in self._shared(number, self._segments)
-        )
+        """Every option, but for shared ones that can be in no plan below `below`."""
+        return (*self._alone.all, *itertools.chain.from_iterable(self._by_set.values()))
 
     @cached_property
     def _segments(self) -> list[tuple[int, int]]:
         """(first, last) of every stage that fits on some worker with one micro-batch in flight."""
-        return sorted({(option.first, option.last) for option in self._each.all})
+        single = self._alone if self._deep else StageOptions(self._table, deep=True, relaxed=True)
+        return sorted({(option.first, option.last) for option in single.all})
 
     def find(self, first: int, last: int, group: int, stages: int = 1) -> StageOption | None:
         """As of `StageOptions`, for a set of any number of workers."""
         if group < len(self._table.groups):
             return self._alone.find(first, last, group, stages)
-        return next(iter(self._shared(group, [(first, last)])), None)
+        return next(iter(self._shared(self.sets[group], group, [(first, last)])), None)
 
-    def _shared(self, number: int, segments: Sequence[tuple[int, int]]) -> list[StageOption]:
-        table, members = self._table, self.sets[number]
-        levels = {group: [self._each.levels(*segment, group) for segment in segments] for group in members}
-        whole = [n for n in range(len(segments)) if all(levels[group][n] for group in members)]
+    def recomputed(self, option: StageOption, group: int, in_flight: int) -> tuple[int, ...] | None:
+        """What a worker that shares a stage recomputes at least, so many in flight; None: it is not known.
+
+        Where so many do not fit at all, what the most recompute that do.
+        """
+        levels = self._each.levels(option.first, option.last, group)
+        found = next((each for each in levels if in_flight <= each.deepest), levels[-1])
+        return found.rematerialise if in_flight <= found.deepest or found.promised == found.deepest else None
+
+    def seconds_of(self, option: StageOption, group: int) -> Floats:
+        """What 0 .. M micro-batches of a stage take on a worker that shares it, at least; inf: too many."""
+        return self._seconds([self._each.levels(option.first, option.last, group)])[:, 0]
+
+    def _shared(
+        self, members: tuple[int, ...], number: int, segments: Sequence[tuple[int, int]], below: float = math.inf
+    ) -> list[StageOption]:
+        """The stages that workers share, of these segments in rising order; `number` is that of their set."""
+        table, problem = self._table, self._table.problem
+        known = {group: self._on(group, segments) for group in dict.fromkeys(members)}
+        whole = [
+            n for n, (first, last) in enumerate(segments)
+            if all(problem.may_share[first : last + 1]) and all(levels[n] for levels, _ in known.values())
+        ]  # fmt: skip
         if not whole:
             return []
-        seconds = {group: self._seconds([levels[group][n] for n in whole]) for group in levels}
-        shares, busiest = least_shares([seconds[group] for group in members], each=1)
-        choices, found = self._members(number), []
+        levels = {group: found for group, (found, _) in known.items()}
+        shares, busiest = least_shares([known[group][1][:, whole] for group in members], each=1)
+        choices, found, over = self._members(members), [], set[int]()
+        ends_step = problem.options.objective == "step"  # the steady state has no update
         for column, n in enumerate(whole):
-            if math.isinf(busiest[column]):
-                continue
             first, last = segments[n]
-            least = [levels[group][n][0] for group in members]
-            reduce_s = min((table.problem.reduce_s(first, last, names) for names in choices), default=0.0)
-            if math.isinf(reduce_s):
+            if first in over or not busiest[column] < below:
                 continue
+            behind_s = self._update_s(first, last, members) + min(
+                (problem.reduce_s(first, last, names) for names in choices), default=0.0
+            )
+            counted_s = behind_s if ends_step else 0.0
+            if counted_s >= below or math.isinf(behind_s):
+                over.add(first)  # a longer stage has more to add up
+            if math.isinf(behind_s) or not busiest[column] + counted_s < below:
+                continue
+            least = [levels[group][n][0] for group in members]
             again = {i for group, k in zip(members, shares[:, column], strict=True) for i in
                      self._level(levels[group][n], int(k)).rematerialise}  # fmt: skip
             found.append(
                 StageOption(
                     first, last, number, min(each.forward_s for each in least), min(each.backward_s for each in least),
-                    reduce_s + self._update_s(first, last, members), tuple(sorted(again)), 1, table.micro_batches,
-                    table.micro_batches, tuple(shares[:, column].tolist()), float(busiest[column]),
+                    behind_s, tuple(sorted(again)), 1, table.micro_batches, table.micro_batches,
+                    tuple(shares[:, column].tolist()), float(busiest[column]), members,
                 )
             )  # fmt: skip
         return found
 
-    def _members(self, number: int) -> Sequence[tuple[str, ...]]:
+    def _on(self, group: int, segments: Sequence[tuple[int, int]]) -> tuple[list[tuple[StageOption, ...]], Floats]:
+        """The options of segments on a worker of a group, and what 0 .. M micro-batches take there: [k, segment]."""
+        every = segments is self._segments
+        if not every or group not in self._known:
+            levels = [self._each.levels(*segment, group) for segment in segments]
+            found = levels, self._seconds(levels)
+            if not every:
+                return found
+            self._known[group] = found
+        return self._known[group]
+
+    def _members(self, members: tuple[int, ...]) -> Sequence[tuple[str, ...]]:
         """The workers that a set may mean; empty: there are too many to look at.
 
         Of like workers it may be any, and together with others the way round them may differ.
         """
-        members, groups = self.sets[number], self._table.groups
+        groups = self._table.groups
         alike = dict.fromkeys(members)
         if len(alike) == 1:
             return [groups[members[0]][: len(members)]]
@@ -203,7 +302,7 @@ class ReplicaOptions(StageOptions):
         most = self._table.micro_batches
         counts = np.arange(most + 1)
         if self._deep:  # how many of them are in flight is a choice, and one may be enough
-            once: Floats = np.array([each[0].forward_s + each[0].backward_s for each in levels])
+            once: Floats = np.array([each[0].forward_s + each[0].backward_s if each else np.nan for each in levels])
             return np.outer(counts, once)
         found = np.full((most + 1, len(levels)), np.inf)
         for n, options in enumerate(levels):

@@ -12,7 +12,8 @@ from assigner.formats.plan import Candidate, SolverReport
 from assigner.schedule.objective import objective_value
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver.answer import Solution
-from assigner.solver.contest import INTEGER_PROGRAM, PROVEN, RELAXATION, Proposal
+from assigner.solver.contest import INTEGER_PROGRAM, PROVEN, RELAXATION, TOTAL_WORK, Proposal
+from assigner.solver.orders.bounds import least_of_all_s
 from assigner.solver.why import explain
 from assigner.version import __version__
 
@@ -45,7 +46,20 @@ def make_solution(
     unit = plan.micro_batches if plan.objective == "throughput" else 1  # the search compares whole batches
     _check(plan, value / unit, objective_value(plan, plan.objective, cost, step_s=prediction.step_s))
     _check_memory(prediction)
+    of_all = min(value, least_of_all_s(search.problem, {each.micro_batches for each in search.settings}))
+    any_order_s = of_all if search.any_order else None
+    if not search.covers(plan):
+        bound = of_all
     report = _report(search, best.found_by, options, value / unit, min(bound, value) / unit)
+    if not search.covers(plan):
+        report = replace(
+            report, name="assigner", version=__version__, proven_by=(TOTAL_WORK,), scope=_any_scope(search)
+        )
+    elif plan.objective != "cost" and not plan.is_replicated:
+        single = min(search.bound_of(shares=False), value) / unit
+        report = replace(report, single_bound_s=single if single > report.bound_s else None)
+    if any_order_s is not None:
+        report = replace(report, any_order_s=any_order_s, any_order_found_s=search.any_order_found_s)
     return Solution(
         replace(
             plan, predicted=prediction, solver=report, candidates=_candidates(search, best, bound),
@@ -100,9 +114,16 @@ def _scope(search: Search) -> str:
     counts = sorted({each.micro_batches for each in search.settings})
     stages = "any number of stages" if "interleaved" in kinds else "one stage"
     most = search.problem.most_replicas
-    shared = f", up to {most} workers a stage," if most > 1 else ""
+    shared = f", up to {fmt.plural(most, 'worker')} a stage,"
     asked = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return f"plans with {stages} a worker{shared} under {' or '.join(sorted(kinds))} with {asked} micro-batches"
+
+
+def _any_scope(search: Search) -> str:
+    """The plans that a search over orders is about."""
+    most = search.problem.most_replicas
+    shared = f" and up to {most} workers a stage" if most > 1 else ""
+    return f"plans with any number of stages a worker{shared} in any order"
 
 
 def _candidates(search: Search, best: Proposal, bound: float) -> tuple[Candidate, ...]:

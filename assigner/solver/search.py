@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from assigner.errors import UsageError
 from assigner.schedule.cost import CostModel
 from assigner.solver import tuning
 from assigner.solver.answer import Progress
-from assigner.solver.chain.gpipe import GPipeSetting
 from assigner.solver.contest import PROVEN, Contest
 from assigner.solver.free import settings as free_settings
-from assigner.solver.ladder.branched import BranchedSetting, SteadySetting
+from assigner.solver.free.branched import BranchedSetting, SteadySetting
 from assigner.solver.ladder.climbing import LadderSetting
+from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.ladder.shared import SharedSetting
 from assigner.solver.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
     from assigner.formats.terms import Schedule
     from assigner.solver.options import SolveOptions
     from assigner.solver.setting import Setting
+
+
+_ONE_STAGE: tuple[Schedule, ...] = ("gpipe", "1f1b")
 
 
 def _settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
@@ -35,7 +41,7 @@ def _settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
             f"schedule interleaved is solved for objective step only, not for {options.objective}",
             hint="--schedule auto, gpipe or 1f1b",
         )
-    schedules: tuple[Schedule, ...] = ("gpipe", "1f1b") if options.schedule == "auto" else (options.schedule,)
+    schedules = tuple(each for each in _ONE_STAGE if options.schedule in ("auto", each))
     if options.objective == "throughput":  # of plans as good, one with many micro-batches has the shorter step
         schedules, counts = schedules[::-1], counts[::-1]
     found = [each for schedule in schedules for count in counts for each in _ladders(contest, schedule, count)]
@@ -60,10 +66,10 @@ def _shared(contest: Contest, counts: Sequence[int]) -> list[Setting]:
     Where the schedule is open they are 1F1B's, whose warm-up may be as deep as GPipe's; what is proven of them holds
     for both.
     """
-    if contest.problem.most_replicas == 1:
+    if contest.sharing is None:
         return []
     schedule: Schedule = "gpipe" if contest.options.schedule == "gpipe" else "1f1b"
-    return [SharedSetting(contest, schedule, count, problem) for count in counts for problem in contest.problem.ordered]
+    return [SharedSetting(contest, schedule, count, problem) for count in counts for problem in contest.sharing.ordered]
 
 
 def _ladders(contest: Contest, schedule: Schedule, count: int) -> Sequence[Setting]:
@@ -82,55 +88,96 @@ class Search:
         profile: The measurements, resolved.
         options: Resolved against the profile (hints.py).
         progress: Called now and then.
+
+    Attributes:
+        listed: Only plans with listed orders are asked for.
+        any_order: Those are plans to choose from (orders/search.py).
+        any_order_found_s: The shortest step of one, where it is too little less than the plan's; None: there is none.
     """
 
     def __init__(
         self, profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None = None
     ) -> None:
+        if options.schedule == "listed" and options.objective != "step":
+            raise UsageError(
+                f"schedule listed is solved for objective step only, not for {options.objective}",
+                hint="--schedule auto, gpipe or 1f1b",
+            )
+        self.listed = options.schedule == "listed"
+        self.any_order_found_s: float | None = None
+        self.any_order = self.listed or (options.schedule == "auto" and options.objective == "step")
+        if options.schedule in ("listed", "one-stage"):  # listed orders start from what the named schedules find
+            options = replace(options, schedule="auto")
         self.problem = Problem(profile, options, CostModel(profile))
         self._progress = progress
         self.contest = Contest(self.problem, lambda: self._tell(self._at))
         self.settings = _settings(self.contest, options.counts(self.problem.cost))
         self.contest.settings = self.settings
+        self._turn = self.settings  # those whose turn it is
         self._at, self._done = self.settings[0], 0
         self._first_plan = False
+        self._brief = False
 
     @property
     def bound(self) -> float:
         """No plan has a lower value."""
         return min([self.contest.best_value, *(setting.bound for setting in self.settings)])
 
+    def bound_of(self, *, shares: bool) -> float:
+        """No plan with stages that workers share, or none without, has a lower value; inf: there are no such plans."""
+        return min((each.bound for each in self.settings if each.shares == shares), default=math.inf)
+
+    def covers(self, plan: Plan) -> bool:
+        """Whether a plan is of those that the bound is about."""
+        several = len(plan.stages) > len(plan.workers)
+        return any(
+            plan.schedule == each.schedule and several <= (each.schedule == "interleaved") for each in self.settings
+        )
+
     @property
     def decided(self) -> bool:
         """True once there is nothing left to find."""
         return all(setting.decided for setting in self.settings)
 
-    def run(self, *, first_plan: bool = False) -> None:
+    def run(self, *, first_plan: bool = False, brief: bool = False) -> None:
         """Search until the gap is proven, the time is over, or the user interrupts with a plan at hand.
+
+        Plans in which workers share stages come last: what is found and proven of the others does not depend on them.
 
         Args:
             first_plan: Stop as soon as there is any plan.
+            brief: Of stages that workers share, know what a part of the first counts tells, and no more.
         """
         self._first_plan = first_plan
+        self._brief = brief
+        if brief:
+            self.contest.shared_actions = tuning.WHAT_IF_EFFORT * tuning.SHARED_ACTIONS
         try:
-            for setting in self._open(lambda _: 0.0):
-                setting.price()
-            for setting in self._open(lambda each: (not each.leads, each.bound)):
-                setting.start()
-            for setting in self._open(lambda each: each.best_value):
-                setting.improve()
-            for setting in self._open(lambda each: each.best_value):
-                setting.tighten()
-            for setting in self._open(lambda each: (each.best_value, each.bound)):
-                setting.prove()
-            for setting in self._open(lambda each: each.best_value):
-                setting.adopt()
+            for shares in (False, True):
+                self._turn = [each for each in self.settings if each.shares == shares]
+                self._seek()
+            self._turn = self.settings
             self._go_on()
             self._close()
         except KeyboardInterrupt:
             if self.contest.best is None:
                 raise
             self.contest.interrupted = True
+
+    def _seek(self) -> None:
+        """Take the settings whose turn it is through all steps."""
+        for setting in self._open(lambda _: 0.0):
+            setting.price()
+        for setting in self._open(lambda each: (not each.leads, each.bound)):
+            setting.start()
+        for setting in self._open(lambda each: each.best_value):
+            setting.improve()
+        for setting in self._open(lambda each: each.best_value):
+            setting.tighten()
+        for setting in self._open(lambda each: (each.best_value, each.bound)):
+            setting.prove()
+        for setting in self._open(lambda each: each.best_value):
+            setting.adopt()
 
     @property
     def _enough(self) -> bool:
@@ -139,7 +186,7 @@ class Search:
 
     def _open(self, key: Callable[[Setting], Any]) -> Iterator[Setting]:
         """The settings that are not decided, the least by this key first, while there is time."""
-        for setting in sorted(self.settings, key=key):
+        for setting in sorted(self._turn, key=key):
             if not setting.decided and not self._enough and self.contest.left_s > 0:
                 self._tell(setting)
                 yield setting
@@ -177,7 +224,10 @@ class Search:
             short = [
                 each
                 for each in self.settings
-                if not each.decided and each.cut_short and each.effort < tuning.MOST_EFFORT
+                if not each.decided
+                and each.cut_short
+                and each.effort < each.most_effort
+                and not (self._brief and each.shares)
             ]
             if not short:
                 return
@@ -189,11 +239,11 @@ class Search:
                     setting.prove()
 
     def _close(self) -> None:
-        """Go on from the usual gap to 0, where no gap was asked for and the ILP of every open setting is small.
+        """Go on from the usual gap to 0, where no gap was asked for and every open setting is small.
 
-        Settings without an ILP stay as they are: what is found in the others does not depend on them.
+        First those with one worker a stage: what is found there does not depend on the others.
         """
-        contest, stated = self.contest, [setting for setting in self.settings if setting.has_ilp]
+        contest, stated = self.contest, [setting for setting in self.settings if not setting.shares]
         decided = all(setting.decided for setting in stated)
         if contest.options.gap is not None or contest.best is None or self._first_plan or not decided:
             return
@@ -201,13 +251,14 @@ class Search:
         contest.gap, contest.nodes = 0.0, tuning.CLOSE_NODES
         for setting in self.settings:
             setting.decided = setting.bound >= contest.target
-        if all(setting.decided or setting.closable for setting in stated):
-            for setting in sorted(stated, key=lambda each: (each.bound, each.best_value)):
-                if setting.bound < contest.target and contest.left_s > 0:
-                    self._tell(setting)
-                    setting.close()
-        if self.bound < contest.target:
-            contest.gap = contest.options.stop_gap
+        for turn in (stated, [setting for setting in self.settings if setting.shares]):
+            if all(setting.decided or setting.closable for setting in turn):
+                for setting in sorted(turn, key=lambda each: (each.bound, each.best_value)):
+                    if setting.bound < contest.target and contest.left_s > 0:
+                        self._tell(setting)
+                        setting.close()
+        if min(setting.bound for setting in stated) < contest.target or contest.best.plan.is_replicated:
+            contest.gap = contest.options.stop_gap if self.bound < contest.target else 0.0
         for setting in self.settings:
             setting.decided = setting not in open_  # to within the gap
         contest.nodes = None

@@ -17,6 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from assigner.solver import tuning
 from assigner.solver.contest import Proposal
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Setting(ABC):
 
     Attributes:
         schedule: The plan's schedule, `gpipe`.
-        has_ilp: An integer program, or exhaustive search, states all of its plans where they are few enough.
+        shares: Its plans have stages that several workers share.
         best: Its best plan so far.
         bound: No plan of this setting has a lower value; inf: it has none.
         decided: There is nothing left to find.
@@ -47,7 +48,7 @@ class Setting(ABC):
     """
 
     schedule: Schedule
-    has_ilp = True
+    shares = False
 
     def __init__(self, contest: Contest, micro_batches: int, problem: Problem | None = None) -> None:
         self.contest, self.problem = contest, problem or contest.problem
@@ -93,7 +94,7 @@ class Setting(ABC):
             bound: No plan of this setting has a lower value; inf: none is left below the target.
             proof: How it was proven.
         """
-        nothing_better = math.isinf(bound) and not math.isinf(self.contest.target)
+        nothing_better = bound == math.inf and not math.isinf(self.contest.target)
         self.bound = max(self.bound, self.contest.target if nothing_better else bound)
         if self.bound >= self.contest.target:
             self.decided = True
@@ -117,6 +118,11 @@ class Setting(ABC):
     @abstractmethod
     def prove(self) -> None:
         """Find the best plan or prove that none is better, until the time or the effort is over."""
+
+    @property
+    def most_effort(self) -> int:
+        """The most effort that it gets, while time is left."""
+        return tuning.MOST_EFFORT
 
     @property
     def closable(self) -> bool:

@@ -24,10 +24,11 @@ def solve(
     *,
     progress: Callable[[Progress], None] | None = None,
 ) -> Solution:
-    """The best plan for the objective with one stage a worker, proven to within `options.stop_gap`.
+    """The best plan for the objective with one stage a worker, proven to within `options.stop_gap`, or a faster one.
 
     Any worker may be left out, in any order. Rematerialisation, the number of micro-batches, the schedule and its
-    warm-up depths are chosen together with the placement.
+    warm-up depths are chosen together with the placement. Then, for the step time, plans with several stages a worker
+    and any order of actions are searched, of which is known how far from the best they may be at most.
 
     Args:
         profile: The measurements.
@@ -46,6 +47,7 @@ def solve(
         LimitError: the time limit came before any plan.
     """
     from assigner.solver.baselines import find_baselines
+    from assigner.solver.relief import least_work_s, relieved, with_its_proof
     from assigner.solver.report import make_solution, no_plan
     from assigner.solver.search import Search
 
@@ -55,9 +57,18 @@ def solve(
     search = Search(*resolve(profile, options), progress)
     search.run()
     simple = find_baselines(search.problem)
-    best, bound = search.contest.best, search.bound
+    best, bound, fastest_s = search.contest.best, search.bound, search.contest.best_value
     if options.objective == "step":
         best = _chosen(search, simple)
+    lighter = relieved(search, best) if options.objective == "step" else None
+    if lighter is not None:
+        best, fastest_s = lighter, min(fastest_s, lighter.value)
+    if search.any_order:
+        from assigner.solver.orders.search import with_orders
+
+        best = with_orders(search, best, simple, fastest_s=fastest_s)
+    if best is not None and best is lighter:
+        return with_its_proof(make_solution(search, best, least_work_s(search.problem), options, simple))
     if best is None:
         raise no_plan(search, profile, options)
     return make_solution(search, best, search.bound if best is search.contest.best else bound, options, simple)

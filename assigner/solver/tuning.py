@@ -43,22 +43,27 @@ MOST_SETS = 256
 SHARED_DEPTHS = 24
 """Up to so many choices of warm-up depths, all are simulated; of more, those of a few policies, and near the best."""
 
+SHARED_STARTS = 12
+"""So many sets of workers, those of least price, are tried with the whole model as their one stage."""
+
+SHARED_ACTIONS = 200_000
+"""So many simulated actions of workers are looked at first for a proof of all shares and depths: some three seconds."""
+
+VISIT_WORK, SHARED_WORK = 3_000, 220_000_000
+"""What a visit of a position and a set of workers takes, in labels; and so much all dynamic programs with shared stages
+may take together, some five seconds, whatever time is left, unless the problem is small and a gap was asked for."""
+
+SHARED_EFFORT = 4
+"""What is open of shared stages gets so many times as much, whatever time is left, unless it is small and a gap was
+asked for."""
+
 # GPipe, one stage a worker
-
-BEAM_WIDTH, BEAM_PER_STATE = 600, 4
-"""Labels that the beam keeps at a position, and of those with the same workers used and the same first one."""
-
-GRAPH_ACTIONS = 60_000
-"""Local search on a graph: so many simulated actions of workers, about a second. Counted: the same answer."""
-
-GRAPH_CUTS = 12
-"""Of a graph, whose ILP is a lower bound, so many pipelines are cut off and priced at first."""
 
 COARSE_GAP = 1e-3
 """With a smaller gap than this the relaxation by kinds of workers rarely proves anything: it does not go first."""
 
 CLOSE_COLUMNS = 900
-"""With up to so many segments the ILP closes the usual gap in seconds."""
+"""With up to so many segments the ILP goes first: it closes any gap in seconds."""
 
 MOST_COLUMNS = 40_000
 """With more segments than this there is no ILP: the hierarchy finds the plan and bounds it."""
@@ -162,12 +167,6 @@ VARIABLES = 6_000
 STARTS = 2
 """The local search starts from so many of the best placements at hand."""
 
-START_COLUMNS = 30_000
-"""With more segments than this the beam takes too long to be only a start of a search."""
-
-START_PIPELINES = 3
-"""So many of the beam's plans for each order."""
-
 ANNEALING_ACTIONS = 3_000_000
 """So many timed actions of stages are looked at: about two seconds. Counted, not timed: the same answer every time."""
 
@@ -197,6 +196,12 @@ CHEAP = 400
 
 SKIPS = 2.5
 """A graph with skips, whose plans the simulator prices one by one, takes so many times as long as a chain."""
+
+WHAT_IF_EFFORT = 0.25
+"""Of what a search over orders or shares may spend, where it only prices a what-if."""
+
+MORE_SEARCH = 0.02
+"""Searching once more may gain so much by itself, where orders are solved: no gain of a what-if."""
 
 LOOSER = 3.0
 """How many times the gap asked for is left open with one more worker: the larger problem, and one for each kind."""
@@ -242,3 +247,37 @@ BANDWIDTH, COMPUTE, MEMORY, ENTROPY = 5.0, 1.0, 1.0, 0.3
 
 ITERATIONS, FEWEST, RATE, LARGE = 300, 60, 0.1, 10_000
 """Steps and step size of Adam (Kingma and Ba, ICLR 2015); of more than `LARGE` probabilities fewer, larger steps."""
+
+# Orders of actions
+
+ORDER_STARTS = 3
+"""Exchanges begin from so many of the best orders of list scheduling."""
+
+ORDER_TASKS = 150_000
+"""So many tasks are timed while one placement's order is made better: a tenth of a second or two."""
+
+EVERY_TASK, EVERY_NODES = 24, 20_000
+"""With up to so many tasks every order is looked at, as far as so many nodes of the search reach."""
+
+LISTED_TASKS = 300_000
+"""So many tasks are put in order while placements are looked for, all counts together: about a second."""
+
+LISTED_TRIES = 1_500
+"""So many placements at most."""
+
+LISTED_COUNTS = 2
+"""Placements are looked for with so many micro-batch counts, those that promise most; with others they are priced."""
+
+LISTED_POLISHED = 3
+"""So many placements, the best, have their order made better by exchanges."""
+
+LISTED_VALUES = 20_000
+"""With more partitions x workers x workers than this no placements are looked for: those at hand are put in order."""
+
+MOST_TASKS = 40_000
+"""A plan with more forwards and backwards than this keeps its named schedule."""
+
+LISTED_GAIN = 0.2
+"""Listed orders and several stages a worker are taken if the step is predicted to be shorter by this share. Others are
+simpler, and predictions differ: when they ran, plans of 6 to 14 stages lost 6 to 18 % against plans with one stage a
+worker (docs/solving.md), as workers that wait for each other at every stage pay for each one's variation."""

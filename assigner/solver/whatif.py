@@ -29,8 +29,11 @@ from assigner.schedule.timing import step_s
 from assigner.solver import tuning
 from assigner.solver.baselines import find_baselines
 from assigner.solver.contest import GIVEN, PROVEN, Proposal
+from assigner.solver.orders.bounds import least_of_all_s
+from assigner.solver.orders.search import unlisted, with_orders
 from assigner.solver.preference import simpler
 from assigner.solver.problem import Problem
+from assigner.solver.relief import least_work_s, relieved
 from assigner.solver.search import Search
 from assigner.solver.why.case import Case, short
 from assigner.solver.why.fleet import largest_of_kinds, wires, with_copy
@@ -117,7 +120,7 @@ def questions(plan: Plan, case: Case) -> Iterator[Question]:
     if count is not None:
         size = plan.workload.batch_size // count
         what = f"{count} micro-batches of {size} instead of {plan.micro_batches} of {plan.micro_batch_size}"
-        cut = plan.cut(count, size, batch_size=plan.workload.batch_size)
+        cut = unlisted(plan).cut(count, size, batch_size=plan.workload.batch_size)
         yield Question("micro_batches", what, case.with_options(micro_batches=count), cut, keeps=False)
     if not case.options.order:  # which a new worker is not in
         usable = [each for each in case.workers if not case.options.only or each.name in case.resolved[1].only]
@@ -148,10 +151,19 @@ def answered(question: Question, plan: Plan, left_s: float, told: Callable[[Prog
     changed = _step(question.plan, search.problem)
     if question.keeps:
         search.contest.best = Proposal(plan, min(step, changed), GIVEN)
-    search.run()
+    search.run(brief=True)
     if search.contest.interrupted:
         raise KeyboardInterrupt
     best, bound = min(search.contest.best_value, changed), search.bound
+    lighter = relieved(search, search.contest.best)
+    if lighter is not None and lighter.value < best:
+        best, bound = lighter.value, least_work_s(search.problem)
+    if search.any_order and not search.covers(plan):  # as the plan at hand was found
+        simple = find_baselines(search.problem)
+        chosen = with_orders(search, search.contest.best, simple, fastest_s=best, effort=tuning.WHAT_IF_EFFORT)
+        best = best if chosen is None else min(best, chosen.value)
+        bound = least_of_all_s(search.problem, {setting.micro_batches for setting in search.settings})
+        surely = step * (1 - tuning.MORE_SEARCH)
     if options.schedule == "interleaved" or not search.decided:
         better = simpler(search, find_baselines(search.problem))
         best = best if better is None else min(best, better.value)

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.document import encode
-from assigner.formats.plan import refuse_replicas
 from assigner.formats.profilewarnings import other_warnings, with_warnings
 from assigner.schedule.cost import CostModel, Kind, collectives_over
-from assigner.schedule.program import ActionKind
+from assigner.schedule.orders import ActionKind, counted
 from assigner.schedule.simulate import simulated
 from assigner.schedule.timing import compute_s
 from assigner.validation.links import SeenFlights, corrected_links, factors, flights_seen
 from assigner.validation.memory import held_beyond
+from assigner.validation.reductions import SeenReductions, corrected_collectives, reductions_seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,12 +77,11 @@ class Correction:
         """A measurement, corrected, as that of a pair."""
         forward = self.forwards.get(partition, self.forward)
         return replace(
-            point,
+            point.with_backwards(self.backwards.get(partition, self.backward)),
             partition=partition,
             worker=worker,
             forward_s=point.forward_s * forward,
             recompute_s=None if point.recompute_s is None else point.recompute_s * forward,
-            backward_s=point.backward_s * self.backwards.get(partition, self.backward),
             update_s=point.update_s * self.update,
             workspace_bytes=point.workspace_bytes + (0 if point.infeasible else self.excess_bytes),
         )
@@ -95,14 +94,12 @@ def calibrated(profile: Profile, agreement: Agreement, *, trace: str) -> Profile
         profile: What the plan was priced with.
         agreement: The plan and the trace of its run, as `agree` put them side by side.
         trace: What to call the trace in the profile's warnings.
-
-    Raises:
-        UsageError: a stage of the plan has several workers.
     """
-    refuse_replicas(agreement.plan, "the correction of a profile by a run")
     seen = flights_seen(agreement)
     links = corrected_links(profile, agreement, seen)
-    corrections = _corrections(replace(profile, links=links), agreement)
+    over = replace(profile, links=links, collectives=collectives_over(profile, links))
+    reduced = reductions_seen(over, agreement)
+    corrections = _corrections(over, agreement)
     kinds = {kind: _middle([corrections[w] for w in workers]) for kind, workers in _kinds(profile, corrections).items()}
     references = {each.worker: each.traced for each in agreement.machines}
     earlier = profile.environment.get("calibrated")
@@ -111,11 +108,11 @@ def calibrated(profile: Profile, agreement: Agreement, *, trace: str) -> Profile
         profile,
         workers=tuple(_worker(profile, each, corrections, kinds, references) for each in profile.workers),
         links=links,
-        collectives=collectives_over(profile, links),
+        collectives=corrected_collectives(over, reduced),
         measurements=tuple(_measurements(profile, corrections, kinds)),
         environment={**profile.environment, "calibrated": done},
     )
-    said = _warnings(profile, agreement, trace, corrections, seen)
+    said = (*_warnings(profile, agreement, trace, corrections, seen), *_of_reductions(reduced))
     return with_warnings(new, (*other_warnings(profile), *said))
 
 
@@ -137,6 +134,8 @@ def _taken(cost: CostModel, agreement: Agreement) -> dict[Compute, float]:
             busy.setdefault((event.action.kind, event.action.stage, event.worker), event.busy_s)
     taken = {}
     for key, samples in seen.compute.items():
+        if key[0] is ActionKind.REDUCE:  # beside what its workers compute
+            continue
         lost = seen.before[key].median_s + (seen.behind[key].median_s if key in seen.behind else 0.0)
         taken[key] = samples.median_s + max(0.0, lost - busy.get(key, 0.0))
     return taken
@@ -151,16 +150,18 @@ def _correction(
     forwards: dict[str, float] = {}
     backwards: dict[str, float] = {}
     for n, stage in enumerate(plan.stages):
-        if stage.worker != worker:
+        if worker not in stage.workers:
             continue
-        forward, recomputing = (
-            compute_s(cost, plan, (what, n, worker)) for what in (ActionKind.FORWARD, ActionKind.BACKWARD)
-        )
-        backward = sum(cost.partition(name, worker, plan.micro_batch_size).backward_s for name in stage.partitions)
+        kinds = [kind for kind in counted(plan, n, worker) if kind is not ActionKind.FORWARD]
+        forward = compute_s(cost, plan, (ActionKind.FORWARD, n, worker))
+        recomputing = sum(compute_s(cost, plan, (kind, n, worker)) for kind in kinds)
+        backward = sum(_backward_s(cost, plan, name, worker, kinds) for name in stage.partitions)
         took = taken.get((ActionKind.FORWARD, n, worker), forward)
         factor = _ratio(took, forward)
         again = factor * (recomputing - backward)
-        whole = taken.get((ActionKind.BACKWARD, n, worker), again + backward)
+        whole = again + backward
+        if all((kind, n, worker) in taken for kind in kinds):
+            whole = sum(taken[kind, n, worker] for kind in kinds)
         back = _ratio(whole - again, backward) if whole > again else _ratio(whole, recomputing)
         forwards.update(dict.fromkeys(stage.partitions, factor))
         backwards.update(dict.fromkeys(stage.partitions, back))
@@ -177,6 +178,14 @@ def _correction(
         forwards=forwards,
         backwards=backwards,
     )
+
+
+def _backward_s(cost: CostModel, plan: Plan, name: str, worker: str, kinds: Sequence[ActionKind]) -> float:
+    """One partition's backward, as a whole or in parts, or one of each where the order has both; no recompute."""
+    whole = cost.partition(name, worker, plan.micro_batch_size).backward_s if ActionKind.BACKWARD in kinds else 0.0
+    if ActionKind.BACKWARD_INPUT not in kinds:
+        return whole
+    return whole + sum(cost.parts(name, worker, plan.micro_batch_size)[:2])
 
 
 def _ratio(measured: float, predicted: float) -> float:
@@ -273,6 +282,13 @@ def _warnings(
     unseen = [f"{source} to {target}" for source, target in sorted(used - set(seen))]
     if unseen:
         yield f"not calibrated, since nobody waited for a message there: link {', '.join(unseen)}"
+
+
+def _of_reductions(seen: SeenReductions) -> Iterator[str]:
+    """What was corrected of the reductions of shared stages."""
+    for workers, factor in seen.items():
+        if abs(factor - 1) >= _SAME:
+            yield f"calibrated: all-reduce of {', '.join(sorted(workers))}: {factor:.3f}x"
 
 
 def _record(

@@ -16,8 +16,8 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
-from assigner.schedule.program import ActionKind, wire
-from assigner.schedule.replication import taken
+from assigner.schedule.orders import LETTERS, counted
+from assigner.schedule.program import wire
 from assigner.schedule.timing import Instead, compute_s, route_bytes, step_s
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _computes(plan: Plan, cost: CostModel, compute: Mapping[Compute, float]) -> 
 def actions_of(plan: Plan, compute: Compute) -> int:
     """How many of a step's actions these are."""
     kind, stage, worker = compute
-    return len(taken(plan, stage, worker)) if kind in (ActionKind.FORWARD, ActionKind.BACKWARD) else 1
+    return counted(plan, stage, worker).get(kind, 0) if kind in LETTERS else 1
 
 
 def _transfers(plan: Plan, cost: CostModel, flights: Mapping[Route, float]) -> Iterator[_Tried]:

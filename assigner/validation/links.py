@@ -8,6 +8,7 @@ after their actions what they were seen to lose: scaled, or where the profile ha
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import replace
 from statistics import median
@@ -98,24 +99,25 @@ def _busy_shares(profile: Profile, agreement: Agreement) -> tuple[dict[_Ends, fl
     wiring = wire(plan, profile.edges, profile.ties)
     sender: dict[_Ends, list[float]] = defaultdict(list)
     receiver: dict[_Ends, list[float]] = defaultdict(list)
-    for n, worker in enumerate(wiring.lanes[0].workers):
-        for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
-            lost = agreement.observed.behind.get((kind, n, worker))
-            before, behind = wiring.around(kind, 0, n)
-            moved = [(route, receiver, 1) for route in before]
-            moved += [(route, sender, 0) for route in behind]
-            if lost is None or not moved:
-                continue
-            took = [_message(cost, route, plan.micro_batch_size) for route, _, _ in moved]
-            said = sum(seconds * shares[end] for (seconds, shares), (_, _, end) in zip(took, moved, strict=True))
-            whole = sum(seconds for seconds, _ in took)
-            for (_, shares), (route, found, end) in zip(took, moved, strict=True):
-                share = shares[end] * lost.median_s / said if said > 0 else lost.median_s / whole if whole > 0 else 0.0
-                found[route.source, route.target].append(min(1.0, share))
+    actions = itertools.product(range(len(wiring.lanes)), range(len(plan.stages)), _TIMED)
+    for lane, n, kind in actions:
+        lost = agreement.observed.behind.get((kind, n, wiring.lanes[lane].workers[n]))
+        before, behind = wiring.around(kind, lane, n)
+        moved = [(route, receiver, 1) for route in before]
+        moved += [(route, sender, 0) for route in behind]
+        if lost is None or not moved:
+            continue
+        took = [_message(cost, route, plan.micro_batch_size) for route, _, _ in moved]
+        said = sum(seconds * shares[end] for (seconds, shares), (_, _, end) in zip(took, moved, strict=True))
+        whole = sum(seconds for seconds, _ in took)
+        for (_, shares), (route, found, end) in zip(took, moved, strict=True):
+            share = shares[end] * lost.median_s / said if said > 0 else lost.median_s / whole if whole > 0 else 0.0
+            found[route.source, route.target].append(min(1.0, share))
     middle = ({ends: median(shares) for ends, shares in found.items()} for found in (sender, receiver))
     return next(middle), next(middle)
 
 
+_TIMED = ActionKind.FORWARD, ActionKind.BACKWARD
 _Ends = tuple[str, str]
 
 

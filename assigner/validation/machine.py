@@ -15,6 +15,7 @@ from assigner.formats.profilewarnings import busy_text, ranks_text
 from assigner.location import Location
 from assigner.machine.reference import ReferenceTimes
 from assigner.machine.starvation import NOTICED
+from assigner.schedule.orders import counted
 from assigner.schedule.program import ActionKind
 from assigner.schedule.timing import Instead, compute_s, route_bytes, step_s
 
@@ -79,7 +80,7 @@ def paced_step_s(
         (kind, n, worker)
         for n, stage in enumerate(plan.stages)
         for worker in stage.workers
-        for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
+        for kind in counted(plan, n, worker)
     ]
     keys += [(ActionKind.UPDATE, -1, worker) for worker in plan.workers]
     host = {name: worker.host for name, worker in cost.profile.worker.items()}

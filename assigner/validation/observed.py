@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, TypeVar
 
-from assigner.schedule.program import ActionKind, Payload, Route
+from assigner.schedule.program import TOGETHER, ActionKind, Payload, Route
 from assigner.schedule.timing import Compute
 
 if TYPE_CHECKING:
@@ -104,6 +104,9 @@ class _Notes:
             if action.kind == "reduce":
                 reduced = max(reduced, action.end_s)
                 continue
+            if action.kind == "gather":  # behind the update, and the next step waits for it
+                waited, now = waited + max(0.0, action.end_s - now), max(now, action.end_s)
+                continue
             if action.kind == "update" and min(reduced, action.start_s) > now:
                 wait, now = min(reduced, action.start_s) - now, min(reduced, action.start_s)
                 waited, last = waited + wait, None
@@ -145,7 +148,7 @@ def observe(trace: Trace) -> Observed:
     for step, (start, end) in enumerate(trace.spans):
         last = max(notes.read(each.worker, parts[each.worker, step], start) for each in trace.workers)
         tails.append(max(0.0, end - last))
-        for key, seconds in _reductions(parts, step):
+        for key, seconds in _together(parts, step):
             notes.compute[key].append(seconds)
     return Observed(
         step=Samples(trace.step_s), tail=Samples(tuple(tails)), flights=_samples(_flights(trace)),
@@ -154,17 +157,17 @@ def observe(trace: Trace) -> Observed:
     )  # fmt: skip
 
 
-def _reductions(parts: Mapping[tuple[str, int], Sequence[TracedAction]], step: int) -> Iterator[tuple[Compute, float]]:
-    """The reductions of a step, for each of their workers: from when the last one began it to its own end."""
-    found: dict[int, dict[str, TracedAction]] = defaultdict(dict)
+def _together(parts: Mapping[tuple[str, int], Sequence[TracedAction]], step: int) -> Iterator[tuple[Compute, float]]:
+    """The reductions and gatherings of a step, for each of their workers: from when the last began to its own end."""
+    found: dict[tuple[ActionKind, int], dict[str, TracedAction]] = defaultdict(dict)
     for (worker, number), actions in parts.items():
         for action in actions:
-            if number == step and action.kind == "reduce":
-                found[action.stage][worker] = action
-    for stage, mine in found.items():
+            if number == step and action.kind in TOGETHER:
+                found[ActionKind(action.kind), action.stage][worker] = action
+    for (kind, stage), mine in found.items():
         begun = max(action.start_s for action in mine.values())
         for worker, action in mine.items():
-            yield (ActionKind.REDUCE, stage, worker), max(0.0, action.end_s - begun)
+            yield (kind, stage, worker), max(0.0, action.end_s - begun)
 
 
 def _samples(lists: Mapping[_Key, Sequence[float]]) -> dict[_Key, Samples]:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from assigner.formats.trace import Trace, TracedAction, TracedMessage, WorkerTrace
-from assigner.schedule.program import Action, ActionKind
+from assigner.schedule.program import TOGETHER, Action, ActionKind
 from assigner.schedule.simulate import worker_memory
 from assigner.schedule.timing import route_bytes
 
@@ -65,8 +65,8 @@ def _actions(
         stage, m, route = action.stage, action.micro_batch, action.route
         if route is None:
             event = next(computed)
-            reduces = action.kind is ActionKind.REDUCE  # which goes on beside what the worker does next
-            ended = event.start_s if reduces else event.end_s
+            together = action.kind in TOGETHER  # which goes on beside what the worker does next
+            ended = event.start_s if together else event.end_s
             free = ended + event.busy_s
             yield TracedAction(0, action.kind.value, stage, m, event.start_s, event.end_s)
             continue

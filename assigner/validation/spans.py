@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from assigner.schedule.program import Route
     from assigner.schedule.simulate import Timeline
 
-SpanKind = Literal["forward", "backward", "update", "send", "receive", "reduce"]
+SpanKind = Literal[
+    "forward", "backward", "backward_input", "backward_weight", "update", "send", "receive", "reduce", "gather"
+]
 
 
 class Span(NamedTuple):
@@ -169,6 +171,6 @@ def _is_drawn(kind: WhatHappened) -> TypeGuard[SpanKind]:
 
 
 def _recomputes(trace: Trace, plan: Plan, action: TracedAction) -> bool:
-    if action.kind != "backward" or not plan.stages[action.stage].rematerialise:
+    if action.kind not in ("backward", "backward_input") or not plan.stages[action.stage].rematerialise:
         return False
     return trace.remat != "except_last" or action.micro_batch < trace.micro_batches - 1

@@ -161,8 +161,13 @@ class _Check:
         return Verification(
             result="uncertain" if self._uncertain else "equal", exact=not any(found),
             partitions=len(exercise.graph.pieces), rows=exercise.rows, micro_batches=exercise.micro_batches,
-            trained=exercise.trains, cautions=tuple(cautions), per_micro_batch=tuple(alone),
+            trained=exercise.trains, cautions=tuple(cautions), per_micro_batch=tuple(alone), moving=self._moving(),
         )  # fmt: skip
+
+    def _moving(self) -> tuple[str, ...]:
+        """The partitions of which a buffer moves with every micro-batch."""
+        moved = set() if self._plain is None else self._plain.per_micro_batch
+        return tuple(piece.name for piece in self._given.graph.pieces if moved & {*piece.buffers})
 
     def run_in_pieces(self) -> Verification:
         """Compare forwards alone, with the memory of one partition at a time; raises as `run`."""

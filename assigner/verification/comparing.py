@@ -71,11 +71,6 @@ class Difference:
     scale: float
     epsilon: float
 
-    @property
-    def relative(self) -> float:
-        """The difference by the scale."""
-        return self.largest / self.scale if self.scale else math.inf
-
     def counts(self, noise: float | None = None) -> bool:
         """Whether rounding does not explain it.
 

@@ -110,7 +110,7 @@ class CopyingTransport(Transport):
     def meet(self) -> None:
         """Nobody leaves before the others."""
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:  # noqa: ARG002 - nothing is waited for
         """Forget what is under way."""
         self._expected.clear()
 

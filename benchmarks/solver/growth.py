@@ -2,6 +2,9 @@
 
     python benchmarks/solver/growth.py [--only 48x16 ...] [--links kinds distinct hosts] [--hosts 4] [--seed 0]
                                        [--memory loose] [--work unlike] [--busy 0.4] [--gap 0.01] [--solver cbc]
+                                       [--max-replicas all]
+
+One worker a stage unless `--max-replicas` asks for more; a row says how many stages are shared.
 
 Each row is one process of its own, on one core, started anew: its time is the whole of `python`, imports and baselines
 included. Each size has a time limit and a gap at which the search may stop, and a goal: a row that misses it says so.
@@ -54,8 +57,8 @@ SEARCH = 0.85
 """Share of a goal's seconds that the search may take; the rest is for start, baselines and writing."""
 
 HEADER = (
-    "size", "hosts", "links", "micro-batches", "stages", "remat", "step ms", "bound ms", "gap %", "proven by",
-    "best baseline / plan", "search s", "MiB", "process s", "goal",
+    "size", "hosts", "links", "micro-batches", "stages", "shared", "remat", "step ms", "bound ms", "gap %", "proven by",
+    "best baseline / plan", "search s", "MiB", "CPU s", "process s", "goal",
 )  # fmt: skip
 
 
@@ -71,6 +74,7 @@ def solve_one(case: argparse.Namespace, size: Size) -> None:
     options = SolveOptions(
         schedule=case.schedule, gap=None if case.close else size.gap if case.gap is None else case.gap,
         solver=case.solver, time_limit=case.time_limit or SEARCH * size.goal_s,
+        max_replicas=None if case.max_replicas == "all" else int(case.max_replicas),
     )  # fmt: skip
     solution = solve(profile, options)
     report = solution.plan.solver
@@ -78,10 +82,11 @@ def solve_one(case: argparse.Namespace, size: Size) -> None:
     best = min(baseline.step_s for baseline in solution.plan.baselines if baseline.step_s is not None)
     again = sum(len(stage.rematerialise) for stage in solution.plan.stages)
     cells = [
-        size.name, case.hosts or size.hosts, links, solution.plan.micro_batches, len(solution.plan.stages), again,
+        size.name, case.hosts or size.hosts, links, solution.plan.micro_batches, len(solution.plan.stages),
+        sum(len(stage.workers) > 1 for stage in solution.plan.stages), again,
         f"{1e3 * report.objective_s:.1f}", f"{1e3 * report.bound_s:.1f}", f"{100 * report.gap:.2f}",
         ", ".join(report.proven_by), f"{best / report.objective_s:.2f}", f"{report.seconds:.1f}",
-        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f}",
+        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f}", f"{time.process_time():.1f}",
     ]  # fmt: skip
     print(f"| {' | '.join(map(str, cells))} |", end="")
     if case.verbose:
@@ -114,6 +119,7 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float)
     parser.add_argument("--solver", default="highs", choices=["highs", "cbc"])
     parser.add_argument("--schedule", default="gpipe", choices=["auto", "gpipe", "1f1b"])
+    parser.add_argument("--max-replicas", default="1", metavar="all|N")
     parser.add_argument("--verbose", action="store_true", help="the candidates too")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     case = parser.parse_args()

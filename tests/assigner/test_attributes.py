@@ -7,7 +7,6 @@ import torch
 from changing_models import Counting, Keeping, Queue, made_of
 from workloads import Reference, graph_of, make_plan, normalised, pipeline_of, recurrent, workload
 
-from assigner import Pipeline
 from assigner.errors import UsageError
 from assigner.runtime.localpartitions import LocalPartitions
 from assigner.runtime.relocation import RelocatedState
@@ -50,10 +49,7 @@ def test_what_travels_arrives():
     shares = [LocalPartitions(graph, plan, "worker:0/cpu", torch.device("cpu")) for _ in range(2)]
     layer = shares[0].modules["middle"].get_submodule("middle")
     layer.queue, layer.count, layer.seen = torch.ones(3), 4, [1, (2, "x")]
-    with Pipeline(made, plan, graph=graph) as pipeline:
-        RelocatedState.unpacked(*RelocatedState.of("middle", shares[0], pipeline.optimizer).packed()).unpack(
-            "middle", shares[1], pipeline.optimizer
-        )
+    RelocatedState.unpacked(*RelocatedState.of("middle", shares[0]).packed()).unpack("middle", shares[1])
     other = shares[1].modules["middle"].get_submodule("middle")
     assert torch.equal(other.queue, layer.queue)
     assert (other.count, other.seen) == (4, [1, (2, "x")])

@@ -10,7 +10,8 @@ import pytest
 import torch
 from checkpoint_cases import cut_short, trained, two_layers
 from safetensors import SafetensorError
-from workloads import skips, workload
+from torch import nn
+from workloads import WIDTH, skips, workload
 
 from assigner import load_weights
 from assigner.errors import FormatError, UsageError
@@ -127,6 +128,32 @@ def test_weights_that_have_diverged_replace_nothing(tmp_path: Path):
             pipeline.save(tmp_path / "at", force=True)
         pipeline.load(tmp_path / "at")
         assert not any(each.isnan().any() for _, each in pipeline.named_parameters())
+
+
+class Turned(nn.Module):
+    """Numbers of a type that safetensors has no name for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.turns = nn.Parameter(torch.ones(WIDTH, dtype=torch.complex128))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.first(x) * self.turns).abs()
+
+    def double(self) -> Turned:
+        self.first.double()
+        return self
+
+
+def test_a_weight_of_a_type_that_files_do_not_know_is_named_and_training_goes_on(tmp_path: Path):
+    made = workload(lambda: nn.Sequential(Turned(), nn.Linear(WIDTH, 1)))
+    with trained(made) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        with pytest.raises(UsageError, match=r"'0\.turns' is of type torch\.complex128"):
+            pipeline.save(tmp_path / "at")
+        assert not (tmp_path / "at").exists()
+        pipeline.step(made.make_batch(8, 1))
 
 
 def test_files_of_others_in_a_checkpoint_are_kept(tmp_path: Path):

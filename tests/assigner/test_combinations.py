@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from forked_ranks import ForkedRanks
 
 
-def equal(forked: ForkedRanks, first: int, behind: int, *, ranks: int) -> int:
+def equal(forked: ForkedRanks, first: int, behind: int, *flags: str, ranks: int) -> int:
     """How many combinations of these seeds were equal, none being refused."""
-    ends = forked.run("combinations.py", "--seeds", str(first), str(behind), ranks=ranks)
+    before = f"drawn_combinations:capture_all {first} {behind}"
+    ends = forked.run("combinations.py", "--seeds", str(first), str(behind), *flags, ranks=ranks, before=before)
     counted = re.search(r"(\d+) equal, 0 not \[\], 0 refused", ends[0].output)
     assert counted is not None, ends[0].output
     return int(counted[1])
@@ -31,6 +32,22 @@ def equal(forked: ForkedRanks, first: int, behind: int, *, ranks: int) -> int:
 def test_combinations_on_three_ranks(forked, first, behind):
     """Loss, gradients and weights are the plain model's to 1e-9; no model is one that cannot be cut."""
     assert equal(forked, first, behind, ranks=3) == behind - first
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("first", "behind", "ranks"),
+    [
+        (0, 24, 3),
+        (24, 32, 2),
+        pytest.param(32, 112, 3, marks=pytest.mark.long),
+        pytest.param(112, 168, 4, marks=pytest.mark.long),
+        pytest.param(168, 200, 2, marks=pytest.mark.long),
+    ],
+)
+def test_any_order_that_can_run_is_exact(forked, first, behind, ranks):
+    """Several stages a worker, some of them shared, in orders drawn from all that can run."""
+    assert equal(forked, first, behind, "--orders", ranks=ranks) == behind - first
 
 
 def test_combinations_in_one_process(forked):

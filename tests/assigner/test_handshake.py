@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import random
 import threading
+import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from assigner.runtime.handshake import Handshake, Signal
+from assigner.runtime.handshake import Handshake, Meeting, Signal
 from assigner.runtime.ordering import Message
 from assigner.runtime.transport import Transport
 from assigner.schedule.program import Payload, Route
@@ -147,6 +148,90 @@ def test_no_circle_of_hosts_that_wait_for_their_devices(post: Post, seed: int) -
         thread.join(2 * PATIENCE_S)
     assert not errors
     assert all(pair.both.is_set() for pair in pairs.values())
+
+
+class Sum:
+    """The kernels of a sum: each spins until all of them run."""
+
+    def __init__(self, members: tuple[int, ...]) -> None:
+        self.members, self.launched, self.both = members, set[str](), threading.Event()
+
+    def launch(self, end: str) -> None:
+        self.launched.add(end)
+        if len(self.launched) == len(self.members):
+            self.both.set()
+
+
+class Room:
+    """Where members meet: the largest of their values, once all have given theirs."""
+
+    def __init__(self, members: int) -> None:
+        self.given: dict[int, torch.Tensor] = {}
+        self.all_in, self.all_out = threading.Barrier(members), threading.Barrier(members)
+
+    def largest(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.given[threading.get_ident()] = tensor
+        self.all_in.wait(PATIENCE_S)
+        found = torch.stack([*self.given.values()]).amax(0)
+        self.all_out.wait(PATIENCE_S)
+        return found
+
+
+GROUPS = ((0, 1), (1, 2), (0, 1, 2))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sums_of_groups_that_share_members_are_launched_by_all(post: Post, seed: int) -> None:
+    """Each member's device rests whenever it likes, and what it sends in a thread waits for that, too: none is held up.
+
+    The last sum of a round has members that come to it only with a message of another member.
+    """
+    rooms = [Room(len(group)) for group in GROUPS]
+    rounds = [[Sum(group) for group in GROUPS] for _ in range(MESSAGES)]
+    sent = [queue.Queue[int]() for _ in range(MESSAGES)]
+    devices, errors, senders = [Device() for _ in range(3)], list[BaseException](), list[threading.Thread]()
+
+    def sends(n: int) -> None:
+        time.sleep(1e-3)  # its rank has come to the sum by now
+        devices[0].rest()  # pinned memory is made
+        sent[n].put(n)
+
+    def trains(rank: int) -> None:
+        draws, meetings = random.Random(10 * seed + rank), [Meeting(room.largest) for room in rooms]
+        for n, sums in enumerate(rounds):
+            for number, (group, each) in enumerate(zip(GROUPS, sums, strict=True)):
+                if rank not in group:
+                    continue
+                if rank == 0 and number == 2:
+                    senders.append(started(post, 0, lambda n=n: sends(n), errors))
+                if rank == 2 and number == 2:
+                    assert sent[n].get(timeout=PATIENCE_S) == n
+                if draws.random() < 0.5:
+                    devices[rank].rest()
+                meetings[number].launch(lambda each=each: devices[rank].launch(each, str(rank)))  # type: ignore[arg-type]
+                if draws.random() < 0.5:
+                    devices[rank].rest()
+
+    threads = [started(post, rank, lambda r=rank: trains(r), errors) for rank in range(3)]
+    for thread in (*threads, *senders):
+        thread.join(2 * PATIENCE_S)
+    assert not errors
+    assert all(each.both.is_set() for sums in rounds for each in sums)
+
+
+def test_members_at_unlike_sums_launch_nothing(post: Post) -> None:
+    """One that is a sum ahead is found at the next meeting, by all."""
+    room, errors, launched = Room(2), list[BaseException](), list[int]()
+    meetings = [Meeting(room.largest) for _ in range(2)]
+    meetings[1]._count = 1
+    threads = [
+        started(post, rank, lambda rank=rank: meetings[rank].launch(lambda: launched.append(rank)), errors)
+        for rank in range(2)
+    ]
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert [str(each) for each in errors] == ["workers of a group are at unlike sums: at number 1 and at number 2"] * 2
+    assert launched == []
 
 
 class Channels:

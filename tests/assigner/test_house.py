@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -213,3 +214,19 @@ def test_tensors_are_made_on_a_device_that_is_named():
         and not {"device", None} & {keyword.arg for keyword in node.keywords}
     ]
     assert unnamed == []
+
+
+def test_modules_of_the_tests_have_names_of_their_own():
+    """pytest and the scripts of runs/ import them by name alone, from several folders: one name, one module."""
+    files = defaultdict(list)
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        if path.name != "conftest.py":
+            files[path.name].append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in files.items() if len(found) > 1} == {}
+
+
+def test_what_is_installed_is_every_package():
+    """A package that pyproject.toml does not name would be missing wherever the program is not run from its folder."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "assigner").rglob("__init__.py")}
+    assert sorted(named) == sorted(found | {"assigner_cli"})

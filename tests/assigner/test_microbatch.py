@@ -10,7 +10,7 @@ import torch
 from assigner.errors import UsageError
 from assigner.model.workload import Workload
 from assigner.runtime.division import fair_sizes
-from assigner.runtime.microbatch import Cutting, MicroBatch, check_pair, loss_of_parts
+from assigner.runtime.microbatch import Cutting, MicroBatch, check_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,29 +166,3 @@ def test_every_row_has_a_target():
 
 def of_positive(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return ((x - y).square() * (y > 0)).sum() / (y > 0).sum()
-
-
-@pytest.mark.parametrize(
-    ("loss", "options", "mixes"),
-    [
-        (lambda x, y: (x - y).square().mean(), {}, False),
-        (lambda x, y: (x - y).square().sum(), {"reduction": "sum"}, False),
-        (of_positive, {"weight": lambda _, y: (y > 0).sum()}, False),
-        (of_positive, {}, True),
-        (lambda x, y: (x - y).square().sum(), {}, True),
-        (lambda x, y: (x.mean() - y).square().mean(), {}, True),
-        (lambda x, y: (x.mean() - y).square().mean(), {"loss_over": "batch"}, False),
-        (lambda x, _: x.sum() * float("nan"), {}, False),
-        (lambda x, _: x.sum() * 0, {}, False),
-        (lambda x, _: x.sum() * float("nan" if len(x) < 7 else 1), {}, True),
-    ],
-    ids=["mean", "sum", "weighed", "no weight", "no sum", "mixes", "over the batch", "nan", "0", "nan of parts"],
-)
-@pytest.mark.parametrize("count", [2, 3])
-def test_whether_a_loss_can_be_had_from_parts(loss, options, mixes, count):
-    """What the parts' losses add up to is the batch's loss, unless rows are mixed or a reduction or weight is wrong."""
-    made = Workload(torch.nn.Identity, none_made, batch_size=7, **options)
-    generator = torch.Generator().manual_seed(0)
-    batch = torch.randn(7, generator=generator).double(), torch.randn(7, generator=generator).double()
-    found = loss_of_parts(made, batch, lambda each: float(loss(*each)), count=count)
-    assert (found.difference > 1e-9) is mixes

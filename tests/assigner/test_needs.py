@@ -130,6 +130,23 @@ def test_a_rank_that_lacks_what_it_needs_is_told_why(disagreements, way, words):
     assert 0 not in disagreements[way]["codes"]
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("way", "what"),
+    [
+        ("another order", "orders"), ("another schedule", "schedule (listed and gpipe), orders"),
+        ("other workers", "schedule (listed and gpipe), stages, orders"),
+        ("more ranks", "schedule (listed and gpipe), stages, orders"),
+    ],
+)  # fmt: skip
+def test_ranks_with_unlike_plans_are_refused_when_they_start(disagreements, way, what):
+    """On every rank, with what differs, before any of them waits for messages that the others never send."""
+    found = disagreements[way]
+    assert found["codes"] == [2, 2, 2]
+    words = f"worker:0 and worker:1 were given unlike plans: they differ in {what}\n"
+    assert all(words in re.sub(r" \([0-9a-f]{12} and [0-9a-f]{12}\)", "", text) for text in found["stderr"])
+
+
 def test_one_process_needs_all_of_a_batch():
     """None for a part of it, or for all, is refused with the reason."""
     made = skips()

@@ -20,7 +20,8 @@ from assigner.errors import UsageError
 from assigner.runtime.nccl import DirectChannels, alone_on_theirs, check_workers, use_many_queues
 from assigner.runtime.ordering import Message, Posting, sending_orders
 from assigner.runtime.staging import Staging
-from assigner.schedule.program import SCHEDULES, Action, ActionKind, Payload, Program, Route, build_program
+from assigner.schedule.orders import SCHEDULES, listed
+from assigner.schedule.program import Action, ActionKind, Payload, Program, Route, build_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +39,8 @@ CASES = list(itertools.product(range(12), SCHEDULES))
 
 
 def program_of(seed: int, schedule: str) -> Program:
-    profile, plan = drawn(seed, schedule)
+    profile, plan = drawn(seed, "1f1b" if schedule == "listed" else schedule)
+    plan = listed(plan) if schedule == "listed" else plan
     return build_program(plan, profile.edges, profile.ties)
 
 

@@ -6,13 +6,16 @@ import base64
 import hashlib
 import itertools
 import json
+import random
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from builders import CAPACITY, make_plan, make_profile
-from drawn_plans import drawn
+from drawn_orders import with_drawn_order
+from drawn_plans import drawn, replicated
 from made_runs import with_busy
 from page_cases import page_plan, page_profile, read_back
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from assigner.formats.profile import Profile
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
+PARTS = {"forward", "backward", "backward_input", "backward_weight"}
 
 
 @pytest.fixture
@@ -117,6 +121,46 @@ def test_splits_price_the_same_placement(plan, profile):
     assert not found[8].measured
     tight = replace(profile, workers=tuple(replace(each, memory_bytes=6e7) for each in profile.workers))
     assert [each.micro_batches for each in shown("plan", plan, tight).splits if not each.fits] == [1]
+
+
+def test_a_listed_plan_with_parts_and_replicas_is_shown():
+    """Its page has every action; fewer micro-batches are priced by the orders' beginning, and more say why not."""
+    for seed in range(4):
+        whole, named = replicated(*drawn(seed, "interleaved"), seed)
+        drawn_profile = replace(
+            whole,
+            measurements=tuple(
+                replace(each, backward_input_s=each.backward_s / 2, backward_weight_s=each.backward_s / 2,
+                        waiting_bytes=each.activation_bytes / 2)
+                for each in whole.measurements
+            ),
+        )  # fmt: skip
+        drawn_plan = with_drawn_order(named, drawn_profile.edges, random.Random(seed), halves=True)
+        count, cost = drawn_plan.micro_batches, CostModel(drawn_profile)
+        page = shown("plan", drawn_plan, drawn_profile)
+        data = json.loads(json.dumps(page_data([page], title="t")))["plans"][0]
+        found = Counter((worker, kind, stage, m) for worker, kind, stage, m, *_ in read_back(data) if kind in PARTS)
+        events = [(event.worker, event.action) for event in simulated(drawn_plan, cost).events]
+        assert found == Counter(
+            (worker, action.kind.value, action.stage, action.micro_batch)
+            for worker, action in events
+            if action.kind.value in PARTS
+        )
+        assert {kind for _, kind, *_ in found} == PARTS
+        assert "lists its orders for" in page_html([page], title="t", made_at="") or count == 16
+        for each in page.splits:
+            assert (each.step_s is None) == (each.micro_batches > count)
+            assert each.step_s is not None or each.why == f"the plan lists its orders for {count} micro-batches"
+        assert {each.micro_batches: each.step_s for each in page.splits}[count] == step_s(drawn_plan, cost)
+        size = drawn_plan.micro_batch_size
+        here = tuple(
+            each
+            if each.micro_batch == size
+            else replace(each, backward_input_s=None, backward_weight_s=None, waiting_bytes=None)
+            for each in drawn_profile.measurements
+        )
+        some = {each.why for each in shown("plan", drawn_plan, replace(drawn_profile, measurements=here)).splits}
+        assert "the parts of backwards were not measured there" in some
 
 
 def test_sizes_that_cannot_be_priced_say_why(plan, profile):

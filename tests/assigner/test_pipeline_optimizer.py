@@ -6,9 +6,9 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-import adversarial
 import pytest
 import torch
+import two_networks
 from training_cases import make_scaler, overflowing
 from training_optimizers import muon_like, no_decay_by_name
 from workloads import Reference, language, make_plan, skips
@@ -119,7 +119,7 @@ def test_closures_that_are_not_for_pipelines():
 
 def test_kept_buffers():
     """Forwards of the block leave no trace in buffers that match, and move the others; another pattern is refused."""
-    made = adversarial.workload()
+    made = two_networks.workload()
     with Pipeline(made, make_plan(made, micro_batches=2)) as pipeline:
         before = {name: each.detach().clone() for name, each in pipeline.state_dict().items()}
         with pipeline.kept_buffers("generator.**"):

@@ -42,7 +42,7 @@ def test_ranks_of_one_host_read_one_clock(monkeypatch: pytest.MonkeyPatch, node:
     monkeypatch.setattr(links, "send_busy_share", lambda *_: (0.1, 0.2))
     fleet = [HostFacts("shed", each, "cpu", "CPU", 1 << 30, 1) for each in (0, node)]
     one_clock = links._same_host(fleet, 0, 1)
-    lane: Any = SimpleNamespace(rank=0, tell=lambda *_: None, ask=lambda _: 0.0)
+    lane: Any = SimpleNamespace(rank=0, tell=lambda *_: None, ask=lambda _: 0.0, carrier_to=lambda _: "gloo")
     options = LinkOptions(largest=1024, typical=1024, force_busy=True)
     links._measure_pair(lane, 0, 1, options, one_clock=one_clock)
     assert offsets == [offset]

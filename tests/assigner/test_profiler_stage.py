@@ -54,6 +54,7 @@ class Bench:
     backward_s: float
     calls: list[str]
     compared: list[tuple[float, float]] = field(default_factory=list)
+    compared_parts: list[tuple[float, float, float]] = field(default_factory=list)
 
     def forward(self, micro_batch: int, *, again: bool) -> None:
         self.calls.append(f"{'RF'[not again]} {self.name}{micro_batch}")
@@ -62,6 +63,14 @@ class Bench:
     def backward(self, micro_batch: int, *, again: bool) -> None:
         self.calls.append(f"B {self.name}{micro_batch}")
         self.time.now += self.backward_s * (1 + micro_batch) + (0.5 * self.forward_s if again else 0.0)
+
+    def backward_input(self, micro_batch: int) -> None:
+        self.calls.append(f"I {self.name}{micro_batch}")
+        self.time.now += 0.5 * self.backward_s * (1 + micro_batch)
+
+    def backward_weight(self, micro_batch: int) -> None:
+        self.calls.append(f"W {self.name}{micro_batch}")
+        self.time.now += 0.75 * self.backward_s * (1 + micro_batch)
 
 
 class Three:
@@ -104,6 +113,18 @@ def test_every_third_run_compares_rematerialised_ones() -> None:
     assert [len(bench.compared) for bench in three.benches] == [4, 4, 4]
     assert three.benches[0].compared[0] == pytest.approx((12.0, 13.0))
     assert three.calls.count("R a0") == 4
+
+
+def test_every_third_run_compares_backwards_in_parts_where_that_is_asked_for() -> None:
+    """Each partition with the whole backward of the same run; the times that are told stay those of whole ones."""
+    three = Three(in_parts=True)
+    for _ in range(13):
+        assert three.stage.run()[:2] == pytest.approx((3.0, 9.0))
+    assert [len(bench.compared_parts) for bench in three.benches] == [3, 3, 3]
+    for bench, whole in zip(three.benches, (9.0, 12.0, 24.0), strict=True):
+        assert bench.compared_parts[0] == pytest.approx((whole, 0.5 * whole, 0.75 * whole))
+    parts = [call for call in three.calls if call[0] in "IW"][:12]
+    assert " ".join(parts) == "I c1 I b1 I a1 W c1 W b1 W a1 I c0 I b0 I a0 W c0 W b0 W a0"
 
 
 def test_where_memory_is_short_pages_are_given_back_before_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,3 +237,18 @@ def test_company_of_another_kind_is_tried_at_the_smallest_size_alone(ten: Partit
     workbench.companion(Point("0", 4 * ROWS))
     assert {Point("0", ROWS), Point("0", 4 * ROWS)} == set(workbench.held)
     assert stagegroups._ROOM_SHARE <= 0.5
+
+
+def test_what_waits_for_the_weight_part_is_counted(ten: PartitionGraph) -> None:
+    """What came in at the product, whose own input is counted as one; the first partition waits with all it has."""
+    workbench = replace(make_workbench(ten, math.inf, wanted=("0", "1")), in_parts=True)
+    found = {}
+    for name in ("0", "1"):
+        point = Point(name, ROWS)
+        bench = workbench.measured(point)
+        assert bench.parts(1.0, 0.0) == (None, None, None)
+        bench.compared_parts.append((2.0, 1.0, 1.5))
+        activations = workbench.held[point].activation_bytes
+        found[name] = bench.parts(4.0, activations)
+    assert found["1"] == (2.0, 3.0, 4 * ROWS * WIDTH)
+    assert found["0"] == (2.0, 3.0, activations + 4 * ROWS * WIDTH)

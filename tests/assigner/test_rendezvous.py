@@ -93,25 +93,13 @@ def test_a_store_for_one_host_listens_to_it_alone(monkeypatch: pytest.MonkeyPatc
 
 
 def test_backends_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unknown one, and MPI where this torch has none, are told before any rank waits for another."""
+    """An unknown one, and NCCL where this torch has none, are told before any rank waits for another."""
     made = skips()
     with pytest.raises(UsageError, match="backend 'rdma' is unknown"):
         Pipeline(made, make_plan(made), backend="rdma")
-    monkeypatch.setattr(dist, "is_mpi_available", lambda: False)
-    with pytest.raises(UsageError, match="backend 'mpi': this torch was built without MPI"):
-        Pipeline(made, make_plan(made), backend="mpi")
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     with pytest.raises(UsageError, match="backend 'nccl': this torch was built without NCCL"):
         Pipeline(made, make_plan(made), backend="nccl")
-
-
-@pytest.mark.skipif(not dist.is_mpi_available(), reason="this torch was built without MPI")
-def test_mpi_is_passed_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The world group is MPI's own."""
-    be_only_rank(monkeypatch)
-    join_group(Launched("torchrun", "RANK", 0, 1, local_ranks=1), 5.0, "mpi")
-    assert dist.get_backend() == "mpi"
-    leave_group()
 
 
 def check_ranks(forked: ForkedRanks, variables: list[dict[str, str]]) -> None:

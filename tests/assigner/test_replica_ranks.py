@@ -13,7 +13,19 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.distributed
 
 EXACT = 1e-9
-USUAL = ("batch_norm", "dropout", "noise", "hooks", "small_buckets", "results", "states", "moves", "checkpoints")
+USUAL = (
+    "batch_norm",
+    "dropout",
+    "recurrence",
+    "noise",
+    "hooks",
+    "small_buckets",
+    "results",
+    "states",
+    "moves",
+    "checkpoints",
+)
+DIVIDED = "divided_updates"
 
 
 def assert_equal(found: dict[str, Any]) -> None:
@@ -26,7 +38,7 @@ def assert_equal(found: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def ranks(forked: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank of tests/runs/replicas.py found."""
-    return forked.found("replicas.py", tmp_path_factory.mktemp("replicas"), *USUAL, "refusals", ranks=3)
+    return forked.found("replicas.py", tmp_path_factory.mktemp("replicas"), *USUAL, DIVIDED, "refusals", ranks=3)
 
 
 @pytest.mark.parametrize("case", USUAL)
@@ -34,6 +46,12 @@ def test_equal_to_one_worker(ranks, case):
     """State, results, checkpoints and moves are those of plain PyTorch, or of the same micro-batches on one worker."""
     for found in ranks:
         assert_equal({case: found[case]})
+
+
+def test_divided_updates_are_those_of_every_worker(ranks):
+    """Workers that update a stage's partitions for each other have the same bits, and a part of the state each."""
+    for found in ranks:
+        assert set(found[DIVIDED].values()) == {0.0}
 
 
 def test_training_loops_are_the_plain_ones(forked, tmp_path):
@@ -61,6 +79,8 @@ def test_equal_to_distributed_data_parallel(forked, tmp_path):
         ("attributes of their own", "share partition '1', and the model's builder has made other values for it"),
         ("weights of the script", "share partition 'parts.0', and the script has given it other values on one of them"),
         ("SparseAdam", "SparseAdam takes sparse gradients alone, and that of"),
+        ("SparseAdam, divided", "is added up over the 3 workers that hold it"),
+        ("a norm of all in the optimizer", "looks at several parameters at once"),
         ("a mean between partitions", "share partition 'first', and its forward changes mean: each of them would see"),
         ("a loss over the batch", "the loss is over the whole batch, and 3 workers share the last stage"),
         ("a loss that counts", "share partition 'last', and Workload.loss or one of Workload.metrics keeps something"),

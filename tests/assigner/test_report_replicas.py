@@ -25,6 +25,7 @@ from assigner.report.timeline import timeline
 from assigner.schedule.cost import CostModel
 from assigner.schedule.program import ActionKind
 from assigner.schedule.simulate import priced, simulated
+from assigner.schedule.timing import step_s
 from assigner.validation.calibration import calibrated
 from assigner.validation.comparison import agree
 from assigner.validation.rehearsal import rehearsed
@@ -110,8 +111,8 @@ def test_a_run_that_goes_as_predicted_agrees_with_the_prediction() -> None:
     assert found.step.measured_s == pytest.approx(found.step.predicted_s)
     # one median of what is lost behind an action, though its messages go to one replica or to the other
     assert abs(found.explanation.unexplained_s) < 0.05 * found.step.predicted_s
-    with pytest.raises(UsageError, match="not yet carried by the correction of a profile"):
-        calibrated(profile, found, trace="a trace")
+    new = calibrated(profile, found, trace="a trace")
+    assert step_s(both, CostModel(new)) == pytest.approx(found.step.measured_s, rel=0.05)
 
 
 def test_the_drawing_names_all_workers_of_a_stage() -> None:

@@ -10,7 +10,8 @@ from assigner.solver.robust.robustness import Robustness
 from assigner.solver.robust.spreads import Coverage
 
 FOUND = Robustness(
-    objective="step", schedule="auto", step_s=0.1, slow_end_s=0.11, steps_s=tuple(0.09 + 0.001 * n for n in range(21)),
+    objective="step", schedule="auto", max_replicas=None, step_s=0.1, slow_end_s=0.11,
+    steps_s=tuple(0.09 + 0.001 * n for n in range(21)),
     regrets=(0.0, 0.01, 0.0, 0.03, 0.082) * 4, asked=21, within=0.02, seed=0,
     coverage=Coverage(48, 48, 14, 13), seconds=2.0,
 )  # fmt: skip

@@ -157,28 +157,6 @@ class Copied:
         assert self.done.wait(10)
 
 
-class Polled:
-    """A message of MPI's: it is there at the third look, and nobody may wait for it."""
-
-    looks = 0
-
-    def is_completed(self) -> bool:
-        self.looks += 1
-        return self.looks > 2
-
-
-def test_mpi_is_polled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wait inside MPI would keep the other thread out of it; one that takes too long fails."""
-    monkeypatch.setattr(dist, "get_backend", lambda: "mpi")
-    transport, work = Transport(device=torch.device("cpu"), timeout_s=5.0), Polled()
-    transport._wait(work)  # type: ignore[arg-type]
-    assert work.looks == 3
-    transport.timeout = timedelta(seconds=-1)
-    with pytest.raises(RuntimeError, match="no message for"):
-        transport._wait(Polled())  # type: ignore[arg-type]
-    transport.close()
-
-
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -191,7 +169,6 @@ def test_mpi_is_polled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_leaves_is_what_the_tensor_says(monkeypatch: pytest.MonkeyPatch, tensor: torch.Tensor) -> None:
     """Conjugates and negatives that torch has put off, and strides, are worked out: gloo sends bare memory."""
     left: list[torch.Tensor] = []
-    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
     monkeypatch.setattr(dist, "isend", lambda buffer, _, tag: left.append(buffer) or Sent())  # noqa: ARG005
     transport = Transport(device=torch.device("cpu"), timeout_s=5.0)
     route = Route(Payload.ACTIVATION, "p", 0, "worker:0/cpu", "worker:1/cpu")

@@ -15,7 +15,8 @@ from workloads import Skips, graph_of, language, make_plan, skips
 from assigner import Pipeline
 from assigner.errors import UsageError
 from assigner.runtime.optimizer import PipelineOptimizer
-from assigner.runtime.separability import is_known, shares_of
+from assigner.runtime.separability import is_known
+from assigner.runtime.updaters import shares_of
 
 NAMES = tuple(name for name, _ in Skips().named_parameters())
 SHARES = [NAMES[:3], NAMES[3:]]

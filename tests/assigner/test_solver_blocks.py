@@ -6,16 +6,8 @@ import itertools
 import random
 
 import pytest
-from builders import random_chain
 
-from assigner.schedule.cost import CostModel
-from assigner.schedule.timing import step_s
 from assigner.solver.baselines.blocks import least_largest_blocks
-from assigner.solver.baselines.bound import least_step_s
-from assigner.solver.baselines.placement import SimplePlacement
-from assigner.solver.baselines.prices import BaselinePrices
-from assigner.solver.options import SolveOptions
-from assigner.solver.problem import Problem
 
 
 def every_cut(n, blocks):
@@ -73,23 +65,3 @@ def test_a_long_line_is_cut_exactly():
     for each in seconds:
         blocks, held = (blocks, held + each) if held + each <= limit else (blocks + 1, each)
     assert blocks > 64
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_the_bound_is_never_above_the_simulator(seed):
-    """For random stages of a chain, several of which may be on one worker."""
-    profile = random_chain(seed, partitions=7, workers=3, busy=0.3 * (seed % 2))
-    rng = random.Random(seed)
-    remat = rng.choice(["auto", "never", "always"])
-    pricing = BaselinePrices(Problem(profile, SolveOptions(remat=remat), CostModel(profile)))
-    cuts = sorted(rng.sample(range(1, 7), rng.randrange(0, 5)))
-    workers = [rng.choice(pricing.workers)]
-    for _ in cuts:
-        workers.append(rng.choice([each for each in pricing.workers if each != workers[-1]]))
-    held = [profile.order[a:b] for a, b in itertools.pairwise((0, *cuts, 7))]
-    candidate = SimplePlacement(rng.choice([1, 2, 4, 8]), tuple(zip(workers, held, strict=True)))
-    for plan in pricing._fitting(candidate):
-        found = step_s(plan, pricing.problem.cost)
-        assert least_step_s(pricing, candidate) <= found * (1 + 1e-12)
-        if len(set(workers)) == len(workers) and not seed % 2 and candidate.micro_batches == 1:
-            assert least_step_s(pricing, candidate) > 0.9 * found  # nothing but the update is left out

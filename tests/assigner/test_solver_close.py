@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 from brute_force import best_plan, random_instance
+from builders import single
 
-from assigner.solver import SolveOptions, solve
-from assigner.solver.chain.gpipe import GPipeSetting
+from assigner.solver import solve
 from assigner.solver.contest import INTEGER_PROGRAM, RELAXATION
 from assigner.solver.hints import resolve
 from assigner.solver.ilp.one_f_one_b import OneFOneBModel
 from assigner.solver.ladder.climbing import LadderSetting
+from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.search import Search
 
 CASES = [
@@ -31,7 +32,7 @@ def test_the_ilp_of_1f1b_is_a_bound(case):
     compared = 0
     for seed in range(2):
         profile = random_instance(seed, **case)
-        search = Search(*resolve(profile, SolveOptions(schedule="1f1b", gap=0)))
+        search = Search(*resolve(profile, single(schedule="1f1b", gap=0)))
         if search.problem.branched:
             continue
         for count in {each.micro_batches for each in search.settings}:
@@ -54,11 +55,11 @@ def test_the_ilp_of_1f1b_is_a_bound(case):
 def test_without_a_gap_asked_for_small_problems_are_closed(seed):
     """The plan is the best of all by brute force, told as optimal; the usual gap, asked for, may stop before that."""
     profile = random_instance(seed, partitions=5, workers=2, busy=True, tight=seed % 2 == 0)
-    solver = solve(profile).plan.solver
+    solver = solve(profile, single()).plan.solver
     best = best_plan(profile, schedules=("gpipe", "1f1b"))
     assert (solver.status, solver.gap) == ("optimal", 0.0)
     assert solver.objective_s == pytest.approx(best[0], rel=1e-6)
-    stopped = solve(profile, SolveOptions(gap=0.01)).plan.solver
+    stopped = solve(profile, single(gap=0.01)).plan.solver
     assert stopped.status == "optimal"
     assert solver.objective_s <= stopped.objective_s * (1 + 1e-9)
 
@@ -66,7 +67,7 @@ def test_without_a_gap_asked_for_small_problems_are_closed(seed):
 def test_the_integer_program_is_named_where_it_closed_the_gap():
     """What the dynamic programs leave open the solver closes, and its name is told."""
     profile = random_instance(30, partitions=5, workers=3, late_updates=True)
-    solver = solve(profile, SolveOptions(schedule="gpipe")).plan.solver
+    solver = solve(profile, single(schedule="gpipe")).plan.solver
     assert {RELAXATION, INTEGER_PROGRAM} & set(solver.proven_by)
     assert (solver.name, solver.gap) == ("HiGHS", 0.0)
 
@@ -76,7 +77,7 @@ def test_no_solver_is_named_where_none_ran(monkeypatch):
     profile = random_instance(1, partitions=5, workers=2)
     for kind in (GPipeSetting, LadderSetting):
         monkeypatch.setattr(kind, "closable", False)
-    solver = solve(profile).plan.solver
+    solver = solve(profile, single()).plan.solver
     assert solver.name == "assigner"
     assert not {RELAXATION, INTEGER_PROGRAM} & {*solver.proven_by, solver.found_by}
 
@@ -84,9 +85,9 @@ def test_no_solver_is_named_where_none_ran(monkeypatch):
 def test_what_is_too_large_to_close_keeps_the_usual_gap(monkeypatch):
     """Where one setting cannot be closed, none is: the answer is that of the usual gap."""
     profile = random_instance(3, partitions=6, workers=3, busy=True)
-    asked = solve(profile, SolveOptions(gap=0.01)).plan
+    asked = solve(profile, single(gap=0.01)).plan
     monkeypatch.setattr(LadderSetting, "closable", False)
     monkeypatch.setattr(GPipeSetting, "closable", False)
-    plan = solve(profile).plan
+    plan = solve(profile, single()).plan
     assert plan.stages == asked.stages
     assert replace(plan.solver, seconds=0, options={}) == replace(asked.solver, seconds=0, options={})

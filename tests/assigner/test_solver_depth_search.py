@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 from brute_force import random_instance
-from builders import make_profile
+from builders import make_profile, single
 
-from assigner.solver import SolveOptions, solve
+from assigner.solver import solve
 from assigner.solver.contest import ENUMERATION
 from assigner.solver.hints import resolve
 from assigner.solver.ladder.climbing import LadderSetting
@@ -21,7 +21,7 @@ from benchmarks.solver.clusters import cluster
 
 def _pipelines(profile, micro_batches, most=6):
     """A ladder of the profile, and pipelines of it with their bounds, the longest first."""
-    search = Search(*resolve(profile, SolveOptions(schedule="1f1b", micro_batches=micro_batches, gap=0.0)))
+    search = Search(*resolve(profile, single(schedule="1f1b", micro_batches=micro_batches, gap=0.0)))
     (setting,) = search.settings
     assert isinstance(setting, LadderSetting)
     setting.price()
@@ -101,7 +101,7 @@ def test_one_pipeline_without_a_choice():
 def test_1f1b_is_proven_where_there_are_too_many_depths_to_try_all(links):
     """14 partitions on 6 workers of three kinds, 16 micro-batches: no gap is left, and looking at all has closed it."""
     solver = solve(
-        cluster(14, 6, links=links, hosts=3), SolveOptions(schedule="1f1b", micro_batches=16, gap=0.0, time_limit=300)
+        cluster(14, 6, links=links, hosts=3), single(schedule="1f1b", micro_batches=16, gap=0.0, time_limit=300)
     ).plan.solver
     assert (solver.status, ENUMERATION in solver.proven_by) == ("optimal", True)
     assert solver.gap <= 1e-6

@@ -4,11 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from builders import single
 
 from assigner.formats.profile import load_profile
 from assigner.schedule.cost import CostModel
 from assigner.schedule.timing import step_s
-from assigner.solver import SolveOptions, solve
+from assigner.solver import solve
 from assigner.solver.ladder.depths import falling, fitting, nearby
 
 PROFILES = Path(__file__).parent.parent.parent / "profiles"
@@ -51,7 +52,7 @@ def test_many_micro_batches_are_warmed_up_deep_enough(name):
     The profiles' wires are slow: the first worker must be several micro-batches ahead.
     """
     profile = load_profile(PROFILES / name / "profile.json")
-    plan, cost = solve(profile, SolveOptions(micro_batches=16)).plan, CostModel(profile)
+    plan, cost = solve(profile, single(micro_batches=16)).plan, CostModel(profile)
     assert plan.solver.status == "optimal"
     first, *others = plan.stages
     for depth in range(1, 17):

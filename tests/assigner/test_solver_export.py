@@ -7,10 +7,10 @@ from dataclasses import replace
 import highspy
 import pytest
 from brute_force import best_plan, random_instance
-from builders import make_profile
+from builders import make_profile, single
 
 from assigner.errors import UsageError
-from assigner.solver import SolveOptions, check_exportable, export_model, solve
+from assigner.solver import check_exportable, export_model, solve
 
 CASES = [
     {"partitions": 5, "workers": 3, "busy": True, "tight": True, "late_updates": True},
@@ -35,7 +35,7 @@ def optimum(path) -> float:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case.values())))
 def test_another_solver_finds_the_same_optimum(tmp_path, case, schedule):
     """Of the file alone, and it is the least step time that brute force finds at that micro-batch count."""
-    profile, options = random_instance(2, **case), SolveOptions(schedule=schedule, gap=0)
+    profile, options = random_instance(2, **case), single(schedule=schedule, gap=0)
     plan = solve(profile, options).plan
     for ending in ("lp", "mps"):
         written = export_model(plan, profile, options, tmp_path / f"model.{ending}")
@@ -51,7 +51,7 @@ def test_another_solver_finds_the_same_optimum(tmp_path, case, schedule):
 def test_the_optimum_is_that_of_the_model_where_the_plan_is_only_within_a_gap(tmp_path):
     """A plan that stops at a wide gap may be worse than the model's optimum, which is told."""
     profile = random_instance(2, partitions=5, workers=3, busy=True, tight=True)
-    options = SolveOptions(schedule="1f1b", gap=0.5)
+    options = single(schedule="1f1b", gap=0.5)
     plan = solve(profile, options).plan
     written = export_model(plan, profile, options, tmp_path / "model.lp")
     best = best_plan(profile, schedules=("1f1b",), micro_batches=plan.micro_batches)
@@ -62,7 +62,7 @@ def test_the_optimum_is_that_of_the_model_where_the_plan_is_only_within_a_gap(tm
 def test_a_proof_that_is_not_closed_is_not_claimed(tmp_path, monkeypatch):
     """Where no cut may be added, the file says that its optimum is a lower bound, and it is below the plan."""
     monkeypatch.setattr("assigner.solver.tuning.CLOSE_CUTS", 0)
-    profile, options = random_instance(2, partitions=5, workers=3, busy=True), SolveOptions(schedule="1f1b")
+    profile, options = random_instance(2, partitions=5, workers=3, busy=True), single(schedule="1f1b")
     plan = solve(profile, options).plan
     written = export_model(plan, profile, options, tmp_path / "model.lp")
     assert written.optimum_s is None
@@ -80,7 +80,7 @@ def test_the_file_says_what_its_variables_mean(tmp_path):
         measurements=tuple(replace(each, partition=names[each.partition]) for each in profile.measurements),
         edges=tuple(replace(each, source=names[each.source], target=names[each.target]) for each in profile.edges),
     )
-    options = SolveOptions(schedule="1f1b")
+    options = single(schedule="1f1b")
     written = export_model(solve(profile, options).plan, profile, options, tmp_path / "model.lp")
     text = written.path.read_text()
     assert f'\\ group 0: "{profile.workers[0].name}"\n' in text
@@ -101,29 +101,29 @@ def test_what_no_integer_program_states_is_refused(tmp_path, options, said):
     """With the way out, before anything is solved."""
     profile = make_profile(work=[1e-3] * 3, slowness=[1.0, 1.0])
     with pytest.raises(UsageError, match=said) as caught:
-        check_exportable(profile, SolveOptions(**options), tmp_path / "model.lp")
+        check_exportable(profile, single(**options), tmp_path / "model.lp")
     assert caught.value.hint
 
 
 def test_a_model_too_large_or_of_another_ending_is_refused(tmp_path, monkeypatch):
     """The size is known from the profile."""
     profile = make_profile(work=[1e-3] * 3, slowness=[1.0, 2.0])
-    check_exportable(profile, SolveOptions(), tmp_path / "model.mps")
+    check_exportable(profile, single(), tmp_path / "model.mps")
     with pytest.raises(UsageError, match=r"\.lp or \.mps"):
-        check_exportable(profile, SolveOptions(), tmp_path / "model.txt")
+        check_exportable(profile, single(), tmp_path / "model.txt")
     monkeypatch.setattr("assigner.solver.tuning.MOST_COLUMNS", 11)
     with pytest.raises(UsageError, match="12 stage options"):
-        check_exportable(profile, SolveOptions(), tmp_path / "model.lp")
-    check_exportable(profile, SolveOptions(together=(("p0", "p1"),)), tmp_path / "model.lp")
+        check_exportable(profile, single(), tmp_path / "model.lp")
+    check_exportable(profile, single(together=(("p0", "p1"),)), tmp_path / "model.lp")
 
 
 def test_the_output_is_guarded(tmp_path):
     """A file that is there stays, but with force."""
     profile, path = random_instance(1, partitions=4, workers=2), tmp_path / "model.lp"
     path.write_text("mine")
-    plan = solve(profile, SolveOptions(schedule="gpipe")).plan
+    plan = solve(profile, single(schedule="gpipe")).plan
     with pytest.raises(UsageError, match="exists"):
-        export_model(plan, profile, SolveOptions(schedule="gpipe"), path)
+        export_model(plan, profile, single(schedule="gpipe"), path)
     assert path.read_text() == "mine"
-    export_model(plan, profile, SolveOptions(schedule="gpipe"), path, force=True)
+    export_model(plan, profile, single(schedule="gpipe"), path, force=True)
     assert "Minimize" in path.read_text()

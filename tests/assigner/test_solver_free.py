@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from brute_force import random_instance
-from builders import make_profile
+from builders import make_profile, single
 from every_placement import best_of_all
 from sweeps import sweep
 
@@ -31,14 +31,13 @@ from assigner.solver.free.setting import ConvexSetting, FreeSetting, settings
 from assigner.solver.free.starts import orders, starts
 from assigner.solver.free.step_timing import row_step_s
 from assigner.solver.hints import resolve
-from assigner.solver.options import SolveOptions
 from assigner.solver.problem import Problem
 
 KINDS = {"gpipe": ConvexSetting, "interleaved": FreeSetting}
 
 
 def contest_of(profile, **options):
-    resolved = resolve(profile, SolveOptions(**{"gap": 0.0, **options}))
+    resolved = resolve(profile, single(**{"gap": 0.0, **options}))
     return Contest(Problem(*resolved, CostModel(resolved[0])), lambda: None)
 
 
@@ -370,7 +369,7 @@ def test_a_search_tells_of_its_progress(monkeypatch):
         if len(calls) > 2:
             raise KeyboardInterrupt
 
-    resolved = resolve(random_instance(3, partitions=7, workers=4, graph=True), SolveOptions(gap=0.0, micro_batches=2))
+    resolved = resolve(random_instance(3, partitions=7, workers=4, graph=True), single(gap=0.0, micro_batches=2))
     contest = Contest(Problem(*resolved, CostModel(resolved[0])), watch)
     contest.settings = [FreeSetting(contest, 2)]
     contest.settings[0].price()

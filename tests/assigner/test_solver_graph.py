@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from brute_force import best_plan, random_instance
-from builders import make_profile
+from builders import make_profile, single
 from every_placement import best_of_all
 from sweeps import sweep
 
 from assigner.errors import InfeasibleError
 from assigner.schedule.simulate import predict
-from assigner.solver import SolveOptions, solve
+from assigner.solver import solve
 
 
 @pytest.mark.parametrize("seed", sweep(range(50), quick=[0, 1, 3, 8, 10, 28, 35]))
@@ -23,9 +23,9 @@ def test_bound_and_gap_are_honest(seed):
     best = best_of_all(profile, schedule="gpipe")
     if best is None:
         with pytest.raises(InfeasibleError):
-            solve(profile, SolveOptions(schedule="gpipe", gap=0))
+            solve(profile, single(schedule="gpipe", gap=0))
         return
-    plan = solve(profile, SolveOptions(schedule="gpipe", gap=0)).plan
+    plan = solve(profile, single(schedule="gpipe", gap=0)).plan
     assert plan.solver.bound_s <= best[0] * (1 + 1e-6)
     assert best[0] * (1 - 1e-6) <= plan.solver.objective_s
     assert plan.solver.objective_s * (1 - plan.solver.gap) <= best[0] * (1 + 1e-6)
@@ -36,7 +36,7 @@ def test_bound_and_gap_are_honest(seed):
 def test_branches_without_a_path_between_them_run_at_the_same_time():
     """Two towers and their join on three workers: the bound must not add the towers' times up."""
     profile = make_profile(work=[4e-3, 4e-3, 1e-4], slowness=[1.0, 1.0, 1.0], edges=[(0, 2), (1, 2)], batch=1)
-    plan = solve(profile, SolveOptions(schedule="gpipe", gap=0)).plan
+    plan = solve(profile, single(schedule="gpipe", gap=0)).plan
     best = best_plan(profile)
     assert best is not None
     assert plan.predicted.step_s == pytest.approx(best[0])

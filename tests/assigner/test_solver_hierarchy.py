@@ -11,23 +11,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from brute_force import random_instance
-from builders import make_profile
+from builders import make_profile, single
 from sweeps import sweep
 
 from assigner.errors import InfeasibleError
 from assigner.formats.profile import LinkPoint
 from assigner.schedule.cost import CostModel, message_s
 from assigner.schedule.simulate import overfull, predict
-from assigner.solver import SolveOptions, solve, tuning
-from assigner.solver.chain.placement import Placement
+from assigner.solver import solve, tuning
+from assigner.solver.contest import Contest
 from assigner.solver.fleet.bottlenecks import BottleneckSearch
 from assigner.solver.fleet.cuts import FixedOrder
-from assigner.solver.fleet.hierarchy import Hierarchy
 from assigner.solver.fleet.hop_arrays import messages_s
 from assigner.solver.fleet.option_arrays import OptionArrays
 from assigner.solver.fleet.path_program import KindPipeline, KindStage
 from assigner.solver.fleet.paths import KindPaths
 from assigner.solver.fleet.relaxation import KindRelaxation
+from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.prices import PriceTable
 from assigner.solver.problem import Problem
 
@@ -46,18 +46,13 @@ def draw(seed: int, *, partitions: int = 6, workers: int = 4):
 
 def descend(profile, *, gap: float = 1e-4, count: int = COUNT, **options):
     """The hierarchy by itself: the best plan's value, the plan, and the bound."""
-    problem = Problem(profile, SolveOptions(schedule="gpipe", **options), CostModel(profile))
-    best = [math.inf, None]
-
-    def take(placement) -> None:
-        if placement.step_s < best[0]:
-            best[:] = placement.step_s, placement.plan()
-
-    search = Hierarchy(PriceTable(problem, count), take=take, target=lambda: best[0] * (1 - gap))
+    problem = Problem(profile, single(schedule="gpipe", gap=gap, **options), CostModel(profile))
+    setting = GPipeSetting(Contest(problem, lambda: None), count)
+    search = setting.hierarchy
     until = time.monotonic() + 60
-    if math.isfinite(search.bound) and search.start(until) and best[1] is not None:
+    if math.isfinite(search.bound) and search.start(until) and setting.best is not None:
         search.search(until)
-    return best[0], best[1], search.bound
+    return setting.best_value, setting.best and setting.best.plan, search.bound
 
 
 @pytest.mark.parametrize("seed", sweep(range(60), quick=[0, 1, 3, 14, 16, 21, 58]))
@@ -66,7 +61,7 @@ def test_the_bound_is_below_the_optimum_and_the_plan_can_run(seed):
     profile = draw(seed)
     value, plan, bound = descend(profile)
     try:
-        optimum = solve(profile, SolveOptions(gap=0, schedule="gpipe", micro_batches=COUNT)).plan.solver.objective_s
+        optimum = solve(profile, single(gap=0, schedule="gpipe", micro_batches=COUNT)).plan.solver.objective_s
     except InfeasibleError:
         assert plan is None
         return
@@ -83,7 +78,7 @@ def test_where_workers_of_a_kind_are_alike_it_is_exact(seed):
     """Without busy shares and late updates a path of kinds is the plan: bound and plan meet."""
     profile = random_instance(seed, partitions=7, workers=4, tight=seed % 2 == 0, alike=True)
     value, _, bound = descend(profile, gap=1e-6)
-    optimum = solve(profile, SolveOptions(gap=0, schedule="gpipe", micro_batches=COUNT)).plan.solver.objective_s
+    optimum = solve(profile, single(gap=0, schedule="gpipe", micro_batches=COUNT)).plan.solver.objective_s
     assert value == pytest.approx(optimum, rel=1e-3)
     assert bound == pytest.approx(optimum, rel=1e-3)
 
@@ -108,7 +103,7 @@ def test_visits_to_hosts_keep_the_bound_below_the_optimum(seed, visits, monkeypa
     base = random_instance(seed, partitions=7, workers=4, tight=seed % 2 == 0, alike=True)
     profile = thin_between_hosts(base, hosts=2, slow=5e-3)
     value, plan, bound = descend(profile)
-    optimum = solve(profile, SolveOptions(gap=0, schedule="gpipe", micro_batches=COUNT)).plan.solver.objective_s
+    optimum = solve(profile, single(gap=0, schedule="gpipe", micro_batches=COUNT)).plan.solver.objective_s
     assert bound <= optimum * (1 + 1e-9)
     assert bound >= optimum * 0.9
     assert optimum * (1 - 1e-6) <= value <= optimum * 1.1
@@ -129,9 +124,10 @@ def test_hosts_that_are_thinly_linked_raise_the_bound(visits, monkeypatch):
 def test_cuts_between_given_workers_are_the_best_there_are(seed):
     """Of all cuts between three workers in a fixed order, the search over limits finds the fastest."""
     profile = random_instance(seed, partitions=8, workers=3, tight=seed % 2 == 0, busy=seed % 3 == 0)
-    instance = PriceTable(Problem(profile, SolveOptions(schedule="gpipe"), CostModel(profile)), COUNT)
+    instance = PriceTable(Problem(profile, single(schedule="gpipe"), CostModel(profile)), COUNT)
     fleet = KindRelaxation(instance)
     paths = KindPaths(fleet, math.inf)
+    setting = GPipeSetting(Contest(instance.problem, lambda: None), COUNT)
     for groups in itertools.permutations(range(3)):
         line, found = FixedOrder(paths, groups), []
 
@@ -162,7 +158,7 @@ def test_cuts_between_given_workers_are_the_best_there_are(seed):
                 for step, group in zip(steps, groups, strict=True)
             ]
             if None not in columns:
-                assert every[-1] <= Placement.of(instance, columns).step_s * (1 + 1e-9)
+                assert every[-1] <= setting.simulate(columns) * (1 + 1e-9)
         assert min(found, default=math.inf) == pytest.approx(min(every), rel=1e-4)
 
 
@@ -170,13 +166,12 @@ def test_cuts_between_given_workers_are_the_best_there_are(seed):
 def test_segments_priced_as_arrays_are_those_priced_one_by_one(seed):
     """Settled entries equal the columns; those that are not lie below."""
     profile = draw(seed)
-    instance = PriceTable(Problem(profile, SolveOptions(schedule="gpipe"), CostModel(profile)), COUNT)
+    instance = PriceTable(Problem(profile, single(schedule="gpipe"), CostModel(profile)), COUNT)
     kinds = instance.kinds
     table = OptionArrays(instance, kinds, len(profile.order))
     for number, kind in enumerate(kinds):
         for first, last in itertools.combinations_with_replacement(range(len(profile.order)), 2):
-            columns = [instance.options.get((first, last, group)) for group in kind.groups]
-            assert [table.options.find(first, last, group) for group in kind.groups] == columns
+            columns = [instance.gpipe.find(first, last, group) for group in kind.groups]
             there = [column for column in columns if column is not None]
             least = [
                 min((getattr(column, name) for column in there), default=math.inf)
@@ -206,13 +201,13 @@ def test_too_large_for_the_ilp_the_hierarchy_answers_alone(seed, monkeypatch):
     """A plan with an honest bound, the same again, and never proven where it is not."""
     monkeypatch.setattr(tuning, "MOST_COLUMNS", 0)
     profile = draw(seed, partitions=7)
-    options = SolveOptions(gap=0.05, schedule="gpipe")
+    options = single(gap=0.05, schedule="gpipe")
     first, second = (solve(profile, options) for _ in range(2))
     timeless = [replace(each.plan, solver=replace(each.plan.solver, seconds=0.0)) for each in (first, second)]
     assert timeless[0] == timeless[1]
     report = first.plan.solver
     monkeypatch.undo()
-    optimum = solve(profile, SolveOptions(gap=0, schedule="gpipe")).plan.solver.objective_s
+    optimum = solve(profile, single(gap=0, schedule="gpipe")).plan.solver.objective_s
     assert report.bound_s <= optimum * (1 + 1e-9) <= report.objective_s * (1 + 1e-6)
     assert (report.status == "optimal") == (report.gap <= 0.05 + 1e-6)
     assert "dynamic program" in report.proven_by
@@ -223,7 +218,7 @@ def test_hints_hold_in_the_hierarchy(monkeypatch):
     monkeypatch.setattr(tuning, "MOST_COLUMNS", 0)
     profile = make_profile(work=[2e-3] * 8, slowness=[1.0, 1.0, 1.5, 1.5])
     names = profile.order
-    options = SolveOptions(
+    options = single(
         schedule="gpipe", max_workers=3, pins={names[0]: "worker:2"}, apart=((names[1], names[2]),),
         rematerialise={names[7]: "always"},
     )  # fmt: skip
@@ -237,7 +232,7 @@ def test_hints_hold_in_the_hierarchy(monkeypatch):
 def test_many_kinds_are_taken_together(monkeypatch):
     """With more kinds than a sweep can tell apart, the most alike are bounded as one, and the plan is still real."""
     profile = make_profile(work=[2e-3] * 8, slowness=[1.0, 1.1, 2.0, 2.2])
-    optimum = solve(profile, SolveOptions(gap=0, schedule="gpipe", micro_batches=COUNT)).plan.solver.objective_s
+    optimum = solve(profile, single(gap=0, schedule="gpipe", micro_batches=COUNT)).plan.solver.objective_s
     monkeypatch.setattr(tuning, "MOST_STATES", 8 * 3 * 12)
     value, plan, bound = descend(profile)
     assert plan is not None
@@ -249,14 +244,11 @@ def test_many_kinds_are_taken_together(monkeypatch):
 def test_stopped_early_it_has_a_plan_and_a_bound_that_holds():
     """With no time to search after the first plan, the bound is what adding up gives."""
     profile = make_profile(work=[2e-3] * 8, slowness=[1.0, 1.0, 1.5, 1.5])
-    problem = Problem(profile, SolveOptions(schedule="gpipe"), CostModel(profile))
-    found = []
-    search = Hierarchy(
-        PriceTable(problem, COUNT), take=lambda each: found.append(each.step_s), target=lambda: min(found)
-    )
+    problem = Problem(profile, single(schedule="gpipe"), CostModel(profile))
+    setting = GPipeSetting(Contest(problem, lambda: None), COUNT)
+    search = setting.hierarchy
     search.start(math.inf)
     before = search.bound
     search.search(-math.inf)
-    assert found
-    assert 0 < before <= search.bound <= min(found)
+    assert 0 < before <= search.bound <= setting.best_value < math.inf
     assert not search.done

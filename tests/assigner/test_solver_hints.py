@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 from brute_force import best_plan, random_instance
-from builders import make_plan, make_profile
+from builders import make_plan, make_profile, single
 from sweeps import sweep
 
 from assigner.errors import FormatError, InfeasibleError, UsageError
 from assigner.schedule.simulate import predict
-from assigner.solver import SolveOptions, completing, solve
+from assigner.solver import completing, solve
 from assigner.solver.hints import resolve
 
 EXACT = 1e-6
@@ -56,7 +56,7 @@ def test_each_hint_binds_and_the_rest_is_optimal(seed, name):
     """Exhaustive search over the plans that heed the hint finds none that is faster."""
     hints, keeps = CASES[name]
     profile = random_instance(seed, partitions=4, workers=3, tight=seed % 2 == 0, busy=seed % 3 == 0)
-    options = SolveOptions(schedule="gpipe", gap=0, **hints)
+    options = single(schedule="gpipe", gap=0, **hints)
     best = best_plan(profile, keeps=keeps, rules=hints.get("rematerialise", {}))
     if best is None:
         with pytest.raises(InfeasibleError):
@@ -79,7 +79,7 @@ def test_every_way_of_searching_heeds_every_hint(graph, name, schedule):
     hints, keeps = CASES[name]
     profile = random_instance(3, partitions=4, workers=3, busy=True, graph=graph)
     try:
-        plan = solve(profile, SolveOptions(schedule=schedule, gap=0, **hints)).plan
+        plan = solve(profile, single(schedule=schedule, gap=0, **hints)).plan
     except InfeasibleError:
         assert best_plan(profile, keeps=keeps, rules=hints.get("rematerialise", {})) is None
         return
@@ -90,7 +90,7 @@ def test_every_way_of_searching_heeds_every_hint(graph, name, schedule):
 def test_hints_bind_together(schedule):
     """The ladder of 1F1B heeds what the ILP of GPipe heeds, all at once."""
     hints = {"apart": (("p0", "p1"),), "max_workers": 2, "order": ("worker:1", "worker:0", "worker:2")}
-    plan = solve(PROFILE, SolveOptions(schedule=schedule, gap=0, **hints)).plan
+    plan = solve(PROFILE, single(schedule=schedule, gap=0, **hints)).plan
     assert apart(plan, "p0", "p1")
     assert len(plan.workers) == 2
     assert in_order(plan, ["worker:1/cpu", "worker:0/cpu", "worker:2/cpu"])
@@ -105,7 +105,7 @@ def test_marks_count_like_options():
             for each in PROFILE.partitions
         ),
     )
-    plan = solve(marked, SolveOptions(gap=0)).plan
+    plan = solve(marked, single(gap=0)).plan
     assert apart(plan, "p0", "p1")
     assert all(stage.rematerialise == stage.partitions for stage in plan.stages)
 
@@ -114,7 +114,7 @@ def test_a_partial_plan_is_completed():
     """Partitions of the partial plan keep their worker and their remat; the others are placed as is best."""
     part = make_plan(PROFILE, [(2, ["p1"])])
     part = replace(part, stages=(replace(part.stages[0], rematerialise=("p1",)),))
-    plan = solve(PROFILE, completing(SolveOptions(gap=0), part, PROFILE)).plan
+    plan = solve(PROFILE, completing(single(gap=0), part, PROFILE)).plan
     assert plan.placement["p1"] == "worker:2/cpu"
     assert "p1" in {name for stage in plan.stages for name in stage.rematerialise}
     assert set(plan.partitions) == set(PROFILE.order)
@@ -123,17 +123,17 @@ def test_a_partial_plan_is_completed():
 def test_a_reserve_is_left_free():
     """Memory held in reserve on one worker is not used."""
     tight = make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0], capacity=60e6)
-    plan = solve(tight, SolveOptions(reserve={"worker:0": 50e6}, gap=0)).plan
+    plan = solve(tight, single(reserve={"worker:0": 50e6}, gap=0)).plan
     used = {each.worker: each for each in predict(plan, tight).workers}
     assert "worker:0/cpu" not in used or used["worker:0/cpu"].peak_bytes <= 10e6
 
 
 def test_patterns_name_many_partitions():
     """`p*` is every partition; a pattern that matches nothing is an error that names some."""
-    plan = solve(PROFILE, SolveOptions(pins={"p*": "worker:1"})).plan
+    plan = solve(PROFILE, single(pins={"p*": "worker:1"})).plan
     assert plan.workers == ("worker:1/cpu",)
     with pytest.raises(UsageError, match=r"block\.\*") as caught:
-        solve(PROFILE, SolveOptions(pins={"block.*": "worker:1"}))
+        solve(PROFILE, single(pins={"block.*": "worker:1"}))
     assert "p0" in caught.value.hint
 
 
@@ -155,41 +155,41 @@ def test_patterns_name_many_partitions():
 def test_contradictions_are_told(hints, text):
     """A hint that names what is not there, or contradicts another, is a usage error that says so."""
     with pytest.raises(UsageError, match=text):
-        resolve(PROFILE, SolveOptions(**hints))
+        resolve(PROFILE, single(**hints))
 
 
 def test_a_partial_plan_must_agree():
     """A pin that contradicts the plan to complete is an error."""
     part = make_plan(PROFILE, [(2, ["p1"])])
     with pytest.raises(UsageError, match="p1"):
-        completing(SolveOptions(pins={"p1": "worker:0"}), part, PROFILE)
+        completing(single(pins={"p1": "worker:0"}), part, PROFILE)
     with pytest.raises(UsageError, match="worker:9"):
-        completing(SolveOptions(), make_plan(PROFILE, [(9, ["p1"])]), PROFILE)
+        completing(single(), make_plan(PROFILE, [(9, ["p1"])]), PROFILE)
 
 
 def test_a_forbidden_worker_holds_no_such_partition():
     """By name, rank, kind or host, of a pattern, several times; baselines keep to it, too."""
     profile = make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0, 2.0])
     forbid = (("p[01]", "worker:0"), ("p0", "kind1"), ("p3", "host2"))
-    options = SolveOptions(forbid=forbid, micro_batches=4)
+    options = single(forbid=forbid, micro_batches=4)
     plan = solve(profile, options).plan
     assert plan.placement["p0"] == "worker:2/cpu"
     assert plan.placement["p1"] != "worker:0/cpu"
     assert plan.placement["p3"] != "worker:2/cpu"
-    single = next(each for each in plan.baselines if each.name == "best single worker")
-    assert single.step_s is None
+    alone = next(each for each in plan.baselines if each.name == "best single worker")
+    assert alone.step_s is None
     assert plan.solver.options["forbid"] == [list(pair) for pair in forbid]
 
 
 def test_a_plan_holds_no_more_than_the_memory_allowed():
     """A cap counts beside what is left free, and never gives a worker more than it has."""
     profile = make_profile(work=[1e-3] * 6, slowness=[1.0, 4.0], capacity=1e9)
-    free = solve(profile, SolveOptions(micro_batches=8)).plan
+    free = solve(profile, single(micro_batches=8)).plan
     most = next(each.peak_bytes for each in free.predicted.workers if each.worker == "worker:0/cpu")
-    plan = solve(profile, SolveOptions(micro_batches=8, memory={"worker:0": 0.6 * most}, reserve={"kind0": 1e8})).plan
+    plan = solve(profile, single(micro_batches=8, memory={"worker:0": 0.6 * most}, reserve={"kind0": 1e8})).plan
     held = {each.worker: each for each in plan.predicted.workers}
     assert held["worker:0/cpu"].peak_bytes <= 0.6 * most == pytest.approx(held["worker:0/cpu"].capacity_bytes)
-    resolved, _ = resolve(profile, SolveOptions(memory={"worker:1": 1e12}))
+    resolved, _ = resolve(profile, single(memory={"worker:1": 1e12}))
     assert resolved.worker["worker:1/cpu"].memory_bytes == 1e9
 
 
@@ -205,25 +205,25 @@ def test_a_plan_holds_no_more_than_the_memory_allowed():
 )
 def test_a_name_that_is_nearly_one_of_the_profile_is_asked_about(options, meant):
     with pytest.raises(UsageError) as caught:
-        resolve(PROFILE, SolveOptions(**options))
+        resolve(PROFILE, single(**options))
     assert caught.value.hint.startswith("did you mean ")
     assert meant in caught.value.hint
 
 
 def test_a_pin_to_a_forbidden_worker_is_refused():
     with pytest.raises(UsageError, match="pinned to 'worker:1'"):
-        resolve(PROFILE, SolveOptions(pins={"p0": "worker:1"}, forbid=(("p*", "host1"),)))
+        resolve(PROFILE, single(pins={"p0": "worker:1"}, forbid=(("p*", "host1"),)))
 
 
 def test_a_ways_out_drops_what_can_be_pasted():
     """Names with a star stand in quotes, so that the shell leaves them alone; caps and forbidden workers are told."""
-    options = SolveOptions(forbid=(("p*", "worker:0"), ("p*", "worker:1"), ("p*", "worker:2")))
+    options = single(forbid=(("p*", "worker:0"), ("p*", "worker:1"), ("p*", "worker:2")))
     with pytest.raises(InfeasibleError) as caught:
         solve(PROFILE, options)
     assert "forbidden on worker:0, worker:1, worker:2" in caught.value.message
     assert "drop --forbid 'p*=worker:" in caught.value.hint
     with pytest.raises(InfeasibleError) as caught:
-        solve(PROFILE, SolveOptions(memory={f"worker:{n}": 1e6 for n in range(3)}))
+        solve(PROFILE, single(memory={f"worker:{n}": 1e6 for n in range(3)}))
     assert any("--memory worker:" in way.how for way in caught.value.ways_out)
 
 

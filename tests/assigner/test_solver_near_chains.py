@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 from brute_force import best_plan, random_instance
-from builders import make_profile
+from builders import make_profile, single
 from sweeps import sweep
 
 from assigner.formats.graph import topological_orders
 from assigner.formats.profile import Edge, Profile, Tie
 from assigner.schedule.simulate import predict
-from assigner.solver import SolveOptions, solve, tuning
+from assigner.solver import solve, tuning
 
 
 def near_chain(seed: int) -> Profile:
@@ -51,7 +51,7 @@ def test_the_bound_is_below_every_plan_and_the_plan_within_its_gap(seed, schedul
         along = replace(profile, partitions=tuple(profile.partition[name] for name in order))
         best = best_plan(along, schedules=(schedule,))
         least = min(least, math.inf if best is None else best[0])
-    plan = solve(profile, SolveOptions(schedule=schedule, gap=0)).plan
+    plan = solve(profile, single(schedule=schedule, gap=0)).plan
     assert plan.solver.bound_s <= least * (1 + 1e-6)
     assert plan.solver.gap <= 1e-6
     assert plan.predicted.step_s == pytest.approx(least, rel=1e-6)
@@ -74,7 +74,7 @@ def test_each_candidate_is_told_once_whatever_the_orders_of_the_graph():
 
 def test_a_stage_names_its_partitions_in_the_order_of_the_profile():
     profile = language_model()
-    plan = solve(profile, SolveOptions(max_workers=1)).plan
+    plan = solve(profile, single(max_workers=1)).plan
     assert plan.stages[0].partitions == profile.order
 
 
@@ -93,11 +93,11 @@ def test_a_search_whose_counts_are_used_up_goes_on_while_time_is_left(limit, mon
     profile = near_chain(1)
     if limit == "nodes":
         monkeypatch.setattr(tuning, "NODES", 8)
-        options = SolveOptions(schedule="gpipe", gap=0)
+        options = single(schedule="gpipe", gap=0)
     else:
         monkeypatch.setattr(tuning, "MOST_SIMULATED", 1)
         monkeypatch.setattr(tuning, "MOST_DEPTHS", 1)
-        options = SolveOptions(schedule="1f1b", gap=0)
+        options = single(schedule="1f1b", gap=0)
     assert solve(profile, options).plan.solver.gap <= 1e-6
     monkeypatch.setattr(tuning, "MOST_EFFORT", 1)
     assert solve(profile, options).plan.solver.gap > 1e-6

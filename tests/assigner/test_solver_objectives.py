@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from brute_force import best_plan, random_instance
-from builders import make_profile
+from builders import make_profile, single
 from every_placement import best_of_all
 from sweeps import sweep
 
@@ -17,7 +17,7 @@ from assigner.errors import InfeasibleError, UsageError
 from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import latency_s, money_per_sample, steady_s
 from assigner.schedule.simulate import overfull, predict
-from assigner.solver import SolveOptions, solve
+from assigner.solver import solve
 
 EXACT = 1e-6
 BOTH = ("gpipe", "1f1b")
@@ -58,7 +58,7 @@ def check(profile, options, **how):
 @pytest.mark.parametrize("seed", sweep(range(24), quick=[0, 1, 3, 4, 5, 9, 11, 19, 20, 23]))
 def test_one_f_one_b_with_every_warm_up_depth(seed):
     """Over all pipelines, remat subsets and warm-up depths, no 1F1B plan is faster."""
-    check(draw(seed), SolveOptions(schedule="1f1b", gap=0), schedules=("1f1b",))
+    check(draw(seed), single(schedule="1f1b", gap=0), schedules=("1f1b",))
 
 
 def check_graph(profile, options, **how):
@@ -78,14 +78,14 @@ def check_graph(profile, options, **how):
 @pytest.mark.parametrize("seed", sweep(range(100, 112), quick=5))
 def test_one_f_one_b_on_graphs(seed):
     """Skips and branches: nothing that exhaustive search finds in the order of the graph is faster."""
-    check_graph(draw(seed, graph=True), SolveOptions(schedule="1f1b", gap=0), schedules=("1f1b",))
+    check_graph(draw(seed, graph=True), single(schedule="1f1b", gap=0), schedules=("1f1b",))
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
 @pytest.mark.parametrize("seed", sweep(range(12), quick=6))
 def test_throughput_and_latency(seed, objective):
     """The least steady-state time and the least forward, over both schedules and what each has room for."""
-    options = SolveOptions(schedule=BOTH[seed % 2], objective=objective, gap=0)
+    options = single(schedule=BOTH[seed % 2], objective=objective, gap=0)
     keeps = flows if objective == "throughput" else lambda _: True
     check(draw(seed), options, schedules=(BOTH[seed % 2],), objective=objective, keeps=keeps)
 
@@ -94,7 +94,7 @@ def test_throughput_and_latency(seed, objective):
 @pytest.mark.parametrize("seed", sweep(range(200, 206), quick=3))
 def test_throughput_and_latency_of_graphs(seed, objective):
     """Of graphs too."""
-    options = SolveOptions(schedule="1f1b", objective=objective, gap=0)
+    options = single(schedule="1f1b", objective=objective, gap=0)
     keeps = flows if objective == "throughput" else lambda _: True
     check_graph(draw(seed, graph=True), options, schedules=("1f1b",), objective=objective, keeps=keeps)
 
@@ -113,7 +113,7 @@ def test_the_cheapest_plan_within_a_step_time(seed):
     if fastest is None:
         return
     within = fastest[0] * [0.9, 1.05, 1.5, 100.0][seed % 4]
-    options = SolveOptions(objective="cost", schedule="gpipe", max_step_s=within, gap=0)
+    options = single(objective="cost", schedule="gpipe", max_step_s=within, gap=0)
     check(profile, options, objective="cost", within=within)
 
 
@@ -138,7 +138,7 @@ def test_the_cheapest_placement_of_a_graph(seed, schedule):
         if found is not None:
             hourly = sum(each.cost_per_hour for each in taken)
             least = min(least, hourly / 3600 * found[0] / profile.workload.batch_size)
-    plan = solve(profile, SolveOptions(objective="cost", schedule=schedule, gap=0)).plan
+    plan = solve(profile, single(objective="cost", schedule=schedule, gap=0)).plan
     assert plan.solver.objective_s == pytest.approx(least, rel=EXACT)
     assert plan.solver.bound_s == pytest.approx(least, rel=EXACT)
     assert plan.schedule == schedule
@@ -151,7 +151,7 @@ def test_the_frontier_has_no_plan_that_another_beats(seed):
     fastest, cheapest = best_plan(profile), best_plan(profile, objective="cost")
     if fastest is None or cheapest is None:
         return
-    frontier = solve(profile, SolveOptions(objective="cost", schedule="gpipe", gap=0)).frontier
+    frontier = solve(profile, single(objective="cost", schedule="gpipe", gap=0)).frontier
     assert [point.money for point in frontier] == sorted(point.money for point in frontier)
     assert [point.step_s for point in frontier] == sorted((point.step_s for point in frontier), reverse=True)
     assert frontier[0].money == pytest.approx(cheapest[0], rel=EXACT)
@@ -162,7 +162,7 @@ def test_the_frontier_has_no_plan_that_another_beats(seed):
 def test_cost_needs_prices():
     """A worker without a price is named, with the flag that gives one."""
     with pytest.raises(UsageError, match="cost_per_hour") as caught:
-        solve(make_profile(work=[1e-3] * 2, slowness=[1.0]), SolveOptions(objective="cost"))
+        solve(make_profile(work=[1e-3] * 2, slowness=[1.0]), single(objective="cost"))
     assert "--price" in caught.value.hint
 
 
@@ -170,7 +170,7 @@ def test_values_of_a_plan_by_hand():
     """Two stages of 1 and 2 ms forward, twice that backward, and messages of 1 ms: the three values in seconds."""
     profile = make_profile(work=[1e-3, 2e-3], slowness=[1.0, 1.0], edge_bytes=9e5, bandwidth=1e9, latency=1e-4, batch=4)
     profile = replace(profile, workers=tuple(replace(each, cost_per_hour=1.8) for each in profile.workers))
-    plan = solve(profile, SolveOptions(micro_batches=4, schedule="gpipe", gap=0)).plan
+    plan = solve(profile, single(micro_batches=4, schedule="gpipe", gap=0)).plan
     cost = CostModel(profile)
     assert len(plan.stages) == 2
     assert steady_s(plan, cost) == pytest.approx(6e-3)

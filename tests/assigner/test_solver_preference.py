@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from builders import make_profile, random_chain
+from builders import make_profile, random_chain, single
 from sweeps import sweep
 
 from assigner.schedule.program import warm_up
 from assigner.schedule.simulate import predict
-from assigner.solver import SolveOptions, solve, solve_baseline
+from assigner.solver import solve, solve_baseline
 
 
 def held(plan):
@@ -20,8 +20,8 @@ def held(plan):
 def test_a_plan_keeps_no_more_micro_batches_in_flight_than_the_gap_is_worth():
     """GPipe and 1F1B take about as long with a heavy last stage: the plan is the one that holds less."""
     profile = make_profile(work=[1e-3] * 4 + [6e-3], slowness=[1.0, 1.1], batch=16)
-    plan = solve(profile, SolveOptions(micro_batches=16)).plan
-    all_of_them = solve(profile, SolveOptions(micro_batches=16, schedule="gpipe", gap=0)).plan
+    plan = solve(profile, single(micro_batches=16)).plan
+    all_of_them = solve(profile, single(micro_batches=16, schedule="gpipe", gap=0)).plan
     assert max(warm_up(plan, n) for n in range(len(plan.stages))) <= 3
     assert held(plan) < 0.5 * held(all_of_them)
     assert plan.predicted.step_s <= all_of_them.predicted.step_s * 1.01
@@ -32,7 +32,7 @@ def test_a_plan_keeps_no_more_micro_batches_in_flight_than_the_gap_is_worth():
 @pytest.mark.parametrize("seed", sweep(range(6), quick=2))
 def test_a_lighter_plan_is_within_the_gap_and_never_heavier(seed, gap, monkeypatch):
     profile = random_chain(seed, partitions=6, workers=3, busy=0.1 * (seed % 2))
-    options = SolveOptions(gap=gap)
+    options = single(gap=gap)
     chosen = solve(profile, options).plan
     monkeypatch.setattr("assigner.solver.preference.preferred", lambda _, best, __: best)
     fastest = solve(profile, options).plan
@@ -49,7 +49,7 @@ def test_twins_take_the_places_that_the_equal_split_gives_them():
     """Measured by itself, the second of two like workers is a hair faster: that turns no plan around."""
     profile = make_profile(work=[2e-3] * 5 + [3e-3], slowness=[1.0, 0.9995], batch=16)
     profile = replace(profile, workers=tuple(replace(worker, kind="cpu") for worker in profile.workers))
-    plan, equal = solve(profile).plan, solve_baseline(profile, "equal")
+    plan, equal = solve(profile, single()).plan, solve_baseline(profile, "equal")
     changed = sum(plan.placement[name] != worker for name, worker in equal.placement.items())
     assert changed <= 1
     assert plan.solver.gap <= 0.0101
@@ -58,9 +58,9 @@ def test_twins_take_the_places_that_the_equal_split_gives_them():
 def test_pins_and_the_order_asked_for_outweigh_the_equal_split():
     profile = make_profile(work=[2e-3] * 6, slowness=[1.0, 1.0])
     profile = replace(profile, workers=tuple(replace(worker, kind="cpu") for worker in profile.workers))
-    pinned = solve(profile, SolveOptions(pins={"p0": "worker:1"})).plan
+    pinned = solve(profile, single(pins={"p0": "worker:1"})).plan
     assert pinned.placement["p0"] == "worker:1/cpu"
-    ordered = solve(profile, SolveOptions(order=("worker:1", "worker:0"))).plan
+    ordered = solve(profile, single(order=("worker:1", "worker:0"))).plan
     assert ordered.placement["p0"] == "worker:1/cpu"
 
 
@@ -68,6 +68,6 @@ def test_a_lighter_plan_that_is_not_proven_in_time_is_not_taken(monkeypatch):
     """Whatever the gap allows, a slower plan is an answer only with a proof."""
     monkeypatch.setattr("assigner.solver.search.Search.allows", lambda *_: False)
     profile = random_chain(1, partitions=6, workers=3)
-    plan = solve(profile, SolveOptions(gap=0.05)).plan
+    plan = solve(profile, single(gap=0.05)).plan
     monkeypatch.setattr("assigner.solver.preference.preferred", lambda _, best, __: best)
-    assert plan.predicted.step_s == pytest.approx(solve(profile, SolveOptions(gap=0.05)).plan.predicted.step_s)
+    assert plan.predicted.step_s == pytest.approx(solve(profile, single(gap=0.05)).plan.predicted.step_s)

@@ -8,19 +8,18 @@ from dataclasses import replace
 
 import pytest
 from brute_force import random_instance
-from builders import make_profile, random_chain
+from builders import make_profile, random_chain, single
 from sweeps import sweep
 
 from assigner.errors import AssignerError, LimitError
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.simulate import predict
-from assigner.solver import SolveOptions, solve
-from assigner.solver.chain import gpipe
-from assigner.solver.chain.gpipe import GPipeSetting
+from assigner.solver import solve, tuning
 from assigner.solver.contest import GIVEN, Proposal
 from assigner.solver.hints import resolve
 from assigner.solver.ilp.backend import Backend, Outcome
 from assigner.solver.ladder.climbing import LadderSetting
+from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.search import Search
 
 UNPROVEN = random_instance(30, partitions=5, workers=3, late_updates=True)
@@ -32,20 +31,28 @@ def test_the_same_input_gives_the_same_plan(solver):
     """Two runs with one seed differ in their seconds only."""
     for seed in (2, 30):
         profile = random_instance(seed, partitions=5, workers=4, alike=True, busy=True, tight=True)
-        first, second = (solve(profile, SolveOptions(seed=seed, solver=solver)) for _ in range(2))
+        first, second = (solve(profile, single(seed=seed, solver=solver)) for _ in range(2))
         timeless = [replace(each.plan, solver=replace(each.plan.solver, seconds=0.0)) for each in (first, second)]
         assert timeless[0] == timeless[1]
 
 
+@pytest.fixture
+def large(monkeypatch):
+    """As if there were too many choices of workers for the dynamic program."""
+    monkeypatch.setattr(tuning, "FRONT_SUMS", 0)
+
+
+@pytest.mark.usefixtures("large")
 def test_the_ilp_is_what_proves_where_the_relaxation_does_not():
     """The report says how the bound was proven."""
-    report = solve(UNPROVEN, SolveOptions(schedule="gpipe", gap=0)).plan.solver
+    report = solve(UNPROVEN, single(schedule="gpipe", gap=0)).plan.solver
     assert "integer program" in report.proven_by
     assert (report.name, report.status, report.gap) == ("HiGHS", "optimal", 0.0)
     assert report.version.count(".") == 2
-    assert solve(UNPROVEN, SolveOptions(schedule="gpipe", gap=0, solver="cbc")).plan.solver.name == "CBC"
+    assert solve(UNPROVEN, single(schedule="gpipe", gap=0, solver="cbc")).plan.solver.name == "CBC"
 
 
+@pytest.mark.usefixtures("large")
 def test_a_solver_stopped_by_its_limit_proves_nothing(monkeypatch):
     """After a time limit PuLP's status says "Optimal"; the plan's status is feasible, with the relaxation's bound."""
 
@@ -53,7 +60,7 @@ def test_a_solver_stopped_by_its_limit_proves_nothing(monkeypatch):
         return Outcome(False, math.inf, -math.inf, False)
 
     monkeypatch.setattr(Backend, "search", stopped)
-    report = solve(UNPROVEN, SolveOptions(schedule="gpipe", gap=0)).plan.solver
+    report = solve(UNPROVEN, single(schedule="gpipe", gap=0)).plan.solver
     assert report.status == "feasible"
     assert 0 < report.bound_s < report.objective_s
     assert report.gap == pytest.approx(1 - report.bound_s / report.objective_s)
@@ -88,25 +95,27 @@ def test_pulps_optimal_after_a_limit_is_not_believed(solver):
 
 def test_no_plan_before_the_limit_is_a_limit_error(monkeypatch):
     """Neither a plan nor a proof: exit code 4, and the bound that is known."""
-    monkeypatch.setattr(gpipe, "beam", lambda *_: [])
-    monkeypatch.setattr(GPipeSetting, "prove", lambda *_: None)
+    for step in ("start", "tighten", "prove", "adopt"):
+        monkeypatch.setattr(GPipeSetting, step, lambda *_: None)
     monkeypatch.setattr("assigner.solver.baselines.find_baselines", lambda _: ())
     with pytest.raises(LimitError) as caught:
-        solve(UNPROVEN, SolveOptions(schedule="gpipe", gap=0))
+        solve(UNPROVEN, single(schedule="gpipe", gap=0))
     assert caught.value.exit_code == 4
     assert "; any plan takes " in caught.value.message
 
 
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
-def test_without_the_beam_the_ilp_finds_the_optimum_alone(monkeypatch, solver):
+def test_without_a_first_plan_the_ilp_finds_the_optimum_alone(monkeypatch, solver):
     """The proof and the plan do not hang on the heuristic."""
-    want = solve(UNPROVEN, SolveOptions(schedule="gpipe", gap=0)).plan.solver.objective_s
-    monkeypatch.setattr(gpipe, "beam", lambda *_: [])
-    plan = solve(UNPROVEN, SolveOptions(schedule="gpipe", gap=0, solver=solver)).plan
+    want = solve(UNPROVEN, single(schedule="gpipe", gap=0)).plan.solver.objective_s
+    monkeypatch.setattr(GPipeSetting, "start", lambda *_: None)
+    plan = solve(UNPROVEN, single(schedule="gpipe", gap=0, solver=solver)).plan
     assert plan.solver.objective_s == pytest.approx(want, rel=1e-6)
     assert plan.solver.status == "optimal"
 
 
+@pytest.mark.usefixtures("large")
 def test_interrupted_with_a_plan_at_hand_returns_it():
     """Ctrl-C after the first plan: status feasible unless the gap was proven already."""
 
@@ -114,7 +123,7 @@ def test_interrupted_with_a_plan_at_hand_returns_it():
         if progress.incumbent_s is not None:
             raise KeyboardInterrupt
 
-    solution = solve(UNPROVEN, SolveOptions(schedule="gpipe", gap=0), progress=stop)
+    solution = solve(UNPROVEN, single(schedule="gpipe", gap=0), progress=stop)
     assert solution.plan.solver.status == "feasible"
     assert solution.plan.solver.interrupted
     assert predict(solution.plan, UNPROVEN).step_s == solution.plan.predicted.step_s
@@ -133,7 +142,7 @@ def test_interrupted_before_any_plan_is_an_interrupt():
 def test_progress_never_goes_back():
     """Time and bound rise, the incumbent falls, and the bound never passes it."""
     seen = []
-    solve(random_chain(3, partitions=8, workers=3), SolveOptions(schedule="gpipe", gap=0), progress=seen.append)
+    solve(random_chain(3, partitions=8, workers=3), single(schedule="gpipe", gap=0), progress=seen.append)
     assert seen
     for before, after in itertools.pairwise(seen):
         assert after.elapsed_s >= before.elapsed_s
@@ -169,8 +178,8 @@ def test_merging_like_workers_keeps_the_bound_below_the_optimum(seed):
         for n, link in enumerate(base.links)
     )
     profile = replace(base, links=links)
-    exact = solve(profile, SolveOptions(schedule="gpipe", gap=0)).plan.solver
-    loose = solve(profile, SolveOptions(schedule="gpipe", gap=0.02)).plan.solver
+    exact = solve(profile, single(schedule="gpipe", gap=0)).plan.solver
+    loose = solve(profile, single(schedule="gpipe", gap=0.02)).plan.solver
     assert exact.status == loose.status == "optimal"
     assert loose.bound_s <= exact.objective_s * (1 + 1e-6)
     assert loose.objective_s <= exact.objective_s / 0.98 * (1 + 1e-6)
@@ -178,7 +187,7 @@ def test_merging_like_workers_keeps_the_bound_below_the_optimum(seed):
 
 def test_the_candidates_tell_every_count():
     """One candidate per divisor, one of them chosen, each bound below its step time."""
-    solution = solve(make_profile(work=[2e-3] * 4, slowness=[1.0, 2.0]), SolveOptions(schedule="gpipe", gap=0))
+    solution = solve(make_profile(work=[2e-3] * 4, slowness=[1.0, 2.0]), single(schedule="gpipe", gap=0))
     assert [each.micro_batches for each in solution.plan.candidates] == [1, 2, 4, 8]
     assert [each.status for each in solution.plan.candidates].count("chosen") == 1
     for each in solution.plan.candidates:
@@ -202,7 +211,7 @@ LOOSE = (  # they may give a worker several stages, or a stage several workers
 def test_a_baseline_that_is_faster_is_the_plan():
     """With too little time to search, a simple placement is the answer, and its bound is honest."""
     profile = random_chain(1, partitions=12, workers=4)
-    plan = solve(profile, SolveOptions(time_limit=1e-9)).plan
+    plan = solve(profile, single(time_limit=1e-9)).plan
     contiguous = [each.step_s for each in plan.baselines if each.step_s and each.name not in LOOSE]
     assert plan.predicted.step_s <= min(contiguous) * (1 + 1e-9)  # or shorter: with fewer micro-batches in flight
     assert plan.solver.bound_s <= plan.predicted.step_s
@@ -212,9 +221,7 @@ def test_a_baseline_that_is_faster_is_the_plan():
 @pytest.mark.parametrize(("seed", "partitions"), sweep(itertools.product(range(4), (8, 14)), quick=[(0, 8), (1, 8)]))
 def test_no_baseline_beats_the_plan(seed, partitions):
     """Where several stages a worker were asked for, one that a baseline has is taken if it is the best."""
-    solution = solve(
-        random_chain(seed, partitions=partitions, workers=4, tight=True), SolveOptions(schedule="interleaved")
-    )
+    solution = solve(random_chain(seed, partitions=partitions, workers=4, tight=True), single(schedule="interleaved"))
     plan = solution.plan
     assert plan.predicted.step_s <= min(each.step_s for each in plan.baselines if each.step_s) * (1 + 1e-9)
     assert [each.status for each in solution.plan.candidates].count("chosen") == 1
@@ -230,7 +237,7 @@ def test_local_search_begins_with_the_most_promising_setting(monkeypatch):
         real(self)
 
     monkeypatch.setattr(LadderSetting, "improve", improve)
-    solve(random_chain(3, partitions=6, workers=3), SolveOptions(schedule="1f1b", gap=0))
+    solve(random_chain(3, partitions=6, workers=3), single(schedule="1f1b", gap=0))
     *all_of_them, first = seen[0]
     assert first == min(all_of_them)
     assert sum(math.isfinite(each) for each in all_of_them) > 1
@@ -239,8 +246,8 @@ def test_local_search_begins_with_the_most_promising_setting(monkeypatch):
 def test_a_plan_from_outside_is_looked_at_first(monkeypatch):
     """Where there is a plan already, the setting that it belongs to comes first."""
     profile = random_chain(3, partitions=6, workers=3)
-    best = solve(profile).plan
-    search = Search(*resolve(profile, SolveOptions()))
+    best = solve(profile, single()).plan
+    search = Search(*resolve(profile, single()))
     search.contest.best = Proposal(best, best.predicted.step_s, GIVEN)
     order = []
 

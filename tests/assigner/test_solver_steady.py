@@ -9,6 +9,7 @@ from functools import cache
 
 import pytest
 from brute_force import random_instance
+from builders import single
 from every_placement import assignments
 from sweeps import sweep
 
@@ -18,15 +19,15 @@ from assigner.formats.stage import Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import steady_s
 from assigner.schedule.simulate import overfull, predict
-from assigner.solver import SolveOptions, solve, tuning
+from assigner.solver import solve, tuning
 from assigner.solver.contest import Contest
+from assigner.solver.free.branched import SteadySetting
 from assigner.solver.free.order import stages_in_order
 from assigner.solver.free.set_memory import SetMemory
 from assigner.solver.free.set_prices import SetPrices
 from assigner.solver.free.steady import SteadyPricing
 from assigner.solver.hints import resolve
 from assigner.solver.ilp.placements import PlacementModel
-from assigner.solver.ladder.branched import SteadySetting
 from assigner.solver.problem import Problem
 
 BOTH = ("gpipe", "1f1b")
@@ -45,7 +46,7 @@ def drawn(seed: int, *, partitions: int = 5):
 
 
 def problem_of(profile, **options) -> Problem:
-    resolved = resolve(profile, SolveOptions(**{"objective": "throughput", "gap": 0.0, "micro_batches": M, **options}))
+    resolved = resolve(profile, single(**{"objective": "throughput", "gap": 0.0, "micro_batches": M, **options}))
     return Problem(*resolved, CostModel(resolved[0]))
 
 
@@ -97,7 +98,7 @@ def placements(profile, schedule):
 def test_the_best_throughput_is_found_and_proven(seed, schedule):
     """Of all convex stages in all orders, with what they must recompute where they stand, none are better."""
     profile = drawn(seed)
-    options = SolveOptions(objective="throughput", schedule=schedule, micro_batches=M, gap=0)
+    options = single(objective="throughput", schedule=schedule, micro_batches=M, gap=0)
     values = [value for value, _ in placements(profile, schedule)]
     if not values:
         with pytest.raises(InfeasibleError):

@@ -25,7 +25,7 @@ def offered(*words):
     ("words", "found"),
     [
         (["sol"], ["solve"]),
-        (["-q", "sch"], ["schema"]),
+        (["-q", "sch"], ["schedule", "schema"]),
         (["solve", "profile.json", "--pi"], ["--pin"]),
         (["solve", "profile.json", "--pin", "p"], [f"p{n}=" for n in range(6)]),
         (["solve", "profile.json", "--pin", "p0="], [f"p0={name}" for name in WORKERS]),

@@ -107,8 +107,8 @@ def test_gpus_have_a_row_each(no_torch_process):
     rows = {each.what: each for each in (*machine._accelerators(gpu), *machine._backends(gpu))}
     assert rows["cuda:0"].detail == "NVIDIA H200, 150 GiB, 1.00 GiB free"
     assert rows["cuda:1"].detail.endswith("in use")
-    assert (rows["NCCL"].state, rows["MPI"].state) == ("note", "absent")
-    assert [each.state for each in machine._backends({**gpu, "backends": []})] == ["missing", "note", "absent"]
+    assert rows["NCCL"].state == "note"
+    assert [each.state for each in machine._backends({**gpu, "backends": []})] == ["missing", "note"]
 
 
 def test_what_is_optional_is_absent_and_not_missing(assigner, folder, no_torch_process, monkeypatch):

@@ -1,16 +1,40 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from assigner_cli.app import app
+from typer.testing import CliRunner
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
+@pytest.fixture(scope="module")
+def solved_unet(root, tmp_path_factory):
+    """A folder with the U-Net's profile and a plan of it that has one worker a stage and one stage a worker."""
+    made = tmp_path_factory.mktemp("unet")
+    shutil.copy(root / "profiles" / "cpu2-unet" / "profile.json", made)
+    asked = ["--schedule", "one-stage", "--max-replicas", "1", "--no-what-if"]
+    solved = CliRunner().invoke(app, ["solve", str(made / "profile.json"), "-o", str(made / "plan.json"), *asked])
+    assert solved.exit_code == 0, solved.stderr
+    return made
+
+
 @pytest.fixture
-def unet(assigner, folder, root, monkeypatch):
-    """The sample plan of the U-Net, with its profile beside it."""
-    monkeypatch.chdir(root / "profiles" / "cpu2-unet")
+def unet(solved_unet, folder, monkeypatch):
+    """That plan, in the current folder, with its profile beside it."""
+    monkeypatch.chdir(solved_unet)
     return "plan.json"
+
+
+@pytest.mark.parametrize("to", ["device-map", "pipelining-schedule", "pipelining-modules", "torchgpipe"])
+def test_a_shared_stage_is_refused_with_what_to_ask_for(assigner, folder, root, monkeypatch, to):
+    """The sample plan of the U-Net has both workers on one stage: what solve has to be asked for is in the hint."""
+    monkeypatch.chdir(root / "profiles" / "cpu2-unet")
+    refused = assigner("export", "plan.json", "--to", to)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "several workers, worker:0/cpu, worker:1/cpu" in refused.stderr
+    assert "assigner solve --schedule one-stage --max-replicas 1" in refused.stderr
 
 
 @pytest.mark.parametrize("to", ["device-map", "pipelining-schedule", "pipelining-modules", "dot"])

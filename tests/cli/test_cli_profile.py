@@ -66,6 +66,7 @@ def test_a_profile_of_another_workload_is_refused(assigner, folder, other):
         (("model.py:workload", "--only", "links", "--reserve", "0.1"), "the reserve that PROFILE has"),
         (("model.py:workload", "--merge", "nowhere.json"), "nowhere.json: No such file"),
         (("model.py:workload", "--micro-batches", "4,x"), "expected whole numbers"),
+        (("model.py:workload", "--backend", "mpi"), "starts ranks that are none of MPI's"),
     ],
 )
 def test_what_makes_no_sense_is_a_usage_error(assigner, folder, in_this_process, flags, said):

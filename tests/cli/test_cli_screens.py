@@ -45,6 +45,7 @@ LINES = {
     "simulate": "simulate solved.json --profile profile.json",
     "simulate-memory": "simulate solved.json --profile profile.json --memory",
     "simulate-against": "simulate solved.json --profile profile.json --against trace.json",
+    "schedule": "schedule solved.json --list",
     "solve": "solve profile.json -o new.json --micro-batches 4 --schedule gpipe",
     "solve-baseline": "solve profile.json -o new.json --baseline equal",
     "profile-merge": "profile --merge profile.json --merge other.json -o new.json",

@@ -35,7 +35,8 @@ def test_cost_shows_the_frontier(assigner, folder):
 
 def test_hints_reach_the_plan(assigner, folder):
     """Hints on the line bind, and are stored with the settings."""
-    order = [stage.worker for stage in solved(assigner, folder, "--order", "worker:1,worker:0")[0].stages]
+    asked = "--order", "worker:1,worker:0", "--max-replicas", "1"
+    order = [stage.worker for stage in solved(assigner, folder, *asked)[0].stages]
     assert order == sorted(order, reverse=True)
     first, second, *_ = load_plan(folder / "new.json").partitions
     plan, _ = solved(assigner, folder, "--apart", f"{first},{second}", "--never-remat", "*", "--max-workers", "2")
@@ -46,7 +47,7 @@ def test_hints_reach_the_plan(assigner, folder):
 
 def test_a_partial_plan_is_completed(assigner, folder):
     """--complete keeps what the file says and places the rest."""
-    plan, _ = solved(assigner, folder)
+    plan, _ = solved(assigner, folder, "--max-replicas", "1")
     from dataclasses import replace
 
     kept = plan.partitions[0]

@@ -75,6 +75,12 @@ def bench(folder, profile, solved):
         "bad.py": "def f(:\n",
         "notes.txt": "no script",
         "odd.json": '{"kind": "plan", "format_version": 7}',
+        "half-orders.json": '{"worker:0/cpu": "0F0 0B0"}',
+        "wide-orders.json": '{"worker:0/cpu": "0F0 0B0", "worker:7/cpu": "1F0 1B0"}',
+        "wait-orders.json": '{"worker:0/cpu": "0B0 0F0", "worker:1/cpu": "1F0 1B0"}',
+        "cut-orders.json": '{"worker:0/cpu" ',
+        "row.csv": "0F0,0B0\n",
+        "letter.csv": "0F0,0X0\n1F0,1B0\n",
     }
     for name, content in write.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -140,6 +146,24 @@ CASES = [
     (2, "simulate solved.json --profile profile.json --calibrate x.json", "--against"),
     (2, "simulate solved.json --profile profile.json --trace no/where.json", "no"),
     (2, "simulate solved.json --profile profile.json --trace solved.json", "solved.json"),
+    # schedule
+    (2, "schedule", "PLAN"),
+    (2, "schedule nowhere.json", "nowhere.json"),
+    (5, "schedule profile.json", "expected 'plan'"),
+    (2, "schedule orphan.json", "--profile"),
+    (5, "schedule solved.json --profile solved.json", "expected 'profile'"),
+    (2, "schedule solved.json --profile profile.json --orders row.csv --list", "--orders and --list"),
+    (2, "schedule solved.json --profile profile.json -o x.json", "--output needs an order"),
+    (2, "schedule solved.json --profile profile.json --orders nowhere.csv -o x.json", "nowhere.csv"),
+    (5, "schedule solved.json --profile profile.json --orders solved.json -o x.json", "solved.json"),
+    (5, "schedule solved.json --profile profile.json --orders cut-orders.json", "cut-orders.json: not JSON"),
+    (5, "schedule solved.json --profile profile.json --orders half-orders.json", "worker:1/cpu"),
+    (5, "schedule solved.json --profile profile.json --orders wide-orders.json", "worker:7/cpu"),
+    (5, "schedule solved.json --profile profile.json --orders wait-orders.json", "wait-orders.json"),
+    (5, "schedule solved.json --profile profile.json --orders row.csv", "row.csv: 1 row, and 2 workers"),
+    (5, "schedule solved.json --profile profile.json --orders letter.csv", '"0X0"'),
+    (2, "schedule solved.json --profile profile.json --list -o solved.json --force", "solved.json"),
+    (2, "schedule solved.json --profile profile.json --list -o equal.json", "equal.json exists"),
     # solve
     (5, "solve solved.json -o x.json", "expected 'profile'"),
     (2, "solve profile.json -o equal.json", "equal.json exists"),

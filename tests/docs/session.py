@@ -52,15 +52,21 @@ for line in sys.stdin:
 
 
 class Session:
-    """A page's folder and its Python process; leave it with `with`."""
+    """A page's folder and its Python process; leave it with `with`.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        folder: An empty one.
+        programs: Where `python` and `assigner` are; None: the real ones.
+    """
+
+    def __init__(self, folder: Path, programs: Path | None = None) -> None:
+        self.folder, self._programs = folder, programs or Path(sys.executable).parent
         for name in LINKED:
             (folder / name).symlink_to(ROOT / name)
         (folder / "bin").mkdir()
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ASSIGNER_", "PYTEST_"))}
-        path = [str(folder / "bin"), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+        own = dict.fromkeys((str(folder / "bin"), str(self._programs), str(Path(sys.executable).parent)))
+        path = [*own, os.environ.get("PATH", os.defpath)]
         self.environment = {**kept, **SETTINGS, "PATH": os.pathsep.join(path), "COLUMNS": str(WIDTH), "NO_COLOR": "1"}
         self._python: subprocess.Popen[str] | None = None
 
@@ -129,7 +135,7 @@ class Session:
     def _interpret(self, block: Block) -> None:
         if self._python is None:
             self._python = subprocess.Popen(
-                [sys.executable, "-c", _INTERPRETER],
+                [self._programs / "python", "-c", _INTERPRETER],
                 cwd=self.folder,
                 env=self.environment,
                 stdin=subprocess.PIPE,

@@ -24,9 +24,9 @@ QUICK = "docs/errors.md"
 @pytest.mark.parametrize(
     "page", [pytest.param(name, marks=[] if name == QUICK else [pytest.mark.long]) for name in RUN]
 )
-def test_every_block_of_a_page_works_and_gives_what_is_shown(page: str, tmp_path: Path) -> None:
+def test_every_block_of_a_page_works_and_gives_what_is_shown(page: str, tmp_path: Path, programs: Path) -> None:
     """A page's blocks, run in order in one folder, end as they should and print what the page says they print."""
-    with Session(tmp_path) as session:
+    with Session(tmp_path, programs) as session:
         for block in read_page(page):
             if block.note("not run") is not None:
                 continue

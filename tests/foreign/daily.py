@@ -129,13 +129,13 @@ DAILY = frozenset(
         "LSTM that carries its state from batch to batch (truncated backward)",
         "mixture of experts with `if mask.any()`, unmarked",
         "UNet with skips, each half marked",
-        "Swin: shifted windows with a mask filled region by region",
         "a GAN in one module, two losses summed, the discriminator's by a detached sample",
         "diffusion that draws its noise and steps in forward",
         "transformers: GPT-2",
         "transformers: T5",
         "transformers: BERT, masked words",
         "transformers: ViT",
-        "blind: Switch: experts with a capacity and an auxiliary loss",
+        "MLP-Mixer",
+        "blind: a siamese triplet: one encoder three times, distances in the output",
     )
 )

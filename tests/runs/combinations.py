@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 3 tests/runs/combinations.py --seed 137
     python tests/runs/combinations.py --seed 137
 
-Without torchrun all partitions are on one worker; a seed gives another plan for each number of ranks. The last line
+Without torchrun all partitions are on one worker; a seed gives another plan for each number of ranks, and another one
+with `--orders`, which draws the order of every worker's steps too. The last line
 of rank 0 counts what was tried; what differs goes to stderr, with its seed, and the run ends with 1. A model that
 cannot be cut is refused by all its seeds.
 """
@@ -16,17 +17,15 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from assigner import MarkingError
-from assigner.model.marking import PartitionGraph, partition_graph
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
-from drawn_combinations import MODELS_EVERY, differences, drawn_combination
+from drawn_combinations import MODELS_EVERY, captured, differences, drawn_combination
 from drawn_models import drawn_model
 
 
@@ -48,36 +47,23 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def captured(seed: int, known: dict[int, PartitionGraph | MarkingError]) -> PartitionGraph | MarkingError:
-    """The partitions of a seed's model, or why there are none; found once a model."""
-    number = seed // MODELS_EVERY
-    if number not in known:
-        known.clear()
-        try:
-            known[number] = partition_graph(drawn_model(number).workload)
-        except MarkingError as error:
-            known[number] = error
-            if rank() == 0:
-                sys.stderr.write(f"model {number} refused: {error}\n")
-    return known[number]
-
-
-def main(seeds: range) -> int:
+def main(seeds: range, *, orders: bool) -> int:
     torch.set_num_threads(1)
     workers = 1
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
         workers = dist.get_world_size()
-    known: dict[int, Any] = {}
     other: list[int] = []
     refused = 0
     for seed in seeds:
-        graph = captured(seed, known)
+        graph = captured(seed // MODELS_EVERY)
         if isinstance(graph, MarkingError):
             refused += 1
+            if rank() == 0:
+                sys.stderr.write(f"seed {seed} refused: {graph}\n")
             continue
         made = drawn_model(seed // MODELS_EVERY).workload
-        combination = drawn_combination(made, graph, seed, workers=workers)
+        combination = drawn_combination(made, graph, seed, workers=workers, orders=orders)
         try:
             found = list(differences(made, graph, combination))
         except BaseException:
@@ -100,5 +86,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 200), metavar=("FIRST", "BEHIND"))
+    parser.add_argument("--orders", action="store_true", help="orders of actions are drawn too")
     given = parser.parse_args()
-    raise SystemExit(main(range(given.seed, given.seed + 1) if given.seed is not None else range(*given.seeds)))
+    seeds = range(given.seed, given.seed + 1) if given.seed is not None else range(*given.seeds)
+    raise SystemExit(main(seeds, orders=given.orders))

@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from failures import MADE, PLAN, run
 from torch import nn
 
 from assigner import Pipeline
+from assigner.schedule.orders import listed
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
@@ -27,6 +29,8 @@ from workloads import graph_of, make_plan, numbers, workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from assigner.formats.plan import Plan
 
 
 def zeros(pipeline: Pipeline) -> None:
@@ -124,6 +128,13 @@ def train(odd: int, way: Callable[[Pipeline], None]) -> None:
             (pipeline.evaluate if evaluating else pipeline.step)(MADE.make_batch(8, 1))
 
 
+def unlike_plans(odd: Plan) -> None:
+    """Rank 1 was given another plan from the start."""
+    plan = odd if os.environ["RANK"] == "1" else LISTED
+    with Pipeline(MADE, plan, timeout_s=60.0, graph=graph_of(MADE)) as pipeline:
+        pipeline.step(MADE.make_batch(8, 0))
+
+
 WAYS = {
     "zeros for inputs": (1, zeros),
     "other targets": (2, other_targets),
@@ -143,6 +154,16 @@ WAYS = {
     "another graph": (-1, leaves),
 }
 
+LISTED = listed(PLAN)
+COUNT = range(PLAN.micro_batches)
+SOONER = {"worker:2/cpu": " ".join(f"2F{m} 2B{m}" for m in COUNT)}
+ODD_PLANS = {
+    "another order": replace(LISTED, orders={**LISTED.orders, **SOONER}),
+    "another schedule": PLAN,
+    "other workers": make_plan(MADE, [(1, ["0"]), (0, ["1"]), (2, ["2"])]),
+    "more ranks": make_plan(MADE, [(0, ["0"]), (1, ["1"]), (3, ["2"])]),
+}
+
 
 def main(folder: Path, names: list[str]) -> None:
     found = {}
@@ -151,6 +172,9 @@ def main(folder: Path, names: list[str]) -> None:
         if not names or name in names:
             body = another_graph if name == "another graph" else partial(train, *way)
             found[name] = run(folder / str(n), body, None)
+    for name, odd in ODD_PLANS.items():
+        if not names or name in names:
+            found[name] = run(folder / name, partial(unlike_plans, odd), None)
     (folder / "found.json").write_text(json.dumps(found))
 
 

@@ -24,15 +24,12 @@ from assigner import Pipeline
 from assigner.formats.plan import Plan
 from assigner.formats.profile import WorkloadReference
 from assigner.formats.stage import Stage
-from assigner.model.marking import partition_graph
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
-from scripts.port import NAMES, Log, script
+from scripts.port import NAMES, Log, captured, script
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from assigner import Workload
     from assigner.model.marking import PartitionGraph
 
@@ -53,10 +50,9 @@ def spread(made: Workload, graph: PartitionGraph, ranks: list[int], micro_batche
     )
 
 
-def run(module: ModuleType, folder: Path, ranks: int, rank: int) -> dict[str, Any]:
+def run(name: str, folder: Path, ranks: int, rank: int) -> dict[str, Any]:
     """The runs of a script."""
-    made = module.workload()
-    graph = partition_graph(made)
+    module, (made, graph) = script(name), captured(name)
     micro_batches = module.MICRO_BATCHES if ranks > 1 else 1
     order = list(range(getattr(module, "WORKERS", ranks)))
     runs = [("whole", 0, order)]
@@ -66,17 +62,17 @@ def run(module: ModuleType, folder: Path, ranks: int, rank: int) -> dict[str, An
             ("resumed", 0, [ranks - 1 - each for each in order]),
         ]
     found: dict[str, Any] = {}
-    for name, stop_at, where in runs:
-        log, place = Log(stop_at), folder / ("whole" if name == "whole" else "parts")
+    for which, stop_at, where in runs:
+        log, place = Log(stop_at), folder / ("whole" if which == "whole" else "parts")
         place.mkdir(parents=True, exist_ok=True)
         with Pipeline(made, spread(made, graph, where, micro_batches), graph=graph) as pipeline:
             module.ported(pipeline, place, log)
             state = pipeline.full_state_dict(to=0)
-        found[name] = log.lines
-        if rank == 0 and name != "stopped":
+        found[which] = log.lines
+        if rank == 0 and which != "stopped":
             model = made.model()
             model.load_state_dict(state, strict=True)
-            found[f"{name}: used"] = module.used(model)
+            found[f"{which}: used"] = module.used(model)
     return found
 
 
@@ -87,7 +83,7 @@ def main(folder: Path, names: list[str]) -> None:
         dist.init_process_group("gloo")
     with (folder / f"{rank}.jsonl").open("w") as file:
         for name in names or NAMES:
-            found = run(script(name), folder / name, ranks, rank)
+            found = run(name, folder / name, ranks, rank)
             file.write(json.dumps({"name": name, **found}) + "\n")
             file.flush()
     if ranks > 1:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from assigner import Pipeline
 from assigner.errors import UsageError
-from assigner.runtime import reduction
+from assigner.runtime import gathering, reduction
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
@@ -30,7 +30,7 @@ from metric_cases import METRICS, whole
 from recurrent_cases import words
 from training_cases import CASES, PARTED, Found, larger, optimizers, schedulers
 from training_models import lookups
-from workloads import WIDTH, Reference, graph_of, language, make_plan, normalised, skips, workload
+from workloads import WIDTH, Reference, graph_of, language, make_plan, normalised, recurrent, skips, workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +55,24 @@ def mixed(made: Workload) -> Plan:
     return make_plan(made, stages, remat=names[1:2])
 
 
-PLACES: dict[str, Callable[[Workload], Plan]] = {"everywhere": everywhere, "mixed": mixed}
+def divided(plan: Plan) -> Plan:
+    """The workers of each stage update its partitions in turn, the last worker the first one, for each other."""
+    stages = []
+    for stage in plan.stages:
+        count = len(stage.replicas)
+        replicas = tuple(
+            replace(each, updates=tuple(stage.partitions[count - 1 - k :: count]))
+            for k, each in enumerate(stage.replicas)
+        )
+        stages.append(replace(stage, replicas=replicas))
+    return replace(plan, stages=tuple(stages))
+
+
+PLACES: dict[str, Callable[[Workload], Plan]] = {
+    "everywhere": everywhere,
+    "mixed": mixed,
+    "divided": lambda made: divided(everywhere(made)),
+}
 
 THINNED: dict[str, Callable[[Any], Found]] = {
     "optimizers": lambda place: optimizers(place, PARTED),
@@ -108,6 +125,12 @@ def dropout() -> Found:
     return {**found, **{f"{key}, everywhere": each for key, each in alike(made, everywhere(made), (8, 1, 8)).items()}}
 
 
+def recurrence() -> Found:
+    """An LSTM lists its weights anew in its first forward; workers can share it all the same."""
+    made = recurrent()
+    return alike(made, everywhere(made), (8, 5, 8))
+
+
 def hooks() -> Found:
     """A hook on a parameter is called with the gradient of the whole batch."""
 
@@ -130,17 +153,21 @@ def hooks() -> Found:
 
 def small_buckets() -> Found:
     """However many buckets there are, of several types, the sums are the same."""
-    before, reduction.BUCKET_BYTES = reduction.BUCKET_BYTES, 300
+    before = reduction.BUCKET_BYTES
+    reduction.BUCKET_BYTES = gathering.BUCKET_BYTES = 300
     try:
         made = language()
-        reference, worst = Reference(made), dict[str, float]()
-        with Pipeline(made, everywhere(made), graph=graph_of(made)) as pipeline:
-            for n in range(3):
-                batch = made.make_batch(8, n)
-                larger(worst, {"loss": abs(pipeline.step(batch) - reference.step(batch))})
-            larger(worst, {"gradients": reference.gradient_distance(pipeline.gradients())})
+        worst = dict[str, float]()
+        for plan in (everywhere(made), divided(everywhere(made))):
+            reference = Reference(made)
+            with Pipeline(made, plan, graph=graph_of(made)) as pipeline:
+                for n in range(3):
+                    batch = made.make_batch(8, n)
+                    larger(worst, {"loss": abs(pipeline.step(batch) - reference.step(batch))})
+                larger(worst, {"gradients": reference.gradient_distance(pipeline.gradients())})
+                larger(worst, {"weights": reference.distance(pipeline.named_parameters())})
     finally:
-        reduction.BUCKET_BYTES = before
+        reduction.BUCKET_BYTES = gathering.BUCKET_BYTES = before
     return worst
 
 
@@ -178,7 +205,12 @@ def checkpoints(folder: Path) -> Found:
     made = language()
     alone = make_plan(made, [(2, names_of(made))])
     plans = {"everywhere": everywhere(made), "mixed": mixed(made), "alone": alone}
-    for n, (one, other) in enumerate((("everywhere", "alone"), ("alone", "mixed"), ("mixed", "everywhere"))):
+    plans |= {f"{name}, divided": divided(plan) for name, plan in plans.items()}
+    ways = (
+        ("everywhere", "alone"), ("alone", "mixed"), ("mixed", "everywhere"), ("everywhere, divided", "mixed, divided"),
+        ("mixed, divided", "alone"), ("alone", "everywhere, divided"),
+    )  # fmt: skip
+    for n, (one, other) in enumerate(ways):
         place = folder / f"checkpoint {n}"
         with Pipeline(made, plans[one], graph=graph_of(made)) as pipeline:
             for step in range(2):
@@ -224,11 +256,57 @@ def moves() -> Found:
     apart = make_plan(made, [(0, names_of(made)[:2]), (1, names_of(made)[2:])], schedule="1f1b")
     reference = Reference(made)
     with Pipeline(made, alone, graph=graph_of(made)) as pipeline:
-        for n, plan in enumerate((everywhere(made), mixed(made), apart, mixed(made), alone, everywhere(made), apart)):
+        one, other = divided(everywhere(made)), divided(mixed(made))
+        plans = (
+            everywhere(made), mixed(made), one, everywhere(made), other, apart, mixed(made), one, alone, other, one,
+            apart,
+        )  # fmt: skip
+        for n, plan in enumerate(plans):
             batch = made.make_batch(8, n)
             larger(worst, {"loss": abs(pipeline.step(batch) - reference.step(batch))})
             pipeline.move(plan)
             larger(worst, {"weights": reference.distance(pipeline.named_parameters())})
+    return worst
+
+
+def divided_updates() -> Found:
+    """Each worker of a stage updates some of it for all: bit for bit what they train when each updates everything."""
+    worst: Found = {}
+    made = language(dropout=0.2)
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, amsgrad=True),
+        "Adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=1e-2),
+    }
+    for name, build in kinds.items():
+        chosen = replace(made, optimizer=build)
+        for place in (everywhere, mixed):
+            found: list[Any] = []
+            for plan in (place(made), divided(place(made))):
+                with Pipeline(chosen, plan, graph=graph_of(made)) as pipeline:
+                    frozen = dict(pipeline.named_parameters()).get("head.weight")
+                    for n in range(4):
+                        if frozen is not None:
+                            frozen.requires_grad_(n != 2)
+                        pipeline.step(made.make_batch(8, n), max_norm=0.5)
+                    pipeline.step(made.make_batch(8, 9), update=False)
+                    pipeline.optimizer.step()
+                    pipeline.optimizer.zero_grad()
+                    assert not pipeline.gradients()
+                    here = {key: each.detach().clone() for key, each in pipeline.named_parameters()}
+                    found.append((here, pipeline.optimizer.state_dict()["state"]))
+            (plain, states), (weights, own) = found
+            assert plain.keys() == weights.keys()
+            assert all(torch.equal(each, weights[key]) for key, each in plain.items())
+            assert own.keys() <= states.keys(), (own.keys(), states.keys())
+            for key, state in own.items():
+                assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(states[key][k])) for k, v in state.items())
+            everything: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(everything, sorted(own))
+            held = [each for mine in everything for each in mine]
+            assert set(states) <= set(held)
+            if place is everywhere:
+                assert len(held) == len(set(held)), held
+            worst[f"{name}, {place.__name__}"] = 0.0
     return worst
 
 
@@ -399,6 +477,17 @@ def drawn(pipeline: Pipeline) -> None:
         nn.init.normal_(each)
 
 
+class Together(torch.optim.SGD):
+    """It clips by the norm of all its parameters' gradients."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+
+    def step(self, closure: Any = None) -> Any:
+        nn.utils.clip_grad_norm_([each for group in self.param_groups for each in group["params"]], 0.1)
+        return super().step(closure)
+
+
 def refusals() -> dict[str, str]:
     """What several workers cannot share, and what is said of it."""
     made = skips()
@@ -416,6 +505,7 @@ def refusals() -> dict[str, str]:
         for each in (False, True)
     )
     hooks, scaled = workload(hooked), workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Scaled()))
+    together = replace(made, optimizer=Together)
     looked_up = replace(lookups(), optimizer=torch.optim.SparseAdam)
     return {
         "a counter in a buffer": refused(buffered, everywhere(buffered)),
@@ -435,6 +525,8 @@ def refusals() -> dict[str, str]:
         "attributes of their own": refused(scaled, everywhere(scaled)),
         "weights of the script": refused(made, everywhere(made), begin=drawn),
         "SparseAdam": refused(looked_up, everywhere(looked_up)),
+        "SparseAdam, divided": refused(looked_up, divided(everywhere(looked_up))),
+        "a norm of all in the optimizer": refused(together, divided(everywhere(made))),
         "statistics of micro-batches": refused(norms, everywhere(norms), batch_norm="micro_batch"),
     }
 
@@ -478,7 +570,18 @@ def main(folder: Path, parts: Sequence[str]) -> None:
             for where, place in PLACES.items() if name in parts else ():
                 if where == "mixed" or name not in THINNED:
                     found[f"{name}, {where}"] = THINNED.get(name, case)(place)
-        for case in (batch_norm, dropout, noise, hooks, small_buckets, results, states, moves):
+        for case in (
+            batch_norm,
+            dropout,
+            recurrence,
+            noise,
+            hooks,
+            small_buckets,
+            results,
+            states,
+            moves,
+            divided_updates,
+        ):
             if case.__name__ in parts:
                 found[case.__name__] = case()
         if "checkpoints" in parts:

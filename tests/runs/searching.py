@@ -21,7 +21,7 @@ from assigner.errors import UsageError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 
-import adversarial
+import two_networks
 from workloads import Reference, graph_of, make_plan, skips
 
 ACROSS = [(0, ["generator.0"]), (1, ["generator.1", "discriminator.0"]), (0, ["discriminator.1"])]
@@ -31,11 +31,11 @@ NAMES = ("generator.0", "generator.1", "discriminator.0", "discriminator.1")
 
 def adversaries(stages: Any, phase: str, micro_batches: int, **settings: Any) -> dict[str, float]:
     """The largest differences from the plain script; of buffers where there is one micro-batch."""
-    made, given = adversarial.workload(phase), adversarial.batches(4)
-    expected, state = adversarial.plain(given, micro_batches)
+    made, given = two_networks.workload(phase), two_networks.batches(4)
+    expected, state = two_networks.plain(given, micro_batches)
     plan = make_plan(made, stages, micro_batches=micro_batches, **settings)
     with Pipeline(made, plan, graph=graph_of(made)) as pipeline:
-        losses = adversarial.trained(pipeline, given)
+        losses = two_networks.trained(pipeline, given)
         mine = pipeline.state_dict()
     off = [abs(a - b) for one, other in zip(losses, expected, strict=True) for a, b in zip(one, other, strict=True)]
     kinds = {name: "buffers" if "running" in name or "tracked" in name else "weights" for name in mine}

@@ -21,9 +21,16 @@ import math
 import signal
 from typing import TYPE_CHECKING, Any
 
+from kept import kept
+
+from assigner.model.marking import partition_graph
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
+
+    from assigner import Workload
+    from assigner.model.marking import PartitionGraph
 
 NAMES = (
     "nano_gpt", "word_transformer", "word_lstm", "image_net", "digits", "autoencoder", "adversarial", "waves", "twins",
@@ -35,6 +42,13 @@ NAMES = (
 def script(name: str) -> ModuleType:
     """A module of this folder."""
     return importlib.import_module(f"scripts.{name}")
+
+
+@kept
+def captured(name: str) -> tuple[Workload, PartitionGraph]:
+    """A script's workload and the partitions of its model."""
+    made = script(name).workload()
+    return made, partition_graph(made)
 
 
 class Log:

@@ -37,7 +37,7 @@ class Ported:
         if (name, ranks) not in self._known:
             folder = self._folder / f"{name} {ranks}"
             folder.mkdir()
-            self._forked.run("ported.py", folder, name, ranks=ranks)
+            self._forked.run("ported.py", folder, name, ranks=ranks, before=f"scripts.port:captured {name}")
             texts = [(folder / f"{rank}.jsonl").read_text() for rank in range(max(ranks, 1))]
             self._known[name, ranks] = [json.loads(text) for text in texts]
         return self._known[name, ranks]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
+from assigner.schedule.program import TOGETHER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
 COLOURS = {
     "forward": "rail_response",
     "backward": "rail_load",
+    "backward_input": "rail_load",
+    "backward_weight": "good",
     "recomputing backward": "thread_state_running",
     "update": "detailed_memory_dump",
     "send": "thread_state_iowait",
     "receive": "grey",
     "reduce": "rail_animation",
+    "gather": "rail_idle",
 }
-"""By kind: blue, green, light green, violet, orange, grey, olive."""
+"""By kind: blue, green, green, dark green, light green, violet, orange, grey, olive, light blue."""
 
 Key = tuple[str, str, int, int, int, str, str, int]
 """What makes an action the same one on both sides: worker, kind, step, stage, micro-batch, payload, output."""
@@ -45,7 +49,7 @@ def slice_name(span: Span, plan: Plan) -> str:
     if span.message is not None:
         to = "->" if span.kind == "send" else "<-"
         return f"{span.kind}{number}: {span.message.payload} {output_name(span.message)} {to} {rank(span.message.peer)}"
-    several = span.stage >= 0 and (len(plan.held[span.worker]) > 1 or span.kind == "reduce")
+    several = span.stage >= 0 and (len(plan.held[span.worker]) > 1 or span.kind in TOGETHER)
     where = f" of stage {span.stage}" if several else ""
     return f"{span.kind}{number}{where}{' (+remat)' if span.recomputes else ''}"
 
@@ -72,8 +76,8 @@ def colour(span: Span) -> str:
 
 def track(span: Span) -> tuple[str, int]:
     """The name of its track, and where the track stands: compute above waiting above reductions above each link."""
-    if span.kind == "reduce":
-        return "adds up gradients", 2
+    if span.kind in TOGETHER:
+        return "adds up gradients" if span.kind == "reduce" else "hands out parameters", 2
     if span.message is None:
         return "compute", 0
     if span.kind == "receive":

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from assigner.report.agreement import other_remat
 from assigner.report.page.memory import memory_data
 from assigner.report.page.timeline import timeline_data
+from assigner.schedule.program import CALLED, TOGETHER, ActionKind
 from assigner.validation.observed import CALL_S
 from assigner.validation.spans import measured_spans, median_step
 
@@ -86,8 +87,8 @@ def _step(side: Spans, places: _Places) -> dict[str, Any]:
     actions, messages, waits, memory, reductions = [], [], [], [], []
     for span in side.spans:
         place, times = places.worker[span.worker], (_units(span.start_s), _units(span.seconds))
-        if span.kind == "reduce":
-            reductions.append([place, span.stage, *times])
+        if span.kind in TOGETHER:
+            reductions.append([place, span.stage, *times, CALLED[ActionKind(span.kind)]])
         elif span.route is None:
             actions.append([places.job[place, span.kind, span.stage], span.micro_batch, *times])
             if span.memory_bytes is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assigner.formats.document import encode
+from assigner.formats.orders import INPUT
 from assigner.schedule.simulate import step_s, worker_memory
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def _priced(plan: Plan, cost: CostModel, count: int) -> Split:
     why = next((each for each in obstacles if each is not None), None)
     if why is None and not cost.is_plausible(size):
         why = IMPLAUSIBLE
+    if plan.orders and why is None:
+        why = _not_listed(plan, cost, count, size)
     measured = all(any(point.micro_batch == size for point in cost.measurements(*pair)) for pair in held)
     if why is not None:
         return Split(count, size, None, None, measured, why)
@@ -73,6 +76,15 @@ def _priced(plan: Plan, cost: CostModel, count: int) -> Split:
     ]
     fullest = max(peaks, key=lambda peak: peak[1] / peak[2] if peak[2] else float("inf"))
     return Split(count, size, step_s(other, cost), fullest, measured)
+
+
+def _not_listed(plan: Plan, cost: CostModel, count: int, size: int) -> str | None:
+    """Why listed orders cannot be priced at a number of micro-batches; None: they can."""
+    if count > plan.micro_batches:
+        return f"the plan lists its orders for {plan.micro_batches} micro-batches"
+    halved = {(step.stage, worker) for worker, steps in plan.listed.items() for step in steps if step.letter == INPUT}
+    prices = (cost.partition(name, worker, size) for n, worker in halved for name in plan.stages[n].partitions)
+    return "the parts of backwards were not measured there" if any(each.parts is None for each in prices) else None
 
 
 def splits_data(page: Shown, bound_s: float | None) -> dict[str, Any]:

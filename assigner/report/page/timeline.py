@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from assigner.report.hosts import host_names
 from assigner.schedule.criticalpath import critical_path
-from assigner.schedule.program import ActionKind
-from assigner.schedule.timing import compute_s, reduced_bytes, route_bytes
+from assigner.schedule.program import CALLED, TOGETHER, ActionKind
+from assigner.schedule.timing import compute_s, route_bytes, together_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,9 +50,10 @@ def timeline_data(page: Shown) -> dict[str, Any]:
         if action.route is not None:
             messages.append([number[action.route], action.micro_batch, start])
             continue
-        if action.kind is ActionKind.REDUCE:
-            size = reduced_bytes(cost, plan, action.stage)
-            reductions.append([place[event.worker], action.stage, start, round(event.end_s - event.start_s, 9), size])
+        if action.kind in TOGETHER:
+            size = together_bytes(cost, plan, action.kind, action.stage)
+            seconds = round(event.end_s - event.start_s, 9)
+            reductions.append([place[event.worker], action.stage, start, seconds, size, CALLED[action.kind]])
             continue
         around = hung[event.worker, action]
         key = (place[event.worker], action.kind.value, action.stage, *around)
@@ -81,7 +82,7 @@ def _critical(page: Shown) -> list[list[int]]:
     place = [0, 0, 0]
     position = []
     for event in page.timeline.events:
-        table = 2 if event.action.kind is ActionKind.REDUCE else int(event.action.route is not None)
+        table = 2 if event.action.kind in TOGETHER else int(event.action.route is not None)
         position.append((table, place[table]))
         place[table] += 1
     path = [position[n] for n in critical_path(page.timeline)]

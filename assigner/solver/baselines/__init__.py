@@ -5,7 +5,7 @@
     data_parallel.py  the whole model on every worker, in equal shares or by speed
     greedy.py       list scheduling by earliest finish
     weighted.py     softmax descent on a weighted sum of memory, compute and bandwidth (machin)
-    prices.py      what all of them are priced by; bound.py spares the simulator
+    prices.py       what all of them are priced by
 
 Each takes the micro-batch count that suits it best by its step time under GPipe, rematerialises nothing, or everything
 where it does not fit otherwise, and keeps the hints. One that does not fit in any way has no step time. Greedy and

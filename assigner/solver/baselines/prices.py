@@ -1,4 +1,4 @@
-"""What every baseline is priced by: one table of prices, a bound that spares the simulator, and the simulator."""
+"""What every baseline is priced by: one table of prices, and the simulator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from assigner.formats.plan import Plan
 from assigner.formats.stage import Stage
 from assigner.schedule.simulate import worker_memory
 from assigner.schedule.timing import step_s
-from assigner.solver.baselines.bound import least_step_s
 from assigner.solver.baselines.placement import SimplePlacement
 from assigner.solver.shares import held_by
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
     from assigner.schedule.cost import PartitionCost
     from assigner.solver.problem import Problem
-
-_ROUNDING = 1e-12
 
 
 class BaselinePrices:
@@ -45,12 +42,6 @@ class BaselinePrices:
         usable = {worker.name: worker for worker in self.problem.workers}
         asked = tuple(name for name in self.problem.options.order if name in usable)
         return asked or tuple(sorted(usable, key=lambda name: usable[name].rank))
-
-    @cached_property
-    def state_bytes(self) -> dict[str, float]:
-        """Parameters, gradients and optimizer state of each partition, at least: 0 where parameters are shared."""
-        profile, cost = self.problem.profile, self.problem.cost
-        return {name: 0.0 if profile.ties else cost.state((name,)).total for name in self.problem.order}
 
     def size(self, count: int) -> int:
         """Samples in a micro-batch."""
@@ -97,31 +88,20 @@ class BaselinePrices:
         return SimplePlacement(count, tuple(stages))
 
     def best(self, candidates: Iterable[SimplePlacement]) -> tuple[Plan | None, float]:
-        """The candidate with the least step time as a plan, and that time in seconds; (None, inf): none fits.
-
-        They are timed in the order of their bounds, and only those that can still win.
-        """
-        bounded = [(least_step_s(self, each), each) for each in candidates if self._keeps_hints(each)]
+        """The candidate with the least step time as a plan, and that time in seconds; (None, inf): none fits."""
         best: Plan | None = None
         best_s = math.inf
-        for bound, candidate in sorted(bounded, key=lambda pair: pair[0]):
-            if bound * (1 - _ROUNDING) >= best_s:
-                break
-            for plan in self._fitting(candidate):
+        for candidate in candidates:
+            for plan in self._fitting(candidate) if self.keeps_hints(candidate) else ():
                 seconds = self._step_s(plan)
                 if seconds < best_s:
                     best, best_s = plan, seconds
         return best, best_s
 
-    def again(self, name: str, *, everything: bool) -> bool:
-        """Whether a partition is rematerialised: as its own rule says, else like all others."""
-        rule = self.problem.options.rematerialise.get(name)
-        return everything if rule is None else rule == "always"
-
     def _fitting(self, candidate: SimplePlacement) -> Iterator[Plan]:
         """The placement as a plan, rematerialising nothing or else everything; nothing if it fits neither way."""
         tried = {"auto": (False, True), "never": (False,), "always": (True,)}[self.problem.options.remat]
-        plans = (self._plan(candidate, everything=everything) for everything in tried)
+        plans = (self.plan(candidate, everything=everything) for everything in tried)
         yield from itertools.islice((plan for plan in plans if not any(self._overfull(plan))), 1)
 
     def _step_s(self, plan: Plan) -> float:
@@ -131,7 +111,8 @@ class BaselinePrices:
         except FormatError:
             return math.inf
 
-    def _plan(self, candidate: SimplePlacement, *, everything: bool) -> Plan:
+    def plan(self, candidate: SimplePlacement, *, everything: bool) -> Plan:
+        """The placement as a plan, whether it fits or not, rematerialising what the rules leave open or not."""
         problem = self.problem
         return Plan(
             workload=problem.workload,
@@ -140,7 +121,7 @@ class BaselinePrices:
             schedule="1f1b" if candidate.replicas else "gpipe",
             stages=tuple(
                 held_by(
-                    Stage(None, names, tuple(name for name in names if self.again(name, everything=everything))),
+                    Stage(None, names, self._again(names, everything=everything)),
                     [name for name, _ in candidate.replicas] or [worker],
                     [share for _, share in candidate.replicas], problem.profile,
                 )
@@ -148,14 +129,23 @@ class BaselinePrices:
             ),
         )  # fmt: skip
 
+    def _again(self, names: Sequence[str], *, everything: bool) -> tuple[str, ...]:
+        """Those rematerialised: as their own rules say, else all or none."""
+        rules = self.problem.options.rematerialise
+        return tuple(name for name in names if (rules[name] == "always" if name in rules else everything))
+
     def _overfull(self, plan: Plan) -> Iterator[bool]:
         for worker in plan.workers:
             memory = worker_memory(self.problem.cost, plan, worker)
             yield memory.total > self.problem.profile.worker[worker].capacity_bytes
 
-    def _keeps_hints(self, candidate: SimplePlacement) -> bool:
-        """True if the placement breaks no pin, colocation, order of workers or other hint."""
-        problem, options = self.problem, self.problem.options
+    def keeps_hints(self, candidate: SimplePlacement) -> bool:
+        """True if every partition has a price where it is, and no pin, colocation, order or other hint is broken."""
+        problem, options, count = self.problem, self.problem.options, candidate.micro_batches
+        for worker, names, _ in candidate.held:
+            prices = self.prices_on(worker, count)
+            if any(prices[problem.position[name]] is None for name in names):
+                return False
         workers = [worker for worker, _, _ in candidate.held]
         place = {name: worker for worker, names in candidate.stages for name in names}
         labels: dict[str, str] = {}

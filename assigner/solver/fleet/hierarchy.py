@@ -15,7 +15,6 @@ import time
 from typing import TYPE_CHECKING
 
 from assigner.solver import tuning
-from assigner.solver.chain.placement import Placement
 from assigner.solver.fleet.assignment import WorkerAssignment
 from assigner.solver.fleet.bottlenecks import BottleneckSearch
 from assigner.solver.fleet.cuts import FixedOrder
@@ -37,17 +36,17 @@ class Hierarchy:
 
     Args:
         instance: What is to be placed.
-        take: Told of every plan.
+        price: Takes a pipeline, and says what it takes, in seconds; inf: it cannot be.
         target: Nothing at or above this value is of interest.
         watch: Called between sweeps.
     """
 
     def __init__(
-        self, instance: PriceTable, *, take: Callable[[Placement], None], target: Callable[[], float],
+        self, instance: PriceTable, *, price: Callable[[Sequence[StageOption]], float], target: Callable[[], float],
         watch: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self.fleet = KindRelaxation(instance)
-        self._instance, self._take = instance, take
+        self._price = price
         self._wanted = target
         self._watch, self._watched = watch, time.monotonic()
         self._paths: KindPaths | None = None
@@ -144,7 +143,7 @@ class Hierarchy:
         self._cut(groups, value)
 
     def _placed(self, found: KindPipeline, groups: Sequence[int]) -> float:
-        """Price and take a pipeline; its step time, inf if it cannot be."""
+        """What a pipeline takes on these workers, in seconds; inf: it cannot be."""
         paths = self._paths
         assert paths is not None
         options: list[StageOption] = []
@@ -154,9 +153,7 @@ class Hierarchy:
             if option is None:
                 return math.inf
             options.append(option)
-        placement = Placement.of(self._instance, options)
-        self._take(placement)
-        return placement.step_s
+        return self._price(options)
 
     def _cut(self, groups: Sequence[int], value: float) -> None:
         """Better cuts between the same workers."""

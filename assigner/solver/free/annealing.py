@@ -68,13 +68,18 @@ class Annealing:
         pricing: The values.
         seed: Of its random choices.
         stop: True: the time is over.
+        actions: So many timed actions of stages are looked at; None: `tuning.ANNEALING_ACTIONS`.
+        tries: So many neighbours at most; None: `tuning.ANNEALING_TRIES`.
     """
 
-    def __init__(self, pricing: Pricing, *, seed: int, stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, pricing: Pricing, *, seed: int, stop: Callable[[], bool], actions: int | None = None,
+        tries: int | None = None,
+    ) -> None:  # fmt: skip
         self._pricing, self._table, self._stop = pricing, pricing.room.table, stop
         self._random = random.Random(seed)  # noqa: S311 - no secret
         self._known: dict[Stages, Arrangement | None] = {}
-        self._actions = tuning.ANNEALING_ACTIONS
+        self._actions, self._tries = actions or tuning.ANNEALING_ACTIONS, tries or tuning.ANNEALING_TRIES
 
     def start(self, stages: Stages) -> Arrangement | None:
         """The stages priced; None: they break a rule or do not fit."""
@@ -89,7 +94,7 @@ class Annealing:
         def may_go_on() -> bool:
             nonlocal tries
             tries += 1
-            return tries <= tuning.ANNEALING_TRIES and self._actions > 0 and not (tries % 64 == 1 and self._stop())
+            return tries <= self._tries and self._actions > 0 and not (tries % 64 == 1 and self._stop())
 
         def neighbours(at: _Point) -> Iterator[_Point]:
             here = self._row(at)
@@ -110,7 +115,7 @@ class Annealing:
             if math.isinf(value):
                 return False
             worse = (value - here) / here
-            heat = tuning.HOT * (tuning.COLD / tuning.HOT) ** ((tries - 1) / tuning.ANNEALING_TRIES)
+            heat = tuning.HOT * (tuning.COLD / tuning.HOT) ** ((tries - 1) / self._tries)
             return worse <= 0 or self._random.random() < math.exp(-worse / heat)
 
         best, _ = local_search(

@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assigner.solver import tuning
-from assigner.solver.chain.gpipe import GPipeSetting
 from assigner.solver.contest import EXHAUSTIVE, INTEGER_PROGRAM, LOCAL, RELAXATION, TOTAL_WORK
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.exhaustive import Exhaustive
@@ -21,6 +20,7 @@ from assigner.solver.free.set_memory import SetMemory
 from assigner.solver.free.set_prices import SetPrices
 from assigner.solver.free.starts import starts
 from assigner.solver.ilp.placements import PlacementModel
+from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.setting import Setting
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ A branched graph has many topological orders, and stages that are intervals of o
     a -> b1 -> b2 -> d        by layers    a b1 c1 b2 c2 d    a stage holds pieces of both branches
     a -> c1 -> c2 -> d        by branches  a b1 b2 c1 c2 d    each branch can have workers of its own
 
-So the beam of the pipeline solver runs over each of a few orders.
+So the pipeline solver looks for a first plan along each of a few orders.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assigner.solver import tuning
-from assigner.solver.chain.gpipe import GPipeSetting
-from assigner.solver.chain.placement import beam
 from assigner.solver.contest import Contest
-from assigner.solver.problem import Problem
+from assigner.solver.ladder.gpipe import GPipeSetting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,6 +22,7 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.solver.free.arrangement import Stages
     from assigner.solver.free.set_prices import SetPrices
+    from assigner.solver.problem import Problem
 
 
 def starts(contest: Contest, table: SetPrices, *, loops: bool) -> Iterator[Stages]:
@@ -37,14 +35,11 @@ def starts(contest: Contest, table: SetPrices, *, loops: bool) -> Iterator[Stage
     """
     if contest.best is not None:
         yield of_plan(table.problem, contest.best.plan)
-    n = len(table.problem.order)
-    if n * (n + 1) // 2 * len(set(table.group)) <= tuning.START_COLUMNS:
-        for order in orders(table):
-            yield from _pipelines(table, order)
-    else:
-        yield from _coarse(contest, table)
+    seconds = max(contest.share_s / 4, 0.1)
+    for order in orders(table):
+        yield from _pipelines(contest, table, order, seconds)
     for times in (1, 2, 3) if loops else (1,):
-        yield _loop(table, times)
+        yield loop(table, times)
 
 
 def of_plan(problem: Problem, plan: Plan) -> Stages:
@@ -85,30 +80,22 @@ def _by_branches(table: SetPrices, *, backwards: bool) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _pipelines(table: SetPrices, order: Sequence[int]) -> Iterator[Stages]:
-    """The beam's pipelines whose stages are intervals of an order."""
+def _pipelines(contest: Contest, table: SetPrices, order: Sequence[int], seconds: float) -> Iterator[Stages]:
+    """The pipeline solver's first plan of those whose stages are intervals of an order."""
     problem = table.problem
-    ordered = replace(problem, sequence=tuple(problem.order[i] for i in order))
-    instance = ordered.prices(table.micro_batches)
-    for placement in beam(instance, most=tuning.START_PIPELINES):
-        yield of_plan(problem, placement.plan())
-
-
-def _coarse(contest: Contest, table: SetPrices) -> Iterator[Stages]:
-    """What the pipeline solver starts from where there are too many segments for the beam."""
-    problem = table.problem
-    options = replace(problem.options, time_limit=max(contest.share_s / 4, 0.1))
-    apart = Contest(Problem(problem.profile, options, problem.cost), contest.watch)
-    setting = GPipeSetting(apart, table.micro_batches)
-    apart.settings = [setting]
+    ordered = replace(
+        problem, sequence=tuple(problem.order[i] for i in order), options=replace(problem.options, time_limit=seconds)
+    )
+    setting = GPipeSetting(Contest(ordered, contest.watch), table.micro_batches)
+    setting.contest.settings = [setting]
     setting.price()
     if not setting.decided:
         setting.start()
     if setting.best is not None:
-        yield of_plan(table.problem, setting.best.plan)
+        yield of_plan(problem, setting.best.plan)
 
 
-def _loop(table: SetPrices, times: int) -> Stages:
+def loop(table: SetPrices, times: int) -> Stages:
     """The partitions in their order, in pieces of about equal work, dealt to all workers `times` times."""
     workers = [w for w, row in enumerate(table.prices) if any(row)]
     workers = workers[: table.problem.most_workers]

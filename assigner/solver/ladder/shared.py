@@ -3,7 +3,8 @@
 The dynamic program's price of such a pipeline is a lower bound: what the busiest worker of a stage computes at the
 best shares, and what its messages and its reduce take at least. The simulator prices the shares that reach it, at the
 warm-up depths of a few policies; local search moves cuts, workers, depths and single micro-batches from one worker to
-another.
+another. Of the pipelines whose price is below the target every share is looked at, in which order ever the workers are
+named, first its price, then every warm-up depth by the simulator: what is left is proven to be no better.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from typing import TYPE_CHECKING
 
 from assigner.schedule.simulate import worker_memory
 from assigner.solver import tuning
-from assigner.solver.contest import LOCAL
-from assigner.solver.ladder.climbing import LadderSetting, pipeline_key
+from assigner.solver.contest import ENUMERATION, LOCAL, PROVEN, TOTAL_WORK
+from assigner.solver.dynamic_program import PricedPipelines
+from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.depths import nearby
+from assigner.solver.ladder.share_search import ShareSearch
+from assigner.solver.ladder.simulated import pipeline_key
 from assigner.solver.local_search import local_search
 from assigner.solver.objectives import SharedStep
 from assigner.solver.replica_options import ReplicaOptions
@@ -25,9 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.formats.plan import Plan
+    from assigner.formats.terms import Objective
     from assigner.solver.ladder.depths import Depths
     from assigner.solver.objectives import PipelineObjective
-    from assigner.solver.prices import StageOption, StageOptions
+    from assigner.solver.prices import StageOption
 
     Pipeline = tuple[StageOption, ...]
     Point = tuple[Pipeline, Depths]
@@ -36,11 +41,44 @@ if TYPE_CHECKING:
 class SharedSetting(LadderSetting):
     """Under one schedule with M micro-batches: a worker has one stage, and at least one stage has several workers."""
 
+    shares = True
     most_depths = tuning.SHARED_DEPTHS
-    has_ilp = False  # none states shares
+    _options: ReplicaOptions
 
-    def _stage_options(self, *, deep: bool) -> StageOptions:
-        return ReplicaOptions(self.instance, deep=deep)
+    @property
+    def replica_options(self) -> ReplicaOptions:
+        """Its stage options."""
+        return self._options
+
+    @property
+    def objective(self) -> Objective:
+        """What is made small."""
+        return self._objective
+
+    def price_of(self, pipeline: Sequence[StageOption]) -> float:
+        """A lower bound of a pipeline's value, at the shares that its options have."""
+        return self._program.price(pipeline)
+
+    def ranges(self, pipeline: Sequence[StageOption]) -> Sequence[range]:
+        """The warm-up depths that each stage may have."""
+        return self._ranges(pipeline)
+
+    def plan_of(self, pipeline: Sequence[StageOption], depths: Sequence[int]) -> Plan:
+        """The plan of a pipeline."""
+        return self._plan(pipeline, depths)
+
+    def worth(self, plan: Plan) -> float:
+        """A plan's value; inf: it cannot run."""
+        return self._worth(plan)[0]
+
+    def _stage_options(self, *, deep: bool) -> ReplicaOptions:
+        self._below = math.inf  # what is left out of the options takes so long
+        self._proven: dict[tuple[object, ...], float] = {}  # by pipeline, of all its shares and depths
+        return ReplicaOptions(self.instance, deep=deep, below=self._limit)
+
+    def _limit(self) -> float:
+        self._below = self.contest.best_value
+        return self._below
 
     def _additive(self) -> PipelineObjective:
         if self._objective == "step":
@@ -48,21 +86,106 @@ class SharedSetting(LadderSetting):
         return super()._additive()
 
     @property
-    def closable(self) -> bool:
-        """No."""
+    def _coarse(self) -> bool:
+        """No: with many options, those of one worker are told apart by less."""
         return False
 
+    def raise_bound(self, bound: float, proof: str) -> None:
+        """Take a bound; what the dynamic program proves holds for the sets of workers that it looks at."""
+        if self._options.whole or proof == TOTAL_WORK:
+            super().raise_bound(min(bound, self._below), proof)
+
+    def price(self) -> None:
+        """The perfect split of all work; stages are priced when they are asked for, below the best plan so far."""
+        self.raise_bound(self._program.least(), TOTAL_WORK)
+        self.decided |= math.isinf(self.bound)
+
     def start(self) -> None:
-        """Simulate one stage on every set of workers, and the dynamic program's best."""
-        for number, members in enumerate(self._options.sets):
-            pipeline = self._stages([(0, number)]) if len(members) > 1 else None
-            if pipeline is not None:
-                self._start = min(self._start, (self._simulate(pipeline), pipeline), key=lambda each: each[0])
+        """Simulate one stage on the most promising sets of workers, and the dynamic program's best."""
+        whole = [self._stages([(0, number)]) for number, members in enumerate(self._options.sets) if len(members) > 1]
+        priced = [(self._program.price(each), n) for n, each in enumerate(whole) if each is not None]
+        for price, n in sorted(priced)[: tuning.SHARED_STARTS]:
+            pipeline = whole[n]
+            if price < self.contest.target and pipeline is not None:
+                self._start = min(self._start, (self.simulate(pipeline), pipeline), key=lambda each: each[0])
         super().start()
+
+    def tighten(self) -> None:
+        """As of `LadderSetting`, where every set of workers is looked at: else it tells no bound."""
+        if self._options.whole:
+            super().tighten()
+
+    def prove(self) -> None:
+        """As of `LadderSetting`, where every set of workers is looked at; local search is all there is elsewhere."""
+        if self._options.whole:
+            super().prove()
+
+    def adopt(self) -> None:
+        """As of `LadderSetting`, where there are shared stages to move to."""
+        if any(len(members) > 1 for members in self._options.sets):
+            super().adopt()
+
+    @property
+    def closable(self) -> bool:
+        """As `Setting` has it: by the number of stage options."""
+        return self._options.whole and self._options.count() <= tuning.CLOSE_OPTIONS
+
+    @property
+    def most_effort(self) -> int:
+        """As of `Setting` where it is small and a gap was asked for; else what counts say, whatever time is left."""
+        asked = self.contest.options.gap is not None
+        return super().most_effort if asked and self.closable else tuning.SHARED_EFFORT
+
+    def _run(self, width: int, *, most: int, dominance: bool = True) -> PricedPipelines:
+        """As of `LadderSetting`, while all settings together have not used up what large problems may spend."""
+        if self.most_effort == tuning.SHARED_EFFORT and self.contest.shared_work <= 0:
+            return PricedPipelines((), lost=0.0)
+        before = self._program.work
+        found = super()._run(width, most=most, dominance=dominance)
+        self.contest.shared_work -= self._program.work - before
+        return found
+
+    def close(self) -> None:
+        """Look at every pipeline below the target."""
+        self.tighten()
+        if not self.decided:
+            self.prove()
+
+    def _simulate_all(self, climb: PricedPipelines) -> None:
+        """Look at every plan of pipelines, the lowest price first, until the price reaches the target."""
+        open_, room = climb.lost, int(self.contest.shared_actions * self.effort)
+        for price, pipeline in climb.pipelines:
+            key = pipeline_key(pipeline)
+            if self._proven.get(key, price) >= self.contest.target:
+                continue
+            self.raise_bound(min(price, open_, self.contest.target), ENUMERATION)
+            if self.decided:
+                return
+            if self.contest.left_s <= 0 or room <= 0:
+                self.cut_short = room <= 0
+                open_ = min(open_, price)
+                break
+            self.simulate(pipeline)
+            self._deepen(pipeline)
+            search = ShareSearch(self, pipeline, room)
+            self._proven[key] = max(price, search.least())
+            open_, room = min(open_, self._proven[key]), search.room
+            self.cut_short |= room <= 0
+        self.raise_bound(min(open_, self.contest.target), ENUMERATION)
+
+    def _check(self, price: float, value: float) -> None:
+        """As of `LadderSetting`, but that the price is a lower bound under every objective."""
+        if value < price * (1 - PROVEN):
+            super()._check(price, value)
 
     def _tried_all(self, pipeline: Sequence[StageOption]) -> bool:
         """As of `LadderSetting`: shares are not all tried."""
         return not any(option.shares for option in pipeline) and super()._tried_all(pipeline)
+
+    def _ranges(self, pipeline: Sequence[StageOption]) -> list[range]:
+        """As of `LadderSetting`; under GPipe all are in flight."""
+        most = self.micro_batches
+        return [range(most, most + 1)] * len(pipeline) if self.schedule == "gpipe" else super()._ranges(pipeline)
 
     def _worth(self, plan: Plan) -> tuple[float, float]:
         """As of `LadderSetting`; what a shared stage's option promises of memory need not hold for these shares."""

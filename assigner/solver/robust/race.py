@@ -8,14 +8,8 @@ from dataclasses import dataclass, field
 from assigner.formats.plan import Plan
 from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import objective_value
-from assigner.schedule.program import build_program
-from assigner.schedule.simulate import run_program
+from assigner.schedule.timing import step_s
 from assigner.solver.options import SolveOptions
-
-
-def step_s(plan: Plan, cost: CostModel) -> float:
-    """A plan's simulated step, in seconds."""
-    return run_program(build_program(plan, cost.profile.edges, cost.profile.ties), cost).step_s
 
 
 def value_of(plan: Plan, options: SolveOptions, cost: CostModel) -> float:
@@ -88,6 +82,6 @@ class Race:
 
 def _same(one: Plan, other: Plan) -> bool:
     """True if two plans run the same: their predictions and reports play no part."""
-    return (one.schedule, one.micro_batches, one.micro_batch_size, one.stages) == (
-        other.schedule, other.micro_batches, other.micro_batch_size, other.stages,
+    return (one.schedule, one.micro_batches, one.micro_batch_size, one.stages, one.orders) == (
+        other.schedule, other.micro_batches, other.micro_batch_size, other.stages, other.orders,
     )  # fmt: skip

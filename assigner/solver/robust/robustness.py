@@ -23,11 +23,12 @@ from assigner.errors import UsageError
 from assigner.formats.terms import Objective
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import overfull, predict, priced
+from assigner.schedule.timing import step_s
 from assigner.solver import solve
 from assigner.solver.hints import resolve
 from assigner.solver.options import ScheduleChoice, SolveOptions
 from assigner.solver.problem import Problem
-from assigner.solver.robust.race import Race, step_s
+from assigner.solver.robust.race import Race
 from assigner.solver.robust.rivals import baselines, resolver
 from assigner.solver.robust.spreads import Coverage, resampled, slow_end
 
@@ -51,6 +52,7 @@ class Robustness:
     Args:
         objective: What the regrets compare.
         schedule: The choice of schedules: the plan is held against plans of the same scope as its proof.
+        max_replicas: How many workers may share a stage, as in the options; None: any number.
         step_s: The plan's step at the medians.
         slow_end_s: Its step with every measurement at its upper quartile.
         steps_s: Its step in each draw, in the order of the draws.
@@ -65,6 +67,7 @@ class Robustness:
 
     objective: Objective
     schedule: ScheduleChoice
+    max_replicas: int | None
     step_s: float
     slow_end_s: float
     steps_s: tuple[float, ...]
@@ -216,6 +219,7 @@ def assess(
     return Robustness(
         objective=options.objective,
         schedule=options.schedule,
+        max_replicas=options.max_replicas,
         step_s=step_s(plan, CostModel(profile)),
         slow_end_s=step_s(plan, CostModel(slow_end(profile))),
         steps_s=steps,

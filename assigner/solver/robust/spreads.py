@@ -112,9 +112,8 @@ def _moved(profile: Profile, z: Callable[[Hashable], float]) -> Profile:
 def _measurement(measured: Measurement, z: float) -> Measurement:
     factor = _factor(measured.spread, z)
     return replace(
-        measured,
+        measured.with_backwards(factor),
         forward_s=measured.forward_s * factor,
-        backward_s=measured.backward_s * factor,
         update_s=measured.update_s * factor,
         recompute_s=None if measured.recompute_s is None else measured.recompute_s * factor,
     )

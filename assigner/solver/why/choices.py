@@ -61,7 +61,7 @@ class FewerInFlight(Family):
         what: list[str] = []
         how: list[str] = []
         changes: dict[str, Any] = {}
-        covered = ("gpipe", "1f1b") if options.schedule == "auto" else (options.schedule,)
+        covered = ("gpipe", "1f1b") if options.schedule in ("auto", "one-stage") else (options.schedule,)
         if plan.schedule not in covered:
             what.append(f"schedule {plan.schedule} instead of {options.schedule}")
             how.append(f"--schedule {plan.schedule}")

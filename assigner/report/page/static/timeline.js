@@ -1,5 +1,5 @@
 // The step as rows of actions. A span is one thing that is drawn; see assigner/report/page/timeline.py for the tables.
-const KINDS = { forward: "F", backward: "B", update: "U" };
+const KINDS = { forward: "F", backward: "B", backward_input: "I", backward_weight: "W", update: "U" };
 
 // All spans of one side: compute, what lies between, messages in the row of their sender.
 function predictedSpans(line) {
@@ -11,8 +11,8 @@ function predictedSpans(line) {
   const messages = line.messages.map(([route, m, start], place) => ({
     ...message(line, "predicted", route, m, start, start + line.routes[route][6]), critical: messagesOnPath.has(place),
   }));
-  const reductions = line.reductions.map(([worker, stage, start, length, size], place) => ({
-    ...reduction("predicted", worker, stage, start, start + length, size), critical: reductionsOnPath.has(place),
+  const reductions = line.reductions.map(([worker, stage, start, length, size, what], place) => ({
+    ...together("predicted", what, worker, stage, start, start + length, size), critical: reductionsOnPath.has(place),
   }));
   return [...predictedBetween(line, spans), ...messages, ...reductions, ...spans];
 }
@@ -44,8 +44,8 @@ function measuredSpans(line, step) {
   const messages = step.messages.map(([route, m, start, length, queued]) => ({
     ...message(line, "measured", route, m, start * one, (start + length) * one), queued: queued * one,
   }));
-  const sizes = new Map(line.reductions.map(([, stage, , , size]) => [stage, size]));
-  const reductions = step.reductions.map(([worker, stage, start, length]) => reduction("measured", worker, stage, start * one, (start + length) * one, sizes.get(stage) ?? 0));
+  const sizes = new Map(line.reductions.map(([, stage, , , size, what]) => [`${what} ${stage}`, size]));
+  const reductions = step.reductions.map(([worker, stage, start, length, what]) => together("measured", what, worker, stage, start * one, (start + length) * one, sizes.get(`${what} ${stage}`) ?? 0));
   return [...measuredBetween(line, step, spans), ...messages, ...reductions, ...spans];
 }
 
@@ -78,9 +78,11 @@ function message(line, side, route, m, start, end) {
   return { side, what: payload, worker: from, to, stage: -1, m, start, end, route, partition, bytes: size };
 }
 
-// Gradients that the workers of a stage add up, beside what they do: from when this one has begun it.
-const reduction = (side, worker, stage, start, end, size) => ({ side, what: "reduction", worker, stage, m: -1, start, end, bytes: size });
+// What the workers of a stage do together, beside what each does: gradients are added up ("reduction"), updated parameters
+// handed out ("gathering"); from when this one has begun it.
+const together = (side, what, worker, stage, start, end, size) => ({ side, what, worker, stage, m: -1, start, end, bytes: size });
 
+const isTogether = (span) => span.what === "reduction" || span.what === "gathering";
 const isMessage = (span) => span.bytes !== undefined;
 
 // A worker, with its host where there are several.
@@ -97,7 +99,7 @@ function described(plan, span, other) {
       const [payload, partition, , from] = line.routes[span.route];
       pairs.push(["waits for", `${payload} of ${partition} from ${named(line, from)}${batch}`]);
     } else if (span.m < 0) pairs.push(["waits for", span.side === "measured" ? "the end of the step, or begins the next one" : "the end of the step"]);
-  } else if (span.what === "reduction") {
+  } else if (isTogether(span)) {
     pairs.push(["worker", name], ["of stage", `${span.stage}: ${plan.stages[span.stage].partitions}`], ["size", bytes(span.bytes)]);
   } else if (isMessage(span)) {
     pairs.push(["from", name], ["to", named(line, span.to)], ["of partition", span.partition], ["size", bytes(span.bytes)]);
@@ -118,7 +120,7 @@ function described(plan, span, other) {
     pairs.push([other.side, seconds(took)]);
     if (Number.isFinite(more)) pairs.push(["measured against predicted", percent(more, true)]);
   }
-  const noun = isMessage(span) && span.what !== "reduction" ? `${span.what} message` : span.what;
+  const noun = isMessage(span) && !isTogether(span) ? `${span.what} message` : span.what;
   return { head: `${noun}${batch} (${span.side})`, pairs };
 }
 
@@ -186,9 +188,11 @@ let tints = {};
 function timelineLegend() {
   const kinds = new Set(view.spans.map((span) => span.what));
   const entries = ["forward", "backward", "update"].map((name) => [name, tints[name]]);
+  if (kinds.has("backward_weight")) entries.splice(2, 0, ["weight part of a backward", tints.backward_weight]);
   if (view.spans.some((span) => span.again)) entries.splice(2, 0, ["recompute", tints.recompute]);
   for (const name of ["activation", "gradient", "tie"]) if (kinds.has(name)) entries.push([`${name} on its way`, tints[name], "thin"]);
   if (kinds.has("reduction")) entries.push(["gradients are added up", tints.reduction, "thin"]);
+  if (kinds.has("gathering")) entries.push(["updated parameters are handed out", tints.gathering, "thin"]);
   if (kinds.has("busy")) entries.push([view.lanes.some((lane) => lane.side === "measured") ? "busy with messages (measured: any overhead)" : "busy with messages", tints.busy]);
   entries.push(["idle", tints.idle]);
   if (Math.max(...view.chunk) > 0) entries.push(["lighter: a worker's later stages", mixed(tints.forward, tints.page, 0.28)]);
@@ -198,7 +202,9 @@ function timelineLegend() {
 function drawTimeline(plan, narrow) {
   const paired = view.lanes.length > plan.timeline.workers.length, lanes = view.lanes.length;
   tints = Object.fromEntries(["forward", "backward", "recompute", "update", "activation", "gradient", "tie", "busy", "idle", "page"].map((name) => [name, colour(name)]));
-  tints.reduction = tints.tie;
+  tints.backward_input = tints.backward;
+  tints.backward_weight = mixed(tints.backward, tints.page, 0.45);
+  tints.reduction = tints.gathering = tints.tie;
   timelineLegend();
   const row = paired ? Math.max(26, Math.min(36, 420 / lanes)) : Math.max(28, Math.min(46, 320 / lanes));
   const it = chart(document.getElementById("timeline-chart"), Math.round(lanes * row + 78));

@@ -1,0 +1,60 @@
+"""The name of the host where a run's ranks meet: one that does not resolve is told within seconds, and whose it is.
+
+torch would try for as long as for a rank that is late, in silence. Outside of Kubernetes such a name is wrong. In a pod
+it may appear when the other pod is started: there it is said once, and waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from assigner.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_WRONG_S = 5.0  # a name server may be slow once
+_PAUSE_S = 0.5
+_POD = "KUBERNETES_SERVICE_HOST"
+
+
+def say(text: str) -> None:
+    """On this process's stderr."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def wait_for_name(name: str, *, source: str, limit_s: float, notice: Callable[[str], None] = say) -> None:
+    """Return once a host's name resolves here.
+
+    Args:
+        name: The host's name or address.
+        source: Who says that it is this one: `MASTER_ADDR`.
+        limit_s: The longest wait of a pod for it.
+        notice: Called once with what is waited for.
+
+    Raises:
+        UsageError: it does not resolve.
+    """
+    begin, told = time.monotonic(), False
+    while True:
+        try:
+            socket.getaddrinfo(name, None)
+        except (OSError, UnicodeError) as error:
+            here = socket.gethostname()
+            unknown = f"host {name!r}, where the ranks meet, is unknown on {here}: {error}; {source} names it"
+        else:
+            return
+        waited_s = time.monotonic() - begin
+        if waited_s > (limit_s if _POD in os.environ else min(limit_s, _WRONG_S)):
+            raise UsageError(
+                unknown, hint="set MASTER_ADDR to a name or an address of rank 0's host that all hosts know"
+            )
+        if waited_s > _WRONG_S and not told:
+            told = True
+            notice(f"waiting for up to {limit_s:g} s: {unknown}")
+        time.sleep(_PAUSE_S)

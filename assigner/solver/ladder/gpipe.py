@@ -1,0 +1,127 @@
+"""GPipe's step time, one stage a worker: the dynamic program where it is sharp, kinds of workers where it is not.
+
+Where least sums can be made beforehand for every choice of workers used, the dynamic program finds the best plan and
+proves it in less time than the integer program. A fleet of unlike workers has too many such choices: there the
+hierarchy (fleet/) finds plans and bounds them, and the integer program closes what is small enough for it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from assigner.solver import tuning
+from assigner.solver.contest import DYNAMIC_PROGRAM, TOTAL_WORK
+from assigner.solver.fleet.hierarchy import Hierarchy
+from assigner.solver.ilp.gpipe import GPipeModel
+from assigner.solver.ladder.climbing import LadderSetting
+
+if TYPE_CHECKING:
+    from assigner.solver.contest import Contest
+    from assigner.solver.problem import Problem
+
+
+class GPipeSetting(LadderSetting):
+    """GPipe, one stage a worker, with M micro-batches; arguments as of `Setting`."""
+
+    statement = GPipeModel
+
+    def __init__(self, contest: Contest, micro_batches: int, problem: Problem | None = None) -> None:
+        super().__init__(contest, "gpipe", micro_batches, problem)
+        self.hierarchy = Hierarchy(self.instance, price=self.simulate, target=lambda: contest.target, watch=self._tell)
+
+    @cached_property
+    def _small(self) -> bool:
+        """Whether the stage options can be priced one by one."""
+        n = len(self.problem.order)
+        return n * (n + 1) // 2 * len(self.instance.groups) <= tuning.MOST_COLUMNS
+
+    @cached_property
+    def _few_columns(self) -> bool:
+        """Whether the integer program goes first: its proof is the one that a user can repeat."""
+        n = len(self.problem.order)
+        return n * (n + 1) // 2 * len(self.instance.groups) <= tuning.CLOSE_COLUMNS
+
+    @cached_property
+    def _sharp(self) -> bool:
+        """Whether the dynamic program's bounds are."""
+        return self._small and self._program.sharp
+
+    @property
+    def closable(self) -> bool:
+        """As `Setting` has it: by what the dynamic program can carry."""
+        return self._sharp and len(self._options.all) <= tuning.CLOSE_SEARCHED
+
+    @cached_property
+    def _by_kinds(self) -> bool:
+        """Whether the hierarchy goes first: with hardly any gap allowed it rarely proves anything."""
+        return self.contest.gap >= tuning.COARSE_GAP or not self._sharp
+
+    def price(self) -> None:
+        """The sums alone give a first bound, inf where a partition fits nowhere."""
+        self.bound = self.hierarchy.bound
+        self.decided = math.isinf(self.bound)
+
+    def start(self) -> None:
+        """Take the hierarchy's first plan if there is none yet; of a graph, or for a small gap, climb for some more."""
+        self.raise_bound(self.bound, TOTAL_WORK)
+        if self.decided:
+            return
+        if self._by_kinds and math.isinf(self.contest.best_value) and not self.hierarchy.start(self.contest.until):
+            self.raise_bound(math.inf, DYNAMIC_PROGRAM)
+        if self._climbs and not self.decided:
+            super().start()
+
+    @cached_property
+    def _climbs(self) -> bool:
+        """Whether the hierarchy does not find good plans by itself."""
+        return not self._by_kinds or (self._sharp and not self.problem.exact)
+
+    def improve(self) -> None:
+        """Local search from the best of the dynamic program's plans."""
+        if self._climbs:
+            super().improve()
+
+    def tighten(self) -> None:
+        """Bound the setting: by the hierarchy, the integer program or the dynamic program."""
+        if self._by_kinds:
+            self._descend(self.contest.share_s)
+        elif self._few_columns:
+            self.settle()
+        else:
+            self._narrow()
+
+    def prove(self) -> None:
+        """Find a better plan, or prove that there is none."""
+        if not self._small:
+            self._descend(self.contest.left_s)
+            return
+        if self._few_columns and self.effort == 1:
+            self.settle()
+        if self._sharp and not self.decided:
+            if self.effort == 1:
+                self._narrow()
+            super().prove()
+        if not (self._sharp or self.decided):
+            self._descend(self.contest.share_s)
+        large = not self._sharp and self.contest.gap >= tuning.COARSE_GAP  # its model alone takes longer than the rest
+        if not (self.decided or self.cut_short or self._few_columns or large) and self.contest.left_s > 0:
+            self.settle()
+
+    def close(self) -> None:
+        """As `Setting` has it."""
+        self.prove()
+
+    def _tell(self) -> None:
+        """While the hierarchy searches: its bound counts, and the user hears of it."""
+        self.raise_bound(self.hierarchy.bound, DYNAMIC_PROGRAM)
+        self.contest.watch()
+
+    def _descend(self, seconds: float) -> None:
+        """Search the hierarchy for a while."""
+        try:
+            self.hierarchy.search(time.monotonic() + seconds)
+        finally:  # also when interrupted
+            self.raise_bound(self.hierarchy.bound, DYNAMIC_PROGRAM)

@@ -1,0 +1,163 @@
+"""Every plan of one pipeline: how its workers share stages, in which order a plan names them, and warm-up depths.
+
+Shares are bounded by the price of the pipeline with them, depths by the simulated step in which each worker recomputes
+what it must by itself. Where the workers of a stage must recompute the same, that is the plan; where they must not,
+one that recomputes what any of them must is a plan, and the bound stays below it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from assigner.errors import FormatError
+from assigner.schedule.program import ActionKind, in_flight
+from assigner.schedule.timing import Instead, step_s
+from assigner.solver.contest import ENUMERATION
+from assigner.solver.ladder.depths import falling
+from assigner.solver.ladder.sharings import sharings
+from assigner.solver.ladder.simulated import TIE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from assigner.formats.plan import Plan
+    from assigner.solver.ladder.depths import Depths
+    from assigner.solver.ladder.shared import SharedSetting
+    from assigner.solver.prices import StageOption
+
+    Pipeline = tuple[StageOption, ...]
+
+
+class ShareSearch:
+    """The search over the plans of one pipeline.
+
+    Args:
+        setting: Whose pipeline it is: it prices, simulates and takes plans.
+        pipeline: Its stages.
+        room: Simulated actions of workers that it may take.
+
+    Attributes:
+        room: How many are left; none: it was stopped.
+    """
+
+    def __init__(self, setting: SharedSetting, pipeline: Sequence[StageOption], room: int) -> None:
+        self._setting, self._pipeline, self.room = setting, pipeline, room
+        self._target, self._times_steps = setting.contest.target, setting.objective == "step"
+        self._each = 2 * setting.micro_batches * sum(max(1, len(option.shares)) for option in pipeline)
+
+    def least(self) -> float:
+        """No plan of the pipeline has a lower value; the best of them is offered. -inf: nothing is known."""
+        if any(option.promised > option.deepest for option in self._pipeline):
+            return -math.inf  # warm-ups that no option stands for
+        found = self._target
+        for shared in itertools.product(*(list(self._ways(option)) for option in self._pipeline)):
+            self.room -= 1
+            if self._setting.price_of(shared) < self._target:
+                found = min(found, self._least(shared))
+            if self.room <= 0 or self._setting.contest.left_s <= 0:
+                self.room = min(self.room, 0)
+                return -math.inf
+        return found
+
+    def _ways(self, option: StageOption) -> Iterator[StageOption]:
+        """A stage with every sharing for which no worker computes until the target."""
+        if not option.shares:
+            yield option
+            return
+        options = self._setting.replica_options
+        members = options.sets[option.group]
+        seconds = {group: options.seconds_of(option, group) for group in members}
+        within = self._target - (option.update_s if self._times_steps else 0.0)
+        most = {group: int((each < within).nonzero()[0].max(initial=0)) for group, each in seconds.items()}
+        for named, shares in sharings(members, most, self._setting.micro_batches):
+            self.room -= 1
+            if self.room <= 0:
+                return
+            busiest = max(float(seconds[group][share]) for group, share in zip(named, shares, strict=True))
+            yield replace(option, named=named, shares=shares, busiest_s=busiest)
+
+    def _least(self, shared: Pipeline) -> float:
+        """No plan with these shares has a lower value than this, or than the target."""
+        found = self._target
+        for depths in self._depths(shared):
+            self.room -= self._each
+            if self.room <= 0 or self._setting.contest.left_s <= 0:
+                break
+            found = min(found, self._value(shared, depths))
+        return found
+
+    def _depths(self, shared: Pipeline) -> Iterable[Depths]:
+        """Every choice of warm-up depths; of the steady state, which is the same at any, the usual ones."""
+        ranges = self._setting.ranges(shared)
+        if not all(ranges):
+            return ()
+        if not self._times_steps:
+            return (tuple(each.start for each in ranges),)
+        exact = self._setting.problem.exact
+        return falling(ranges, self._setting.micro_batches) if exact else itertools.product(*ranges)
+
+    def _value(self, shared: Pipeline, depths: Depths) -> float:
+        """A lower bound of the value with these depths, whatever is recomputed; the plan is offered."""
+        setting = self._setting
+        plan, cost = setting.plan_of(shared, depths), setting.problem.cost
+        must = self._recomputed(shared, plan)
+        if must is None:
+            return -math.inf
+        whole = tuple(
+            replace(option, rematerialise=tuple(sorted(set().union(*each.values())))) if each else option
+            for option, each in zip(shared, must, strict=True)
+        )
+        alike = all(
+            set(option.rematerialise) == set(i) for option, each in zip(whole, must, strict=True) for i in each.values()
+        )
+        plan = setting.plan_of(whole, depths)
+        least = -math.inf
+        if self._times_steps:
+            try:
+                least = step_s(plan, cost, instead=Instead() if alike else self._alone(whole, must, plan))
+            except FormatError:  # two workers that must talk have no link, or a stage would wait for ever
+                return math.inf
+            if least >= self._target:
+                return least
+        value = setting.worth(plan)
+        setting.offer(value, lambda: plan, ENUMERATION)
+        if alike and math.isinf(value) and self._no_more(whole):
+            return value
+        return value if (alike and value < math.inf) or value <= least * (1 + TIE) else least
+
+    def _no_more(self, whole: Pipeline) -> bool:
+        """Whether everything is recomputed that may be."""
+        rules = self._setting.problem.remat_rules
+        return all(
+            i in option.rematerialise or rules[i] == "never"
+            for option in whole
+            for i in range(option.first, option.last + 1)
+        )
+
+    def _recomputed(self, shared: Pipeline, plan: Plan) -> list[dict[str, tuple[int, ...]]] | None:
+        """What each worker of a shared stage must recompute for its memory, by stage; None: it is not known."""
+        options, found = self._setting.replica_options, []
+        for n, option in enumerate(shared):
+            must: dict[str, tuple[int, ...]] = {}
+            for worker, group in zip(plan.stages[n].workers, option.named, strict=False):
+                again = options.recomputed(option, group, in_flight(plan, n, worker))
+                if again is None:
+                    return None
+                must[worker] = again
+            found.append(must)
+        return found
+
+    def _alone(self, whole: Pipeline, must: Sequence[dict[str, tuple[int, ...]]], plan: Plan) -> Instead:
+        """Backwards in which each worker recomputes what it must, and not what others must."""
+        cost, order = self._setting.problem.cost, self._setting.problem.order
+        seconds = {}
+        for n, each in enumerate(must):
+            for worker, again in each.items():
+                prices = {i: cost.partition(order[i], worker, plan.micro_batch_size) for i in
+                          range(whole[n].first, whole[n].last + 1)}  # fmt: skip
+                backward = sum(price.backward_s for price in prices.values())
+                seconds[ActionKind.BACKWARD, n, worker] = backward + sum(prices[i].recompute_s for i in again)
+        return Instead(seconds)

@@ -1,0 +1,192 @@
+"""An order made better: tasks that stand on the critical path change places on their worker.
+
+Only what is on a longest path through the step can make it shorter. Of such a path, tasks that follow each other on one
+worker without a wait are a block, and within a block only this helps: to put a task in front of the block, so that
+what its first one holds up starts earlier, or behind it (E. Balas and A. Vazacopoulos, Guided local search with
+shifting bottleneck for job shop scheduling, Management Science 44, 1998). So those are the neighbours, the latest
+blocks first. An order that keeps more in memory than there is room for, or waits for itself, is none. A neighbour as
+good is taken too, once: steps have many orders of equal length, and the way down leads through them (F. Glover, Tabu
+search, 1989: what was visited is not visited again).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from assigner.errors import FormatError
+from assigner.schedule.orders import ActionKind
+from assigner.solver.local_search import local_search
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from assigner.schedule.timing import Timed
+    from assigner.solver.orders.tasks import Orders, PlacedTasks
+
+_SAME = 1e-12
+"""Times that differ by less than this share of the step are one."""
+
+
+class _Move(NamedTuple):
+    """A task of a worker goes from one place in its order to another."""
+
+    worker: int
+    source: int
+    target: int
+
+
+class Exchanges:
+    """Local search over the orders of one placement.
+
+    Args:
+        tasks: The placement.
+        most: So many tasks are timed at most.
+        stop: True: the time is over.
+    """
+
+    def __init__(self, tasks: PlacedTasks, *, most: int, stop: Callable[[], bool] = lambda: False) -> None:
+        self._tasks, self._left, self._stop = tasks, most, stop
+        self._behind = tasks.behind
+        self._seen: set[int] = set()
+        self._log: dict[int, list[Timed]] = {}
+
+    def run(self, orders: Orders, value: float, *, enough: float = 0.0) -> tuple[Orders, float]:
+        """The best order met on the way from one, and its step in seconds.
+
+        Args:
+            orders: Where to begin; it fits.
+            value: Its step.
+            enough: A step this short cannot be made shorter.
+        """
+        best = value
+
+        def may_go_on() -> bool:
+            return self._left > 0 and best > enough * (1 + 1e-9) and not self._stop()
+
+        def price(point: Orders) -> float:
+            nonlocal best
+            found = self._price(point)
+            best = min(best, found)
+            return found
+
+        def accept(found: float, here: float) -> bool:
+            return found <= here * (1 + _SAME)
+
+        self._price(orders)
+        return local_search(orders, value, neighbours=self._neighbours, price=price, may_go_on=may_go_on, accept=accept)
+
+    def _price(self, orders: Orders) -> float:
+        """The step; inf: it was looked at before, or cannot be run."""
+        key = hash(tuple(map(tuple, orders)))
+        if key in self._seen:
+            return math.inf
+        self._seen.add(key)
+        self._left -= self._tasks.count
+        log: list[Timed] = []
+        try:
+            value = self._tasks.step_s(orders, log)
+        except FormatError:  # it waits for itself
+            return math.inf
+        self._log = {id(orders): log}
+        return value
+
+    def _neighbours(self, orders: Orders) -> Iterator[Orders]:
+        log = self._log.get(id(orders))
+        if log is None:
+            log = []
+            self._tasks.step_s(orders, log)
+        tried: set[_Move] = set()
+        for worker, first, last in _blocks(self._tasks, orders, log):
+            for move in self._moves(worker, first, last):
+                if move not in tried:
+                    tried.add(move)
+                    found = self._moved(orders, move)
+                    if found is not None:
+                        yield found
+
+    def _moves(self, worker: int, first: int, last: int) -> Iterator[_Move]:
+        """Tasks of a block to its front or behind it, and its neighbours at both ends exchanged."""
+        for at in range(first + 1, last + 1):
+            yield _Move(worker, at, first)
+        for at in range(last - 1, first - 1, -1):
+            yield _Move(worker, at, last)
+
+    def _moved(self, orders: Orders, move: _Move) -> Orders | None:
+        """The order after a move; None: a task would stand in front of what it waits for, or there is no room."""
+        worker, source, target = move
+        old = orders[worker]
+        task, behind = old[source], self._behind
+        if target < source:
+            if any(task in behind[each] for each in old[target:source]):
+                return None
+        elif any(each in behind[task] for each in old[source + 1 : target + 1]):
+            return None
+        order = [*old[:source], *old[source + 1 :]]
+        order.insert(target, task)
+        if self._tasks.peak(order) > self._tasks.room[worker]:
+            return None
+        return [*orders[:worker], order, *orders[worker + 1 :]]
+
+
+def _blocks(tasks: PlacedTasks, orders: Orders, log: Sequence[Timed]) -> Iterator[tuple[int, int, int]]:
+    """The critical path from its end: worker, and first and last place of tasks that follow without a wait."""
+    at = {(timed.worker, timed.job): n for n, timed in enumerate(log)}
+    place, start, end = _places(tasks, orders, log)
+    senders: dict[int, list[int]] = {}
+    last = max(log, key=lambda timed: timed.end_s)
+    step = last.end_s
+    if last.worker >= tasks.workers:
+        return
+    worker, k = last.worker, min(last.job, len(orders[last.worker]) - 1)
+    senders = _senders(tasks)
+    del at, place
+    while k >= 0:
+        high = k
+        task = orders[worker][k]
+        while True:
+            free = end[orders[worker][k - 1]] + tasks.row(orders[worker][k - 1]).busy_s if k else 0.0
+            if k and start[task] <= free + _SAME * step:
+                k -= 1
+                task = orders[worker][k]
+                continue
+            break
+        if high > k:
+            yield worker, k, high
+        before = max(senders.get(task, ()), key=lambda each: end[each], default=None)
+        if before is None:
+            return
+        worker = tasks.row(before).worker
+        k = orders[worker].index(before)
+
+
+def _places(
+    tasks: PlacedTasks, orders: Orders, log: Sequence[Timed]
+) -> tuple[dict[int, int], list[float], list[float]]:
+    """Of each task its place in its order, its start and its end."""
+    start, end = [0.0] * tasks.count, [0.0] * tasks.count
+    kept = (
+        [[k for k, step in enumerate(steps) if step[0] is not ActionKind.REDUCE] for steps in tasks.steps(orders)]
+        if tasks.plan.is_replicated
+        else None
+    )
+    place: dict[int, int] = {}
+    number = [{job: k for k, job in enumerate(jobs)} for jobs in kept] if kept else None
+    for timed in log:
+        if timed.worker >= tasks.workers:
+            continue
+        k = number[timed.worker].get(timed.job, -1) if number else timed.job
+        if 0 <= k < len(orders[timed.worker]):
+            task = orders[timed.worker][k]
+            place[task], start[task], end[task] = k, timed.start_s, timed.end_s
+    return place, start, end
+
+
+def _senders(tasks: PlacedTasks) -> dict[int, list[int]]:
+    """Of each task those whose messages it waits for."""
+    found: dict[int, list[int]] = {}
+    for task in range(tasks.count):
+        m = task % tasks.micro_batches
+        for _, _, reader in tasks.row(task).sends:
+            found.setdefault(reader * tasks.micro_batches + m, []).append(task)
+    return found

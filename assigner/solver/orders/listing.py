@@ -1,0 +1,269 @@
+"""List scheduling: whenever a worker is free it takes, of what is ready, what comes first by a rule.
+
+Time goes forward over all workers at once, so every message that can be there has been sent. A forward waits where the
+worker has no room for what it keeps: then only what frees memory goes on. Each stage of a worker has room for one
+micro-batch from the start, so the deepest one can always go on and nobody waits for ever.
+
+Source: J. Blazewicz et al., Handbook on Scheduling, 2019, section 5.1; the rules are those of pipelines:
+
+    early backward    backwards as soon as they are ready: 1F1B (Narayanan et al., PipeDream, SOSP 2019)
+    forward first     forwards as far as memory and depth allow: GPipe (Huang et al., NeurIPS 2019)
+    stage order       of several stages the deepest; or turn and turn about, as many micro-batches at a time as there
+                      are workers (Narayanan et al., Megatron-LM, SC 2021, section 2.2)
+    depth             how many micro-batches a stage has in flight (Qi et al., Zero Bubble, ICLR 2024, appendix)
+    weight parts      where backwards run in two parts, the second goes where there is nothing else to do, or no room
+                      for it (Qi et al., section 3)
+    patience          whether a worker stays idle for something that comes earlier by the rule and will be there soon
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Literal
+
+from assigner.schedule.orders import ActionKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from assigner.solver.orders.tasks import Orders, PlacedTasks, TaskRow
+
+
+First = Literal["backward", "forward", "micro-batch"]
+StageOrder = Literal["deepest", "in turn"]
+
+
+@dataclass(frozen=True)
+class PriorityRule:
+    """What goes first.
+
+    Args:
+        first: Backwards or forwards; or whatever has the earlier micro-batch.
+        stages: Which of a worker's stages goes first.
+        depth: Micro-batches in flight, as a multiple of those of 1F1B; inf: as many as there is room for.
+        patience: A worker waits for what goes first if that comes within this share of what it would do instead.
+    """
+
+    first: First = "backward"
+    stages: StageOrder = "deepest"
+    depth: float = math.inf
+    patience: float = 0.0
+
+
+_ORDERS: tuple[tuple[First, float], ...] = (
+    ("forward", 1.0), ("forward", 1.5), ("backward", math.inf), ("backward", 1.5), ("backward", 1.0), ("forward", 2.0),
+)  # fmt: skip
+_STAGES: tuple[StageOrder, ...] = ("deepest", "in turn")
+
+RULES = (
+    *(
+        PriorityRule(first, stages, depth, patience)
+        for patience in (0.0, 0.1)
+        for stages in _STAGES
+        for first, depth in _ORDERS
+    ),
+    PriorityRule("micro-batch"),
+)
+"""All that are tried, the most promising first. With one stage a worker, turns make no difference."""
+
+QUICK = RULES[:3]
+"""Those that tell best what a placement is worth."""
+
+
+def rules_for(tasks: PlacedTasks) -> Iterator[PriorityRule]:
+    """The rules that differ for a placement."""
+    several = len(tasks.plan.stages) > tasks.workers
+    yield from (rule for rule in RULES if several or rule.stages == "deepest")
+
+
+def list_schedule(tasks: PlacedTasks, rule: PriorityRule) -> Orders | None:
+    """The order that a rule makes; None: it does not come to an end within the memory there is."""
+    return _Listing(tasks, rule).run() if tasks.may_run else None
+
+
+def zero_bubble(tasks: PlacedTasks) -> Orders | None:
+    """ZB-H1: 1F1B's order with backwards in two parts, each weight part as many backwards later as its stage's number.
+
+    So all workers end at about the same time, in the memory of 1F1B's first stage. None: it is about one stage a
+    worker, one worker a stage, and backwards in two parts.
+
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 2.3.
+    """
+    plan, count = tasks.plan, tasks.micro_batches
+    if not tasks.split or plan.is_replicated or len(plan.stages) > tasks.workers:
+        return None
+    orders: Orders = []
+    for stage in range(len(plan.stages)):
+        warm_up = min(count, len(plan.stages) - stage)
+        steps = [(ActionKind.FORWARD, stage, m) for m in range(warm_up)]
+        for m in range(count):
+            steps.append((ActionKind.BACKWARD_INPUT, stage, m))
+            if m >= stage:
+                steps.append((ActionKind.BACKWARD_WEIGHT, stage, m - stage))
+            if m + warm_up < count:
+                steps.append((ActionKind.FORWARD, stage, m + warm_up))
+        steps += [(ActionKind.BACKWARD_WEIGHT, stage, m) for m in range(max(0, count - stage), count)]
+        orders.append([tasks.task(*step) for step in steps])
+    return orders
+
+
+class _Listing:
+    """One pass.
+
+    Attributes:
+        ready: By worker, what could start, by priority.
+        coming: By worker, what will be ready, by time.
+        blocked: By worker, forwards that wait for memory.
+
+    What a stage has kept at once on a worker stays its own (`_claims`): the simulator adds up the most of each stage.
+    """
+
+    def __init__(self, tasks: PlacedTasks, rule: PriorityRule) -> None:
+        self._tasks, self._patience = tasks, rule.patience
+        self._rank = _priorities(tasks, rule)
+        self._most = _depths(tasks, rule)
+        workers = range(tasks.workers)
+        self.ready: list[list[tuple[float, int]]] = [[] for _ in workers]
+        self.coming: list[list[tuple[float, int]]] = [[] for _ in workers]
+        self.blocked: list[list[int]] = [[] for _ in workers]
+        self._held = dict.fromkeys(tasks.kept, 0.0)
+        self._flying = dict.fromkeys(tasks.kept, 0)
+        self._claims = dict(tasks.kept)
+        self._room = list(tasks.room)
+        for (_, worker), least in tasks.least.items():
+            self._room[worker] -= least
+
+    def run(self) -> Orders | None:
+        """The order of each worker; None: it stops before the end."""
+        tasks = self._tasks
+        m_count, lanes, lane_of, rank = tasks.micro_batches, tasks.lanes, tasks.lane_of, self._rank
+        waits, there = list(tasks.waits), [0.0] * tasks.count
+        free, link_s = [0.0] * tasks.workers, dict[int, float]()
+        orders: Orders = [[] for _ in range(tasks.workers)]
+        behind = tasks.behind
+        for task, count in enumerate(waits):
+            if not count:
+                self.coming[tasks.row(task).worker].append((0.0, task))
+        for coming in self.coming:
+            heapify(coming)
+        turns = [(0.0, worker) for worker in range(tasks.workers)]
+        while turns:
+            now, worker = heappop(turns)
+            if now < free[worker]:
+                continue  # it has begun something meanwhile, and has a turn when that is through
+            coming, ready = self.coming[worker], self.ready[worker]
+            while coming and coming[0][0] <= now:
+                task = heappop(coming)[1]
+                heappush(ready, (rank[task], task))
+            task = self._chosen(worker, now)
+            if task < 0:
+                if coming:
+                    heappush(turns, (coming[0][0], worker))
+                continue
+            orders[worker].append(task)
+            number, m = divmod(task, m_count)
+            row = lanes[lane_of[m]][number]
+            end = now + row.seconds
+            free[worker] = end + row.busy_s
+            heappush(turns, (free[worker], worker))
+            self._keep(row)
+            for link, seconds, reader in row.sends:
+                arrival = max(link_s.get(link, 0.0), end) + seconds
+                link_s[link] = arrival
+                later = reader * m_count + m
+                there[later] = max(there[later], arrival)
+                waits[later] -= 1
+                if not waits[later]:
+                    target = lanes[lane_of[m]][reader].worker
+                    heappush(self.coming[target], (there[later], later))
+                    heappush(turns, (max(there[later], free[target]), target))
+            for later in behind[task]:
+                waits[later] -= 1
+                if not waits[later]:
+                    heappush(coming, (there[later], later))
+        return orders if sum(map(len, orders)) == tasks.count else None
+
+    def _chosen(self, worker: int, now: float) -> int:
+        """What a worker starts now; -1: nothing."""
+        ready, coming = self.ready[worker], self.coming[worker]
+        while ready:
+            rank, task = heappop(ready)
+            row = self._tasks.row(task)
+            if not self._may(row):
+                self.blocked[worker].append(task)
+                continue
+            if self._patience and coming:
+                soon, other = coming[0]
+                if (
+                    soon <= now + self._patience * row.seconds
+                    and self._rank[other] < rank
+                    and self._may(self._tasks.row(other))
+                ):
+                    heappush(ready, (rank, task))
+                    return -1
+            return task
+        return -1
+
+    def _may(self, row: TaskRow) -> bool:
+        """Whether there is room for what a task keeps."""
+        if row.kind is not ActionKind.FORWARD:
+            return True
+        where = row.stage, row.worker
+        if self._flying[where] >= self._most[where]:
+            return False
+        return self._held[where] + row.bytes - self._claims[where] <= self._room[row.worker]
+
+    def _keep(self, row: TaskRow) -> None:
+        """Count what a task keeps, or frees."""
+        where = row.stage, row.worker
+        self._held[where] += row.bytes
+        if row.kind is ActionKind.FORWARD:
+            self._flying[where] += 1
+            more = self._held[where] - self._claims[where]
+            if more > 0:
+                self._claims[where] += more
+                self._room[row.worker] -= more
+            return
+        if row.kind is not ActionKind.BACKWARD_WEIGHT:
+            self._flying[where] -= 1
+        for task in self.blocked[row.worker]:
+            heappush(self.ready[row.worker], (self._rank[task], task))
+        self.blocked[row.worker].clear()
+
+
+def _depths(tasks: PlacedTasks, rule: PriorityRule) -> dict[tuple[int, int], float]:
+    """The most micro-batches that a stage has in flight on a worker."""
+    if math.isinf(rule.depth):
+        return dict.fromkeys(tasks.kept, math.inf)
+    stages, found = tasks.plan.stages, {}
+    for stage, worker in tasks.kept:
+        flying = sum(len(each.workers) for each in stages[stage:]) / len(stages[stage].workers)
+        found[stage, worker] = max(1.0, math.ceil(rule.depth * flying - 1e-9))
+    return found
+
+
+def _priorities(tasks: PlacedTasks, rule: PriorityRule) -> list[float]:
+    """Of each task its place by the rule: the least goes first."""
+    m_count, stages = tasks.micro_batches, len(tasks.plan.stages)
+    width, worlds = len(tasks.kinds), tasks.workers
+    span = float(m_count * stages)
+    found: list[float] = []
+    for stage, kind in itertools.product(range(stages), tasks.kinds):
+        forward = kind is ActionKind.FORWARD
+        for m in range(m_count):
+            deep = stages - 1 - stage
+            if rule.stages == "in turn":
+                place = (m // worlds * stages + (stage if forward else deep)) * worlds + m % worlds
+            else:
+                place = deep * m_count + m
+            if rule.first == "micro-batch":
+                late = 2 * m_count if kind is ActionKind.BACKWARD_WEIGHT else 2 * m
+                found.append(float((late + forward) * stages + deep))
+            else:
+                late = forward == (rule.first == "backward")
+                found.append(place + span * 2 * (2 if kind is ActionKind.BACKWARD_WEIGHT else late))
+    assert len(found) == stages * width * m_count
+    return found

@@ -1,0 +1,247 @@
+"""Orders that are solved, for a whole problem: placements with any number of stages a worker, each with its best order.
+
+    plans at hand   the best of every setting, baselines, loops over all workers ── priced by a quick list schedule
+    placements      local search from the best of them, with the micro-batch counts that promise most
+    orders          of the best placements: the named schedules' own, every rule, exchanges
+
+Of what is found, `bounds.py` says how far it may be from the best.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from assigner.errors import FormatError
+from assigner.formats.orders import ListedStep, written_order
+from assigner.schedule.backwardparts import may_split
+from assigner.schedule.orders import LETTERS, listed, order_of
+from assigner.solver import tuning
+from assigner.solver.contest import BASELINE, PROVEN, Proposal
+from assigner.solver.free.annealing import Annealing
+from assigner.solver.free.set_memory import SetMemory
+from assigner.solver.free.set_prices import SetPrices
+from assigner.solver.free.starts import loop, of_plan
+from assigner.solver.orders.improving import best_orders
+from assigner.solver.orders.listing import QUICK, list_schedule
+from assigner.solver.orders.placements import ListedPricing
+from assigner.solver.orders.tasks import PlacedTasks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from assigner.formats.plan import Plan
+    from assigner.formats.terms import Schedule
+    from assigner.solver.baselines import FoundBaseline
+    from assigner.solver.orders.tasks import Orders
+    from assigner.solver.search import Search
+
+LIST_SCHEDULING = "list scheduling"
+"""How listed orders are found."""
+
+
+def with_orders(
+    search: Search, best: Proposal | None, simple: Sequence[FoundBaseline], *, fastest_s: float, effort: float = 1.0
+) -> Proposal | None:
+    """The plan to answer with, where several stages a worker and any order may be better.
+
+    A named schedule, and one stage a worker above all, is simpler: what gains less than `tuning.LISTED_GAIN` is not
+    worth another plan, unless a baseline is faster.
+
+    Args:
+        search: What was found with one stage a worker, under schedule "auto" or "listed".
+        best: The plan chosen there; None: there is none.
+        simple: The baselines.
+        fastest_s: The fastest step found there; `best` may be preferred to it.
+        effort: A share of what may be spent.
+    """
+    allowed = [each for each in simple if each.plan and _may_share(search, each.plan)]
+    found = OrderSearch(search, simple, effort=effort).run()
+    if search.listed:
+        listed_ = [each for each in found if each.plan.schedule == "listed"]
+        if listed_:
+            return min(listed_, key=lambda each: each.value)
+        return best and Proposal(listed(best.plan), best.value, best.found_by)
+    found += [Proposal(_named(each.plan), each.step_s, f"{BASELINE}: {each.title}") for each in allowed if each.plan]
+    least = min((each.value for each in found), default=math.inf)
+    baseline = min((each.step_s for each in allowed), default=math.inf) * (1 + PROVEN)
+    chosen = best
+    if best is None or best.value > baseline or least < fastest_s * (1 - tuning.LISTED_GAIN):
+        most = min(least * (1 + tuning.LISTED_GAIN), max(baseline, least))
+        good = [each for each in found if each.value <= most]
+        chosen = min(good, key=lambda each: (each.plan.schedule == "listed", each.value), default=best)
+    if chosen is not None and least < chosen.value * (1 - PROVEN):
+        search.any_order_found_s = least
+    return chosen
+
+
+def _may_share(search: Search, plan: Plan) -> bool:
+    """Whether no stage of a plan has more workers than were asked for."""
+    return max(len(stage.workers) for stage in plan.stages) <= search.problem.most_replicas
+
+
+def _named(plan: Plan) -> Plan:
+    """A plan with several stages a worker under GPipe has this schedule's other name."""
+    return replace(plan, schedule="interleaved") if len(plan.stages) > len(plan.workers) else plan
+
+
+class OrderSearch:
+    """One search, after that of the named schedules.
+
+    Args:
+        search: What was found under these.
+        simple: The baselines.
+        effort: A share of what may be spent.
+    """
+
+    def __init__(self, search: Search, simple: Sequence[FoundBaseline], *, effort: float = 1.0) -> None:
+        self._search, self._contest, self._problem = search, search.contest, search.problem
+        self._effort = effort
+        self._plans = list(self._at_hand(simple))
+
+    def run(self) -> list[Proposal]:
+        """Plans, of each placement under the named schedules and with listed orders; empty where there is no time."""
+        if self._over() or not self._plans:
+            return []
+        found = [(self._rough_s(plan), plan) for plan in self._plans]
+        found = sorted((each for each in found if math.isfinite(each[0])), key=lambda each: each[0])
+        found = sorted([*found, *self._placements(found)], key=lambda each: each[0])
+        proposals: list[Proposal] = []
+        for _, plan in found[: tuning.LISTED_POLISHED]:
+            if not (self._over() and proposals):
+                proposals += self._polished(plan)
+        return proposals
+
+    def _over(self) -> bool:
+        return self._contest.left_s <= 0 or self._contest.interrupted
+
+    def _at_hand(self, simple: Sequence[FoundBaseline]) -> Iterator[Plan]:
+        """Plans whose placement is worth a look, each once."""
+        seen = set[object]()
+        plans = [setting.best.plan for setting in self._search.settings if setting.best]
+        plans += [each.plan for each in simple if each.plan is not None]
+        if self._contest.best is not None:
+            plans.insert(0, self._contest.best.plan)
+        for plan in plans:
+            stages = tuple((stage.workers, stage.partitions, stage.rematerialise) for stage in plan.stages)
+            count = 2 * len(plan.stages) * plan.micro_batches
+            if (plan.micro_batches, stages) not in seen and count <= tuning.MOST_TASKS:
+                seen.add((plan.micro_batches, stages))
+                if _may_share(self._search, plan):
+                    yield plan
+
+    def _rough_s(self, plan: Plan) -> float:
+        """What a plan's placement promises: under its own schedule, or by a quick list schedule."""
+        try:
+            tasks = PlacedTasks(plan, self._problem.cost)
+            tried = [
+                *(orders for _, orders in itertools.islice(named_orders(plan, tasks), 1)),
+                *(list_schedule(tasks, rule) for rule in QUICK),
+            ]
+            return min((tasks.step_s(each) for each in tried if each and tasks.fits(each)), default=math.inf)
+        except FormatError:
+            return math.inf
+
+    def _placements(self, found: Sequence[tuple[float, Plan]]) -> list[tuple[float, Plan]]:
+        """Local search over placements, from the best ones with one worker a stage."""
+        problem = self._problem
+        names = len(problem.workers)
+        if len(problem.order) * names * names > tuning.LISTED_VALUES or names < 2:
+            return []
+        limit = self._contest.best_value * (1 + tuning.HOT)
+        starts: list[tuple[float, int, int]] = []
+        annealings: dict[int, Annealing] = {}
+        arrangements = {}
+        for count in dict.fromkeys(setting.micro_batches for setting in self._search.settings):
+            actions = int(self._effort * tuning.LISTED_TASKS / tuning.LISTED_COUNTS)
+            per_try = 2 * count * 2 * names + 50
+            if self._over() or per_try * 20 > actions:
+                continue
+            table = SetPrices(problem, count)
+            if not all(table.homes):  # at this size, a partition has no worker that it is priced on and fits
+                continue
+            pricing = ListedPricing(SetMemory(table), limit)
+            annealing = Annealing(
+                pricing, seed=problem.options.seed, stop=self._over, actions=actions,
+                tries=min(tuning.LISTED_TRIES, max(1, actions // per_try)),
+            )  # fmt: skip
+            annealings[count] = annealing
+            stages = [of_plan(problem, plan) for _, plan in found[:6] if not plan.is_replicated]
+            stages += [loop(table, times) for times in (1, 2, 3)]
+            priced = [each for each in map(annealing.start, dict.fromkeys(stages)) if each]
+            if priced:
+                arrangements[count] = min(priced, key=lambda each: each.value_s)
+                starts.append((arrangements[count].value_s, count, 0))
+        better = []
+        for _, count, _ in sorted(starts)[: tuning.LISTED_COUNTS]:
+            if not self._over():
+                best = annealings[count].run(arrangements[count])
+                better.append((best.value_s, best.plan("interleaved")))
+        return better
+
+    def _polished(self, plan: Plan) -> Iterator[Proposal]:
+        """The placement under the named schedules that fit, and with the best orders found for it."""
+        tasks, starts = PlacedTasks(plan, self._problem.cost), []
+        for named, orders in named_orders(plan, tasks):
+            if tasks.fits(orders):
+                starts.append(orders)
+                with contextlib.suppress(FormatError):  # its reductions would wait for each other
+                    yield Proposal(named, tasks.step_s(orders), LIST_SCHEDULING)
+        most = int(self._effort * tuning.ORDER_TASKS)
+        found = best_orders(tasks, starts, most=most, stop=self._over)
+        if found is not None:
+            yield Proposal(listed_plan(plan, tasks, found.orders), found.step_s, LIST_SCHEDULING)
+        if self._may_split(plan):
+            parts = PlacedTasks(plan, self._problem.cost, split=True)
+            found = best_orders(parts, most=most, stop=self._over)
+            if found is not None:
+                yield Proposal(listed_plan(plan, parts, found.orders), found.step_s, LIST_SCHEDULING)
+
+    def _may_split(self, plan: Plan) -> bool:
+        """The parts of all backwards were measured, and hardly take longer than whole ones."""
+        return all(
+            may_split(self._problem.cost, stage.partitions, worker, plan.micro_batch_size)
+            for stage in plan.stages
+            for worker in stage.workers
+        )
+
+
+NAMED: tuple[Schedule, ...] = ("interleaved-1f1b", "1f1b")
+"""Rules whose orders are starts of every placement that they run, beside GPipe's."""
+
+
+def named_orders(plan: Plan, tasks: PlacedTasks) -> Iterator[tuple[Plan, Orders]]:
+    """What the named schedules make of a plan's stages: its own first, with its warm-up depths."""
+    own: Schedule = "interleaved" if plan.schedule == "gpipe" and len(plan.stages) > tasks.workers else plan.schedule
+    named_gpipe: Schedule = "gpipe" if len(plan.stages) <= tasks.workers else "interleaved"
+    for schedule in dict.fromkeys((own, named_gpipe, *NAMED)):
+        try:
+            named = plan if schedule == plan.schedule else _renamed(plan, schedule)
+            orders = tasks.of_steps([order_of(named, worker) for worker in plan.workers])
+        except FormatError:  # it cannot order several stages a worker
+            continue
+        yield named, orders
+
+
+def unlisted(plan: Plan) -> Plan:
+    """A plan with listed orders under the named schedule that any placement has; another one as it is."""
+    return _renamed(plan, "gpipe" if len(plan.stages) <= len(plan.workers) else "interleaved") if plan.orders else plan
+
+
+def _renamed(plan: Plan, schedule: Schedule) -> Plan:
+    """The plan under a named schedule with its usual depths."""
+    stages = tuple(replace(stage, in_flight=None) for stage in plan.stages)
+    return replace(plan, schedule=schedule, stages=stages, orders={})
+
+
+def listed_plan(plan: Plan, tasks: PlacedTasks, orders: Orders) -> Plan:
+    """The plan with these orders written out."""
+    written = {}
+    for worker, order in zip(plan.workers, orders, strict=True):
+        steps = (tasks.step(task) for task in order)
+        written[worker] = written_order(ListedStep(stage, LETTERS[kind], m) for kind, stage, m in steps)
+    stages = tuple(replace(stage, in_flight=None) for stage in plan.stages)
+    return replace(plan, schedule="listed", orders=written, stages=stages)

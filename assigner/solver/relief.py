@@ -1,0 +1,111 @@
+"""Where memory binds: plans whose workers divide the optimizer state of the stages that they share.
+
+The search places stages whose workers all have the whole state of what they hold. Where that leaves too little room for
+a micro-batch's activations, its best plans rematerialise, or are none. Those are looked at once more, and so is the
+whole model on every worker: with the state divided (`memory.divided`) they may rematerialise less, at the price of
+handing out what each worker has updated. A plan that is faster so takes the place of the best one.
+
+What the search proves is about plans that divide nothing. Of those that do, the perfect split of all work is the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from assigner.errors import FormatError
+from assigner.schedule.replication import taken
+from assigner.schedule.timing import step_s
+from assigner.solver.baselines.data_parallel import equal_shares, shares_by_speed
+from assigner.solver.baselines.prices import BaselinePrices
+from assigner.solver.contest import PROVEN, TOTAL_WORK, Proposal
+from assigner.solver.memory import divided
+from assigner.solver.perfect_split import perfect_split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from assigner.formats.plan import Plan
+    from assigner.solver.answer import Solution
+    from assigner.solver.problem import Problem
+    from assigner.solver.search import Search
+
+DIVIDED = "optimizer state divided where memory binds"
+"""How such a plan was found."""
+
+
+def relieved(search: Search, best: Proposal | None) -> Proposal | None:
+    """A faster plan than the best, with optimizer state divided; None: there is none.
+
+    Args:
+        search: That has ended, for the step time.
+        best: The fastest plan that divides nothing; None: there is none.
+    """
+    problem = search.problem
+    if problem.most_replicas < 2:
+        return None
+    below = float("inf") if best is None else best.value * (1 - PROVEN)
+    found: Proposal | None = None
+    for plan in _candidates(search, best):
+        if _busiest_s(problem, plan) >= below or not problem.options.searches(plan):
+            continue
+        other = divided(problem, plan)
+        if other is None:
+            continue
+        try:
+            seconds = step_s(other, problem.cost)
+        except FormatError:  # a link is missing
+            continue
+        if seconds < below:
+            found, below = Proposal(other, seconds, DIVIDED), seconds
+    return found
+
+
+def with_its_proof(solution: Solution) -> Solution:
+    """A solution whose plan divides optimizer state, with what is proven of such plans."""
+    assert solution.plan.solver is not None
+    scope = "all plans, also those that divide optimizer state"
+    return replace(
+        solution,
+        plan=replace(solution.plan, solver=replace(solution.plan.solver, scope=scope, proven_by=(TOTAL_WORK,))),
+    )
+
+
+def least_work_s(problem: Problem) -> float:
+    """No step is shorter, whoever holds what: all work split perfectly among the workers, at the best count."""
+    found = []
+    for count in problem.options.counts(problem.cost):
+        rows = [problem.prices(count).costs(worker.name) for worker in problem.workers]
+        seconds = [[math.inf if each is None else each.forward_s + each.backward_s for each in row] for row in rows]
+        weights, least = perfect_split(np.array(seconds))
+        if np.isfinite(least).all():
+            found.append(count * float(least.sum() / weights.sum()))
+    return min(found)
+
+
+def _busiest_s(problem: Problem, plan: Plan) -> float:
+    """What one worker of a plan computes in a step, recomputing left out: no step of it is shorter."""
+    table = problem.prices(plan.micro_batches)
+    found = dict.fromkeys(plan.workers, 0.0)
+    for n, stage in enumerate(plan.stages):
+        at = [problem.position[name] for name in stage.partitions]
+        for worker in stage.workers:
+            row = table.measured(worker)
+            once = sum(price.forward_s + price.backward_s for i in at if (price := row[i]) is not None)
+            found[worker] += len(taken(plan, n, worker)) * once
+    return max(found.values())
+
+
+def _candidates(search: Search, best: Proposal | None) -> Iterator[Plan]:
+    """The best plans with shared stages, and the whole model on every worker, whether it fits or not."""
+    for proposal in (best, *(setting.best for setting in search.settings)):
+        if proposal is not None and proposal.plan.is_replicated:
+            yield proposal.plan
+    pricing = BaselinePrices(search.problem)
+    for make in (equal_shares, shares_by_speed):
+        for candidate in make(pricing):
+            if candidate.replicas and pricing.keeps_hints(candidate):
+                yield pricing.plan(candidate, everything=False)

@@ -1,0 +1,71 @@
+"""Programs forked from a process that has torch end as real ones do, and nothing of them is left."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+UP = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def ended(python: Path | str, *words: str, text: str = "") -> tuple[int, str, str]:
+    """How a program ends, what it says, and the last line of its errors."""
+    done = subprocess.run([python, *words], input=text, capture_output=True, text=True, timeout=600, check=False)
+    return done.returncode, done.stdout, done.stderr.rpartition("\n")[0].rpartition("\n")[2]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; print(sys.argv[1:], sys.stdin.read(), __name__)", "raise SystemExit(3)",
+        "import sys; sys.exit('words')", "raise ValueError('words')", "import os; os.kill(os.getpid(), 9)",
+        "import atexit; atexit.register(print, 'at the end'); print('before', end=' ')",
+        "import assigner_cli.nothing",
+    ],
+)  # fmt: skip
+def test_a_program_ends_as_a_real_one(programs: Path, code: str) -> None:
+    """Its exit code or signal, its output, and the words of its error."""
+    assert ended(programs / "python", "-c", code, "a", "b c", text="in") == ended(
+        sys.executable, "-c", code, "a", "b c", text="in"
+    )
+
+
+def test_a_script_and_a_module_find_what_stands_beside_them(programs: Path, tmp_path: Path) -> None:
+    """A script's own folder comes first, and it is the main module; `-m` takes the name from the path."""
+    (tmp_path / "beside.py").write_text("WORD = 'beside'\n")
+    (tmp_path / "script.py").write_text("import sys, beside\nprint(beside.WORD, __name__, sys.argv[1:])\n")
+    assert ended(programs / "python", str(tmp_path / "script.py"), "x") == (0, "beside __main__ ['x']\n", "")
+    assert ended(programs / "python", "-m", "assigner", "--version") == ended(
+        sys.executable, "-m", "assigner", "--version"
+    )
+
+
+def test_nothing_of_assigner_is_imported_before_it_begins(programs: Path) -> None:
+    """torch is there; what a program imports of this repository is what it finds."""
+    code = "import sys; print('torch' in sys.modules, [name for name in sys.modules if name.startswith('assigner')])"
+    assert ended(programs / "python", "-c", code) == (0, "True []\n", "")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 5), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_signal_reaches_the_program(programs: Path, number: int, code: int) -> None:
+    """It is passed on; one that cannot be, because it kills at once, ends the program too."""
+    with subprocess.Popen([programs / "python", "-c", UP], stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        program = Path("/proc") / started.stdout.readline().strip()
+        assert program.is_dir()
+        started.send_signal(number)
+        assert started.wait(600) == code
+    until = time.monotonic() + 600
+    while program.is_dir():
+        assert time.monotonic() < until
+        time.sleep(0.01)
