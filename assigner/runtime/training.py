@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from assigner.runtime.remat import Rematerialisation
     from assigner.runtime.replicas import ReplicaWatch
     from assigner.runtime.state import PartitionState
-    from assigner.runtime.variants import Variant, Variants
+    from assigner.runtime.variants import Variant, VariantGroup, Variants
     from assigner.schedule.program import Program
 
 
@@ -44,7 +44,8 @@ class Training:
 
     Attributes:
         executor: Runs the plan's own graph.
-        as_planned: The last step ran the plan's own graph and nothing else.
+        as_planned: The last step did what the plan says and nothing else: the actions of its program, through one graph.
+            Micro-batches of one row have a graph of their own, mostly with the same actions.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Training:
             loss_factor: What the loss's gradient is multiplied by.
             outputs_to: Who wants the model's outputs; None: nobody.
             reduction: Adds up the gradients of stages that several workers share; it begins here where the step runs
-                the plan's own graph alone.
+                one graph alone, with the plan's actions.
 
         Returns:
             By the ranks that make the model's output their numbers (see `assigner.runtime.results`), and the outputs.
@@ -105,14 +106,14 @@ class Training:
         check_groups(self.workload, groups)
         self.carried.bring(groups)
         self.needs.check_groups(groups, loss=True)
-        self.as_planned = len(groups) == 1 and groups[0].variant.is_planned
+        programs = [self._program(group, program) for group in groups]
+        self.as_planned = len(groups) == 1 and (programs[0] is program or programs[0].actions == program.actions)
         found: dict[int, list[float]] = {}
         outputs = None if outputs_to is None else BatchOutputs(groups, self.workload, self.variants.plan, outputs_to)
         self.watch.begin(training=True)
-        for group in groups:
-            whole = len(group.places) == len(micro_batches) and group.variant.is_planned
-            mine = program if whole else group.variant.programs.counted(len(group.places), training=True)
+        for group, mine in zip(groups, programs, strict=True):
             self._running = self._executor(group.variant)
+            self._running.recorder = self.executor.recorder
             numbers = self._running.run(
                 mine, group.micro_batches, number, places=group.places, loss_factor=loss_factor, outputs=outputs,
                 reduction=reduction if self.as_planned else None,
@@ -128,6 +129,12 @@ class Training:
         for group in groups:
             self._executor(group.variant).stores.commit()
         return found, outputs
+
+    @staticmethod
+    def _program(group: VariantGroup, planned: Program) -> Program:
+        if group.variant.is_planned and len(group.places) == planned.plan.micro_batches:
+            return planned
+        return group.variant.programs.counted(len(group.places), training=True)
 
     def forget(self) -> None:
         """Drop what an unfinished step holds."""

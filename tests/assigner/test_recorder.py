@@ -190,6 +190,21 @@ def test_steps_that_are_not_the_plans_program_are_not_kept(tmp_path):
     assert [action.kind for action in trace.workers[0].actions].count("update") == 1
 
 
+def test_micro_batches_of_one_row_are_traced(tmp_path):
+    """Their graph is another than that of more rows, with the same actions: the trace has them all."""
+    made = language()
+    plan = make_plan(made, micro_batches=8)
+    assert plan.micro_batch_size == 1
+    with Pipeline(made, plan, graph=graph_of(made)) as pipeline, pipeline.trace(tmp_path / "trace.json"):
+        pipeline.step(made.make_batch(8, 0))
+    (worker,) = load_trace(tmp_path / "trace.json").workers
+    graph = graph_of(made)
+    program = build_program(plan, graph.edges, graph.ties)
+    assert [(each.kind, each.stage, each.micro_batch) for each in worker.actions if each.kind != "step"] == [
+        (each.kind, each.stage, each.micro_batch) for each in program.actions[worker.worker]
+    ]
+
+
 def test_tracing_changes_no_result(tmp_path):
     """Losses with a trace are to the last bit those without one."""
     made = language(dropout=0.3)
