@@ -44,7 +44,7 @@ class Training:
 
     Attributes:
         executor: Runs the plan's own graph.
-        as_planned: The last step did what the plan says and nothing else: the actions of its program, through one graph.
+        as_planned: The last step did what the plan says and nothing else: its program's actions, through one graph.
             Micro-batches of one row have a graph of their own, mostly with the same actions.
     """
 
