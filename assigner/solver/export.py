@@ -121,14 +121,14 @@ def export_model(
     """As `assigner.solver.export_model`."""
     check_exportable(profile, options, path)
     setting = _setting(plan, profile, options, progress)
-    _check_size(len(setting.stage_options))
+    _check_size(len(setting.options.all))
     try:
         closed = setting.settle()
     except KeyboardInterrupt:
         closed = False
     best_s = setting.contest.best_value
     unit = 10.0 ** (math.floor(math.log10(best_s)) - 3)
-    model = setting.statement(setting.instance, setting.stage_options, unit=unit)
+    model = setting.statement(setting.instance, setting.options.all, unit=unit)
     for cut in setting.cuts:
         model.cut(*cut)
     problem = setting.problem

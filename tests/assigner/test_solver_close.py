@@ -43,7 +43,7 @@ def test_the_ilp_of_1f1b_is_a_bound(case):
             bounds = []
             for setting in settings:
                 assert isinstance(setting, LadderSetting)
-                model = OneFOneBModel(setting.instance, setting._options.all, unit=1e-3)
+                model = OneFOneBModel(setting.instance, setting.options.all, unit=1e-3)
                 outcome = search.contest.backend.search(model.problem, gap=0.0, cutoff=math.inf, time_limit=60)
                 bounds.append(outcome.bound * model.unit)
             assert 0 < min(bounds) <= best[0] * (1 + 1e-9)

@@ -25,7 +25,7 @@ def _pipelines(profile, micro_batches, most=6):
     (setting,) = search.settings
     assert isinstance(setting, LadderSetting)
     setting.price()
-    found = setting._program.run(width=5_000, dominance=False, most=5_000).pipelines
+    found = setting.program.run(width=5_000, dominance=False, most=5_000).pipelines
     return setting, sorted(found, key=lambda each: (-len(each[1]), each[0]))[:most]
 
 
@@ -47,7 +47,7 @@ def test_a_box_of_one_choice_is_bounded_by_its_step_time(seed):
             search = DepthSearch(setting.instance, [(price, pipeline)])
             search._open.low[-len(pipeline) :, 0] = search._open.high[-len(pipeline) :, 0] = depths
             ((bound, _, found),) = search.split(np.inf)
-            value, _ = setting._worth(setting._plan(pipeline, depths))
+            value, _ = setting.worth(setting.plan_of(pipeline, depths))
             assert found == depths
             assert bound == pytest.approx(value, rel=1e-12)
             compared += 1
@@ -67,7 +67,7 @@ def test_no_choice_of_a_box_takes_less_than_its_bound(seed):
         search._open.low[-len(pipeline) :, 0], search._open.high[-len(pipeline) :, 0] = low, high
         (bound,) = search._bounds(search._open)
         inside = [each for each in depths if (low <= each).all() and (each <= high).all()]
-        best = min(setting._worth(setting._plan(pipeline, each))[0] for each in inside)
+        best = min(setting.worth(setting.plan_of(pipeline, each))[0] for each in inside)
         assert 0 < bound <= best * (1 + 1e-12)
 
 
@@ -77,7 +77,7 @@ def test_the_search_ends_with_the_best_depths_of_all(seed):
     setting, pipelines = _pipelines(_chain(seed, 8), 8, most=40)
     pipelines = pipelines[::4]
     best = min(
-        setting._worth(setting._plan(pipeline, depths))[0]
+        setting.worth(setting.plan_of(pipeline, depths))[0]
         for _, pipeline in pipelines
         for depths in falling(_ranges(pipeline), 8)
     )

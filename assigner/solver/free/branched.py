@@ -93,7 +93,7 @@ class BranchedSetting(LadderSetting):
         """Simulate the ladder's pipelines; then bound a step by the work and the paths of every placement."""
         super().prove()
         self.cut_short = False  # more of the intervals of one order prove nothing about other stages
-        if self.decided or self._objective != "step" or self.contest.left_s <= 0:
+        if self.decided or self.objective != "step" or self.contest.left_s <= 0:
             return
         contest, table = self.contest, SetPrices(self.problem, self.micro_batches)
         if len(self.problem.order) * len(set(table.group)) > tuning.VARIABLES:
@@ -129,7 +129,7 @@ class BranchedSetting(LadderSetting):
         """Offer stages that fit with so few micro-batches in flight."""
         problem = self.problem
         adapted = replace(
-            plan, objective=self._objective, schedule=self.schedule, workload=problem.workload,
+            plan, objective=self.objective, schedule=self.schedule, workload=problem.workload,
             micro_batches=self.micro_batches, micro_batch_size=self.size,
             stages=tuple(
                 replace(stage, in_flight=in_flight if self.schedule == "1f1b" else None) for stage in plan.stages

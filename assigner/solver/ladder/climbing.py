@@ -61,13 +61,14 @@ class LadderSetting(PipelineSetting):
             super().raise_bound(bound, proof)
 
     @cached_property
-    def _program(self) -> DynamicProgram:
-        options = StageOptions(self.instance, deep=True, relaxed=True) if self._coarse else self._options
+    def program(self) -> DynamicProgram:
+        """Its dynamic program; with too many options, memory is left out of it."""
+        options = StageOptions(self.instance, deep=True, relaxed=True) if self._coarse else self.options
         return DynamicProgram(self.instance, options, self._additive(), until=self.contest.until)
 
     def price(self) -> None:
         """The perfect split of all work: no plan of any schedule is faster."""
-        self.raise_bound(self._program.least(), TOTAL_WORK)
+        self.raise_bound(self.program.least(), TOTAL_WORK)
         self.decided = math.isinf(self.bound)
 
     def start(self) -> None:
@@ -99,7 +100,7 @@ class LadderSetting(PipelineSetting):
 
     def _climb(self, width: int) -> Sequence[tuple[float, Sequence[StageOption]]]:
         """Prices and pipelines below the target, the best first; the bound is raised to what the ladder proves."""
-        if self.decided or self._options.count() > tuning.COARSE_OPTIONS:
+        if self.decided or self.options.count() > tuning.COARSE_OPTIONS:
             return ()
         target = self.contest.target
         climb = self._run(width, most=tuning.MOST_SIMULATED)
@@ -119,7 +120,7 @@ class LadderSetting(PipelineSetting):
     def _run(self, width: int, *, most: int, dominance: bool = True) -> PricedPipelines:
         """The ladder, with as many times the room as the effort."""
         effort = min(self.effort, tuning.MOST_LABELS // tuning.LABELS)
-        return self._program.run(
+        return self.program.run(
             cutoff=self.contest.target, width=width * effort, made=tuning.LABELS * effort, dominance=dominance,
             most=most * self.effort,
         )  # fmt: skip
@@ -127,8 +128,8 @@ class LadderSetting(PipelineSetting):
     @property
     def _boxed(self) -> bool:
         """Whether depths are searched for by branch and bound: all are, so that what is below the target is certain."""
-        deep = self.schedule == "1f1b" and self._objective == "step"
-        return deep and self.problem.exact and not self._options.only_shared
+        deep = self.schedule == "1f1b" and self.objective == "step"
+        return deep and self.problem.exact and not self.options.only_shared
 
     def prove(self) -> None:
         """Simulate every pipeline whose price is below the target, the lowest first, while there is room and time."""
@@ -162,9 +163,9 @@ class LadderSetting(PipelineSetting):
                 if any(depth > option.deepest for option, depth in zip(pipeline, depths, strict=True)):
                     open_ = min(open_, bound)  # with more recomputing than an option stands for
                 elif bound < self.contest.target:
-                    value, _ = self._worth(self._plan(pipeline, depths))
+                    value, _ = self.worth(self.plan_of(pipeline, depths))
                     self._check(bound, value)
-                    self.offer(value, partial(self._plan, pipeline, depths), ENUMERATION)
+                    self.offer(value, partial(self.plan_of, pipeline, depths), ENUMERATION)
             self.raise_bound(min(search.bound, open_, self.contest.target), ENUMERATION)
             self.contest.watch()
         self.raise_bound(min(search.bound, open_, self.contest.target), ENUMERATION)
@@ -182,7 +183,7 @@ class LadderSetting(PipelineSetting):
             self.simulate(pipeline, price)
             self._deepen(pipeline)
             deeper = any(option.promised > option.deepest for option in pipeline)  # warm-ups that no option stands for
-            if self._objective == "step" and (deeper or not self._tried_all(pipeline)):
+            if self.objective == "step" and (deeper or not self._tried_all(pipeline)):
                 open_ = min(open_, price)
                 self.cut_short |= not deeper
         self.raise_bound(min(open_, self.contest.target), ENUMERATION)
@@ -191,12 +192,12 @@ class LadderSetting(PipelineSetting):
     def closable(self) -> bool:
         """As `Setting` has it: by the number of stage options; of throughput and latency the ladder itself is exact."""
         most = tuning.CLOSE_SEARCHED if self._boxed else tuning.CLOSE_OPTIONS
-        small = self._objective == "step" and self._options.count() <= tuning.CLOSE_OPTIONS
-        return small and len(self._options.all) <= most
+        small = self.objective == "step" and self.options.count() <= tuning.CLOSE_OPTIONS
+        return small and len(self.options.all) <= most
 
     def close(self) -> None:
         """Have the ILP close what is small; of the rest look at every pipeline below the target, before it is asked."""
-        small = len(self._options.all) <= tuning.CLOSE_OPTIONS
+        small = len(self.options.all) <= tuning.CLOSE_OPTIONS
         if small:
             self.settle()
         if self._boxed and not self.decided:
@@ -214,7 +215,7 @@ class LadderSetting(PipelineSetting):
     def _name_and_cut(self) -> None:
         contest, target = self.contest, self.contest.target
         options = [
-            option for option in self._options.all
+            option for option in self.options.all
             if self.micro_batches * (option.forward_s + option.backward_s) < target
         ]  # fmt: skip
         model = self.statement(self.instance, options, unit=contest.unit)
@@ -245,10 +246,5 @@ class LadderSetting(PipelineSetting):
                 return
 
     @property
-    def stage_options(self) -> Sequence[StageOption]:
-        """Every stage option: the columns of its ILP."""
-        return self._options.all
-
-    @property
     def _coarse(self) -> bool:
-        return self._options.count() > tuning.FULL_OPTIONS
+        return self.options.count() > tuning.FULL_OPTIONS

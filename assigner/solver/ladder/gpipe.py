@@ -47,12 +47,12 @@ class GPipeSetting(LadderSetting):
     @cached_property
     def _sharp(self) -> bool:
         """Whether the dynamic program's bounds are."""
-        return self._small and self._program.sharp
+        return self._small and self.program.sharp
 
     @property
     def closable(self) -> bool:
         """As `Setting` has it: by what the dynamic program can carry."""
-        return self._sharp and len(self._options.all) <= tuning.CLOSE_SEARCHED
+        return self._sharp and len(self.options.all) <= tuning.CLOSE_SEARCHED
 
     @cached_property
     def _by_kinds(self) -> bool:

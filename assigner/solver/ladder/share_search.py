@@ -55,7 +55,7 @@ class ShareSearch:
         found = self._target
         for shared in itertools.product(*(list(self._ways(option)) for option in self._pipeline)):
             self.room -= 1
-            if self._setting.price_of(shared) < self._target:
+            if self._setting.program.price(shared) < self._target:
                 found = min(found, self._least(shared))
             if self.room <= 0 or self._setting.contest.left_s <= 0:
                 self.room = min(self.room, 0)
@@ -67,7 +67,7 @@ class ShareSearch:
         if not option.shares:
             yield option
             return
-        options = self._setting.replica_options
+        options = self._setting.options
         members = options.sets[option.group]
         seconds = {group: options.seconds_of(option, group) for group in members}
         within = self._target - (option.update_s if self._times_steps else 0.0)
@@ -122,7 +122,7 @@ class ShareSearch:
                 return math.inf
             if least >= self._target:
                 return least
-        value = setting.worth(plan)
+        value, _ = setting.worth(plan)
         setting.offer(value, lambda: plan, ENUMERATION)
         if alike and math.isinf(value) and self._no_more(whole):
             return value
@@ -139,7 +139,7 @@ class ShareSearch:
 
     def _recomputed(self, shared: Pipeline, plan: Plan) -> list[dict[str, tuple[int, ...]]] | None:
         """What each worker of a shared stage must recompute for its memory, by stage; None: it is not known."""
-        options, found = self._setting.replica_options, []
+        options, found = self._setting.options, []
         for n, option in enumerate(shared):
             must: dict[str, tuple[int, ...]] = {}
             for worker, group in zip(plan.stages[n].workers, option.named, strict=False):

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.formats.plan import Plan
-    from assigner.formats.terms import Objective
     from assigner.solver.ladder.depths import Depths
     from assigner.solver.objectives import PipelineObjective
     from assigner.solver.prices import StageOption
@@ -43,33 +42,7 @@ class SharedSetting(LadderSetting):
 
     shares = True
     most_depths = tuning.SHARED_DEPTHS
-    _options: ReplicaOptions
-
-    @property
-    def replica_options(self) -> ReplicaOptions:
-        """Its stage options."""
-        return self._options
-
-    @property
-    def objective(self) -> Objective:
-        """What is made small."""
-        return self._objective
-
-    def price_of(self, pipeline: Sequence[StageOption]) -> float:
-        """A lower bound of a pipeline's value, at the shares that its options have."""
-        return self._program.price(pipeline)
-
-    def ranges(self, pipeline: Sequence[StageOption]) -> Sequence[range]:
-        """The warm-up depths that each stage may have."""
-        return self._ranges(pipeline)
-
-    def plan_of(self, pipeline: Sequence[StageOption], depths: Sequence[int]) -> Plan:
-        """The plan of a pipeline."""
-        return self._plan(pipeline, depths)
-
-    def worth(self, plan: Plan) -> float:
-        """A plan's value; inf: it cannot run."""
-        return self._worth(plan)[0]
+    options: ReplicaOptions
 
     def _stage_options(self, *, deep: bool) -> ReplicaOptions:
         self._below = math.inf  # what is left out of the options takes so long
@@ -81,7 +54,7 @@ class SharedSetting(LadderSetting):
         return self._below
 
     def _additive(self) -> PipelineObjective:
-        if self._objective == "step":
+        if self.objective == "step":
             return SharedStep(self.micro_batches, forwards_first=self.schedule == "gpipe")
         return super()._additive()
 
@@ -92,18 +65,18 @@ class SharedSetting(LadderSetting):
 
     def raise_bound(self, bound: float, proof: str) -> None:
         """Take a bound; what the dynamic program proves holds for the sets of workers that it looks at."""
-        if self._options.whole or proof == TOTAL_WORK:
+        if self.options.whole or proof == TOTAL_WORK:
             super().raise_bound(min(bound, self._below), proof)
 
     def price(self) -> None:
         """The perfect split of all work; stages are priced when they are asked for, below the best plan so far."""
-        self.raise_bound(self._program.least(), TOTAL_WORK)
+        self.raise_bound(self.program.least(), TOTAL_WORK)
         self.decided |= math.isinf(self.bound)
 
     def start(self) -> None:
         """Simulate one stage on the most promising sets of workers, and the dynamic program's best."""
-        whole = [self._stages([(0, number)]) for number, members in enumerate(self._options.sets) if len(members) > 1]
-        priced = [(self._program.price(each), n) for n, each in enumerate(whole) if each is not None]
+        whole = [self._stages([(0, number)]) for number, members in enumerate(self.options.sets) if len(members) > 1]
+        priced = [(self.program.price(each), n) for n, each in enumerate(whole) if each is not None]
         for price, n in sorted(priced)[: tuning.SHARED_STARTS]:
             pipeline = whole[n]
             if price < self.contest.target and pipeline is not None:
@@ -112,23 +85,23 @@ class SharedSetting(LadderSetting):
 
     def tighten(self) -> None:
         """As of `LadderSetting`, where every set of workers is looked at: else it tells no bound."""
-        if self._options.whole:
+        if self.options.whole:
             super().tighten()
 
     def prove(self) -> None:
         """As of `LadderSetting`, where every set of workers is looked at; local search is all there is elsewhere."""
-        if self._options.whole:
+        if self.options.whole:
             super().prove()
 
     def adopt(self) -> None:
         """As of `LadderSetting`, where there are shared stages to move to."""
-        if any(len(members) > 1 for members in self._options.sets):
+        if any(len(members) > 1 for members in self.options.sets):
             super().adopt()
 
     @property
     def closable(self) -> bool:
         """As `Setting` has it: by the number of stage options."""
-        return self._options.whole and self._options.count() <= tuning.CLOSE_OPTIONS
+        return self.options.whole and self.options.count() <= tuning.CLOSE_OPTIONS
 
     @property
     def most_effort(self) -> int:
@@ -140,9 +113,9 @@ class SharedSetting(LadderSetting):
         """As of `LadderSetting`, while all settings together have not used up what large problems may spend."""
         if self.most_effort == tuning.SHARED_EFFORT and self.contest.shared_work <= 0:
             return PricedPipelines((), lost=0.0)
-        before = self._program.work
+        before = self.program.work
         found = super()._run(width, most=most, dominance=dominance)
-        self.contest.shared_work -= self._program.work - before
+        self.contest.shared_work -= self.program.work - before
         return found
 
     def close(self) -> None:
@@ -182,18 +155,18 @@ class SharedSetting(LadderSetting):
         """As of `LadderSetting`: shares are not all tried."""
         return not any(option.shares for option in pipeline) and super()._tried_all(pipeline)
 
-    def _ranges(self, pipeline: Sequence[StageOption]) -> list[range]:
+    def ranges(self, pipeline: Sequence[StageOption]) -> list[range]:
         """As of `LadderSetting`; under GPipe all are in flight."""
         most = self.micro_batches
-        return [range(most, most + 1)] * len(pipeline) if self.schedule == "gpipe" else super()._ranges(pipeline)
+        return [range(most, most + 1)] * len(pipeline) if self.schedule == "gpipe" else super().ranges(pipeline)
 
-    def _worth(self, plan: Plan) -> tuple[float, float]:
+    def worth(self, plan: Plan) -> tuple[float, float]:
         """As of `LadderSetting`; what a shared stage's option promises of memory need not hold for these shares."""
         profile = self.problem.profile
         for worker in plan.workers:
             if worker_memory(self.problem.cost, plan, worker).total > profile.worker[worker].capacity_bytes:
                 return math.inf, math.inf
-        return super()._worth(plan)
+        return super().worth(plan)
 
     def _deepen(self, pipeline: Sequence[StageOption]) -> float:
         """The best value of a simulated pipeline after local search over its warm-up depths and shares."""
@@ -202,7 +175,7 @@ class SharedSetting(LadderSetting):
         if key in self._deepened or not depths or self._tried_all(pipeline):
             return value
         self._deepened.add(key)
-        ranges = self._ranges(pipeline)
+        ranges = self.ranges(pipeline)
 
         def neighbours(at: Point) -> Iterator[Point]:
             yield from ((shared, at[1]) for shared in _other_shares(at[0]))
@@ -210,13 +183,13 @@ class SharedSetting(LadderSetting):
 
         def price(tried: Point) -> float:
             self._actions -= 2 * self.micro_batches * sum(max(1, len(option.shares)) for option in tried[0])
-            return self._worth(self._plan(*tried))[0]
+            return self.worth(self.plan_of(*tried))[0]
 
         best, value = local_search(
             (tuple(pipeline), depths), value, neighbours=neighbours, price=price, may_go_on=self._may_go_on
         )
         self._seen[key] = value, best[1]
-        self.offer(value, lambda: self._plan(*best), LOCAL)
+        self.offer(value, lambda: self.plan_of(*best), LOCAL)
         return value
 
 

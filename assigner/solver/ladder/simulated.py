@@ -49,6 +49,8 @@ class PipelineSetting(Setting):
 
     Attributes:
         instance: The prices.
+        objective: What is made small.
+        options: The stages that can be placed.
 
     Args:
         contest: What it shares with the other settings.
@@ -65,8 +67,8 @@ class PipelineSetting(Setting):
         super().__init__(contest, micro_batches, problem)
         self.schedule = schedule
         self.instance = self.problem.prices(micro_batches)
-        self._objective: Objective = self.problem.options.objective
-        self._options = self._stage_options(deep=schedule == "1f1b")
+        self.objective: Objective = self.problem.options.objective
+        self.options = self._stage_options(deep=schedule == "1f1b")
         self._seen: dict[_Key, tuple[float, Depths]] = {}  # the best that was simulated
         self._deepened: set[_Key] = set()
         self._deep: dict[int, Depths] = {}  # by the number of stages: what the search for depths made of the best plan
@@ -76,9 +78,9 @@ class PipelineSetting(Setting):
         return self.instance.one_f_one_b if deep else self.instance.gpipe
 
     def _additive(self) -> PipelineObjective:
-        if self._objective == "throughput":
+        if self.objective == "throughput":
             return SteadyState(self.micro_batches)
-        if self._objective == "latency":
+        if self.objective == "latency":
             return Latency()
         return OneFOneBStep(self.micro_batches) if self.schedule == "1f1b" else GPipeStep(self.micro_batches)
 
@@ -97,7 +99,7 @@ class PipelineSetting(Setting):
             return self._seen[key][0]
         best, chosen = (math.inf, math.inf), _UNKNOWN
         for depths in self._depths(pipeline):
-            value, step = self._worth(self._plan(pipeline, depths))
+            value, step = self.worth(self.plan_of(pipeline, depths))
             as_good = value < best[0] * (1 + TIE) or math.isinf(best[0])
             if value < best[0] * (1 - TIE) or (as_good and step < best[1] * (1 - TIE)):
                 best, chosen = (value, step), depths
@@ -106,11 +108,11 @@ class PipelineSetting(Setting):
             return math.inf
         if price is not None:
             self._check(price, best[0])
-        self.offer(best[0], lambda: self._plan(pipeline, chosen), found_by)
+        self.offer(best[0], lambda: self.plan_of(pipeline, chosen), found_by)
         return best[0]
 
-    def _worth(self, plan: Plan) -> tuple[float, float]:
-        """The plan's value and its step time; inf: it cannot run."""
+    def worth(self, plan: Plan) -> tuple[float, float]:
+        """A plan's value and its step time; inf: it cannot run."""
         try:
             step = step_s(plan, self.problem.cost)
         except FormatError:  # two workers that must talk have no link, or a stage would wait for ever
@@ -118,13 +120,13 @@ class PipelineSetting(Setting):
         return self._value(plan, step), step
 
     def _value(self, plan: Plan, step_s: float) -> float:
-        if self._objective == "throughput":
+        if self.objective == "throughput":
             return self.micro_batches * steady_s(plan, self.problem.cost)
-        return latency_s(plan, self.problem.cost) if self._objective == "latency" else step_s
+        return latency_s(plan, self.problem.cost) if self.objective == "latency" else step_s
 
     def _check(self, price: float, value: float) -> None:
         """Raise AssignerError if the ladder's price is no bound, or not the value where it should be."""
-        exact = self.problem.exact and self._objective in ("throughput", "latency")
+        exact = self.problem.exact and self.objective in ("throughput", "latency")
         if value < price * (1 - PROVEN) or (exact and value > price * (1 + PROVEN)):
             raise AssignerError(
                 f"the search says {price:.9g} s for a plan that takes {value:.9g} s",
@@ -146,7 +148,7 @@ class PipelineSetting(Setting):
 
         In a chain, a stage that warms up deeper than the one in front of it would wait for ever.
         """
-        ranges = self._ranges(pipeline)
+        ranges = self.ranges(pipeline)
         if not all(ranges):
             return
         found = fitting(self._policies(pipeline), ranges)
@@ -155,7 +157,7 @@ class PipelineSetting(Setting):
             found = itertools.chain(itertools.islice(found, 1), every)
         yield from dict.fromkeys(found)
 
-    def _ranges(self, pipeline: Sequence[StageOption]) -> list[range]:
+    def ranges(self, pipeline: Sequence[StageOption]) -> list[range]:
         """The warm-up depths that each stage may have."""
         full = self._additive().flows
         return [
@@ -165,7 +167,7 @@ class PipelineSetting(Setting):
 
     def _usual(self, pipeline: Sequence[StageOption], n: int) -> int:
         """The schedule's own warm-up depth of stage n: the workers from it on."""
-        return self._options.usual(sum(len(self._options.sets[option.group]) for option in pipeline[n:]))
+        return self.options.usual(sum(len(self.options.sets[option.group]) for option in pipeline[n:]))
 
     def _policies(self, pipeline: Sequence[StageOption]) -> Iterator[Sequence[int]]:
         """Depths worth a try: the usual ones, what covers the round trip at the pace of the slowest stage, and more.
@@ -178,7 +180,7 @@ class PipelineSetting(Setting):
         for n in range(len(pipeline) - 1, -1, -1):
             column = pipeline[n]
             hop = (
-                self._options.hop(pipeline[n + 1].first, column.group, pipeline[n + 1].group)
+                self.options.hop(pipeline[n + 1].first, column.group, pipeline[n + 1].group)
                 if (n + 1 < len(pipeline))
                 else None
             )
@@ -201,25 +203,26 @@ class PipelineSetting(Setting):
         """The best value of a simulated pipeline after local search over its warm-up depths, where some are untried."""
         key = pipeline_key(pipeline)
         value, depths = self._seen.get(key, (math.inf, _UNKNOWN))
-        if key in self._deepened or self._objective != "step" or not depths or self._all_depths(pipeline):
+        if key in self._deepened or self.objective != "step" or not depths or self._all_depths(pipeline):
             return value
         self._deepened.add(key)
-        ranges = self._ranges(pipeline)
+        ranges = self.ranges(pipeline)
 
         def price(tried: Depths) -> float:
             self._actions -= 2 * self.micro_batches * len(pipeline)
-            return self._worth(self._plan(pipeline, tried))[0]
+            return self.worth(self.plan_of(pipeline, tried))[0]
 
         depths, value = local_search(
             depths, value, neighbours=lambda at: nearby(at, ranges), price=price, may_go_on=self._may_go_on
         )
         self._seen[key] = value, depths
-        self.offer(value, lambda: self._plan(pipeline, depths), LOCAL)
+        self.offer(value, lambda: self.plan_of(pipeline, depths), LOCAL)
         if value <= self.best_value:
             self._deep[len(pipeline)] = depths
         return value
 
-    def _plan(self, pipeline: Sequence[StageOption], depths: Sequence[int]) -> Plan:
+    def plan_of(self, pipeline: Sequence[StageOption], depths: Sequence[int]) -> Plan:
+        """A pipeline as a plan with these warm-up depths."""
         problem = self.problem
         free = [list(reversed(group)) for group in self.instance.groups]
         stages = []
@@ -231,25 +234,25 @@ class PipelineSetting(Setting):
                 problem.names(option.rematerialise),
                 in_flight=None if depth == default else depth,
             )
-            names = [free[group].pop() for group in option.named or self._options.sets[option.group]]
+            names = [free[group].pop() for group in option.named or self.options.sets[option.group]]
             stages.append(held_by(stage, names, option.shares, problem.profile))
         return Plan(
-            workload=problem.workload, objective=self._objective, schedule=self.schedule,
+            workload=problem.workload, objective=self.objective, schedule=self.schedule,
             micro_batches=self.micro_batches, micro_batch_size=self.size, stages=tuple(stages),
         )  # fmt: skip
 
     def _stages(self, stages: Sequence[tuple[int, int]]) -> tuple[StageOption, ...] | None:
         """The stage options, recomputing least, of stages as (start, who has it); None: one of them does not fit."""
-        if sum(many := [len(self._options.sets[number]) for _, number in stages]) > self.problem.most_workers:
+        if sum(many := [len(self.options.sets[number]) for _, number in stages]) > self.problem.most_workers:
             return None
         ends = [start for start, _ in stages[1:]] + [len(self.problem.order)]
         found = [
-            self._options.find(start, end - 1, number, sum(many[n:]))
+            self.options.find(start, end - 1, number, sum(many[n:]))
             for n, ((start, number), end) in enumerate(zip(stages, ends, strict=True))
         ]
         whole = tuple(option for option in found if option is not None)
         meets = all(
-            self._options.hop(right.first, left.group, right.group) is not None
+            self.options.hop(right.first, left.group, right.group) is not None
             for left, right in itertools.pairwise(whole)
         )
         return whole if len(whole) == len(found) and meets else None
@@ -272,7 +275,7 @@ class PipelineSetting(Setting):
 
         local_search(
             tuple((option.first, option.group) for option in pipeline), least, price=price,
-            may_go_on=self._may_go_on, neighbours=lambda at: pipeline_moves(at, n, sizes, self._options.sets),
+            may_go_on=self._may_go_on, neighbours=lambda at: pipeline_moves(at, n, sizes, self.options.sets),
         )  # fmt: skip
 
     def _may_go_on(self) -> bool:
@@ -289,11 +292,11 @@ class PipelineSetting(Setting):
             return
         group = {name: k for k, members in enumerate(self.instance.groups) for name in members}
         held = [tuple(sorted(group[worker] for worker in stage.workers)) for stage in plan.stages]
-        if not all(members in self._options.sets for members in held):
+        if not all(members in self.options.sets for members in held):
             return
         position = self.problem.position
         placed = sorted(
-            (min(position[name] for name in stage.partitions), self._options.sets.index(members))
+            (min(position[name] for name in stage.partitions), self.options.sets.index(members))
             for stage, members in zip(plan.stages, held, strict=True)
         )
         pipeline = self._stages(placed)
