@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _ALONE_S = 0.1
 _STREAM_S = 0.25  # of one block of messages
-_MOST_BLOCKS, _FEWEST_BLOCKS, _BLOCKS_S = 5, 2, 2.0  # the median of the blocks counts
+_MOST_BLOCKS, _FEWEST_BLOCKS, _BLOCKS_S = 3, 2, 1.0  # the median of the blocks counts
 _FEWEST, _MOST = 2, 1000  # messages in a block
 _SPACING = 2.0  # messages start so many of their own times apart
 _LATE_S = 0.02  # a message is taken in so long, and two spacings, after it was due to leave: by then it is there

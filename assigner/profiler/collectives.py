@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SIZES = (1 << 14, 1 << 18, 1 << 22)
 _LONGEST_S = 2.0  # sizes stop growing where one would take about as long
-_BUDGET_S = 0.2  # per size, past the fewest samples
+_BUDGET_S = 0.2  # per size, past the fewest samples; workers compute beside the largest that takes no longer
 _FEWEST, _MOST = 3, 30
 _SPACING = 2.0  # while workers compute, all-reduces start so many of their own times apart
 _STREAM_S = 0.1  # of one block of them
@@ -149,7 +149,10 @@ def _measured(group: WorkerGroup, ranks: Sequence[int], options: CollectiveOptio
     while True:
         watch = StarvationWatch(torch.get_num_threads())
         points = _sweep(group, sizes, options.dtype)
-        busy = _busy_share(group, _tensor(group, points[-1].size, options.dtype), points[-1].sample.median)
+        steady = max(
+            (each for each in points if each.sample.median <= _BUDGET_S), key=lambda each: each.size, default=points[0]
+        )
+        busy = _busy_share(group, _tensor(group, steady.size, options.dtype), steady.sample.median)
         starved = _largest(group, watch.share())
         backend = "nccl" if group.direct else "gloo"
         found.append(CollectiveSweep(tuple(ranks), points, backend, busy, starved))
@@ -162,8 +165,9 @@ def _sweep(group: WorkerGroup, sizes: Sequence[int], dtype: torch.dtype) -> tupl
     points: list[SweepPoint] = []
     for n, size in enumerate(sizes):
         buffer = _tensor(group, size, dtype)
-        _reduce_s(group, buffer)  # the first one finds its memory and wakes threads
         once = _largest(group, _reduce_s(group, buffer))
+        if once < _BUDGET_S:  # the first one finds its memory and wakes threads: nothing beside a long one
+            once = _largest(group, _reduce_s(group, buffer))
         count = max(_FEWEST, min(_MOST, int(_BUDGET_S / max(once, 1e-6))))
         mine = torch.tensor([_reduce_s(group, buffer) for _ in range(count)], dtype=torch.float64, device=group.device)
         points.append(SweepPoint(buffer.nbytes, summarise(group.largest(mine).tolist())))
@@ -184,7 +188,7 @@ def _reduce_s(group: WorkerGroup, buffer: torch.Tensor) -> float:
 def _busy_share(group: WorkerGroup, buffer: torch.Tensor, seconds: float) -> float:
     """What all-reduces of `seconds` each cost the member that loses most, as a share of their time, on all members.
 
-    Each computes in small pieces, first alone, then while all-reduces go on at half of the rate at which they could,
+    Each computes in small pieces, first alone, then while some go on at half of the rate at which they could,
     and alone again; what went missing is their cost (see `busy`).
     """
     spacing = _SPACING * seconds

@@ -93,6 +93,7 @@ class ComputeMeasurement:
     sharing: int = 1
     force_busy: bool = False
     split_backward: bool = False
+    _latest: Sequence[MeasuredStage] = ()
 
     @cached_property
     def state_share(self) -> float:
@@ -118,6 +119,7 @@ class ComputeMeasurement:
         ]
         inputs = self._inputs(run, [name for _, beside in groups for name in beside])
         for chunk, beside in groups:
+            self._latest = ()  # and with them the modules of the chunk before
             modules = self.graph.build([*chunk, *beside], self.device)
             bench = Workbench(
                 self.workload, self.graph, self.device, modules, inputs, state_share=self.state_share, room=self._room,
@@ -126,6 +128,17 @@ class ComputeMeasurement:
             for few in in_turn([Point(name, size) for name in chunk for size in sizes[name]]):
                 for found in self._measure_few(few, bench):
                     keep(found)
+
+    def go_on(self) -> bool:
+        """Run what was measured last once more, for the company of workers that still measure; False: there is none."""
+        for stage in self._latest:
+            stage.bench.run()
+        return bool(self._latest)
+
+    def forget(self) -> None:
+        """Give back what `go_on` has needed."""
+        _leave(self._latest)
+        self._latest = ()
 
     def _inputs(self, run: Sequence[Point], beside: Sequence[str]) -> dict[int, dict[str, KindInputs]]:
         """What the points read, and their company of other kinds, unless that leaves no memory for a point's own."""
@@ -218,6 +231,7 @@ class ComputeMeasurement:
                 lambda: measure_interleaved([stage.bench.run for stage in some], at, patience=patience), names
             )
             holes = [_holes_bytes(stage, self.device) for stage in some]
+        self._latest = some
         return {
             point: _Timing(parts[2 * n], parts[2 * n + 1], stage.bench.watch.launch_share, beside, starved)
             for stage, parts, beside in zip(some, samples, holes, strict=True)

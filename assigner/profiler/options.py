@@ -31,7 +31,7 @@ class ProfileOptions:
         reserve: Share of a worker's memory that plans leave alone; None: `RESERVE`.
         backend: What carries messages, as `Pipeline` has it; links are measured so. None: NCCL between GPUs that a rank
             has for itself, gloo otherwise.
-        isolated: Workers of one host measure one after another, not at the same time.
+        isolated: Workers measure one after another, not at the same time.
         links: Which links are measured: "all", a "sampled" few of each class of pairs, or "auto": all of up to 16
             workers.
         force_busy: Take what a busy machine gives, in place of measuring again, or not at all where others have most of

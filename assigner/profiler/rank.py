@@ -152,8 +152,10 @@ class RankSession:
             elif self.task.run:
                 with kept_generators(self.device):
                     compute.measure(self.task.run, self._keep)
-            self.progress.finish_phase()
+            with kept_generators(self.device):
+                self.progress.finish_phase(compute.go_on if turns == 1 else lambda: False)
             self.forecast.work("turns of other workers", turn + (turn < self.rank))
+        compute.forget()
         dist.barrier()
         if self.task.links:
             self._measure_links()

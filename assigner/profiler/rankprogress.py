@@ -95,8 +95,12 @@ class RanksProgress:
         if self.rank == 0:
             self.show(self.mine if self.together else slowest([self.mine, *self._others]))
 
-    def finish_phase(self) -> None:
-        """This rank is done with its part: wait for the others, until one is lost; rank 0 shows the slowest."""
+    def finish_phase(self, meanwhile: Callable[[], bool] = lambda: False) -> None:
+        """This rank is done with its part: wait for the others, until one is lost; rank 0 shows the slowest.
+
+        Args:
+            meanwhile: Called again and again until then; whether there was anything to do.
+        """
         self.mine = replace(self.mine, phase=self.mine.phase + 1)
         self._publish()
         seen: dict[str, tuple[bytes, float]] = {}
@@ -107,7 +111,10 @@ class RanksProgress:
                 return
             if behind and self.rank == 0:
                 self.show(slowest(behind))
-            time.sleep(_LOOK_S)
+            look = time.perf_counter() + _LOOK_S
+            while time.perf_counter() < look:
+                if not meanwhile():
+                    time.sleep(_LOOK_S)
 
     def _is_lost(self, behind: Iterable[RankProgress], seen: dict[str, tuple[bytes, float]]) -> bool:
         """Whether a rank that is waited for has not beaten for a while; `seen`: its last beat, and since when."""

@@ -1,8 +1,9 @@
 """What the ranks agree on before they measure: who measures what, given what each has already.
 
-Every rank works it out from the same offers, and so comes to the same answer. Workers of one host measure at the same
-time, because they compete for it in training too: what one of them needs the others run as well, and keep their own
-figure where they have one.
+Every rank works it out from the same offers, and so comes to the same answer. All workers measure at the same time,
+because they compute at the same time in training too, and hosts may share more than is seen of them: virtual ones a
+processor, those of the lab its caches. What one of them needs the others run as well, and keep their own figure where
+they have one.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Task:
 
     Args:
         keep: Points that it measures for the profile.
-        run: Points that it runs: those, and what other workers of its host measure.
+        run: Points that it runs: those, and what other workers measure.
         links: Links to measure, of all ranks, as (source, target).
         collectives: Sets of ranks whose all-reduces are to be measured, in this order.
     """
@@ -175,14 +176,8 @@ def assign_tasks(
         names = [name for name, alike in kinds.items() if selection.point(alike, of)]
         return [point for point in (Point(name, size) for name in names for size in sizes) if point not in has]
 
-    host = (offers[rank].facts.host, offers[rank].facts.node)
-    company = [
-        each
-        for each, offer in enumerate(offers)
-        if each == rank or (not isolated and (offer.facts.host, offer.facts.node) == host)
-    ]
-    needed = {point for each in company for point in missing(each)}
     ranks = range(len(offers))
+    needed = {point for each in ranks if each == rank or not isolated for point in missing(each)}
     has = {each for offer in offers for each in offer.collectives}
     sets = reduced_sets([offer.facts for offer in offers], links, selection.pairs())
     return Task(

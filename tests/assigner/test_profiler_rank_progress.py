@@ -65,6 +65,23 @@ def test_a_phase_ends_when_every_rank_is_behind_it(slow):
     assert not slow or shown[-1].worker == "worker:1/cpu"
 
 
+def test_whoever_is_through_first_has_something_to_do_meanwhile():
+    """It is called again and again until every rank is behind the phase."""
+    _, *ranks = two([])
+    for rank in ranks:
+        rank.tell("compute of embed", make_forecast(60.0))
+    runs = []
+
+    def run():
+        runs.append(len(runs))
+        if len(runs) == 3:
+            ranks[1].finish_phase()
+        return True
+
+    ranks[0].finish_phase(run)
+    assert len(runs) >= 3
+
+
 def test_nobody_waits_for_a_rank_that_is_lost(monkeypatch):
     """A heart that has stopped for a while ends the wait of all others; what they do next together says why."""
     monkeypatch.setattr(rankprogress, "_BEAT_S", 0.01)

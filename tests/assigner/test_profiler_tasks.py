@@ -37,20 +37,23 @@ def test_with_nothing_measured_all_is():
 
 
 def test_what_a_rank_has_is_not_measured_again():
-    """Ranks of unlike hosts: each measures what it lacks."""
+    """Each measures what it lacks."""
     one, two = tasks([offer(0, ALL), offer(1, [Point("embed", 2)])])
+    assert one.keep == set()
+    one, two = tasks([offer(0, ALL), offer(1, [Point("embed", 2)])], isolated=True)
     assert one.run == ()
     assert set(two.run) == two.keep == ALL - {Point("embed", 2)}
 
 
-def test_workers_of_one_host_keep_each_other_company():
+@pytest.mark.parametrize("node", [0, 1])
+def test_workers_keep_each_other_company(node):
     """What one lacks both run, as in training; the other keeps the figure that it has."""
     done = ALL - {Point("head", 4)}
-    one, two = tasks([offer(0, ALL), offer(0, done)])
+    one, two = tasks([offer(0, ALL), offer(node, done)])
     assert one.run == two.run == (Point("head", 4),)
     assert one.keep == set()
     assert two.keep == {Point("head", 4)}
-    alone, _ = tasks([offer(0, ALL), offer(0, done)], isolated=True)
+    alone, _ = tasks([offer(0, ALL), offer(node, done)], isolated=True)
     assert alone.run == ()
 
 
@@ -77,9 +80,9 @@ def test_a_link_that_its_source_lacks_is_measured():
 
 
 def test_a_selection_is_measured_where_it_says():
-    """--only worker:1: its points and links; the other hosts have nothing to run."""
+    """--only worker:1: its points and links; the other hosts keep nothing of what they run."""
     one, two, _ = tasks([offer(0), offer(1), offer(2)], ("worker:1",))
-    assert one.run == ()
+    assert one.keep == set()
     assert two.keep == ALL
     assert two.links == {(0, 1), (1, 0), (1, 2), (2, 1)}
     (first, second) = tasks([offer(0), offer(1)], ("blocks.1",))
