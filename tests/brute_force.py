@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assigner.errors import FormatError
 from assigner.formats.plan import Plan
@@ -223,6 +223,6 @@ def random_instance(
     )  # fmt: skip
 
 
-def _link(price: tuple[tuple[LinkPoint, ...], float, float]) -> tuple[tuple[LinkPoint, ...], str, float, float]:
+def _link(price: tuple[tuple[LinkPoint, ...], float, float]) -> tuple[Any, ...]:
     points, sender, receiver = price
-    return points, "gloo", sender, receiver
+    return points, "gloo", sender, receiver, 0.0, 2e-4 * sender, 1e-4 * receiver  # and seconds for any message

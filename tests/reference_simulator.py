@@ -43,7 +43,7 @@ def seconds(profile: Profile, source: str, target: str, size: float) -> tuple[fl
     else:
         (x0, y0), (x1, y1) = ((math.log(each.bytes), math.log(each.seconds)) for each in link.points[n - 1 : n + 1])
         t = math.exp(y0 + (y1 - y0) * (math.log(size) - x0) / (x1 - x0))
-    return t, link.sender_busy * t, link.receiver_busy * t
+    return t, link.sender_s + link.sender_busy * t, link.receiver_s + link.receiver_busy * t
 
 
 def owners(plan: Plan, stage: int) -> list[str]:

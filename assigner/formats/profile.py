@@ -126,6 +126,8 @@ class Link:
         receiver_busy: The same for the receiver.
         starved: Share of its ends' processor time that other programs had while it was measured: of the end that lost
             more.
+        sender_s: Seconds in which the sender cannot compute beside that, for each message, whatever its size.
+        receiver_s: The same for the receiver.
     """
 
     source: str
@@ -135,6 +137,8 @@ class Link:
     sender_busy: Share = 0.0
     receiver_busy: Share = 0.0
     starved: Share = 0.0
+    sender_s: float = 0.0
+    receiver_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -345,7 +349,7 @@ class Profile(OnScreen):
     """
 
     kind: Literal["profile"] = "profile"
-    format_version: str = f"{MAJOR}.2"
+    format_version: str = f"{MAJOR}.3"
     created_at: str = ""
     tool_version: str = ""
     environment: dict[str, Any] = field(default_factory=dict)

@@ -182,7 +182,8 @@ def _links(reports: Sequence[RankReport], sweeps: Sequence[LinkSweep]) -> tuple[
 def _as_sweep(profile: Profile, link: Link) -> LinkSweep:
     points = tuple(SweepPoint(int(each.bytes), Sample(each.seconds, each.spread, each.samples)) for each in link.points)
     source, target = (profile.worker[name].rank for name in (link.source, link.target))
-    return LinkSweep(source, target, points, link.sender_busy, link.receiver_busy, link.starved, link.backend)
+    busy = link.sender_busy, link.receiver_busy, link.starved, link.backend
+    return LinkSweep(source, target, points, *busy, link.sender_s, link.receiver_s)
 
 
 def _host_names(facts: Sequence[HostFacts]) -> list[str]:
@@ -195,7 +196,8 @@ def _host_names(facts: Sequence[HostFacts]) -> list[str]:
 
 def _link(names: Sequence[str], sweep: LinkSweep) -> Link:
     ends = names[sweep.source], names[sweep.target]
-    return Link(*ends, _points(sweep.points), sweep.backend, sweep.sender_busy, sweep.receiver_busy, sweep.starved)
+    busy = sweep.sender_busy, sweep.receiver_busy, sweep.starved, sweep.sender_s, sweep.receiver_s
+    return Link(*ends, _points(sweep.points), sweep.backend, *busy)
 
 
 def _points(points: Sequence[SweepPoint]) -> tuple[LinkPoint, ...]:

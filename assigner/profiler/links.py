@@ -1,5 +1,6 @@
 """Links between workers: one-way times over message sizes, and what a message costs the ends' computing.
 
+Both ends compute before each message, as in training (`busy`: with what caches then hold it takes longer).
 A round has each worker in one pair at most, so that pairs do not disturb each other; where neighbours were found to
 share a wire, a small fleet's pairs are measured one at a time. The receiver notes when a message has arrived, and the
 two ends' clocks are compared.
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from assigner.formats.profile import LinkPoint
 from assigner.formats.terms import Backend
 from assigner.machine.starvation import DISTURBED, StarvationWatch
-from assigner.profiler.busy import answer_busy_share, send_busy_share
+from assigner.profiler.busy import ComputeLoad, answer_busy, send_busy
 from assigner.profiler.contention import find_shared_wires
 from assigner.profiler.lane import Lane
 from assigner.profiler.options import Links
@@ -42,6 +43,7 @@ _BUDGET_S = 0.2  # per size and direction, past the fewest samples
 _FEWEST, _MOST = 3, 30
 _TRIES = 2  # of a link whose ends other programs disturb
 _SHORTEST_S = 1e-6  # below what clocks can tell apart
+_ACTION_S = 2e-3  # a message is sent behind so much computing, which leaves nothing of its handling in the caches
 _MEMORY_SHARE = 8  # a message takes no more than this part of the smallest worker's memory, at each end
 
 
@@ -78,7 +80,8 @@ class SweepPoint:
 class LinkSweep:
     """What is known of one directed link, and what has carried its messages.
 
-    `starved` is the share of an end's processor time that other programs had.
+    What a message costs its ends is `sender_s` and `receiver_s`, and beside that the busy shares of its time. `starved`
+    is the share of an end's processor time that other programs had.
     """
 
     source: int
@@ -88,6 +91,8 @@ class LinkSweep:
     receiver_busy: float
     starved: float = 0.0
     backend: str = "gloo"
+    sender_s: float = 0.0
+    receiver_s: float = 0.0
 
 
 def message_sizes(largest: int) -> list[int]:
@@ -180,8 +185,11 @@ def _median_sweep(sweeps: Sequence[LinkSweep]) -> LinkSweep:
     times = [{point.size: point.sample.median for point in sweep.points} for sweep in sweeps]
     sizes = sorted(set(times[0]).intersection(*times))
     points = [SweepPoint(size, replace(summarise([each[size] for each in times]), count=0)) for size in sizes]
-    sender, receiver = (median(getattr(each, f"{end}_busy") for each in sweeps) for end in ("sender", "receiver"))
-    return replace(sweeps[0], points=tuple(points), sender_busy=sender, receiver_busy=receiver)
+    busy = {
+        name: median(getattr(each, name) for each in sweeps)
+        for name in ("sender_busy", "receiver_busy", "sender_s", "receiver_s")
+    }
+    return replace(sweeps[0], points=tuple(points), **busy)
 
 
 def _same_host(fleet: Sequence[HostFacts], source: int, target: int) -> bool:
@@ -197,7 +205,8 @@ def _measure_pair(lane: Lane, source: int, target: int, options: LinkOptions, *,
         while again:
             watch = StarvationWatch(torch.get_num_threads())
             _answer_sweep(lane, source)
-            answer_busy_share(lane, source)
+            for _ in range(2):
+                answer_busy(lane, source)
             lane.tell(source, watch.share())
             again = bool(lane.ask(source))
         return []
@@ -215,16 +224,26 @@ def _measure_once(lane: Lane, source: int, target: int, options: LinkOptions, of
     """The source's side of a link's measurement."""
     watch = StarvationWatch(torch.get_num_threads())
     points = _sweep(lane, target, message_sizes(options.largest), offset)
-    size = min(options.typical, points[-1].size)
-    seconds = message_s([LinkPoint(point.size, point.sample.median) for point in points], size)
-    sender_busy, receiver_busy = send_busy_share(lane, target, size, seconds)
-    starved = max(watch.share(), lane.ask(target))
-    return LinkSweep(source, target, tuple(points), sender_busy, receiver_busy, starved, lane.carrier_to(target))
+    smallest, size = points[0].size, min(options.typical, points[-1].size)
+    known = [LinkPoint(point.size, point.sample.median) for point in points]
+    small, large = (send_busy(lane, target, each, message_s(known, each)) for each in (smallest, size))
+    seconds = message_s(known, size) if size > smallest else 0.0
+    ends = [_parts(*lost, seconds) for lost in zip(small, large, strict=True)]
+    (sender_s, sender_busy), (receiver_s, receiver_busy) = ends
+    starved, carrier = max(watch.share(), lane.ask(target)), lane.carrier_to(target)
+    busy = sender_busy, receiver_busy, starved, carrier, sender_s, receiver_s
+    return LinkSweep(source, target, tuple(points), *busy)
+
+
+def _parts(small_s: float, large_s: float, seconds: float) -> tuple[float, float]:
+    """What an end loses for any message, and the share of its time that a larger one of `seconds` costs beside."""
+    return min(small_s, large_s), min(1.0, max(0.0, large_s - small_s) / seconds) if seconds else 0.0
 
 
 def _sweep(lane: Lane, target: int, sizes: Sequence[int], offset: float) -> list[SweepPoint]:
     """Source's side: announce each message's size (0 ends the sweep), send it, learn when it arrived."""
     points: list[SweepPoint] = []
+    work = ComputeLoad(lane.device)
     for size in sizes:
         buffer = lane.buffer(size)
         times: list[float] = []
@@ -232,6 +251,7 @@ def _sweep(lane: Lane, target: int, sizes: Sequence[int], offset: float) -> list
         while len(times) < _FEWEST or (time.perf_counter() - begun < _BUDGET_S and len(times) < _MOST):
             lane.tell(target, size)
             lane.ask(target)  # the receiver has its buffer ready
+            work.until(time.perf_counter() + _ACTION_S)
             begin = time.perf_counter()
             lane.send(target, buffer)
             times.append(max(_SHORTEST_S, lane.ask(target) - offset - begin))
@@ -244,8 +264,10 @@ def _sweep(lane: Lane, target: int, sizes: Sequence[int], offset: float) -> list
 
 def _answer_sweep(lane: Lane, source: int) -> None:
     """Target's side of a sweep: say when the buffer is ready, and when the message has arrived."""
+    work = ComputeLoad(lane.device)
     while size := int(lane.ask(source)):
         lane.post(source, size)
         lane.tell(source, 0.0)
+        work.until(time.perf_counter() + _ACTION_S / 2)  # and waits when the message comes
         lane.receive(source)
         lane.tell(source, time.perf_counter())

@@ -115,6 +115,8 @@ def profile_data(profile: Profile) -> dict[str, Any]:
                 "latency_s": link.points[0].seconds,
                 "sender_busy": link.sender_busy,
                 "receiver_busy": link.receiver_busy,
+                "sender_s": link.sender_s,
+                "receiver_s": link.receiver_s,
             }
             for link in profile.links
         ],

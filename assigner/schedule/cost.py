@@ -202,7 +202,7 @@ class CostModel:
         if link is None:
             return 0.0, 0.0
         seconds = self.transfer_s(source, target, size)
-        return link.sender_busy * seconds, link.receiver_busy * seconds
+        return link.sender_s + link.sender_busy * seconds, link.receiver_s + link.receiver_busy * seconds
 
     @cached_property
     def rings(self) -> ReducePrices:

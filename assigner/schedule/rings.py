@@ -154,8 +154,13 @@ class ReducePrices:
         if wider is not None:
             return wider.busy
         links = {(link.source, link.target): link for link in self.profile.links}
-        ends = zip(ring, [*ring[1:], ring[0]], strict=True)
-        return max(min(1.0, links[coming].receiver_busy + links[going].sender_busy) for coming, going in ends)
+
+        def lost(coming: tuple[str, str], going: tuple[str, str]) -> float:
+            beside = [(links[coming].receiver_s, coming), (links[going].sender_s, going)]
+            fixed = sum(seconds / self.transfer_s(*way, _RING_BYTES) for seconds, way in beside if seconds)
+            return links[coming].receiver_busy + links[going].sender_busy + fixed
+
+        return max(min(1.0, lost(*ends)) for ends in zip(ring, [*ring[1:], ring[0]], strict=True))
 
     def _own(self, workers: frozenset[str]) -> Collective | None:
         known = self._measured.get(workers)

@@ -164,7 +164,8 @@ class Problem:
             if link is None:
                 return -1
             sweep = tuple((point.bytes, point.seconds) for point in link.points)
-            return numbers.setdefault((sweep, link.sender_busy, link.receiver_busy), len(numbers))
+            busy = link.sender_busy, link.receiver_busy, link.sender_s, link.receiver_s
+            return numbers.setdefault((sweep, busy), len(numbers))
 
         names = [worker.name for worker in self.workers]
         return {source: {target: number(source, target) for target in names} for source in names}

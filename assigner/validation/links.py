@@ -12,7 +12,7 @@ import itertools
 from collections import defaultdict
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assigner.formats.profile import LinkPoint
 from assigner.schedule.cost import CostModel, message_s
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from assigner.formats.profile import Link, Profile
-    from assigner.schedule.program import Route
     from assigner.validation.comparison import Agreement
 
 _BEYOND = 2.0
@@ -44,15 +43,8 @@ def corrected_links(profile: Profile, agreement: Agreement, seen: SeenFlights) -
         seen: What `flights_seen` says of it.
     """
     timed = tuple(corrected_link(link, seen.get((link.source, link.target), {})) for link in profile.links)
-    sender, receiver = _busy_shares(replace(profile, links=timed), agreement)
-    return tuple(
-        replace(
-            link,
-            sender_busy=sender.get((link.source, link.target), link.sender_busy),
-            receiver_busy=receiver.get((link.source, link.target), link.receiver_busy),
-        )
-        for link in timed
-    )
+    found = _losses(replace(profile, links=timed), agreement)
+    return tuple(replace(link, **found.get((link.source, link.target), {})) for link in timed)
 
 
 def flights_seen(agreement: Agreement) -> SeenFlights:
@@ -93,37 +85,34 @@ def corrected_link(link: Link, seen: Mapping[float, Samples]) -> Link:
     return replace(link, points=tuple(points[size] for size in sorted(points)))
 
 
-def _busy_shares(profile: Profile, agreement: Agreement) -> tuple[dict[_Ends, float], dict[_Ends, float]]:
-    """Of each link whose messages hang on a traced action, what its sender and its receiver lose of their time."""
+def _losses(profile: Profile, agreement: Agreement) -> dict[_Ends, dict[str, Any]]:
+    """Of each link whose messages hang on a traced action the fields that say what its sender and receiver lose."""
     plan, cost = agreement.plan, CostModel(profile)
     wiring = wire(plan, profile.edges, profile.ties)
-    sender: dict[_Ends, list[float]] = defaultdict(list)
-    receiver: dict[_Ends, list[float]] = defaultdict(list)
+    found: dict[_Ends, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     actions = itertools.product(range(len(wiring.lanes)), range(len(plan.stages)), _TIMED)
     for lane, n, kind in actions:
         lost = agreement.observed.behind.get((kind, n, wiring.lanes[lane].workers[n]))
         before, behind = wiring.around(kind, lane, n)
-        moved = [(route, receiver, 1) for route in before]
-        moved += [(route, sender, 0) for route in behind]
+        moved = [(route, "receiver", 1) for route in before]
+        moved += [(route, "sender", 0) for route in behind]
         if lost is None or not moved:
             continue
-        took = [_message(cost, route, plan.micro_batch_size) for route, _, _ in moved]
-        said = sum(seconds * shares[end] for (seconds, shares), (_, _, end) in zip(took, moved, strict=True))
-        whole = sum(seconds for seconds, _ in took)
-        for (_, shares), (route, found, end) in zip(took, moved, strict=True):
-            share = shares[end] * lost.median_s / said if said > 0 else lost.median_s / whole if whole > 0 else 0.0
-            found[route.source, route.target].append(min(1.0, share))
-    middle = ({ends: median(shares) for ends, shares in found.items()} for found in (sender, receiver))
-    return next(middle), next(middle)
+        sizes = [(route.source, route.target, route_bytes(cost, route, plan.micro_batch_size)) for route, _, _ in moved]
+        said = sum(cost.busy_s(*size)[end] for size, (_, _, end) in zip(sizes, moved, strict=True))
+        whole = sum(cost.transfer_s(*size) for size in sizes)
+        for route, end, _ in moved:
+            link = cost.link(route.source, route.target)
+            assert link is not None
+            share, fixed = getattr(link, f"{end}_busy"), getattr(link, f"{end}_s")
+            mine = found[route.source, route.target]
+            if said > 0:
+                mine[f"{end}_busy"].append(min(1.0, share * lost.median_s / said))
+                mine[f"{end}_s"].append(fixed * lost.median_s / said)
+            elif whole > 0:
+                mine[f"{end}_busy"].append(min(1.0, lost.median_s / whole))
+    return {ends: {name: median(values) for name, values in mine.items()} for ends, mine in found.items()}
 
 
 _TIMED = ActionKind.FORWARD, ActionKind.BACKWARD
 _Ends = tuple[str, str]
-
-
-def _message(cost: CostModel, route: Route, micro_batch: int) -> tuple[float, tuple[float, float]]:
-    """Seconds of a message, and the shares of it in which its sender and its receiver are busy."""
-    link = cost.link(route.source, route.target)
-    assert link is not None
-    seconds = cost.transfer_s(route.source, route.target, route_bytes(cost, route, micro_batch))
-    return seconds, (link.sender_busy, link.receiver_busy)

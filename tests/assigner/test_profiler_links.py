@@ -39,7 +39,7 @@ def test_ranks_of_one_host_read_one_clock(monkeypatch: pytest.MonkeyPatch, node:
 
     monkeypatch.setattr(links, "compare_clock", lambda _: SimpleNamespace(ahead_s=5.0))
     monkeypatch.setattr(links, "_sweep", sweep)
-    monkeypatch.setattr(links, "send_busy_share", lambda *_: (0.1, 0.2))
+    monkeypatch.setattr(links, "send_busy", lambda *_: (0.1, 0.2))
     fleet = [HostFacts("shed", each, "cpu", "CPU", 1 << 30, 1) for each in (0, node)]
     one_clock = links._same_host(fleet, 0, 1)
     lane: Any = SimpleNamespace(rank=0, tell=lambda *_: None, ask=lambda _: 0.0, carrier_to=lambda _: "gloo")
@@ -62,7 +62,7 @@ def test_a_lost_receiver_is_an_error_of_the_measurement() -> None:
 
     lane: Any = Lost()
     with pytest.raises(LostConnectionError, match="closed by peer"):
-        busy.send_busy_share(lane, 1, 1024, 0.1)
+        busy.send_busy(lane, 1, 1024, 0.1)
 
 
 @pytest.mark.parametrize("way", [(), ("--ordered",)])
@@ -80,3 +80,4 @@ def test_both_directions_are_measured(forked: ForkedRanks, tmp_path: Path, way: 
         assert all(point["sample"]["count"] >= 3 for point in link["points"])
         assert 0 <= link["sender_busy"] <= 1
         assert 0 <= link["receiver_busy"] <= 1
+        assert min(link["sender_s"], link["receiver_s"]) >= 0

@@ -38,7 +38,7 @@ class FixedOrder:
             for left, right in itertools.pairwise(groups)
         ]
         self._ends = np.minimum(np.arange(n)[:, None] + 1 + np.arange(paths.prices.table.longest)[None, :], n)
-        self._busier = _busier(paths, self._rows, groups, self._hops)
+        self._busier = _busier(paths, self._rows, groups)
 
     def _servers(self, at: int) -> tuple[Floats, Floats]:
         """Stage `at` as a server, forward and backward: [first, length - 1]."""
@@ -95,23 +95,22 @@ class FixedOrder:
 
 
 def _busier(
-    paths: KindPaths, rows: Sequence[int], groups: Sequence[int], hops: Sequence[tuple[Floats, ...]]
+    paths: KindPaths, rows: Sequence[int], groups: Sequence[int]
 ) -> list[tuple[list[Floats], list[Floats]]] | None:
     """What messages keep each stage busy beyond the least that counts already; None: they keep nobody busy.
 
     Returns:
         For each stage: by way (forward, backward), at its left boundary [position] and at its right one [0 .. n].
     """
-    send, receive = paths.fleet.links.shares
-    if not send.any() and not receive.any():
+    links, n = paths.fleet.links, paths.fleet.n
+    if not any(each.any() for way in links.occupied for each in way):
         return None
-    n = paths.fleet.n
     left, right = ([[np.zeros(n + 1) for _ in range(2)] for _ in rows] for _ in range(2))
     for at, (one, other) in enumerate(itertools.pairwise(groups)):
-        there, back = (np.where(np.isfinite(each), each, 0.0) for each in hops[at])
-        shares = (send[one, other] * there, receive[other, one] * back)
-        right[at] = [np.append(each, 0.0) for each in shares]
-        left[at + 1] = [np.append(each, 0.0) for each in (receive[one, other] * there, send[other, one] * back)]
+        here, there = (
+            [np.append(way[end][links.type_of, one, other], 0.0) for way in links.occupied] for end in range(2)
+        )
+        right[at], left[at + 1] = here, there
     least = paths.real.busy
     for at, row in enumerate(rows):
         for way in range(2):

@@ -116,25 +116,36 @@ class HopArrays:
         Returns:
             Forward and backward, each at the stage's left and at its right boundary: arrays [kind, position].
         """
-        send, receive = self.shares
-        forward, backward = (np.where(np.isfinite(each), each, 0.0) for each in (self.forward, self.backward))
         here = np.isfinite(self.forward)
-        return (
-            (self._least(receive * forward, here, kinds, 1), self._least(send * forward, here, kinds, 2)),
-            (self._least(send.T * backward, here, kinds, 1), self._least(receive.T * backward, here, kinds, 2)),
+        forward, backward = (
+            (self._least(right, here, kinds, 1), self._least(left, here, kinds, 2)) for left, right in self.occupied
         )
+        return forward, backward
 
     @cached_property
-    def shares(self) -> tuple[Floats, Floats]:
-        """Shares of a message's time that keep its sender, its receiver busy: [source group, target group]."""
+    def occupied(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
+        """Seconds in which messages keep the left, the right worker from computing, as `Hop` has them.
+
+        Returns:
+            Forward and backward: arrays [type of boundary, left group, right group], 0 without a link.
+        """
         cost, groups = self._instance.problem.cost, self._instance.groups
-        shares = np.zeros((2, len(groups), len(groups)))
+        ends = np.zeros((2, 2, len(groups), len(groups)))  # what a message's sender and its receiver lose
         for left, lefts in enumerate(groups):
             for right, rights in enumerate(groups):
                 link = cost.link(lefts[0], rights[-1])
                 if link is not None:
-                    shares[:, left, right] = link.sender_busy, link.receiver_busy
-        return shares[0], shares[1]
+                    ends[:, :, left, right] = (link.sender_s, link.sender_busy), (link.receiver_s, link.receiver_busy)
+        counts = [np.bincount(self._number, which, len(self.forward)) for which in (None, self._graded)]
+        back = ends[::-1].swapaxes(2, 3)  # over the same boundary the right worker sends
+        here = np.isfinite(self.forward)  # and back
+
+        def both(ends: Floats, seconds: Floats, count: Floats) -> tuple[Floats, Floats]:
+            wire = np.where(here, seconds, 0.0)
+            left, right = (fixed * (here * count[:, None, None]) + share * wire for fixed, share in ends)
+            return left, right
+
+        return both(ends, self.forward, self._on[0] * counts[0]), both(back, self.backward, self._on[1] * counts[1])
 
     def _least(self, seconds: Floats, here: Flags, kinds: Sequence[WorkerKind], over: int) -> Floats:
         """The least over the groups at the other end, and over those of each kind: [kind, position 0 .. n]."""
