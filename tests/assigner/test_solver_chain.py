@@ -43,13 +43,13 @@ def check_against_brute_force(seed: int, options: SolveOptions) -> None:
     assert not overfull(plan.predicted)
 
 
-@pytest.mark.parametrize("seed", sweep(range(90), quick=[0, 1, 2, 8, 9, 19, 23, 38, 44, 74]))
+@pytest.mark.parametrize("seed", sweep([*range(30), 38, 44, 74], quick=[0, 1, 2, 8, 9, 19, 23, 38, 44, 74]))
 def test_the_plan_equals_exhaustive_search(seed):
     """Over every order of workers, cut, remat subset and micro-batch count, nothing is faster than the plan."""
     check_against_brute_force(seed, single(schedule="gpipe", gap=0))
 
 
-@pytest.mark.parametrize("seed", sweep(range(0, 48, 4), quick=4))
+@pytest.mark.parametrize("seed", sweep(range(0, 28, 4), quick=4))
 def test_cbc_finds_the_same_optimum(seed):
     """The bundled CBC proves the same plans optimal as HiGHS."""
     check_against_brute_force(seed, single(schedule="gpipe", gap=0, solver="cbc"))
@@ -84,7 +84,7 @@ def test_option_pins_are_kept_and_the_rest_is_optimal(seed):
         assert profile.matches(pin, profile.worker[plan.placement[name]])
 
 
-@pytest.mark.parametrize("seed", sweep(range(20), quick=6))
+@pytest.mark.parametrize("seed", sweep(range(12), quick=6))
 def test_with_a_gap_the_plan_is_within_it(seed):
     """A plan for gap 5 % is at most 5 % above the optimum, and the bound below it."""
     profile = random_instance(seed, partitions=5, workers=3, late_updates=seed % 2 == 0)

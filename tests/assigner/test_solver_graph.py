@@ -13,7 +13,7 @@ from assigner.schedule.simulate import predict
 from assigner.solver import solve
 
 
-@pytest.mark.parametrize("seed", sweep(range(50), quick=[0, 1, 3, 8, 10, 28, 35]))
+@pytest.mark.parametrize("seed", sweep([*range(20), 28, 35], quick=[0, 1, 3, 8, 10, 28, 35]))
 def test_bound_and_gap_are_honest(seed):
     """Skips, branches, ties, edges without gradient: no plan beats the bound, and ours is within its gap."""
     profile = random_instance(

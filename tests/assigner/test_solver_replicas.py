@@ -71,7 +71,7 @@ def check(profile, options, *, near, **how):
     assert not overfull(predict(plan, profile))
 
 
-@pytest.mark.parametrize("seed", sweep(range(40), quick=[2, 5, 7, 13]))
+@pytest.mark.parametrize("seed", sweep([*range(10), 13], quick=[2, 5, 7, 13]))
 def test_no_plan_is_below_the_bound(seed):
     """Over all cuts, sets of workers, shares, warm-up depths and remat subsets, under both schedules."""
     check(draw(seed), SolveOptions(schedule="one-stage", gap=0), near=ROUNDING, remat=True)
@@ -96,7 +96,7 @@ def test_what_fits_only_where_it_is_shared(capacity, fits):
             solve(profile, replace(options, max_replicas=1))
 
 
-@pytest.mark.parametrize("seed", sweep(range(70, 76), quick=1))
+@pytest.mark.parametrize("seed", sweep(range(70, 73), quick=1))
 def test_five_partitions_on_four_workers(seed):
     """All ways to share five partitions among four workers, in four micro-batches."""
     profile = random_instance(seed, partitions=5, workers=4, busy=seed % 2 == 0)
@@ -104,7 +104,7 @@ def test_five_partitions_on_four_workers(seed):
     check(profile, options, near=ROUNDING, schedules=("gpipe",), micro_batches=4)
 
 
-@pytest.mark.parametrize("seed", sweep(range(76, 79), quick=[]))
+@pytest.mark.parametrize("seed", sweep([76], quick=[]))
 def test_five_partitions_on_four_workers_at_every_depth(seed):
     """The same under 1F1B, with every warm-up depth, in two micro-batches."""
     profile = random_instance(seed, partitions=5, workers=4, busy=seed % 2 == 0)
@@ -112,7 +112,7 @@ def test_five_partitions_on_four_workers_at_every_depth(seed):
     check(profile, options, near=ROUNDING, schedules=("1f1b",), micro_batches=2)
 
 
-@pytest.mark.parametrize("seed", sweep(range(120, 130), quick=[121]))
+@pytest.mark.parametrize("seed", sweep(range(120, 124), quick=[121]))
 def test_stages_that_share_a_parameter(seed):
     """Tied partitions in one shared stage, in two of them, and apart: exchanged, added up, never both."""
     profile = random_instance(seed, partitions=3, workers=3, busy=seed % 2 == 0, alike=seed % 3 == 0)
@@ -125,7 +125,7 @@ def test_stages_that_share_a_parameter(seed):
     )
 
 
-@pytest.mark.parametrize("seed", sweep(range(80, 92), quick=[80, 81, 85]))
+@pytest.mark.parametrize("seed", sweep(range(80, 88), quick=[80, 81, 85]))
 def test_throughput_with_every_share(seed):
     """The steady state: no shares give a faster slowest worker than the bound says."""
     options = SolveOptions(gap=0, objective="throughput", schedule="gpipe", max_replicas=8)

@@ -47,13 +47,20 @@ hugging_face(
     **GPT2,
 )
 hugging_face("Llama", "LlamaForCausalLM", LLAMA, causal, **GROUPED)
-hugging_face("Mistral", "MistralForCausalLM", LLAMA, causal, sliding_window=3, **GROUPED)
-hugging_face("Qwen2", "Qwen2ForCausalLM", LLAMA, causal, **{**NEW, "num_key_value_heads": 1})
+hugging_face("Mistral", "MistralForCausalLM", LLAMA, causal, sliding_window=3, usual=False, **GROUPED)
+hugging_face("Qwen2", "Qwen2ForCausalLM", LLAMA, causal, usual=False, **{**NEW, "num_key_value_heads": 1})
 hugging_face("Qwen3", "Qwen3ForCausalLM", LLAMA, causal, usual=False, **GROUPED)
 hugging_face("Gemma", "GemmaForCausalLM", LLAMA, causal, **GROUPED)
 hugging_face("Gemma 2", "Gemma2ForCausalLM", LLAMA, causal, usual=False, **GROUPED)
 hugging_face(
-    "Phi", "PhiForCausalLM", "model.embed_tokens model.layers.* lm_head", causal, resid_pdrop=0.0, embd_pdrop=0.0, **NEW
+    "Phi",
+    "PhiForCausalLM",
+    "model.embed_tokens model.layers.* lm_head",
+    causal,
+    resid_pdrop=0.0,
+    embd_pdrop=0.0,
+    usual=False,
+    **NEW,
 )
 hugging_face(
     "Phi-3",
@@ -86,6 +93,7 @@ hugging_face(
     num_local_experts=2,
     num_experts_per_tok=1,
     experts_implementation="eager",
+    usual=False,
     refusal="value decides|cannot be traced",
     **GROUPED,
 )
@@ -94,6 +102,7 @@ hugging_face(
     "OPTForCausalLM",
     "model.decoder.embed_tokens model.decoder.embed_positions model.decoder.layers.* lm_head",
     causal,
+    usual=False,
     **OLD,
     hidden_size=16,
     word_embed_proj_dim=16,
@@ -147,6 +156,7 @@ hugging_face(
     "gpt_neox.embed_in gpt_neox.layers.* gpt_neox.final_layer_norm",
     causal,
     hidden_dropout=0.0,
+    usual=False,
     **NEW,
 )
 hugging_face(
@@ -228,7 +238,7 @@ hugging_face("T5", "T5ForConditionalGeneration", T5_MARKS, translated, **T5)
 hugging_face(
     "T5, whole encoder and decoder marked", "T5ForConditionalGeneration", "encoder decoder lm_head", translated, **T5
 )
-hugging_face("mT5", "MT5ForConditionalGeneration", T5_MARKS, translated, **T5)
+hugging_face("mT5", "MT5ForConditionalGeneration", T5_MARKS, translated, usual=False, **T5)
 hugging_face("UMT5", "UMT5ForConditionalGeneration", T5_MARKS, translated, usual=False, **T5)
 hugging_face(
     "LongT5",
@@ -267,11 +277,11 @@ hugging_face(
     usual=False,
     **BART,
 )
-hugging_face("mBART", "MBartForConditionalGeneration", BART_MARKS, translated, **BART)
-hugging_face("Pegasus", "PegasusForConditionalGeneration", BART_MARKS, translated, **BART)
-hugging_face("Marian", "MarianMTModel", BART_MARKS, translated, **BART)
+hugging_face("mBART", "MBartForConditionalGeneration", BART_MARKS, translated, usual=False, **BART)
+hugging_face("Pegasus", "PegasusForConditionalGeneration", BART_MARKS, translated, usual=False, **BART)
+hugging_face("Marian", "MarianMTModel", BART_MARKS, translated, usual=False, **BART)
 hugging_face("Blenderbot", "BlenderbotForConditionalGeneration", BART_MARKS, translated, usual=False, **BART)
-hugging_face("Blenderbot small", "BlenderbotSmallForConditionalGeneration", BART_MARKS, translated, **BART)
+hugging_face("Blenderbot small", "BlenderbotSmallForConditionalGeneration", BART_MARKS, translated, usual=False, **BART)
 hugging_face(
     "M2M100",
     "M2M100ForConditionalGeneration",
@@ -279,6 +289,7 @@ hugging_face(
     translated,
     encoder_layerdrop=0.0,
     decoder_layerdrop=0.0,
+    usual=False,
     **BART,
 )
 hugging_face("PLBart", "PLBartForConditionalGeneration", BART_MARKS, translated, usual=False, **BART)

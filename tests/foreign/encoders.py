@@ -34,7 +34,12 @@ hugging_face(
     **THREE,
 )
 hugging_face(
-    "BERT, answers", "BertForQuestionAnswering", "bert.embeddings bert.encoder.layer.* qa_outputs", answered, **BERT
+    "BERT, answers",
+    "BertForQuestionAnswering",
+    "bert.embeddings bert.encoder.layer.* qa_outputs",
+    answered,
+    usual=False,
+    **BERT,
 )
 hugging_face(
     "BERT, masked words, eager attention",
@@ -45,7 +50,9 @@ hugging_face(
     usual=False,
     **BERT,
 )
-hugging_face("RoBERTa", "RobertaForMaskedLM", "roberta.embeddings roberta.encoder.layer.* lm_head", masked, **BERT)
+hugging_face(
+    "RoBERTa", "RobertaForMaskedLM", "roberta.embeddings roberta.encoder.layer.* lm_head", masked, usual=False, **BERT
+)
 hugging_face(
     "XLM-RoBERTa",
     "XLMRobertaForSequenceClassification",
@@ -67,6 +74,7 @@ hugging_face(
     "DistilBertForMaskedLM",
     "distilbert.embeddings distilbert.transformer.layer.* vocab_projector",
     masked,
+    usual=False,
     vocab_size=WORDS,
     dim=16,
     n_layers=2,
@@ -81,6 +89,7 @@ hugging_face(
     "ElectraForMaskedLM",
     "electra.embeddings electra.encoder.layer.* generator_lm_head",
     masked,
+    usual=False,
     embedding_size=16,
     **BERT,
 )

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from scripts.port import NAMES, Log, changes, difference, lines_of, script
+from sweeps import sweep
 
 if TYPE_CHECKING:
     from forked_ranks import ForkedRanks
 
 ROOT = Path(__file__).resolve().parents[2]
 EXACT = 1e-9
+TRAINED = sweep(NAMES, quick=("nano_gpt", "word_lstm", "adversarial", "waves"))
+"""In every run: gradients over several batches, state between batches, two optimizers, a closure."""
 
 
 @functools.cache
@@ -56,14 +59,14 @@ def check(name: str, ranks: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRAINED)
 def test_two_ranks_give_what_the_plain_script_gives(name: str, ported: Ported) -> None:
     """Losses, metrics and rates of every line on both ranks; then what the weights give in plain PyTorch."""
     check(name, ported(name, 2))
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_stopped_script_goes_on_in_the_middle_of_its_data(name: str, ported: Ported) -> None:
     """A signal to one rank ends all of them at the same line; with the workers exchanged the rest follows, line by
     line, and ends with the same weights.
@@ -76,7 +79,7 @@ def test_a_stopped_script_goes_on_in_the_middle_of_its_data(name: str, ported: P
     assert ranks[0]["resumed: used"] == pytest.approx(used, rel=EXACT, abs=EXACT)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRAINED)
 def test_one_rank_gives_what_the_plain_script_gives(name: str, ported: Ported) -> None:
     """The same on one worker, without a launcher, in whole batches."""
     check(name, ported(name, 0))
