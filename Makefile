@@ -51,7 +51,9 @@ test: $(TOOLS)
 test-long: $(TOOLS)
 	$(PYTEST) -m long
 
-test-all: test test-long
+# In one go: what tests import, collect and capture is paid once.
+test-all: $(TOOLS)
+	$(PYTEST)
 
 # What needs a GPU, in 15 minutes and without a network, on the interpreter that has torch for it; benchmarks/gpu/README.md.
 gpu:

@@ -56,7 +56,7 @@ def test_divided_updates_are_those_of_every_worker(ranks):
 
 def test_training_loops_are_the_plain_ones(forked, tmp_path):
     """Clipping, weights of losses, accumulation, frozen and sparse weights and scales are the plain loop's."""
-    for found in forked.found("replicas.py", tmp_path, *CASES, ranks=3):
+    for found in forked.found("replicas.py", tmp_path, *CASES, ranks=3, before="training_cases:capture_all"):
         assert {name.partition(",")[0] for name in found} == set(CASES)
         assert_equal(found)
 
