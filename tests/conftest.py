@@ -91,7 +91,7 @@ def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(
             [program, *as_root, "--oversubscribe", "-n", str(ranks), *map(str, command)],
             env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
-            capture_output=True, text=True, timeout=300, check=False,
+            capture_output=True, text=True, timeout=1200, check=False,
         )  # fmt: skip
 
     return run

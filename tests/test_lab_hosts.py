@@ -221,7 +221,7 @@ def test_a_signal_ends_the_lab_and_cleans_up(tmp_path, number):
     lab = started(tmp_path)
     assert any(f"{PREFIX}{lab.pid}-" in name for name in remains())
     lab.send_signal(number)
-    _, said = lab.communicate(timeout=240)
+    _, said = lab.communicate(timeout=1200)
     assert not [name for name in remains() if f"{PREFIX}{lab.pid}-" in name]
     if number is signal.SIGINT:
         assert lab.returncode == 130
@@ -234,7 +234,7 @@ def test_what_a_killed_lab_left_goes_with_the_next_start(tmp_path):
     """SIGKILL leaves everything; the next lab removes it, with the processes that still run in it."""
     lab = started(tmp_path)
     lab.kill()
-    lab.communicate(timeout=240)
+    lab.communicate(timeout=1200)
     name = f"{PREFIX}{lab.pid}-"
     assert [each for each in remains() if name in each]
     on(Cluster((Host("a"),)), "true")
@@ -249,7 +249,7 @@ def test_a_killed_lab_that_nobody_has_waited_for_is_gone_too(tmp_path):
     os.waitid(os.P_PID, lab.pid, os.WEXITED | os.WNOWAIT)
     on(Cluster((Host("a"),)), "true")
     assert not [each for each in remains() if f"{PREFIX}{lab.pid}-" in each]
-    lab.communicate(timeout=240)
+    lab.communicate(timeout=1200)
 
 
 def test_a_running_lab_is_left_alone(tmp_path):
@@ -261,4 +261,4 @@ def test_a_running_lab_is_left_alone(tmp_path):
         assert lab.poll() is None
     finally:
         lab.terminate()
-        lab.communicate(timeout=240)
+        lab.communicate(timeout=1200)

@@ -36,7 +36,7 @@ def call(
     """Run a command in the repository's folder, to a good end."""
     done = subprocess.run(
         list(map(str, command)), cwd=root, env={**environment, "OMP_NUM_THREADS": "1", **variables},
-        capture_output=True, text=True, timeout=280, check=False,
+        capture_output=True, text=True, timeout=1200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done

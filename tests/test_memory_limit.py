@@ -49,7 +49,7 @@ def profile(root: Path, cluster: Path) -> Profile:
 
 def on_lab(root: Path, cluster: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*ASSIGNER, "lab", str(cluster), "--", *command], cwd=root, capture_output=True, text=True, timeout=280,
+        [*ASSIGNER, "lab", str(cluster), "--", *command], cwd=root, capture_output=True, text=True, timeout=1200,
         check=False,
     )  # fmt: skip
 

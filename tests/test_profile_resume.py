@@ -44,7 +44,7 @@ class Folder:
         """Run it to its end; what it said on stderr."""
         done = subprocess.run(
             [*self._forked, *self.flags(*flags, workload=workload)], cwd=self.root, capture_output=True, text=True,
-            timeout=240, check=False,
+            timeout=1200, check=False,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
         assert done.stdout == ""
@@ -56,13 +56,13 @@ class Folder:
             [*ASSIGNER, *self.flags(*flags)], cwd=self.root, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 600
             while not when():
                 assert time.monotonic() < deadline
                 assert run.poll() is None, run.communicate()
                 time.sleep(0.05)
             how(run.pid)
-            _, said = run.communicate(timeout=60)
+            _, said = run.communicate(timeout=600)
         finally:
             if run.poll() is None:
                 os.killpg(run.pid, signal.SIGKILL)

@@ -95,7 +95,7 @@ def test_an_error_that_nobody_catches_is_handed_over(launcher, monkeypatch):
     """A script that imports the package ends without a traceback of its own, and with exit code 1."""
     monkeypatch.setenv(VARIABLE, listening(launcher))
     code = "import assigner\ndef main():\n    raise ValueError('no such data')\nmain()\n"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
     found = first_report(launcher)
     assert found is not None
@@ -107,7 +107,7 @@ def test_what_a_rank_starts_speaks_for_itself(launcher):
     """A grandchild of the launcher inherits its variable, and is not heard: its error is not the run's."""
     done = subprocess.run(
         [sys.executable, "-c", "import assigner\nraise ValueError('mine')"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.stderr.splitlines()[-1] == "ValueError: mine"
     assert first_report(launcher) is None

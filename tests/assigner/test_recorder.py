@@ -278,7 +278,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WorkerTrace]:
     """The worker of each of the traces that tests/runs/held.py left."""
     made = tmp_path_factory.mktemp("held")
     done = subprocess.run(  # a process from its start: the C library reads the variable there
-        [sys.executable, RUNS / "held.py", made], capture_output=True, text=True, timeout=240, check=False,
+        [sys.executable, RUNS / "held.py", made], capture_output=True, text=True, timeout=1200, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]

@@ -134,7 +134,7 @@ def test_from_init_to_a_trained_step(net):
 
     def assigner(*words):
         command = [sys.executable, "-m", "assigner_cli", *words]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=net, timeout=300, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=net, timeout=1200, check=False)
         assert done.returncode == 0, done.stderr
         return done
 

@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import
 
 from workloads import graph_of, make_plan, skips
 
-WAIT_S = 200.0  # below the 300 s that the test waits for mpirun
+WAIT_S = 200.0  # below what the test waits for mpirun
 folder, how, rank = Path(sys.argv[1]), sys.argv[2], launched_rank()
 torch.set_num_threads(1)
 made = skips()

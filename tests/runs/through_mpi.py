@@ -34,7 +34,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import
 
 from workloads import graph_of, make_plan, skips
 
-WAIT_S = 200.0  # for what comes: a loaded machine is slow, and the test waits 300 s for mpirun
+WAIT_S = 200.0  # for what comes: a loaded machine is slow, and the test waits longer for mpirun
 CPU = torch.device("cpu")
 SHORT = timedelta(seconds=0.3)
 SENT = [
