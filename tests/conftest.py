@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from forked_ranks import ForkedRanks
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST = ("test_page_blocks", "test_foreign_", "test_end_to_end", "test_scripts")
-"""How the names of files begin that take a minute or more each."""
+LONGEST = (
+    "test_page_blocks", "test_foreign_", "test_launchers", "test_runtime_benchmark", "test_end_to_end", "test_scripts",
+    "test_replica_ranks", "test_solver_replicas", "test_combinations", "test_lab_hosts", "test_profile_resume",
+)  # fmt: skip
+"""How the names of files begin that take longest, the longest first: half a minute of a processor or more each."""
 
 
 def pytest_configure() -> None:
@@ -39,7 +42,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Before them come those that take longest: one that begins last would run alone.
     """
     slow = {item.path for item in items if item.get_closest_marker("distributed") or item.get_closest_marker("lab")}
-    items.sort(key=lambda item: (not item.path.name.startswith(LONGEST), item.path not in slow))
+    place = {
+        path: next((n for n, name in enumerate(LONGEST) if path.name.startswith(name)), len(LONGEST))
+        for path in {item.path for item in items}
+    }
+    items.sort(key=lambda item: (place[item.path], item.path not in slow))
 
 
 def pytest_collection_finish() -> None:

@@ -46,7 +46,7 @@ def profiled(root: Path, assigner: str, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("road")
     said = call(
         root, assigner, "profile", WORKLOAD, "-o", str(folder / "profile.json"), "--workers", "2",
-        "--micro-batches", "2,4",
+        "--micro-batches", "2,4", "--max-message", "65536",
     )  # fmt: skip
     assert said.stdout == ""  # the result is the file; everything said goes to stderr
     assert "5 partitions of 3 kinds" in said.stderr

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,11 +14,12 @@ from workloads import language, make_plan
 from assigner import Pipeline, load_weights
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from forked_ranks import ForkedRanks
 
 pytestmark = pytest.mark.distributed
 
-RUNS = Path(__file__).resolve().parent.parent / "runs"
 EXACT = 1e-10
 
 
@@ -179,13 +176,9 @@ def test_a_quiet_end(failures, case):
     assert [of_this_package(text) for text in failures[case]["stderr"]] == ["", "", ""]
 
 
-def test_pipelines_one_after_another():
+def test_pipelines_one_after_another(forked):
     """Each pipeline of a process meets the others' addresses of its own group, never those of the one before."""
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", RUNS / "rejoining.py"],
-        capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    forked.run("rejoining.py", ranks=2)
 
 
 def test_a_plan_changes_during_the_run(forked):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from training_cases import CASES
 
 if TYPE_CHECKING:
     from forked_ranks import ForkedRanks
@@ -54,10 +53,18 @@ def test_divided_updates_are_those_of_every_worker(ranks):
         assert set(found[DIVIDED].values()) == {0.0}
 
 
-def test_training_loops_are_the_plain_ones(forked, tmp_path):
+@pytest.mark.parametrize(
+    "cases",
+    [
+        ("clipping", "weights", "accumulation", "frozen", "scaling"),
+        pytest.param(("optimizers", "schedulers", "half", "sparse"), marks=pytest.mark.long),
+    ],
+    ids=["loops", "the others"],
+)
+def test_training_loops_are_the_plain_ones(forked, tmp_path, cases):
     """Clipping, weights of losses, accumulation, frozen and sparse weights and scales are the plain loop's."""
-    for found in forked.found("replicas.py", tmp_path, *CASES, ranks=3, before="training_cases:capture_all"):
-        assert {name.partition(",")[0] for name in found} == set(CASES)
+    for found in forked.found("replicas.py", tmp_path, *cases, ranks=3, before="training_cases:capture_all"):
+        assert {name.partition(",")[0] for name in found} == set(cases)
         assert_equal(found)
 
 

@@ -18,16 +18,29 @@ pytestmark = pytest.mark.distributed
 START = "import assigner, os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
 
 
-def run(folder, script, *flags):
-    """`assigner run` of a script on two ranks."""
-    (folder / "s.py").write_text(START + script)
-    command = [sys.executable, "-m", "assigner_cli", *flags, "run", "solved.json", "--", "s.py"]
+def call(*command):
+    """Run it to its end."""
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
+@pytest.fixture
+def run(folder, programs):
+    """Called with a script and flags: `assigner run` of it on two ranks, none of which has to import torch."""
+
+    def start(script, *flags):
+        (folder / "s.py").write_text(START + script)
+        return call(programs / "assigner", *flags, "run", "solved.json", "--", "s.py")
+
+    return start
+
+
 def test_a_rank_that_raises_is_told_once(folder):
-    """The frames of the script, then the worker, the error and its line, and where the whole traceback is kept."""
-    done = run(folder, "if rank == 1:\n    raise ValueError('no such data')\ntime.sleep(600)\n")
+    """The frames of the script, then the worker, the error and its line, and where the whole traceback is kept.
+
+    In processes that nobody has forked.
+    """
+    (folder / "s.py").write_text(f"{START}if rank == 1:\n    raise ValueError('no such data')\ntime.sleep(600)\n")
+    done = call(sys.executable, "-m", "assigner_cli", "run", "solved.json", "--", "s.py")
     assert (done.returncode, done.stdout) == (7, "")
     *shown, error, hint = done.stderr.splitlines()
     assert [line.strip() for line in shown] == [
@@ -42,27 +55,27 @@ def test_a_rank_that_raises_is_told_once(folder):
 
 
 @pytest.mark.long
-def test_verbose_shows_the_traceback_of_the_rank(folder):
+def test_verbose_shows_the_traceback_of_the_rank(run):
     """-v prints it above the error, once."""
-    done = run(folder, "if rank == 1:\n    raise ValueError('no such data')\ntime.sleep(600)\n", "-v")
+    done = run("if rank == 1:\n    raise ValueError('no such data')\ntime.sleep(600)\n", "-v")
     assert done.returncode == 7
     assert done.stderr.count("Traceback") == 1
     shutil.rmtree(Path(done.stderr.rpartition("hint: ")[2].split()[0]).parent)
     assert "raise ValueError('no such data')" in done.stderr
 
 
-def test_what_every_rank_says_is_said_once(folder):
+def test_what_every_rank_says_is_said_once(run):
     """A use that is wrong on all ranks keeps its exit code, 2, and its hint."""
-    done = run(folder, "raise assigner.UsageError('the batch has 7 rows', hint='make it 8')\n")
+    done = run("raise assigner.UsageError('the batch has 7 rows', hint='make it 8')\n")
     assert (done.returncode, done.stdout) == (2, "")
     error, hint = done.stderr.splitlines()
     assert re.fullmatch(r"error: worker:[01]: the batch has 7 rows", error)
     assert hint == "hint: make it 8"
 
 
-def test_a_rank_that_is_killed_is_named_with_its_signal(folder):
+def test_a_rank_that_is_killed_is_named_with_its_signal(run):
     """What other ranks notice of it is a consequence, and not said."""
-    done = run(folder, "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)\n")
+    done = run("if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)\n")
     assert done.returncode == 7
     assert done.stderr.splitlines()[0] == "error: worker:1 was killed by SIGKILL"
     assert len(done.stderr.splitlines()) == 2
@@ -84,7 +97,7 @@ def test_interrupting_a_run_is_130(folder):
     assert "KeyboardInterrupt" not in said
 
 
-def test_a_rank_that_ends_before_it_joins_is_named(folder):
+def test_a_rank_that_ends_before_it_joins_is_named(run):
     """Exit code 0 is no success of a rank for which another waits."""
     join = (
         "from assigner.machine.launchedrank import launched\nfrom assigner.runtime.rendezvous import join_group\n"
@@ -92,7 +105,7 @@ def test_a_rank_that_ends_before_it_joins_is_named(folder):
         "try:\n    join_group(launched(), 600.0)\nexcept assigner.AssignerError as error:\n"
         "    sys.exit(assigner.tell(error))\n"
     )
-    done = run(folder, join)
+    done = run(join)
     assert done.returncode == 7, done.stderr
     error, hint = done.stderr.splitlines()
     assert re.fullmatch(rf"error: worker:1:?( it)? {LEFT}.*", error)
@@ -113,18 +126,17 @@ CLOSED = r"its pipeline was closed, or its script came to an end, at \S+leaving\
         pytest.param(0, "early", 2, CLOSED, marks=pytest.mark.long),
     ],
 )
-def test_a_rank_that_leaves_is_named(folder, root, rank, way, code, message):
+def test_a_rank_that_leaves_is_named(folder, programs, root, rank, way, code, message):
     """Whichever it is, and however it leaves without an error: before it joins, in the middle, or a step too soon."""
     script = [str(root / "tests" / "runs" / "leaving.py"), str(folder), str(rank), way]
-    command = [sys.executable, "-m", "assigner_cli", "run", "solved.json", "--", *script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = call(programs / "assigner", "run", "solved.json", "--", *script)
     error, hint = done.stderr.splitlines()
     assert done.returncode == code
     assert re.fullmatch(rf"error: worker:{rank}:?( it)? {message}.*", error)
     assert hint.startswith("hint: every rank ")
 
 
-def test_a_run_on_one_host_listens_to_that_host_alone(folder, root):
+def test_a_run_on_one_host_listens_to_that_host_alone(run, root):
     """The store and what the ranks open to each other: nothing of it can be reached from another host."""
     listen = (
         "from assigner.machine.launchedrank import launched\nfrom assigner.runtime.rendezvous import join_group\n"
@@ -132,6 +144,6 @@ def test_a_run_on_one_host_listens_to_that_host_alone(folder, root):
         "join_group(launched(), 60.0)\nfound = listening() + listening(int(os.environ['MASTER_PORT']))\n"
         "os.write(1, f'{sorted(set(found))}\\n'.encode())\nos.environ['ASSIGNER_SECRET']\n"  # whole: ranks share a pipe
     )
-    done = run(folder, listen)
+    done = run(listen)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["['127.0.0.1']"] * 2
