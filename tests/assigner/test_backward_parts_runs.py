@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,6 +11,7 @@ import pytest
 import torch
 from changing_models import Assigned, ByData, Clamped, InPlace, made_of, spectral
 from drawn_combinations import in_parts
+from sweeps import sweep
 from torch import nn
 from training_cases import CASES
 from workloads import (
@@ -125,8 +127,11 @@ def test_compiled_partitions_train_as_the_plain_model():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("remat", ["never", "always", "except_last"])
-@pytest.mark.parametrize("name", MODELS)
+REMAT = ("never", "always", "except_last")
+IN_TURN = list(zip(MODELS, itertools.cycle(REMAT), strict=False))
+
+
+@pytest.mark.parametrize(("name", "remat"), sweep(itertools.product(MODELS, REMAT), quick=IN_TURN))
 def test_parts_train_as_whole_backwards_do(name, remat):
     made = MODELS[name]()
     plan = make_plan(made)

@@ -35,7 +35,7 @@ def counting(counts: list[int]):
     return backend
 
 
-@pytest.mark.parametrize("make", [language, skips])
+@pytest.mark.parametrize("make", [skips, pytest.param(language, marks=pytest.mark.long)])
 def test_training_is_the_plain_models(make):
     """Loss, gradients and weights, with remat and ragged batches, under the model's own names."""
     made = replace(make(), compile=EAGER)

@@ -82,7 +82,7 @@ def test_hanging_up_reaches_the_other_end_whoever_holds_the_socket():
 
 
 @pytest.mark.distributed
-def test_a_users_connection_survives_a_run_with_a_late_rank(tmp_path):
+def test_a_users_connection_survives_a_run_with_a_late_rank(tmp_path, programs):
     """One opened while rank 0 waits for rank 1, to a server outside of the run, works after the group is left."""
     code = tmp_path / "rank.py"
     code.write_text(LATE)
@@ -93,15 +93,16 @@ def test_a_users_connection_survives_a_run_with_a_late_rank(tmp_path):
         common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free)}
         common.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         ranks = [
-            subprocess.Popen([sys.executable, code, str(port)], env={**common, "RANK": str(rank)}) for rank in (0, 1)
+            subprocess.Popen([programs / "python", code, str(port)], env={**common, "RANK": str(rank)})
+            for rank in (0, 1)
         ]
         try:
-            outside.settimeout(120)
+            outside.settimeout(600)
             there = outside.accept()[0]
-            there.settimeout(120)
+            there.settimeout(600)
             with there:
                 assert there.recv(1) == b"u"
-            assert [each.wait(120) for each in ranks] == [0, 0]
+            assert [each.wait(600) for each in ranks] == [0, 0]
         finally:
             for each in ranks:
                 each.kill()

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from brute_force import random_instance
 from builders import CAPACITY, make_plan, make_profile
+from sweeps import sweep
 
 from assigner.errors import FormatError, UsageError
 from assigner.formats.document import decode, encode
@@ -213,7 +214,7 @@ def test_every_order_finds_what_all_interleavings_give():
     assert every.value == min(found)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", sweep(range(16), quick=6))
 def test_named_schedules_are_never_better_on_the_same_placement(seed):
     """GPipe, interleaved, interleaved 1F1B and 1F1B with drawn depths, where they fit: starts of the search."""
     plan, profile = drawn_plan(seed, micro_batches=6)
@@ -271,7 +272,7 @@ def test_a_stage_for_which_there_is_no_room_has_no_order():
     assert least_step_s(tasks) == float("inf")
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", sweep(range(12), quick=4))
 def test_no_baseline_is_faster_than_the_plan(seed, monkeypatch):
     """Over drawn instances, with one worker a stage or several: by our own prices nothing simpler wins."""
     monkeypatch.setattr(tuning, "LISTED_TASKS", 40_000)
