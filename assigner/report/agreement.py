@@ -116,6 +116,7 @@ def _explanation(found: Agreement) -> Sheet:
         ("forwards, backwards and updates as measured", why.compute_s),
         ("messages as measured", why.transfers_s),
         ("overheads as measured", why.overheads_s),
+        ("variation: means, not medians", why.variation_s),
         ("not explained", why.unexplained_s),
     ):
         now += moved
@@ -140,9 +141,16 @@ def largest_cause(found: Agreement) -> str:
     cause = next((each for each in why.causes if each.step_s * whole > 0), None)
     unit = fmt.time_unit(measured)
     of = f"of the {_signed(unit, whole)} {unit.name}"
+    if why.variation_s * whole > 0 and abs(why.variation_s) > max(
+        abs(why.unexplained_s), 0.0 if cause is None else abs(cause.step_s)
+    ):
+        moved = f"{_signed(unit, why.variation_s)} {unit.name} {of}"
+        return (
+            f"largest cause: actions and what lies between them vary, and their means are above their medians: {moved}"
+        )
     if cause is None or abs(why.unexplained_s) > abs(cause.step_s):
         rest = f"{_signed(unit, why.unexplained_s)} {unit.name}, the step differs by {_signed(unit, whole)} {unit.name}"
-        return f"most is not explained: {rest}; actions vary, or those that run together slow each other"
+        return f"most is not explained: {rest}; actions that run together may slow each other"
     return f"largest cause: {_describe(cause)}: {_signed(unit, cause.step_s)} {unit.name} {of}"
 
 
@@ -267,6 +275,7 @@ def agreement_data(found: Agreement, sides: Sequence[Spans] = ()) -> dict[str, A
             "compute_s": why.compute_s,
             "transfers_s": why.transfers_s,
             "overheads_s": why.overheads_s,
+            "variation_s": why.variation_s,
             "unexplained_s": why.unexplained_s,
             "largest_cause": largest_cause(found),
             "causes": encode(why.causes),

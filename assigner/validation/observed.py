@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 from typing import TYPE_CHECKING, TypeVar
 
 from assigner.schedule.program import TOGETHER, ActionKind, Payload, Route
@@ -43,6 +43,11 @@ class Samples:
     def median_s(self) -> float:
         """The middle one."""
         return median(self.seconds)
+
+    @property
+    def mean_s(self) -> float:
+        """What one of them takes if their sum counts."""
+        return fmean(self.seconds)
 
     @property
     def iqr_s(self) -> float:
