@@ -127,8 +127,27 @@ def test_backwards_in_two_parts_fit_and_take_what_was_said(seed):
         written = listed_plan(plan, tasks, orders)
         prediction = predict(written, profile)
         assert prediction.step_s == tasks.step_s(orders)
-        assert tasks.fits(orders) == (not overfull(prediction))
+        assert tasks.fits(orders)
+        assert not overfull(prediction)
         assert "W" in "".join(written.orders.values())
+
+
+@pytest.mark.parametrize(("workers", "micro_batches"), [(2, 4), (3, 2), (4, 8), (4, 11)])
+def test_stages_in_a_v_are_idle_only_until_the_last_worker_has_begun(workers, micro_batches):
+    """ZB-V with parts that all take the same: a worker waits for as many tasks as there are other workers."""
+    count = 2 * workers
+    profile = make_profile(work=[1e-3] * count, slowness=[1] * workers, batch=micro_batches, latency=0, bandwidth=1e30)
+    measured = tuple(replace(each, update_s=0.0) for each in in_parts(profile, share=0.5).measurements)
+    placed = [(min(n, count - 1 - n), [f"p{n}"]) for n in range(count)]
+    plan = make_plan(profile, placed, micro_batches=micro_batches)
+    tasks = PlacedTasks(plan, CostModel(replace(profile, measurements=measured)), split=True)
+    orders = zero_bubble(tasks)
+    assert orders is not None
+    least = 1e-3 * (6 * micro_batches + workers - 1)
+    if micro_batches >= count - 1:
+        assert tasks.step_s(orders) == pytest.approx(least)
+    else:
+        assert tasks.step_s(orders) > least
 
 
 @pytest.mark.parametrize("micro_batches", [2, 4, 9])

@@ -29,10 +29,11 @@ from assigner.schedule.orders import ActionKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from assigner.schedule.orders import Step
     from assigner.solver.orders.tasks import Orders, PlacedTasks, TaskRow
 
 
-First = Literal["backward", "forward", "micro-batch"]
+First = Literal["backward", "forward", "both parts", "micro-batch"]
 StageOrder = Literal["deepest", "in turn"]
 
 
@@ -41,7 +42,7 @@ class PriorityRule:
     """What goes first.
 
     Args:
-        first: Backwards or forwards; or whatever has the earlier micro-batch.
+        first: Backwards or forwards, with weight parts last; backwards in both parts; or the earlier micro-batch.
         stages: Which of a worker's stages goes first.
         depth: Micro-batches in flight, as a multiple of those of 1F1B; inf: as many as there is room for.
         patience: A worker waits for what goes first if that comes within this share of what it would do instead.
@@ -66,8 +67,11 @@ RULES = (
         for first, depth in _ORDERS
     ),
     PriorityRule("micro-batch"),
+    PriorityRule("both parts"),
 )
-"""All that are tried, the most promising first. With one stage a worker, turns make no difference."""
+"""All that are tried, the most promising first. With one stage a worker turns make no difference, nor both parts where
+backwards are whole.
+"""
 
 QUICK = RULES[:3]
 """Those that tell best what a placement is worth."""
@@ -76,7 +80,9 @@ QUICK = RULES[:3]
 def rules_for(tasks: PlacedTasks) -> Iterator[PriorityRule]:
     """The rules that differ for a placement."""
     several = len(tasks.plan.stages) > tasks.workers
-    yield from (rule for rule in RULES if several or rule.stages == "deepest")
+    for rule in RULES:
+        if (several or rule.stages == "deepest") and (tasks.split or rule.first != "both parts"):
+            yield rule
 
 
 def list_schedule(tasks: PlacedTasks, rule: PriorityRule) -> Orders | None:
@@ -85,29 +91,64 @@ def list_schedule(tasks: PlacedTasks, rule: PriorityRule) -> Orders | None:
 
 
 def zero_bubble(tasks: PlacedTasks) -> Orders | None:
-    """ZB-H1: 1F1B's order with backwards in two parts, each weight part as many backwards later as its stage's number.
+    """The zero-bubble authors' order by hand of backwards in two parts; None: they have none for the placement.
 
-    So all workers end at about the same time, in the memory of 1F1B's first stage. None: it is about one stage a
-    worker, one worker a stage, and backwards in two parts.
+    With one stage a worker ZB-H1: 1F1B's order, each weight part as many backwards later as its stage's number, so that
+    all workers end at about the same time, in the memory of 1F1B's first stage. With two of them in a V, the first and
+    the last stage on the first worker, ZB-V, as torch.distributed.pipelining has it.
 
-    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 2.3.
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 2.3; ZB-V: arXiv 2401.10241, section 6.
     """
-    plan, count = tasks.plan, tasks.micro_batches
-    if not tasks.split or plan.is_replicated or len(plan.stages) > tasks.workers:
+    plan = tasks.plan
+    if not tasks.split or plan.is_replicated:
         return None
-    orders: Orders = []
-    for stage in range(len(plan.stages)):
-        warm_up = min(count, len(plan.stages) - stage)
-        steps = [(ActionKind.FORWARD, stage, m) for m in range(warm_up)]
-        for m in range(count):
-            steps.append((ActionKind.BACKWARD_INPUT, stage, m))
-            if m >= stage:
-                steps.append((ActionKind.BACKWARD_WEIGHT, stage, m - stage))
-            if m + warm_up < count:
-                steps.append((ActionKind.FORWARD, stage, m + warm_up))
-        steps += [(ActionKind.BACKWARD_WEIGHT, stage, m) for m in range(max(0, count - stage), count)]
-        orders.append([tasks.task(*step) for step in steps])
+    alone, count = len(plan.stages) == tasks.workers, len(plan.stages)
+    in_v = count == 2 * tasks.workers and all(
+        plan.stages[n].workers == plan.stages[count - 1 - n].workers for n in range(count)
+    )
+    if not (alone or in_v):
+        return None
+    orders: Orders = [[] for _ in range(tasks.workers)]
+    for stage in range(tasks.workers):
+        steps = _one_stage(stage, count, tasks.micro_batches) if alone else _in_v(stage, count, tasks.micro_batches)
+        order = [tasks.task(*step) for step in steps]
+        orders[tasks.row(order[0]).worker] = order
     return orders
+
+
+def _one_stage(stage: int, stages: int, count: int) -> Iterator[Step]:
+    """ZB-H1 of a stage."""
+    warm_up = min(count, stages - stage)
+    yield from ((ActionKind.FORWARD, stage, m) for m in range(warm_up))
+    for m in range(count):
+        yield ActionKind.BACKWARD_INPUT, stage, m
+        if m >= stage:
+            yield ActionKind.BACKWARD_WEIGHT, stage, m - stage
+        if m + warm_up < count:
+            yield ActionKind.FORWARD, stage, m + warm_up
+    yield from ((ActionKind.BACKWARD_WEIGHT, stage, m) for m in range(max(0, count - stage), count))
+
+
+def _in_v(stage: int, stages: int, count: int) -> Iterator[Step]:
+    """ZB-V of a stage in the first half, A, and the one on its worker in the second half, B.
+
+    It is that of at least two for each worker but one, of which those that there are not are left out.
+    """
+    ahead = stages // 2 - stage  # workers from this one on
+    most = max(count, stages - 1)
+    kinds = zip("FIW", (ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT), strict=True)
+    named = {
+        letter + which: (kind, n) for letter, kind in kinds for which, n in (("A", stage), ("B", stages - 1 - stage))
+    }
+    words = ["FA"] * (2 * ahead - 1) + ["FB", "FA"] * stage + ["FB", "IB", "WB"] * ahead
+    words += ["FA", "IA", "WA", "FB", "IB", "WB"] * (most - stages // 2)
+    words += ["IA", "IB"] * stage + ["IA", "WA"] * ahead + ["WB"] * stage + ["WA"] * stage
+    done = dict.fromkeys(named, 0)
+    for word in words:
+        kind, of = named[word]
+        if done[word] < count:
+            yield kind, of, done[word]
+        done[word] += 1
 
 
 class _Listing:
@@ -129,9 +170,10 @@ class _Listing:
         self.ready: list[list[tuple[float, int]]] = [[] for _ in workers]
         self.coming: list[list[tuple[float, int]]] = [[] for _ in workers]
         self.blocked: list[list[int]] = [[] for _ in workers]
-        self._held = dict.fromkeys(tasks.kept, 0.0)
+        self._inputs, self._graphs = dict.fromkeys(tasks.kept, 0.0), dict.fromkeys(tasks.kept, 0.0)
         self._flying = dict.fromkeys(tasks.kept, 0)
-        self._claims = dict(tasks.kept)
+        self._claims = {where: (tasks.kept[where] - graph, self._of_graphs(where, graph))
+                        for where, graph in tasks.graph.items()}  # fmt: skip
         self._room = list(tasks.room)
         for (_, worker), least in tasks.least.items():
             self._room[worker] -= least
@@ -208,24 +250,39 @@ class _Listing:
         return -1
 
     def _may(self, row: TaskRow) -> bool:
-        """Whether there is room for what a task keeps."""
-        if row.kind is not ActionKind.FORWARD:
-            return True
+        """Whether there is room for what a task keeps, and while it runs."""
         where = row.stage, row.worker
-        if self._flying[where] >= self._most[where]:
+        if row.kind is ActionKind.FORWARD and self._flying[where] >= self._most[where]:
             return False
-        return self._held[where] + row.bytes - self._claims[where] <= self._room[row.worker]
+        return sum(self._claim(row)) <= sum(self._claims[where]) + self._room[row.worker]
+
+    def _claim(self, row: TaskRow) -> tuple[float, float]:
+        """The most that a stage keeps once a task has run: of inputs, and of graphs with what waits for weight parts.
+
+        A forward leaves room for the first part of its backward, as it is when no weight part is left to run.
+        """
+        where = row.stage, row.worker
+        inputs, graphs = self._claims[where]
+        now, graph = self._graphs[where] + row.bytes - row.inputs, self._tasks.graph[where]
+        if row.kind is ActionKind.FORWARD:
+            now = max(now, self._of_graphs(where, (self._flying[where] + 1) * graph))
+        elif row.kind is ActionKind.BACKWARD_INPUT:
+            now += graph
+        return max(inputs, self._inputs[where] + row.inputs), max(graphs, now)
+
+    def _of_graphs(self, where: tuple[int, int], graphs: float) -> float:
+        """The same while the first part of a backward runs, where they are split."""
+        return graphs + self._tasks.waiting[where] if self._tasks.split else graphs
 
     def _keep(self, row: TaskRow) -> None:
         """Count what a task keeps, or frees."""
-        where = row.stage, row.worker
-        self._held[where] += row.bytes
+        where, claim = (row.stage, row.worker), self._claim(row)
+        self._room[row.worker] -= sum(claim) - sum(self._claims[where])
+        self._claims[where] = claim
+        self._inputs[where] += row.inputs
+        self._graphs[where] += row.bytes - row.inputs
         if row.kind is ActionKind.FORWARD:
             self._flying[where] += 1
-            more = self._held[where] - self._claims[where]
-            if more > 0:
-                self._claims[where] += more
-                self._room[row.worker] -= more
             return
         if row.kind is not ActionKind.BACKWARD_WEIGHT:
             self._flying[where] -= 1
@@ -260,10 +317,12 @@ def _priorities(tasks: PlacedTasks, rule: PriorityRule) -> list[float]:
             else:
                 place = deep * m_count + m
             if rule.first == "micro-batch":
-                late = 2 * m_count if kind is ActionKind.BACKWARD_WEIGHT else 2 * m
-                found.append(float((late + forward) * stages + deep))
+                at = 2 * m_count if kind is ActionKind.BACKWARD_WEIGHT else 2 * m
+                found.append(float((at + forward) * stages + deep))
             else:
-                late = forward == (rule.first == "backward")
-                found.append(place + span * 2 * (2 if kind is ActionKind.BACKWARD_WEIGHT else late))
+                late: float = forward == (rule.first != "forward")
+                if kind is ActionKind.BACKWARD_WEIGHT:
+                    late = 0.5 if rule.first == "both parts" else 2
+                found.append(place + span * 2 * late)
     assert len(found) == stages * width * m_count
     return found
