@@ -5,15 +5,27 @@ the figures stand in `auto_schedule.py` of sail-sg/zero-bubble-pipeline-parallel
 `__main__`. Of each: 1F1B, and ours in its memory with whole backwards; ZB-H1, the handcrafted order of Qi et al., Zero
 Bubble Pipeline Parallelism (ICLR 2024), and ours in its memory with backwards in two parts; and ours in the memory that
 their example gives. Memory counts what an input part frees until it has run, as our simulator does; their program does
-not, so there it gives us a little less than them.
+not, so there it gives us a little less than them. With `--theirs auto_schedule.py`, a copy of that file, their own
+heuristic runs too: our simulator prices its order, and says what that keeps on each worker, which is what ours may.
 
-    python benchmarks/solver/orders.py
+The schedules of torch.distributed.pipelining with two stages a rank, as this torch makes them: its DualPipeV of 4 ranks
+and 10 micro-batches is the golden one among its tests (`artifacts/dualpipev_4rank_10mb.csv`).
+
+    python benchmarks/solver/orders.py [--theirs FOLDER/auto_schedule.py]
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
+import itertools
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed.pipelining.schedules as peer
 
 from assigner.formats.plan import Plan
 from assigner.formats.profile import (
@@ -29,9 +41,14 @@ from assigner.formats.profile import (
 from assigner.formats.stage import Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.orders import order_of
-from assigner.solver.orders.improving import best_orders
+from assigner.schedule.simulate import step_s, worker_memory
+from assigner.solver.orders.improving import FoundOrders, best_orders
 from assigner.solver.orders.listing import zero_bubble
-from assigner.solver.orders.tasks import PlacedTasks
+from assigner.solver.orders.search import named_orders
+from assigner.solver.orders.tasks import SPLIT, PlacedTasks
+
+if TYPE_CHECKING:
+    from assigner.solver.orders.tasks import Orders
 
 SCALE = 1e-6
 """Their units are taken as microseconds; of memory, as megabytes."""
@@ -127,81 +144,127 @@ def plan_of(profile: Profile) -> Plan:
     )  # fmt: skip
 
 
-def ours(example: Example, most: list[float], *, split: bool) -> tuple[float, float]:
-    """The step found, in their units, and CPU seconds that it took."""
+def ours(example: Example, most: list[float], *, split: bool) -> FoundOrders:
+    """What is found where stages may keep so much."""
     profile = profile_of(example, most)
     tasks = PlacedTasks(plan_of(profile), CostModel(profile), split=split)
-    begun = time.process_time()
     found = best_orders(tasks, most=600_000)
     assert found is not None, example.name
     assert tasks.fits(found.orders)
-    return found.step_s / SCALE, time.process_time() - begun
+    return found
 
 
-def loops() -> None:
-    """Two stages a rank, F = I = W = 1: torch's Interleaved1F1B, and ours in its memory."""
-    print("| ranks | micro-batches | least work | Interleaved1F1B | ours in its memory | in two parts | CPU s |")
-    print("| --- |" + " --- |" * 6)
-    for ranks, count in ((4, 8), (4, 16), (8, 32)):
-        example = alike(2 * ranks, count, (1, 1, 1), 0, 1e6)
-        profile = profile_of(example, example.most)
-        links = tuple(
-            replace(profile.links[0], source=f"worker:{a}/cpu", target=f"worker:{b}/cpu")
-            for a in range(ranks)
-            for b in range(ranks)
-            if a != b
+def in_units(found: FoundOrders) -> str:
+    """A step in their units, and whether no order takes less."""
+    return f"{found.step_s / SCALE:,.0f}{' *' if found.step_s <= found.bound_s * (1 + 1e-9) else ''}"
+
+
+def heuristic(program: Any, example: Example, tasks: PlacedTasks) -> Orders:
+    """The order that the authors' own program gives for their example."""
+    config = program.GraphConfig(
+        mem_f=[each[0] for each in example.kept], mem_b=[-each[1] for each in example.kept],
+        mem_w=[-each[2] for each in example.kept], max_mem=example.most, cost_f=example.forward,
+        cost_b=example.backward, cost_w=example.weight, cost_comm=example.message,
+    )  # fmt: skip
+    stages, count = len(example.forward), example.micro_batches
+    _, places, _ = program.do_heuristic_search(stages, count, config)
+    steps = [(places[(n * stages + s) * count + m], s, SPLIT[n], m)
+             for n in range(3) for s in range(stages) for m in range(count)]  # fmt: skip
+    return [[tasks.task(kind, s, m) for _, s, kind, m in sorted(steps) if s == stage] for stage in range(stages)]
+
+
+def in_file(path: Path) -> Any:
+    """Their program."""
+    spec = importlib.util.spec_from_file_location("auto_schedule", path)
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    return program
+
+
+PEERS = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+SIZES, TIMES = ((4, 8), (4, 10), (4, 16), (8, 32)), ((1, 1, 1), (5, 6, 4))
+LETTER = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+
+
+def peer_plan(name: str, ranks: int, count: int, times: tuple[int, int, int]) -> tuple[Plan, Profile]:
+    """A schedule of torch.distributed.pipelining as a listed plan, and what its stages take."""
+    example = alike(2 * ranks, count, times, 0, 1e6)
+    stages = [SimpleNamespace(group_size=ranks, group_rank=0, num_stages=2 * ranks, is_last=False, submod=None)] * 2
+    schedule = getattr(peer, f"Schedule{name}")(stages, count)
+    alone = profile_of(example, example.most)
+    workers = alone.workers[:ranks]
+    homes = [workers[schedule.stage_index_to_group_rank[n]].name for n in range(2 * ranks)]
+    orders = {}
+    for rank, actions in schedule.pipeline_order.items():
+        parts = [part for action in actions if action is not None for part in action.sub_actions or [action]]
+        orders[workers[rank].name] = " ".join(
+            f"{part.stage_index}{LETTER[part.computation_type.name]}{part.microbatch_index}" for part in parts
         )
-        workers = profile.workers[:ranks]
-        measured = tuple(replace(point, worker=workers[n % ranks].name) for n, point in enumerate(profile.measurements))
-        profile = replace(profile, links=links, workers=workers, measurements=measured)
-        stages = tuple(Stage(workers[n % ranks].name, (name,)) for n, name in enumerate(profile.order))
-        plan = replace(plan_of(profile_of(example, example.most)), schedule="interleaved-1f1b", stages=stages)
-        tasks = PlacedTasks(plan, CostModel(profile))
-        theirs = tasks.of_steps([order_of(plan, worker) for worker in plan.workers])
-        step = tasks.step_s(theirs) / SCALE
-        most = [tasks.peak(order) + 10 for order in theirs]
-        tight = replace(profile, workers=tuple(replace(each, memory_bytes=most[n]) for n, each in enumerate(workers)))
-        begun, cells = time.process_time(), []
-        for split in (False, True):
-            mine = PlacedTasks(plan, CostModel(tight), split=split)
-            found = best_orders(mine, [] if split else [theirs], most=600_000)
-            assert found is not None
-            assert split or found.step_s <= step * SCALE * (1 + 1e-9)
-            cells.append(f"{found.step_s / SCALE:,.0f}")
-        spent = time.process_time() - begun
-        print(f"| {ranks} | {count} | {2 * count * 3} | {step:,.0f} | {' | '.join(cells)} | {spent:.1f} |", flush=True)
+    links = tuple(
+        replace(alone.links[0], source=a.name, target=b.name) for a, b in itertools.permutations(workers, 2)
+    )  # fmt: skip
+    measured = tuple(replace(point, worker=homes[n]) for n, point in enumerate(alone.measurements))
+    placed = tuple(Stage(homes[n], (partition,)) for n, partition in enumerate(alone.order))
+    plan = replace(plan_of(alone), schedule="listed", stages=placed, orders=orders)
+    return plan, replace(alone, links=links, workers=workers, measurements=measured)
+
+
+def peers() -> None:
+    """Print torch's schedules with two stages a rank, and ours in the memory of each."""
+    print("| schedule | ranks | micro-batches | F I W | least work | its step | ours, whole | in two parts | CPU s |")
+    print("| --- |" + " --- |" * 8)
+    for name, (ranks, count), times in itertools.product(PEERS, SIZES, TIMES):
+        plan, profile = peer_plan(name, ranks, count, times)
+        cost, begun = CostModel(profile), time.process_time()
+        step = step_s(plan, cost)
+        workers = tuple(
+            replace(each, memory_bytes=worker_memory(cost, plan, each.name).total) for each in profile.workers
+        )
+        tight = CostModel(replace(profile, workers=workers))
+        rule = replace(plan, schedule="interleaved-1f1b" if name == "Interleaved1F1B" else "interleaved", orders={})
+        whole, parts = PlacedTasks(rule, tight), PlacedTasks(rule, tight, split=True)
+        starts = [orders for _, orders in named_orders(rule, whole)]  # as `solve` has them
+        found = [best_orders(whole, starts, most=600_000), best_orders(parts, most=600_000)]
+        assert min(each.step_s for each in found if each) <= step * (1 + 1e-9), (name, ranks, count, times)
+        cells = [
+            name, ranks, count, " ".join(map(str, times)), f"{2 * count * sum(times):,}", f"{step / SCALE:,.0f}",
+            *(in_units(each) if each else "no room" for each in found), f"{time.process_time() - begun:.1f}",
+        ]  # fmt: skip
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 def main() -> None:
     """Print one row for each example."""
-    print(
-        "| example | least work | 1F1B | ours in its memory | ZB-H1 | ours in its memory |"
-        " in the example's memory: ours, whole | in two parts | CPU s |"
-    )
-    print("| --- |" + " --- |" * 8)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--theirs", type=Path, metavar="auto_schedule.py", help="the zero-bubble authors' program")
+    theirs = parser.parse_args().theirs
+    columns = ["example", "least work", "1F1B", "ours in its memory", "ZB-H1", "ours in its memory"]
+    columns += ["their heuristic", "ours in its memory"] if theirs else []
+    columns += ["in the example's memory: ours, whole", "in two parts", "CPU s"]
+    print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
+    program = theirs and in_file(theirs)
     for example in EXAMPLES:
-        stages, count = len(example.forward), example.micro_batches
-        profile = profile_of(example, [1e9] * stages)
-        plan, cost = plan_of(profile), CostModel(profile)
+        profile = profile_of(example, [1e9] * len(example.forward))
+        plan, cost, begun = plan_of(profile), CostModel(profile), time.process_time()
         whole, parts = PlacedTasks(plan, cost), PlacedTasks(plan, cost, split=True)
-        ranks = whole.of_steps([order_of(replace(plan, schedule="1f1b"), worker) for worker in plan.workers])
-        one, one_held = whole.step_s(ranks) / SCALE, [whole.peak(order) / 1e6 for order in ranks]
-        ranks = zero_bubble(parts) or []
-        zero, zero_held = parts.step_s(ranks) / SCALE, [parts.peak(order) / 1e6 for order in ranks]
-        beside_one, a = ours(example, one_held, split=False)
-        beside_zero, b = ours(example, zero_held, split=True)
-        assert beside_one <= one * (1 + 1e-9)
-        assert beside_zero <= zero * (1 + 1e-9)
-        theirs, c = ours(example, example.most, split=False)
-        theirs_in_parts, d = ours(example, example.most, split=True)
-        work = max(
-            count * (f + b + w) for f, b, w in zip(example.forward, example.backward, example.weight, strict=True)
-        )
-        cells = (work, one, beside_one, zero, beside_zero, theirs, theirs_in_parts)
-        print(f"| {example.name} | {' | '.join(f'{each:,.0f}' for each in cells)} | {a + b + c + d:.1f} |", flush=True)
+        others = [(whole, whole.of_steps([order_of(plan, worker) for worker in plan.workers]))]
+        others.append((parts, zero_bubble(parts) or []))
+        if program:
+            others.append((parts, heuristic(program, example, parts)))
+        times = zip(example.forward, example.backward, example.weight, strict=True)
+        cells = [f"{max(example.micro_batches * sum(each) for each in times):,}"]
+        for tasks, orders in others:
+            step, held = tasks.step_s(orders), [tasks.peak(order) / 1e6 for order in orders]
+            found = ours(example, held, split=tasks.split)
+            assert found.step_s <= step * (1 + 1e-9), example.name
+            cells += [f"{step / SCALE:,.0f}", in_units(found)]
+        cells += [in_units(ours(example, example.most, split=split)) for split in (False, True)]
+        print(f"| {example.name} | {' | '.join(cells)} | {time.process_time() - begun:.1f} |", flush=True)
 
 
 if __name__ == "__main__":
     main()
     print()
-    loops()
+    peers()
