@@ -25,7 +25,7 @@ from assigner.solver.orders.bounds import least_of_all_s, least_step_s
 from assigner.solver.orders.every import EveryOrder
 from assigner.solver.orders.exchanges import Exchanges
 from assigner.solver.orders.improving import best_orders
-from assigner.solver.orders.listing import RULES, list_schedule, rules_for, zero_bubble
+from assigner.solver.orders.listing import RULES, list_schedule, made_to_fit, rules_for, zero_bubble
 from assigner.solver.orders.search import listed_plan, named_orders
 from assigner.solver.orders.tasks import PlacedTasks
 from assigner.solver.problem import Problem
@@ -148,6 +148,25 @@ def test_stages_in_a_v_are_idle_only_until_the_last_worker_has_begun(workers, mi
         assert tasks.step_s(orders) == pytest.approx(least)
     else:
         assert tasks.step_s(orders) > least
+
+
+def test_an_order_that_keeps_too_much_is_followed_as_far_as_there_is_room():
+    """ZB-H1 with room for two micro-batches fewer on its first worker: the same tasks, within memory."""
+    profile = in_parts(make_profile(work=[1e-3] * 4, slowness=[1] * 4, batch=8), share=0.5)
+    plan = make_plan(profile, [(n, [f"p{n}"]) for n in range(4)], micro_batches=8)
+    parts = PlacedTasks(plan, CostModel(profile), split=True)
+    handmade = zero_bubble(parts)
+    assert handmade is not None
+    spare = parts.room[0] - parts.peak(handmade[0]) + 2 * parts.kept[0, 0]
+    first, *others = profile.workers
+    first = replace(first, memory_bytes=first.capacity_bytes - spare + 1)
+    tight = PlacedTasks(plan, CostModel(replace(profile, workers=(first, *others))), split=True)
+    assert not tight.fits(handmade)
+    found = made_to_fit(tight, handmade)
+    assert found is not None
+    assert tight.fits(found)
+    assert list(map(sorted, found)) == list(map(sorted, handmade))
+    assert tight.step_s(found) >= parts.step_s(handmade)
 
 
 @pytest.mark.parametrize("micro_batches", [2, 4, 9])

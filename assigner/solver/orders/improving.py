@@ -10,7 +10,7 @@ from assigner.solver import tuning
 from assigner.solver.orders.bounds import least_step_s
 from assigner.solver.orders.every import EveryOrder
 from assigner.solver.orders.exchanges import Exchanges
-from assigner.solver.orders.listing import list_schedule, rules_for, zero_bubble
+from assigner.solver.orders.listing import list_schedule, made_to_fit, rules_for, zero_bubble
 from assigner.solver.orders.tasks import Orders
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def best_orders(
 
     Args:
         tasks: The placement.
-        starts: Orders to begin with, as a named schedule's: what is found is never worse than those that fit.
+        starts: Orders to begin with, as a named schedule's: what is found is never worse than those that fit, and the
+            others are followed as far as there is room.
         most: So many tasks are timed at most, by exchanges.
         stop: True: the time is over.
     """
@@ -50,6 +51,8 @@ def best_orders(
 
     def take(orders: Orders | None) -> bool:
         """Price an order; True: it cannot be better."""
+        if orders is not None and not tasks.fits(orders):
+            orders = made_to_fit(tasks, orders)
         key = hash(tuple(map(tuple, orders or ())))
         if orders is not None and key not in seen and tasks.fits(orders):
             seen.add(key)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 from assigner.schedule.orders import ActionKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from assigner.schedule.orders import Step
     from assigner.solver.orders.tasks import Orders, PlacedTasks, TaskRow
@@ -87,7 +87,14 @@ def rules_for(tasks: PlacedTasks) -> Iterator[PriorityRule]:
 
 def list_schedule(tasks: PlacedTasks, rule: PriorityRule) -> Orders | None:
     """The order that a rule makes; None: it does not come to an end within the memory there is."""
-    return _Listing(tasks, rule).run() if tasks.may_run else None
+    return _Listing(tasks, rule, _priorities(tasks, rule)).run() if tasks.may_run else None
+
+
+def made_to_fit(tasks: PlacedTasks, orders: Orders) -> Orders | None:
+    """An order that keeps too much, followed as far as there is room; None as of `list_schedule`."""
+    place = {task: float(n) for order in orders for n, task in enumerate(order)}
+    rule = PriorityRule(patience=1.0)
+    return _Listing(tasks, rule, [place[n] for n in range(tasks.count)]).run() if tasks.may_run else None
 
 
 def zero_bubble(tasks: PlacedTasks) -> Orders | None:
@@ -162,9 +169,8 @@ class _Listing:
     What a stage has kept at once on a worker stays its own (`_claims`): the simulator adds up the most of each stage.
     """
 
-    def __init__(self, tasks: PlacedTasks, rule: PriorityRule) -> None:
-        self._tasks, self._patience = tasks, rule.patience
-        self._rank = _priorities(tasks, rule)
+    def __init__(self, tasks: PlacedTasks, rule: PriorityRule, rank: Sequence[float]) -> None:
+        self._tasks, self._patience, self._rank = tasks, rule.patience, rank
         self._most = _depths(tasks, rule)
         workers = range(tasks.workers)
         self.ready: list[list[tuple[float, int]]] = [[] for _ in workers]
