@@ -22,9 +22,9 @@
                                           what a partition's forward does besides its own, and what it leaves in Python
     optimizer, optimizerstate, separability, gradients, scaling
                                           the update, as one over all ranks
-    replicas, workergroups, reduction, updaters, gathering
-                                          a stage on several workers: what it cannot have, their process group, the sums
-                                          of its gradients; who updates what for whom
+    replicas, copies, workergroups, reduction, updaters, gathering
+                                          a stage on several workers: what it cannot have, whether its copies are alike,
+                                          their process group, the sums of its gradients; who updates what for whom
     checkpoint, savedstate, shards, swapping, plainvalues
                                           the state of a run in files
     wholestate, packedvalues              the state of the whole model for plain PyTorch; values between ranks

@@ -65,6 +65,7 @@ class Installation:
         needs: What this rank needs of a batch.
         cutting: Of batches into micro-batches.
         same: Whether all ranks make the same call.
+        watch: Of what workers of a stage share.
         inference: Forwards alone.
         gradients: Of the parameters.
         gathering: Of parameters that workers update for each other.
@@ -102,14 +103,14 @@ class Installation:
             CarriedState(workload.carried, cutting=self.cutting, planned=graph.output, plan=plan, member=member)
             for _ in range(2)
         ]
-        watch = ReplicaWatch(self.share, plan, workload, graph.last.name)
+        self.watch = ReplicaWatch(self.share, plan, workload, graph.last.name, member)
         self.training = Training(
             variants, member, workload, remat=remat, statistics=statistics, states=states, needs=self.needs,
-            carried=carried[0], watch=watch,
+            carried=carried[0], watch=self.watch,
         )  # fmt: skip
         self.inference = Inference(
             variants, member, workload,
-            cutting=self.cutting, same=self.same, needs=self.needs, carried=carried[1], watch=watch,
+            cutting=self.cutting, same=self.same, needs=self.needs, carried=carried[1], watch=self.watch,
         )  # fmt: skip
         self.gradients = Gradients(self.trained, graph, plan, member, scaling)
         self.gathering = Gathering(dict(self._divided()) if trains else {})
@@ -175,6 +176,7 @@ class Installation:
     def go_on_from(self, other: Installation) -> None:
         """Take over the state that goes from batch to batch from what ran another plan."""
         self._begun = other._begun  # from the first step on, unlike kinds of workers may differ by rounding
+        self.watch.copies.accept()
         self.training.carried.parts = other.training.carried.parts
         self.inference.carried.parts = other.inference.carried.parts
 

@@ -175,6 +175,10 @@ class LocalPartitions:
         """The parameters among the `kept_state`."""
         return self._parameters_of(self._kept)
 
+    def parameters_of(self, partition: str) -> dict[str, nn.Parameter]:
+        """The parameters of a partition of this rank, by the model's own names."""
+        return self._parameters[partition]
+
     def _parameters_of(self, partitions: Sequence[str]) -> dict[str, nn.Parameter]:
         return {name: each for partition in partitions for name, each in self._parameters[partition].items()}
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.nn.modules.module import _IncompatibleKeys
 
+    from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
     from assigner.runtime.optimizer import PipelineOptimizer
@@ -29,6 +30,7 @@ class ModelState(Participant):
     """What `Pipeline` offers of parameters, buffers, gradients and checkpoints."""
 
     workload: Workload
+    plan: Plan
     graph: PartitionGraph
     optimizer: PipelineOptimizer
     scaler: torch.amp.GradScaler
@@ -72,11 +74,13 @@ class ModelState(Participant):
             Copies on the CPU, by the plain model's own keys, on rank `to`; None on the others.
 
         Raises:
-            UsageError: a tensor, or a module's extra state, cannot go to another rank; or there is no such rank.
+            UsageError: a tensor, or a module's extra state, cannot go to another rank; or there is no such rank; or
+                the copies of a weight have come apart.
             WorkerError: another rank failed; the message has its error.
         """
         self._member.check_rank(to)
         self._compare(f"full_state_dict(to={to})", "gathering the model's state")
+        self._compare_copies("gathering the model's state")
         return self._whole.gather(to)
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | None, *, strict: bool = True) -> _IncompatibleKeys:
@@ -103,6 +107,11 @@ class ModelState(Participant):
         """
         self._compare(f"load_state_dict(strict={strict})", "loading a state_dict")
         return self._whole.hand_out(state_dict, strict=strict)
+
+    def _compare_copies(self, at: str) -> None:
+        """Of what several workers hold one worker's copy is taken: refuse, on all ranks, copies that are not alike."""
+        if self.plan.is_replicated:
+            self._member.agree(at, self._installed.watch.copies.compare)
 
     @property
     def _whole(self) -> WholeState:
@@ -192,6 +201,7 @@ class ModelState(Participant):
             optimizer=self.optimizer, carried=carried, progress=progress, force=force,
         )  # fmt: skip
         try:
+            self._compare_copies(f"saving to {folder}")
             for stage in saving.stages:
                 self._member.agree(f"saving to {folder}", stage)
         except UsageError:

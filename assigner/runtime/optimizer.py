@@ -247,13 +247,13 @@ class PipelineOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state by parameter name, and the groups with the names of all their parameters.
+        """The state of what this rank updates by parameter name, and the groups with the names of all their parameters.
 
         The form is that of torch.distributed.checkpoint's optimizer state: the states of all ranks can be put together.
         """
         names = {id(parameter): name for name, parameter in self._held.items()}
         return {
-            "state": {names[id(each)]: dict(state) for each, state in self.state.items()},
+            "state": {names[id(each)]: dict(state) for each, state in self.state.items() if id(each) in names},
             "param_groups": [
                 {**{key: value for key, value in group.items() if key not in _MEMBERS}, "params": list(every)}
                 for group, every in zip(self.param_groups, self.names, strict=True)

@@ -185,6 +185,7 @@ class Pipeline(ModelState):
         self._member.place(plan)
         leaving = {partition for partition, source, _ in removals(self.plan, plan) if source == self.rank}
         self._installed.share.check_leaving(leaving)
+        self._installed.watch.copies.compare()
         if self._waiting and self._installed.gradients.named():
             raise UsageError("gradients wait for their update", hint="apply or drop them before the move")
         self.optimizer.check(shares_of(self.graph, plan), holder_counts(self.graph, plan))
@@ -372,6 +373,7 @@ class Pipeline(ModelState):
             call = f"optimizer.step() with {self.optimizer.settings}"
             self._installed.same.check(call, exchanges=self.scaler.is_enabled())
             good = self._installed.gradients.ready()
+            self._installed.watch.copies.note_gradients()
             self._waiting = False
             self._installed.update(self.optimizer.local if good else None, self.steps)
             self.steps += good

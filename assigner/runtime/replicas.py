@@ -19,6 +19,7 @@ from assigner.errors import UsageError
 from assigner.model.deferred.memento import STANDARD, Memento
 from assigner.model.marking.writing import STORES
 from assigner.runtime.callrecord import checksum
+from assigner.runtime.copies import CopyComparison
 from assigner.runtime.state import changeable_modules
 
 if TYPE_CHECKING:
@@ -168,10 +169,15 @@ class ReplicaWatch:
         plan: Who shares them.
         workload: Whose loss and metrics are watched where this rank shares the last partition.
         last: The partition that makes the model's output.
+        member: This process in the run.
+
+    Attributes:
+        copies: What several workers hold, compared with every step and evaluation.
     """
 
-    def __init__(self, share: LocalPartitions, plan: Plan, workload: Workload, last: str) -> None:
+    def __init__(self, share: LocalPartitions, plan: Plan, workload: Workload, last: str, member: Membership) -> None:
         self._share, self._workload, self._last = share, workload, last
+        self.copies = CopyComparison(share, plan, member)
         self._shared = replicated(plan, share.partitions)
         self._mementos: dict[str, Memento] = {}
 
@@ -180,6 +186,7 @@ class ReplicaWatch:
 
         In an evaluation a module that is left training moves buffers, which are put back (see `inference`).
         """
+        self.copies.begin()
         for name in self._shared:
             held = changeable_modules(self._share.modules[name])
             watched = [each for each in held if training or not each.training]
@@ -197,7 +204,8 @@ class ReplicaWatch:
 
         Raises:
             UsageError: attributes of a partition that several workers share have changed, or what a loss or metric
-                keeps.
+                keeps; or the copies of a weight have come apart.
+            LostConnectionError: a worker is gone.
         """
         changed = [name for name, memento in self._mementos.items() if memento.has_changed()]
         self._mementos = {}
@@ -215,10 +223,12 @@ class ReplicaWatch:
                 " micro-batches alone",
                 hint=one_worker(partition),
             )
+        self.copies.end()
 
     def forget(self) -> None:
         """Drop what an unfinished step or evaluation has begun."""
         self._mementos = {}
+        self.copies.forget()
 
 
 def _hooks(modules: Iterable[nn.Module]) -> list[Any]:

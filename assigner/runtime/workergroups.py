@@ -85,7 +85,11 @@ class WorkerGroup:
 
     def largest(self, tensor: torch.Tensor) -> torch.Tensor:
         """The largest of all members' values, element by element, in the tensor's own memory."""
-        return self._begin(tensor, dist.ReduceOp.MAX).wait()
+        return self.begin_largest(tensor).wait()
+
+    def begin_largest(self, tensor: torch.Tensor) -> PendingTensor:
+        """Begin `largest`; members begin it in one order with their sums."""
+        return self._begin(tensor, dist.ReduceOp.MAX)
 
     def hand_out(self, tensor: torch.Tensor, source: str) -> PendingTensor:
         """Begin to copy one member's contiguous tensor into those of the others, of its size and type."""

@@ -292,6 +292,8 @@ def divided_updates() -> Found:
                     pipeline.optimizer.step()
                     pipeline.optimizer.zero_grad()
                     assert not pipeline.gradients()
+                    for _, each in pipeline.named_parameters():
+                        _ = pipeline.optimizer.state[each]  # another one may have it: that makes no state here
                     here = {key: each.detach().clone() for key, each in pipeline.named_parameters()}
                     found.append((here, pipeline.optimizer.state_dict()["state"]))
             (plain, states), (weights, own) = found
@@ -477,6 +479,39 @@ def drawn(pipeline: Pipeline) -> None:
         nn.init.normal_(each)
 
 
+def noisy(pipeline: Pipeline) -> None:
+    """A step, and then noise on the weights, which each rank draws for itself."""
+    pipeline.step(pipeline.workload.make_batch(8, 0))
+    torch.manual_seed(pipeline.rank)
+    with torch.no_grad():
+        for _, each in pipeline.named_parameters():
+            each.add_(torch.randn_like(each), alpha=1e-3)
+
+
+def clipped(pipeline: Pipeline) -> None:
+    """An update by gradients that one rank has clipped."""
+    pipeline.step(pipeline.workload.make_batch(8, 0), update=False)
+    if pipeline.rank == 0:
+        nn.utils.clip_grad_norm_([each for _, each in pipeline.named_parameters()], 1e-3)
+    pipeline.optimizer.step()
+    pipeline.optimizer.zero_grad()
+
+
+def forgetful(pipeline: Pipeline) -> None:
+    """The first worker's momentum begins anew."""
+    for n in range(2):
+        pipeline.step(pipeline.workload.make_batch(8, n))
+    if pipeline.rank == 0:
+        pipeline.optimizer.state.clear()
+    pipeline.step(pipeline.workload.make_batch(8, 2))
+
+
+def handed_out(pipeline: Pipeline) -> None:
+    """Weights that one rank has drawn go to all of them, as a script may do it at any time."""
+    noisy(pipeline)
+    pipeline.load_state_dict(pipeline.workload.model().state_dict() if pipeline.rank == 1 else None)
+
+
 class Together(torch.optim.SGD):
     """It clips by the norm of all its parameters' gradients."""
 
@@ -524,6 +559,11 @@ def refusals() -> dict[str, str]:
         "a hook that counts": refused(hooks, everywhere(hooks)),
         "attributes of their own": refused(scaled, everywhere(scaled)),
         "weights of the script": refused(made, everywhere(made), begin=drawn),
+        "noise of the script": refused(made, everywhere(made), begin=noisy),
+        "clipped on one": refused(made, everywhere(made), begin=clipped),
+        "clipped on one, divided": refused(made, divided(everywhere(made)), begin=clipped),
+        "momentum that one worker forgets": refused(made, everywhere(made), begin=forgetful),
+        "noise, and weights handed out": refused(made, everywhere(made), begin=handed_out),
         "SparseAdam": refused(looked_up, everywhere(looked_up)),
         "SparseAdam, divided": refused(looked_up, divided(everywhere(looked_up))),
         "a norm of all in the optimizer": refused(together, divided(everywhere(made))),

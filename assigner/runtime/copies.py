@@ -1,0 +1,170 @@
+"""Copies of a weight on several workers: does the script treat them alike?
+
+Workers of a stage update their copies by the same gradients, so these stay alike, but for what unlike kinds of workers
+round in unlike ways. A script that changes a weight, a gradient or an optimizer's state in another way on one of them
+would have them drift apart, and no loss would show it: noise that each rank draws for the parameters that it holds, or
+a norm over `named_parameters()`, by which it clips. So the members of a group compare a sample of each weight in every
+step and evaluation, while that goes on. Copies may be as far apart as they have been, and as rounding explains.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from assigner.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import nn
+
+    from assigner.formats.plan import Plan
+    from assigner.runtime.localpartitions import LocalPartitions
+    from assigner.runtime.membership import Membership
+    from assigner.runtime.workergroups import PendingTensor, WorkerGroup
+
+_SAMPLE = 64
+_OF_VALUES, _OF_CHANGE = 16, 1000  # times a type's resolution: what rounding explains, of values and of their change
+_MOST_OF_CHANGE = 0.125
+_AGAIN = 1.25  # times as far as before
+
+
+class CopyComparison:
+    """The weights of this rank that other workers hold too.
+
+    Args:
+        share: This rank's partitions.
+        plan: Who shares them.
+        member: This process in the run.
+    """
+
+    def __init__(self, share: LocalPartitions, plan: Plan, member: Membership) -> None:
+        self._member = member
+        self._groups: list[_GroupCopies] = []
+        for workers, group in member.groups.items():
+            held = {
+                id(parameter): (name, partition, parameter)
+                for partition in share.partitions
+                if plan.holders[partition] == workers
+                for name, parameter in share.parameters_of(partition).items()
+                if parameter.is_floating_point() or parameter.is_complex()
+            }
+            if held:
+                self._groups.append(_GroupCopies(group, list(held.values())))
+
+    def note_gradients(self) -> None:
+        """The gradients are about to be applied, perhaps by one worker for all: they are compared next time, too."""
+        for each in self._groups:
+            each.note_gradients()
+
+    def begin(self) -> None:
+        """Begin to compare. Through NCCL nothing begins in the middle of a step (see `reduction`)."""
+        for each in self._groups:
+            if not each.group.direct:
+                each.begin()
+
+    def end(self) -> None:
+        """Compare what was begun.
+
+        Raises:
+            UsageError: the copies of a weight have come apart.
+            LostConnectionError: a worker is gone.
+        """
+        self._member.at = "the comparison of weights that several workers hold"
+        self._member.before_sums()
+        for each in self._groups:
+            each.end()
+
+    def compare(self) -> None:
+        """Begin, and end at once: between steps."""
+        self.begin()
+        self.end()
+
+    def accept(self) -> None:
+        """Copies may be as far apart as they are when they are compared next: they are known from another plan."""
+        for each in self._groups:
+            each.apart = None
+
+    def forget(self) -> None:
+        """Drop what was begun."""
+        for each in self._groups:
+            each.pending = None
+
+
+class _GroupCopies:
+    """What one group of workers holds.
+
+    Args:
+        group: The workers.
+        held: Names, partitions and parameters, in one order on all of them.
+
+    Attributes:
+        apart: How far apart the copies of each parameter have been; None: nobody knows.
+        pending: The largest values, and the largest of what is opposite to them, on their way: of the parameters, and
+            of the gradients of the last update.
+    """
+
+    def __init__(self, group: WorkerGroup, held: Sequence[tuple[str, str, nn.Parameter]]) -> None:
+        self.group, self._held = group, held
+        sizes = [len(_sample(each)) for _, _, each in held]
+        self._owner = torch.repeat_interleave(torch.tensor(sizes * 2, device="cpu")).to(group.device)
+        eps = [torch.finfo(each.dtype).eps for _, _, each in held] * 2
+        self._eps = torch.tensor(eps, dtype=torch.float64, device="cpu").to(group.device)
+        self.apart: torch.Tensor | None = self._eps[: len(held)] * 0
+        self.pending: PendingTensor | None = None
+        self._before = self._sampled(each for _, _, each in held)
+        self._gradients = torch.zeros_like(self._before)
+        self._now = torch.cat([self._before, self._gradients])
+
+    @staticmethod
+    @torch.no_grad()
+    def _sampled(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([_sample(each) for each in tensors]).double()
+
+    def note_gradients(self) -> None:
+        held = [(each, each.grad) for _, _, each in self._held]
+        self._gradients = self._sampled(_sample(each) * 0 if grad is None else grad for each, grad in held)
+
+    def _largest(self, values: torch.Tensor) -> torch.Tensor:
+        """Of the values of each parameter, and of each gradient."""
+        return torch.zeros_like(self._eps).scatter_reduce_(0, self._owner, values, "amax")
+
+    def begin(self) -> None:
+        self._now = torch.cat([self._sampled(each for _, _, each in self._held), self._gradients])
+        self.pending = self.group.begin_largest(torch.cat([self._now, -self._now]))
+
+    def end(self) -> None:
+        if self.pending is None:
+            self.begin()
+        assert self.pending is not None
+        ends, self.pending = self.pending.wait(), None
+        half, now = len(self._before), self._now
+        apart = self._largest(ends[: 2 * half] + ends[2 * half :])
+        change = torch.cat([now[:half] - self._before, now[half:]]).abs()
+        self._before, self._gradients = now[:half], torch.zeros_like(self._gradients)
+        rounding = _OF_VALUES * self._eps * self._largest(now.abs())
+        rounding += (_OF_CHANGE * self._eps).clamp(max=_MOST_OF_CHANGE) * self._largest(change)
+        known = apart[: len(self._held)] if self.apart is None else self.apart
+        allowed = rounding + torch.cat([_AGAIN * known, torch.zeros_like(known)])
+        for n in (apart > allowed).nonzero().flatten().tolist():
+            name, partition, _ = self._held[n % len(self._held)]
+            what = name if n < len(self._held) else f"the gradient of {name}"
+            raise UsageError(
+                f"{', '.join(self.group.workers)} share partition {partition!r}, and their copies of {what} have come"
+                f" apart, by {float(apart[n]):.3g}: since the last step the script has changed it, its gradient or its"
+                " optimizer's state in another way on one of them than on another",
+                hint="change them alike on all ranks: draw by each one's name, clip with step(batch, max_norm=...) or"
+                " pipeline.clip_grad_norm_; weights of one rank are handed out by pipeline.load_state_dict",
+            )
+        self.apart = torch.maximum(apart[: len(self._held)], known)
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Some of its values, real ones."""
+    values = tensor.to_dense() if tensor.is_sparse else tensor
+    values = torch.view_as_real(values) if values.is_complex() else values
+    values = values if values.is_contiguous() else values.contiguous()
+    every = -(-values.numel() // _SAMPLE) or 1
+    return values.as_strided((-(-values.numel() // every),), (every,), values.storage_offset())  # one call: it adds up

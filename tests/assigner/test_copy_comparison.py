@@ -1,0 +1,108 @@
+"""Copies of a weight on several workers: what they round in unlike ways is no difference, what a script does is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from assigner.errors import UsageError
+from assigner.runtime.copies import _GroupCopies
+
+
+class Beside:
+    """A group of two in one process: what both have begun is compared when one waits."""
+
+    workers, direct, device = ("worker:0/gpu", "worker:1/cpu"), False, torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.other: Beside = self
+        self.given = torch.empty(0)
+
+    def begin_largest(self, given: torch.Tensor) -> Beside:
+        self.given = given
+        return self
+
+    def wait(self) -> torch.Tensor:
+        return torch.maximum(self.given, self.other.given)
+
+
+class Pair:
+    """Two copies under AdamW, of which the second one rounds in its own way."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+        self.eps = torch.finfo(dtype).eps
+        start = 0.05 * torch.randn(32, 32, dtype=dtype, generator=self.generator)
+        self.start, self.copies = start, [nn.Parameter(start.clone()) for _ in range(2)]
+        groups: list[Any] = [Beside(), Beside()]
+        groups[0].other, groups[1].other = groups[1], groups[0]
+        pairs = zip(groups, self.copies, strict=True)
+        self.compared = [_GroupCopies(group, [("weight", "linear", each)]) for group, each in pairs]
+        self.optimizers = [torch.optim.AdamW([each], lr=1e-3) for each in self.copies]
+        self.means = [each.detach().clone() for each in self.copies]
+
+    def step(self) -> None:
+        gradient = torch.randn(self.start.shape, dtype=self.start.dtype, generator=self.generator)
+        for copy, compared, optimizer in zip(self.copies, self.compared, self.optimizers, strict=True):
+            copy.grad = gradient.clone()
+            compared.note_gradients()
+            optimizer.step()
+        self._round(self.copies[1].detach())
+        self._round(self.optimizers[1].state[self.copies[1]]["exp_avg"])
+        for copy, mean in zip(self.copies, self.means, strict=True):
+            mean.mul_(0.99).add_(copy.detach(), alpha=0.01)
+
+    def _round(self, tensor: torch.Tensor) -> None:
+        sides = torch.randint(-1, 2, tensor.shape, generator=self.generator)
+        tensor.add_((tensor.abs() * self.eps / 2 * sides).to(tensor.dtype))
+
+    def compare(self) -> None:
+        for each in self.compared:
+            each.begin()
+        for each in self.compared:
+            each.end()
+
+    def put(self, values: list[torch.Tensor]) -> None:
+        for copy, value in zip(self.copies, values, strict=True):
+            copy.detach().copy_(value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_rounding_is_allowed_for(dtype):
+    """Over hundreds of steps, where their means are evaluated in between, and where a checkpoint comes back."""
+    pair = Pair(dtype)
+    for n in range(300):
+        pair.step()
+        if n % 7 == 0:
+            kept = [each.detach().clone() for each in pair.copies]
+            pair.put(pair.means)
+            pair.compare()
+            pair.put(kept)
+        if n == 200:
+            pair.put([pair.start, pair.start])
+        pair.compare()
+    assert not torch.equal(*pair.copies)
+
+
+@pytest.mark.parametrize("what", ["weight", "gradient", "state"])
+def test_what_one_has_changed_is_found(what):
+    """A weight and a gradient at once, an optimizer's state by the update behind it."""
+    pair = Pair(torch.float32)
+    for _ in range(20):
+        pair.step()
+        pair.compare()
+    if what == "weight":
+        pair.copies[0].detach().mul_(0.99)
+    elif what == "gradient":
+        assert pair.copies[0].grad is not None
+        pair.copies[0].grad.mul_(0.99)
+        for each in pair.compared:
+            each.note_gradients()
+    else:
+        pair.optimizers[0].state.clear()
+        pair.step()
+    with pytest.raises(UsageError, match="have come apart, by"):
+        pair.compare()
