@@ -157,6 +157,8 @@ def _pairs(groups: Sequence[Sequence[str]]) -> list[list[tuple[str, str] | None]
 
 
 def _transfer(cost: CostModel, groups: Sequence[Sequence[str]]) -> Transfer:
+    if any(link.sender_s or link.receiver_s for link in cost.profile.links):
+        raise ValueError("a load problem has busy shares alone: it cannot state the links' sender_s and receiver_s")
     shares = [
         [(0.0, 0.0) if not pair or (link := cost.link(*pair)) is None else (link.sender_busy, link.receiver_busy)
          for pair in row]
