@@ -280,4 +280,5 @@ MOST_TASKS = 40_000
 LISTED_GAIN = 0.2
 """Listed orders and several stages a worker are taken if the step is predicted to be shorter by this share. Others are
 simpler, and predictions differ: when they ran, plans of 6 to 14 stages lost 6 to 18 % against plans with one stage a
-worker (docs/solving.md), as workers that wait for each other at every stage pay for each one's variation."""
+worker (docs/solving.md), as workers that wait for each other at every stage pay for each one's variation. Profiles have
+medians of it."""
