@@ -53,7 +53,8 @@ class TracedAction:
 
     Args:
         step: The step's number in the trace, from 0.
-        kind: A program's action, or "step": the whole of one, from its start to its loss.
+        kind: A program's action (of a reduction, each of its buckets), or "step": the whole of one, from its start to
+            its loss.
         stage: The stage's position in the plan; -1 for a step, an update and the messages of ties.
         micro_batch: -1 where there is none.
         start_s: Of a compute action its start; of a send, when it was handed over; of a receive, when the worker

@@ -25,8 +25,8 @@ from assigner.runtime.reduction import Reduction
 from assigner.runtime.separability import is_known
 from assigner.runtime.staging import copied_to
 from assigner.runtime.staterows import kept
-from assigner.schedule.orders import LETTERS, ActionKind
-from assigner.schedule.program import Action, Payload, Program, Route
+from assigner.schedule.orders import LETTERS, ActionKind, reduced_within
+from assigner.schedule.program import Action, Payload, Program, Route, Step
 
 if TYPE_CHECKING:
     from torch import fx
@@ -120,6 +120,7 @@ class Executor:
         self._learnt: Program | None = None
         self._readers: Counter[Key] = Counter()
         self._finished: set[int] = set()
+        self._reducing: frozenset[Step] = frozenset()
 
     def _runner(
         self, module: fx.GraphModule, name: str, remat: Rematerialisation, workload: Workload
@@ -206,6 +207,9 @@ class Executor:
         ]
         self._readers = Counter((value, m) for name, m in runs for value in self.graph.piece[name].reads)
         self._finished = {m for name, m in runs if name == self.graph.last.name}
+        self._reducing = reduced_within(
+            (action.kind, action.stage, action.micro_batch) for action in actions if action.route is None
+        )
 
     def _post_ahead(self, actions: Sequence[Action], ahead: int) -> Iterator[None]:
         """Post the receives of the first forwards and backwards; then, at each one, those of one more.
@@ -303,24 +307,18 @@ class Executor:
 
     def _act(self, program: Program, action: Action) -> None:
         held = () if action.stage < 0 else program.plan.stages[action.stage].partitions
+        if action.kind is ActionKind.REDUCE:
+            self._begin_sums(action.stage)
+            return
         span = None if self.recorder is None else self.recorder.begin(action)
         if action.kind is ActionKind.FORWARD:
             self._stepped.outbox.clear()
             for name in held:
                 self._forward(self.runners[name], action.micro_batch)
-        elif action.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT):
-            self._stepped.outbox.clear()
-            for name in reversed(held):
-                self._backward(self.runners[name], action.micro_batch, whole=action.kind is ActionKind.BACKWARD)
-        elif action.kind is ActionKind.BACKWARD_WEIGHT:
-            for name in reversed(held):
-                self._backward_weight(self.runners[name], action.micro_batch)
+        elif action.kind in _COMPUTE:
+            self._backwards(action, held)
         elif action.kind is ActionKind.SEND:
             self._send(action, span)
-        elif action.kind is ActionKind.REDUCE:
-            if self._stepped.reduction is not None:
-                self.member.at = f"the sum of the gradients of stage {action.stage} over its workers"
-                self._stepped.reduction.begin(action.stage, span)
         else:
             self._receive(action, span)
         if self.recorder is not None and span is not None and action.kind in _COMPUTE:
@@ -372,6 +370,18 @@ class Executor:
         step.leaves[key] = tensor.detach().requires_grad_(self.graph.values[value].gradient)
         step.readers[key] = self._readers[key]
 
+    def _backwards(self, action: Action, held: Sequence[str]) -> None:
+        """Those of a stage's partitions, or a part of them."""
+        self._stepped.outbox.clear()
+        reducing = (action.kind, action.stage, action.micro_batch) in self._reducing
+        for name in reversed(held):
+            if action.kind is ActionKind.BACKWARD_WEIGHT:
+                self._backward_weight(self.runners[name], action.micro_batch)
+            else:
+                self._backward(self.runners[name], action.micro_batch, whole=action.kind is ActionKind.BACKWARD)
+            if reducing and name != held[0]:  # what is left has to wait for no backward, and lets messages go first
+                self._begin_sums(action.stage, behind=name)
+
     def _backward(self, runner: PartitionRunner, micro_batch: int, *, whole: bool) -> None:
         """A backward, or its input part."""
         piece, part = runner.piece, "" if whole else "input part of the "
@@ -397,6 +407,12 @@ class Executor:
     def _backward_weight(self, runner: PartitionRunner, micro_batch: int) -> None:
         self.member.at = f"weight part of the backward of partition {runner.piece.name!r}, micro-batch {micro_batch}"
         runner.backward_weight(self._place(micro_batch))
+
+    def _begin_sums(self, stage: int, *, behind: str | None = None) -> None:
+        """Begin to add up gradients of a shared stage: all, or those to which the rest of a backward does not add."""
+        if self._stepped.reduction is not None:
+            self.member.at = f"the sum of the gradients of stage {stage} over its workers"
+            self._stepped.reduction.begin(stage, self.recorder, behind=behind)
 
     def _gradient(self, value: Value, micro_batch: int) -> torch.Tensor | None:
         """The gradient of a value that this rank made: of its readers here, and of those elsewhere."""

@@ -80,17 +80,23 @@ class Gradients:
 
     def _reduced(
         self, graph: PartitionGraph, plan: Plan
-    ) -> Iterator[tuple[int, tuple[WorkerGroup, dict[str, nn.Parameter]]]]:
-        """What this rank shares of a stage with others, by the stage's number."""
+    ) -> Iterator[tuple[int, tuple[WorkerGroup, dict[str, dict[str, nn.Parameter]]]]]:
+        """What this rank shares of a stage with others, by the stage's number: of its partitions, what is their own."""
         for n, stage in enumerate(plan.stages):
             group = self._member.groups.get(stage.workers)
             if group is None:
                 continue
-            names = [graph.canonical[each] for name in stage.partitions for each in graph.piece[name].parameters]
-            own = [name for name in dict.fromkeys(names) if self._wanted.get(name) and name not in self._tied.values()]
-            yield n, (group, {name: self.parameters[name] for name in own})
+            apart = set(self._tied.values())
+            own: dict[str, dict[str, nn.Parameter]] = {}
+            for partition in stage.partitions:
+                names = [graph.canonical[each] for each in graph.piece[partition].parameters]
+                own[partition] = {
+                    name: self.parameters[name] for name in names if self._wanted.get(name) and name not in apart
+                }
+                apart.update(own[partition])
+            yield n, (group, own)
             if group.workers[0] != self._member.worker:
-                self._counted_elsewhere.update(own)
+                self._counted_elsewhere.update(*own.values())
 
     def named(self) -> dict[str, torch.Tensor]:
         """Gradients by parameter name, without the loss's scale."""
@@ -136,7 +142,7 @@ class Gradients:
         self._sum_shared(program, executor)
         executor.member.at = "the sum of the gradients of stages that several workers share"
         executor.member.before_sums()
-        self.reduction.begin_rest()
+        self.reduction.begin_rest(executor.recorder)
         self.reduction.end()
         for name, parameter in self.parameters.items():
             if parameter._backward_hooks:

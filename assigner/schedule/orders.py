@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.formats.orders import BACKWARD, FORWARD, INPUT, WEIGHT, ListedStep, written_order
@@ -16,7 +17,7 @@ from assigner.schedule.interleaving import interleaved_orders
 from assigner.schedule.replication import reduced_stages, taken, takers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from assigner.formats.plan import Plan
 
@@ -174,6 +175,17 @@ def with_reductions(plan: Plan, worker: str, steps: list[Step]) -> list[Step]:
         while waiting and not left[waiting[0]] and step[0] in ENDS_BACKWARD:
             found.append((ActionKind.REDUCE, waiting.pop(0), -1))
     return [*found, *((ActionKind.REDUCE, stage, -1) for stage in waiting)]
+
+
+def reduced_within(steps: Iterable[Step]) -> frozenset[Step]:
+    """The last backwards of shared stages within which their reductions begin, of a worker's steps with reductions.
+
+    They do partition by partition, where the reduction is due right behind: no other stage's stands in front of it.
+    """
+    return frozenset(
+        last for last, step in pairwise(steps) if step[0] is ActionKind.REDUCE and last[0] in ENDS_BACKWARD
+        and last[1] == step[1]
+    )  # fmt: skip
 
 
 def listed(plan: Plan) -> Plan:

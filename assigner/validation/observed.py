@@ -64,7 +64,7 @@ class Observed:
 
     Args:
         step: Whole steps.
-        compute: Forwards, backwards, updates, and reductions from when all of their workers have begun them.
+        compute: Forwards, backwards, updates; and of reductions the time in which all of their workers have begun one.
         before: From the end of a wait, or the step's start, to the action.
         behind: From the end of an action to the next one, or to the wait before that.
         lead: From the step's start, anywhere, to a worker's first action or wait.
@@ -163,16 +163,23 @@ def observe(trace: Trace) -> Observed:
 
 
 def _together(parts: Mapping[tuple[str, int], Sequence[TracedAction]], step: int) -> Iterator[tuple[Compute, float]]:
-    """The reductions and gatherings of a step, for each of their workers: from when the last began to its own end."""
-    found: dict[tuple[ActionKind, int], dict[str, TracedAction]] = defaultdict(dict)
+    """The reductions and gatherings of a step, for each of their workers: the time in which all have begun one.
+
+    A reduction has a span for each of its buckets, in one order on all workers; between them it waits for a backward.
+    """
+    found: dict[tuple[ActionKind, int], dict[str, list[TracedAction]]] = defaultdict(lambda: defaultdict(list))
     for (worker, number), actions in parts.items():
-        for action in actions:
+        for action in sorted(actions, key=lambda each: each.start_s):
             if number == step and action.kind in TOGETHER:
-                found[ActionKind(action.kind), action.stage][worker] = action
+                found[ActionKind(action.kind), action.stage][worker].append(action)
     for (kind, stage), mine in found.items():
-        begun = max(action.start_s for action in mine.values())
-        for worker, action in mine.items():
-            yield (kind, stage, worker), max(0.0, action.end_s - begun)
+        begun_s = [max(each.start_s for each in bucket) for bucket in zip(*mine.values(), strict=False)]
+        for worker, buckets in mine.items():
+            total, reached = 0.0, float("-inf")
+            for begin, action in zip(begun_s, buckets, strict=False):
+                total += max(0.0, action.end_s - max(begin, reached))
+                reached = max(reached, action.end_s)
+            yield (kind, stage, worker), total
 
 
 def _samples(lists: Mapping[_Key, Sequence[float]]) -> dict[_Key, Samples]:

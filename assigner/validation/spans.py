@@ -11,7 +11,8 @@ so that both lie beside each other and every kind of span means the same on both
     forward, backward, update    the worker computes
     send                         the message is on its link: from when it was handed over and the link was free
     receive                      the worker waits for the message, or takes it, if it was there before
-    reduce                       gradients are added up over the workers of a stage, beside what the worker does
+    reduce                       gradients are added up over the workers of a stage, beside what the worker does;
+                                 measured, one bucket of them, from when that before it was there
 
 A worker that is early begins a measured step before the step itself does (`Trace.spans`): its first spans are below 0.
 """
@@ -152,6 +153,7 @@ def median_step(trace: Trace) -> int:
 def _spans(trace: Trace, plan: Plan, steps: range, origin_s: float) -> Iterator[Span]:
     for worker in trace.workers:
         free_s: dict[str, float] = defaultdict(lambda: float("-inf"))  # by receiver: when the link to it is free
+        reduced_s: dict[int, float] = defaultdict(lambda: float("-inf"))  # by stage
         for action in sorted(worker.actions, key=lambda each: each.start_s):
             if not _is_drawn(action.kind) or action.step not in steps:
                 continue
@@ -159,6 +161,9 @@ def _spans(trace: Trace, plan: Plan, steps: range, origin_s: float) -> Iterator[
             if action.kind == "send" and action.message is not None:
                 start = min(max(start, free_s[action.message.peer]), action.end_s)
                 free_s[action.message.peer] = action.end_s
+            if action.kind == "reduce":
+                start = min(max(start, reduced_s[action.stage]), action.end_s)
+                reduced_s[action.stage] = max(reduced_s[action.stage], action.end_s)
             yield Span(
                 worker.worker, action.kind, action.step - steps[0], action.stage, action.micro_batch,
                 start - origin_s, action.end_s - origin_s, _recomputes(trace, plan, action), action.message,

@@ -10,6 +10,7 @@ from drawn_plans import drawn
 from made_runs import run_in, slower_link, slower_worker, with_busy
 
 from assigner.errors import FormatError
+from assigner.formats.stage import Replica, Stage
 from assigner.formats.trace import Trace, TracedAction, TracedMessage, WorkerTrace, load_trace, save_trace
 from assigner.schedule.cost import CostModel
 from assigner.schedule.program import ActionKind
@@ -148,11 +149,14 @@ def test_a_rehearsed_trace_is_a_sound_file(tmp_path) -> None:
     assert load_trace(tmp_path / "trace.json") == trace
 
 
-def _made(first: list[TracedAction], second: list[TracedAction], end: float) -> Trace:
+def _made(
+    first: list[TracedAction], second: list[TracedAction], end: float, *, stages: tuple[Stage, ...] = ()
+) -> Trace:
     """A trace of two workers, of one step that ends at `end`."""
     whole = TracedAction(0, "step", -1, -1, 0.0, end)
     return Trace(
-        workload=PLAN.workload, stages=PLAN.stages[:2], schedule="gpipe", micro_batches=8, micro_batch_size=1, steps=1,
+        workload=PLAN.workload, stages=stages or PLAN.stages[:2], schedule="gpipe", micro_batches=8, micro_batch_size=1,
+        steps=1,
         workers=(WorkerTrace(FIRST, (whole, *first), 0, 0), WorkerTrace(SECOND, (whole, *second), 0, 0)),
     )  # fmt: skip
 
@@ -194,6 +198,18 @@ def test_a_wait_counts_from_the_end_of_what_the_device_still_does() -> None:
     assert found.waits[SECOND].seconds == (1.0,)
     assert found.overheads[SECOND].seconds == (0.25,)
     assert found.before[ActionKind.FORWARD, 1, SECOND].seconds == (0.0, 0.25)
+
+
+def test_a_reduction_takes_what_its_buckets_take() -> None:
+    """Each counts from when all have begun it and the one before it was there: a backward between them is no part."""
+
+    def sums(*spans: tuple[float, float]) -> list[TracedAction]:
+        return [TracedAction(0, "reduce", 0, -1, start, end) for start, end in spans]
+
+    shared = Stage(None, PLAN.stages[0].partitions, replicas=(Replica(FIRST, 4), Replica(SECOND, 4)))
+    first, second = sums((1.0, 3.0), (2.5, 4.0), (6.0, 7.5)), sums((2.0, 3.0), (2.0, 4.5), (6.5, 7.0))
+    seen = observe(_made(first, second, 8.0, stages=(shared,)))
+    assert [seen.compute[ActionKind.REDUCE, 0, worker].seconds for worker in (FIRST, SECOND)] == [(3.0,), (3.0,)]
 
 
 def test_the_fast_step_time_is_that_of_the_timeline_with_other_figures_too() -> None:

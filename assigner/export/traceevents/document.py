@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import defaultdict
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -103,9 +104,10 @@ class _Picture:
     def __init__(self, sides: Sequence[Spans]) -> None:
         self.sides = sides
         self.lead_s = max(0.0, -min((span.start_s for side in sides for span in side.spans), default=0.0))
-        self.seconds: dict[str, dict[slices.Key, float]] = {
-            side.side: {slices.key(span): span.seconds for span in side.spans} for side in sides
-        }
+        self.seconds: dict[str, dict[slices.Key, float]] = {side.side: defaultdict(float) for side in sides}
+        for side in sides:
+            for span in side.spans:
+                self.seconds[side.side][slices.key(span)] += span.seconds
 
     def place(self, tracks: Tracks, span: Span) -> SlicePlace:
         """Where a span lies."""

@@ -91,7 +91,7 @@ def details(span: Span, plan: Plan, other_s: Mapping[Key, float], other: str) ->
     Args:
         span: The action.
         plan: What was run.
-        other_s: Seconds of the same actions on the other side, by key.
+        other_s: Seconds of the same actions on the other side, by key; of a reduction, of all its buckets.
         other: The other side's name.
     """
     found: dict[str, Any] = {"seconds": _exact(span.seconds)}

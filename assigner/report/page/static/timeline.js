@@ -100,7 +100,7 @@ function described(plan, span, other) {
       pairs.push(["waits for", `${payload} of ${partition} from ${named(line, from)}${batch}`]);
     } else if (span.m < 0) pairs.push(["waits for", span.side === "measured" ? "the end of the step, or begins the next one" : "the end of the step"]);
   } else if (isTogether(span)) {
-    pairs.push(["worker", name], ["of stage", `${span.stage}: ${plan.stages[span.stage].partitions}`], ["size", bytes(span.bytes)]);
+    pairs.push(["worker", name], ["of stage", `${span.stage}: ${plan.stages[span.stage].partitions}`], [span.side === "measured" ? "size, in all" : "size", bytes(span.bytes)]);
   } else if (isMessage(span)) {
     pairs.push(["from", name], ["to", named(line, span.to)], ["of partition", span.partition], ["size", bytes(span.bytes)]);
   } else {
