@@ -26,7 +26,7 @@ class ProfileOptions:
         marks: Name patterns of partitions in place of the workload's own; empty: those.
         devices: The device of each of a host's ranks, in their order; empty: a GPU of its own where there is one, else
             the CPU.
-        micro_batches: Micro-batch sizes to measure, in rows; empty: those of 16, 8 and 4 micro-batches.
+        micro_batches: Micro-batch sizes to measure, in rows; empty: those of 16 and 4 micro-batches, and the batch.
         max_message: Largest message of the link sweeps, in bytes; None: the largest that a plan could send.
         reserve: Share of a worker's memory that plans leave alone; None: `RESERVE`.
         backend: What carries messages, as `Pipeline` has it; links are measured so. None: NCCL between GPUs that a rank

@@ -49,7 +49,11 @@ _count = itertools.count()  # the n-th run of every rank is the same one
 
 
 def default_micro_batches(batch_size: int, fineness: Fineness = ANY) -> tuple[int, ...]:
-    """The sizes of 16, 8 and 4 micro-batches, as near as the batch size has divisors; two sizes where that can be.
+    """The sizes of 16 and 4 micro-batches and the whole batch, as near as the batch size has divisors.
+
+    So plans lie between what is measured. Beyond it lines go wrong, those of the bytes that a heap takes beside its
+    tensors most: these grow with rows far more slowly than in proportion (measured on a ResNet of 32 rows, in one
+    micro-batch: 59 % too high from 2, 4 and 8 rows, 2 % too low from 2, 8 and 32).
 
     Args:
         batch_size: In rows.
@@ -57,10 +61,7 @@ def default_micro_batches(batch_size: int, fineness: Fineness = ANY) -> tuple[in
     """
     most = fineness.most(batch_size)
     divisors = [size for size in range(1, batch_size + 1) if batch_size % size == 0 and batch_size // size <= most]
-    sizes = {min(divisors, key=lambda size: abs(size - batch_size / count)) for count in (16, 8, 4)}
-    larger = [size for size in divisors if size > max(sizes)]
-    if len(sizes) == 1 and larger:
-        sizes.add(larger[0])
+    sizes = {min(divisors, key=lambda size: abs(size - batch_size / count)) for count in (16, 4, 1)}
     return tuple(sorted(sizes))
 
 

@@ -90,7 +90,7 @@ def test_every_search_keeps_to_the_limits():
 
 def test_sizes_that_are_measured_are_those_that_plans_may_have():
     """By default; another one is refused before anything is measured."""
-    assert default_micro_batches(32, Fineness(min_rows=8)) == (8, 16)
+    assert default_micro_batches(32, Fineness(min_rows=8)) == (8, 32)
     assert default_micro_batches(32, Fineness(max_micro_batches=1)) == (32,)
     made = replace(workload(chain, "*", rows=32), min_rows=8)
     check_sizes(made, (8, 16, 32, 64))

@@ -96,7 +96,7 @@ def test_a_part_of_little_weight_may_spread(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "sizes"), [(1, (1,)), (2, (1, 2)), (7, (1, 7)), (32, (2, 4, 8)), (64, (4, 8, 16)), (6, (1, 2))]
+    ("batch", "sizes"), [(1, (1,)), (2, (1, 2)), (7, (1, 7)), (32, (2, 8, 32)), (64, (4, 16, 64)), (6, (1, 6))]
 )
 def test_default_sizes_are_divisors(batch: int, sizes: tuple[int, ...]) -> None:
     """Two or more sizes wherever the batch has them, so that times are a line and not a guess."""
