@@ -386,3 +386,30 @@ class AuxiliaryKept(KeptAttention):
     def forward(self, x):
         h = self.middle(self.first(x))
         return self.last(h) + self.middle.attention.square().mean(1, keepdim=True)
+
+
+@case("a loss that a marked module keeps on itself, added at the root if it is there", *MARKS, refusal="nobody sends")
+class AuxiliaryAdded(KeptAttention):
+    def forward(self, x):
+        made = self.last(self.middle(self.first(x)))
+        kept = self.middle.attention
+        return made if kept is None else made + kept.square().mean(1, keepdim=True)
+
+
+@case("losses that a marked module lists on itself, added up at the root", *MARKS, refusal="nobody sends")
+class AuxiliaryListed(Two):
+    class Listing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+            self.losses = []
+
+        def forward(self, x):
+            self.losses = [self.inner(x).square().mean(1, keepdim=True)]
+            return torch.tanh(self.inner(x))
+
+    def make(self):
+        return self.Listing()
+
+    def forward(self, x):
+        return self.last(self.middle(self.first(x))) + sum(self.middle.losses)

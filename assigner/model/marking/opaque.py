@@ -39,6 +39,7 @@ from assigner.model.marking.fakeforward import (
     with_own_sizes,
 )
 from assigner.model.marking.isolation import Isolation, check_bare, check_plain
+from assigner.model.marking.leftovers import Leftovers
 from assigner.model.marking.modules import modules_inside
 from assigner.model.marking.normalisation import TOO_FEW_VALUES
 from assigner.model.marking.observation import RETURNED, LearntCall, Trouble
@@ -226,6 +227,7 @@ class OpaqueCalls:
                     )
         self.name_of = {id(model.get_submodule(name)): name for name in reversed(self.names)}
         self.isolation = Isolation(model, self.names)
+        self.leftovers = Leftovers(within_call)
         self._made: dict[str, int] = {}
 
     def begin(self) -> None:
@@ -343,6 +345,7 @@ class OpaqueCalls:
 
         def undo() -> None:
             self.isolation.check_shared(name, state)
+            self.leftovers.note(name, inside, state)
             state.restore()
             put_back(inside, own)
             draws.restore()
@@ -416,7 +419,7 @@ def replaced(opaque: OpaqueCalls, anchor: torch.Tensor) -> Iterator[None]:
     _session.forwards.clear()
     _session.trains.clear()
     _session.anchor = anchor
-    with contextlib.ExitStack() as stack:
+    with opaque.leftovers.guarded(), contextlib.ExitStack() as stack:
         for module, name in modules.items():
             if type(module).__call__ is nn.Module.__call__:
                 module.__dict__["_call_impl"] = opaque.module(name, module._call_impl)
