@@ -1,5 +1,7 @@
 """All commands of `assigner`, with the flags that they share."""
 
+import re
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -36,15 +38,6 @@ app = typer.Typer(
 )
 
 
-def _examples(*lines: str) -> str:
-    return "\n".join(lines)
-
-
-def _variables(command: str) -> dict[str, str]:
-    """Settings by which each flag of a command has a variable: ASSIGNER_PROFILE_THREADS. Those of solve are shorter."""
-    return {"auto_envvar_prefix": f"ASSIGNER_{command.upper()}"}
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         from assigner.version import __version__
@@ -71,7 +64,7 @@ def _install_completion(ctx: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog=_examples("assigner solve profile.json -o plan.json", "assigner show plan.json"))
+@app.callback(epilog="assigner solve profile.json -o plan.json\nassigner show plan.json")
 def _main(
     *,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but results and errors.")] = False,
@@ -99,137 +92,88 @@ def _main(
     console.configure(console.Settings(quiet=quiet, verbose=verbose))
 
 
-app.command(
-    "init",
-    cls=Command,
-    context_settings=_variables("init"),
-    rich_help_panel=PLAN,
-    epilog=_examples(
-        "assigner init",
-        "assigner init torchvision.models:resnet50 -o resnet.py",
-        "assigner init transformers:GPT2LMHeadModel -o gpt2.py",
-        "assigner init 'net.py:Net(width=64)'",
-    ),
-)(init_command)
-app.command(
-    "check",
-    cls=Command,
-    context_settings=_variables("check"),
-    rich_help_panel=PLAN,
-    epilog=_examples("assigner check examples/gpt.py:workload", "assigner check model.py:workload --mark 'blocks.*'"),
-)(check_command)
-app.command(
-    "profile",
-    cls=Command,
-    context_settings=_variables("profile"),
-    rich_help_panel=PLAN,
-    epilog=_examples(
-        "assigner profile examples/gpt.py:workload -o profile.json --workers 2",
-        "torchrun --nnodes 3 ... -m assigner_cli profile model.py:workload -o profile.json --mark 'blocks.*'",
-        "assigner profile model.py:workload -o profile.json --workers 2 --only 'blocks.*' --only links",
-        "assigner profile --merge here.json --merge there.json -o all.json",
-    ),
-)(flagged(profile_command))
-app.command(
-    "solve",
-    cls=Command,
-    rich_help_panel=PLAN,
-    epilog=_examples(
-        "assigner solve profile.json -o plan.json",
-        "assigner solve profile.json -o plan.json --micro-batches 8 --pin embed=worker:0",
-    ),
-)(flagged(solve_command, variables="ASSIGNER_"))
-app.command(
-    "run",
-    cls=Command,
-    context_settings=_variables("run"),
-    rich_help_panel=PLAN,
-    epilog=_examples("assigner run plan.json -- examples/train.py --steps 50"),
-)(run_command)
-app.command(
-    "bench",
-    cls=Command,
-    context_settings=_variables("bench"),
-    rich_help_panel=PLAN,
-    epilog=_examples(
-        "assigner bench equal.json solved.json",
-        "assigner bench solved.json --steps 50 --rounds 1 --traces traces",
-    ),
-)(bench_command)
-app.command(
-    "lab",
-    cls=Command,
-    context_settings=_variables("lab"),
-    rich_help_panel=PLAN,
-    epilog=_examples(
-        "assigner lab examples/clusters/mixed3.toml -- assigner profile examples/gpt.py:workload -o profile.json",
-        "assigner lab examples/clusters/mixed3.toml -- assigner run plan.json -- examples/train.py",
-        "assigner lab --from profile.json -o cluster.toml",
-        "assigner lab --check",
-    ),
-)(lab_command)
-app.command(
-    "show",
-    cls=Command,
-    rich_help_panel=LOOK,
-    epilog=_examples("assigner show profile.json", "assigner show plan.json -v"),
-)(show_command)
-app.command(
-    "compare",
-    cls=Command,
-    rich_help_panel=LOOK,
-    epilog=_examples(
-        "assigner compare equal.json solved.json",
-        "assigner compare equal.json solved.json --measured equal.trace.json --measured solved.trace.json",
-        "assigner compare --md old.json new.json",
-    ),
-)(compare_command)
-app.command(
-    "simulate",
-    cls=Command,
-    context_settings=_variables("simulate"),
-    rich_help_panel=LOOK,
-    epilog=_examples(
-        "assigner simulate plan.json --trace step.json.gz",
-        "assigner simulate plan.json --against trace.json --trace both.json.gz",
-        "assigner simulate plan.json --against trace.json --calibrate corrected.json",
-    ),
-)(simulate_command)
-app.command(
-    "schedule",
-    cls=Command,
-    context_settings=_variables("schedule"),
-    rich_help_panel=LOOK,
-    epilog=_examples(
-        "assigner schedule plan.json",
-        "assigner schedule plan.json --list -o listed.json",
-        "assigner schedule plan.json --orders mine.json -o edited.json",
-    ),
-)(schedule_command)
-app.command(
-    "report",
-    cls=Command,
-    context_settings=_variables("report"),
-    rich_help_panel=LOOK,
-    epilog=_examples(
-        "assigner report plan.json -o report.html",
-        "assigner report equal.json plan.json -o report.html --measured trace.json",
-    ),
-)(report_command)
-app.command(
-    "export",
-    cls=Command,
-    context_settings=_variables("export"),
-    rich_help_panel=LOOK,
-    epilog=_examples(
-        "assigner export plan.json --to dot | dot -Tsvg -o plan.svg",
-        "assigner export plan.json --to device-map --workload model.py:workload -o device_map.json",
-        "assigner export plan.json --to pipelining-schedule -o schedule.csv",
-    ),
-)(export_command)
-app.command(
-    "schema", cls=Command, rich_help_panel=MACHINE, epilog=_examples("assigner schema plan > plan.schema.json")
-)(schema_command)
-app.command(
-    "doctor", cls=Command, rich_help_panel=MACHINE, epilog=_examples("assigner doctor", "assigner doctor --json")
-)(doctor_command)
+_EXAMPLES = """
+assigner init
+assigner init torchvision.models:resnet50 -o resnet.py
+assigner init transformers:GPT2LMHeadModel -o gpt2.py
+assigner init 'net.py:Net(width=64)'
+assigner check examples/gpt.py:workload
+assigner check model.py:workload --mark 'blocks.*'
+assigner profile examples/gpt.py:workload -o profile.json --workers 2
+torchrun --nnodes 3 ... -m assigner_cli profile model.py:workload -o profile.json --mark 'blocks.*'
+assigner profile model.py:workload -o profile.json --workers 2 --only 'blocks.*' --only links
+assigner profile --merge here.json --merge there.json -o all.json
+assigner solve profile.json -o plan.json
+assigner solve profile.json -o plan.json --micro-batches 8 --pin embed=worker:0
+assigner run plan.json -- examples/train.py --steps 50
+assigner bench equal.json solved.json
+assigner bench solved.json --steps 50 --rounds 1 --traces traces
+assigner lab examples/clusters/mixed3.toml -- assigner profile examples/gpt.py:workload -o profile.json
+assigner lab examples/clusters/mixed3.toml -- assigner run plan.json -- examples/train.py
+assigner lab --from profile.json -o cluster.toml
+assigner lab --check
+assigner show profile.json
+assigner show plan.json -v
+assigner compare equal.json solved.json
+assigner compare equal.json solved.json --measured equal.trace.json --measured solved.trace.json
+assigner compare --md old.json new.json
+assigner simulate plan.json --trace step.json.gz
+assigner simulate plan.json --against trace.json --trace both.json.gz
+assigner simulate plan.json --against trace.json --calibrate corrected.json
+assigner schedule plan.json
+assigner schedule plan.json --list -o listed.json
+assigner schedule plan.json --orders mine.json -o edited.json
+assigner report plan.json -o report.html
+assigner report equal.json plan.json -o report.html --measured trace.json
+assigner export plan.json --to dot | dot -Tsvg -o plan.svg
+assigner export plan.json --to device-map --workload model.py:workload -o device_map.json
+assigner export plan.json --to pipelining-schedule -o schedule.csv
+assigner schema plan > plan.schema.json
+assigner doctor
+assigner doctor --json
+"""
+"""Each stands below the help of the command that it names first."""
+
+_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    PLAN: {
+        "init": init_command,
+        "check": check_command,
+        "profile": flagged(profile_command),
+        "solve": flagged(solve_command, variables="ASSIGNER_"),
+        "run": run_command,
+        "bench": bench_command,
+        "lab": lab_command,
+    },
+    LOOK: {
+        "show": show_command,
+        "compare": compare_command,
+        "simulate": simulate_command,
+        "schedule": schedule_command,
+        "report": report_command,
+        "export": export_command,
+    },
+    MACHINE: {
+        "schema": schema_command,
+        "doctor": doctor_command,
+    },
+}
+_WITHOUT_VARIABLES = ("solve", "show", "compare", "schema", "doctor")
+"""Commands whose flags have no variables of their own, as ASSIGNER_PROFILE_THREADS; those of solve are shorter."""
+
+
+def _named(example: str) -> str:
+    """The first command in a line."""
+    return re.split(r"assigner(?:_cli)? ", example, maxsplit=1)[1].split()[0]
+
+
+for _panel, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(
+            _name,
+            cls=Command,
+            context_settings=None
+            if _name in _WITHOUT_VARIABLES
+            else {"auto_envvar_prefix": f"ASSIGNER_{_name.upper()}"},
+            rich_help_panel=_panel,
+            epilog="\n".join(line for line in _EXAMPLES.strip().split("\n") if _named(line) == _name),
+        )(_command)
