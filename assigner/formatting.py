@@ -115,6 +115,10 @@ def rate(value: float | None) -> str:
     return NOTHING if value is None else f"{number(value)} samples/s"
 
 
+SHOWN = 5e-4
+"""A share below this is shown as 0.0 %: figures that differ by less are called the same."""
+
+
 def percent(share: float | None, *, sign: bool = False) -> str:
     """A share of one as `12.3 %`; `sign` writes a plus before a gain."""
     if share is None:
@@ -144,6 +148,17 @@ def ratio(value: float | None, *, digits: int | None = None) -> str:
 def against(value: float | None, base: float | None) -> float | None:
     """`value / base` where both are known and the base is not zero."""
     return None if value is None or not base else value / base
+
+
+def alike(value: float, before: float) -> bool:
+    """Whether a figure is as before, as far as its change is shown."""
+    return abs(value - before) <= SHOWN * abs(before)
+
+
+def change(value: float | None, base: float | None) -> str:
+    """The relative change in percent, with its sign: from nothing to something has none."""
+    factor = against(value, base)
+    return NOTHING if factor is None else points(factor - 1, sign=True)
 
 
 def plural(amount: float, noun: str) -> str:

@@ -226,7 +226,7 @@ def _decode_record(kind: Any, value: Any, path: str) -> Any:
 
 
 def encode(value: Any) -> Any:
-    """The JSON form of a document: dataclasses as objects, tuples as lists, defaults written out but for `left_out`."""
+    """The JSON form of a document: records as objects, tuples as lists, defaults written out but for `left_out`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         held = {name: (getattr(value, field.name), field) for name, (_, field) in _fields(type(value)).items()}
         return {
@@ -234,6 +234,8 @@ def encode(value: Any) -> Any:
             for name, (each, field) in held.items()
             if _LEFT_OUT not in field.metadata or each != field.metadata[_LEFT_OUT]
         }
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return encode(value._asdict())
     if isinstance(value, tuple | list):
         return [encode(each) for each in value]
     if isinstance(value, dict):

@@ -47,6 +47,11 @@ class WorkloadReference:
     inputs: Name = ""
 
     @property
+    def label(self) -> str:
+        """Its name and the beginning of its fingerprint."""
+        return f"{self.name!r} ({self.fingerprint[:15] or 'no fingerprint'})"
+
+    @property
     def fineness(self) -> Fineness:
         """How finely its batches may be cut."""
         return Fineness(self.max_micro_batches, self.min_rows)

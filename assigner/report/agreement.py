@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.document import encode
-from assigner.report.plan import describe_split
+from assigner.report.plan import title
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.report.timeline import PIPED, timeline, timeline_data
 
@@ -31,10 +31,8 @@ def agreement_report(found: Agreement, sides: Sequence[Spans] = (), *, width: in
         sides: A predicted and a measured step, action by action; empty: no timeline.
         width: Of the terminal.
     """
-    plan = found.plan
-    head = Line(f"plan for {plan.workload.name} · {describe_split(plan)} · {plan.schedule}", "strong")
     return (
-        head, Line(step_text(found.step)), *_machine(found), *_circumstances(found), _explanation(found),
+        title(found.plan), Line(step_text(found.step)), *_machine(found), *_circumstances(found), _explanation(found),
         Line(largest_cause(found), "strong"), *_timeline(found, sides, width), _stages(found), *_messages(found),
         _workers(found), *_memory(found),
     )  # fmt: skip
@@ -58,7 +56,12 @@ def step_text(step: Compared) -> str:
     said = f"step: {unit.text(step.predicted_s)} predicted, {unit.text(step.measured_s)} measured ({spread})"
     if not step.error:
         return said
-    return f"{said}: the prediction is {fmt.percent(abs(step.error))} too {'low' if step.error < 0 else 'high'}"
+    return f"{said}: the prediction is {missed_by(step.error)}"
+
+
+def missed_by(error: float) -> str:
+    """How far off a prediction is, as a share of what was measured, in words."""
+    return f"{fmt.percent(abs(error))} too {'low' if error < 0 else 'high'}"
 
 
 def _machine(found: Agreement) -> Report:
@@ -69,7 +72,7 @@ def _machine(found: Agreement) -> Report:
     change = found.paced_s / found.step.predicted_s - 1
     off = found.paced_s / found.step.measured_s - 1
     said = f"the machine is {_slower(change)} than when it was profiled: the step is predicted to take"
-    model = f"the model of the step is {fmt.percent(abs(off))} too {'low' if off < 0 else 'high'}"
+    model = f"the model of the step is {missed_by(off)}"
     if abs(change) < _SAME:
         lines.append(Line(f"the machine is as fast as when it was profiled; {model}"))
     else:

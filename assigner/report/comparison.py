@@ -52,9 +52,10 @@ def check_comparable(plans: Sequence[Named]) -> None:
     """Raise FormatError unless all plans are for one workload: same fingerprint, same partitions."""
     first = plans[0]
     for other in plans[1:]:
-        if other.plan.workload.fingerprint != first.plan.workload.fingerprint:
+        one, two = first.plan.workload, other.plan.workload
+        if two.fingerprint != one.fingerprint:
             raise FormatError(
-                f"{other.name} is for workload {_workload(other.plan)}, {first.name} for {_workload(first.plan)}",
+                f"{other.name} is for workload {two.label}, {first.name} for {one.label}",
                 hint="compare plans of one workload; a changed model needs a new profile",
             )
         strange = set(other.plan.partitions) ^ set(first.plan.partitions)
@@ -64,10 +65,6 @@ def check_comparable(plans: Sequence[Named]) -> None:
                 f"{has.name} places partition {min(strange)!r}, {lacks.name} does not",
                 hint="compare plans that were solved from profiles of the same partitions",
             )
-
-
-def _workload(plan: Plan) -> str:
-    return f"{plan.workload.name!r} ({plan.workload.fingerprint[:15] or 'no fingerprint'})"
 
 
 def comparison_report(

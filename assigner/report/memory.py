@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.report.sheet import Column, Line, Report, Sheet
+from assigner.schedule.simulate import overfull
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,7 +101,7 @@ def memory_bars(plan: Plan, profile: Profile | None = None, *, everything: bool 
 
 def misfit(prediction: Prediction) -> Line | None:
     """The fullest of the workers whose memory is too small; None: all fit."""
-    over = [each for each in prediction.workers if each.peak_bytes > each.capacity_bytes]
+    over = overfull(prediction)
     if not over:
         return None
     worst = max(over, key=fullness)

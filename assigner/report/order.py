@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from assigner.formats.document import encode
 from assigner.report.clock import clock_data, clock_table, legend
-from assigner.report.plan import describe_prediction, describe_split
-from assigner.report.prediction import fit
+from assigner.report.plan import describe_prediction, title
+from assigner.report.prediction import fit, fit_data
 from assigner.report.sheet import Column, Line, Sheet, Strip
 from assigner.report.timeline import timeline
 from assigner.schedule.orders import in_flight, listed
-from assigner.schedule.simulate import overfull
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan, Prediction
@@ -50,7 +49,7 @@ def order_report(
     )  # fmt: skip
     said = f"order ({legend(plan)})"
     return (
-        Line(f"plan for {plan.workload.name} · {describe_split(plan)} · {plan.schedule}", "strong"),
+        title(plan),
         Line(f"predicted: {describe_prediction(now)}"), Sheet(said, columns, rows),
         *clock_table(plan, profile, everything=everything), *timeline([spans], width=width), fit(now),
     )  # fmt: skip
@@ -74,6 +73,5 @@ def order_data(plan: Plan, profile: Profile, now: Prediction) -> dict[str, Any]:
         "in_flight": {worker: {n: in_flight(plan, n, worker) for n in held} for worker, held in plan.held.items()},
         "predicted": encode(now),
         "clock": clock_data(plan, profile),
-        "fits": not overfull(now),
-        "overfull": [each.worker for each in overfull(now)],
+        **fit_data(now),
     }

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from assigner.formats.stage import Stage
     from assigner.formats.terms import Objective
 
-_PROVEN = 5e-4
-"""A gap below this prints as 0.0 %: called optimal."""
 SHARED = ("data parallel", "data parallel by speed")
 """The baselines in which workers share a stage."""
 _FEW = 4
@@ -72,7 +70,7 @@ def plan_report(
 
 def headline(plan: Plan, notes: Sequence[str] = ()) -> Report:
     """The plan in one line, what it is predicted to do in another, and why its file says something else."""
-    lines = [Line(f"plan for {plan.workload.name} · {describe_split(plan)} · {plan.schedule}", "strong")]
+    lines = [title(plan)]
     if plan.profile is not None:
         lines.append(Line(" · ".join(text for text in (f"solved from {plan.profile.path}", plan.created_at) if text)))
     if plan.predicted is None and not notes:
@@ -96,10 +94,11 @@ def objective_text(objective: Objective, value: float) -> str:
     return f"{fmt.seconds(value)} {what}"
 
 
-def describe_split(plan: Plan) -> str:
-    """How the batch is cut: `batch of 32 as 8 micro-batches of 4`."""
-    pieces = fmt.plural(plan.micro_batches, "micro-batch")
-    return f"batch of {plan.workload.batch_size} as {pieces} of {plan.micro_batch_size}"
+def title(plan: Plan) -> Line:
+    """What is planned, and how the batch is cut: `batch of 32 as 8 micro-batches of 4`."""
+    pieces = f"{fmt.plural(plan.micro_batches, 'micro-batch')} of {plan.micro_batch_size}"
+    split = f"batch of {plan.workload.batch_size} as {pieces}"
+    return Line(f"plan for {plan.workload.name} · {split} · {plan.schedule}", "strong")
 
 
 def describe_prediction(predicted: Prediction) -> str:
@@ -174,8 +173,8 @@ def stages(plan: Plan, *, everything: bool = False) -> Sheet:
     notes = [f"takes: of {plan.micro_batches} micro-batches"] if plan.is_replicated else []
     notes += ["updates: of the stage's partitions, for all of its workers"] if plan.is_divided else []
     notes += ["-v names every partition"] if shortened else []
-    title = fmt.plural(len(plan.stages), "stage") + (f" ({'; '.join(notes)})" if notes else "")
-    return Sheet(title, columns[:known], tuple(row[:known] for row in rows))
+    head = fmt.plural(len(plan.stages), "stage") + (f" ({'; '.join(notes)})" if notes else "")
+    return Sheet(head, columns[:known], tuple(row[:known] for row in rows))
 
 
 def _updates(stage: Stage, worker: str) -> str:
@@ -241,10 +240,10 @@ def proof(solver: SolverReport) -> str:
     gap = solver.gap if among is None else among
     if gap >= 1:
         return "feasible: nothing proven"
-    if gap < _PROVEN:
+    if gap < fmt.SHOWN:
         return "optimal"
     asked = solver.options.get("gap")
-    within = solver.status == "optimal" or gap <= (asked if isinstance(asked, float) else USUAL_GAP) + _PROVEN
+    within = solver.status == "optimal" or gap <= (asked if isinstance(asked, float) else USUAL_GAP) + fmt.SHOWN
     return f"optimal to {fmt.percent(gap)}" if within else f"feasible: within {fmt.percent(gap)} of the best plan"
 
 
@@ -309,7 +308,7 @@ def proven_gap(plan: Plan) -> float | None:
     solver, predicted = plan.solver, plan.predicted
     if solver is None or predicted is None or plan.objective != "step" or solver.gap >= 1:
         return None
-    of_this = solver.options.get("robust") or abs(solver.objective_s - predicted.step_s) <= _PROVEN * predicted.step_s
+    of_this = solver.options.get("robust") or fmt.alike(solver.objective_s, predicted.step_s)
     return solver.gap if of_this else None
 
 

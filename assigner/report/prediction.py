@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from assigner import formatting as fmt
 from assigner.formats.document import encode
 from assigner.report.memory import fullness_text, misfit
-from assigner.report.plan import describe_prediction, describe_split
+from assigner.report.plan import describe_prediction, title
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.report.timeline import PIPED, timeline, timeline_data
 from assigner.report.transfers import transfers
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from assigner.schedule.occupancy import Occupancy
     from assigner.validation.spans import Spans
 
-_SAME = 5e-4
-"""A change of the step time below this prints as 0.0 %."""
 _LINKS = 8
 """So many links are shown, the busiest ones."""
 
@@ -46,11 +44,10 @@ def prediction_report(
         own_profile: It was priced with the profile that it was solved from; None: the plan does not say which that is.
         width: Of the terminal.
     """
-    head = Line(f"plan for {plan.workload.name} · {describe_split(plan)} · {plan.schedule}", "strong")
     said = Line(f"predicted: {describe_prediction(now)}")
     held = () if memory is None else (_over_time(now, memory),)
     return (
-        head, said, *_against(plan, now, own_profile=own_profile), *timeline([spans], width=width),
+        title(plan), said, *_against(plan, now, own_profile=own_profile), *timeline([spans], width=width),
         _workers(plan, now), *transfers(now, most=_LINKS), *held, fit(now),
     )  # fmt: skip
 
@@ -67,7 +64,7 @@ def _against(plan: Plan, now: Prediction, *, own_profile: bool | None) -> Report
     if _same(plan, now):
         return (Line(f"priced with {whose}: the same as the plan's own prediction"),)
     how = "as fast as before"
-    if abs(change - 1) >= _SAME:
+    if abs(change - 1) >= fmt.SHOWN:
         how = f"{fmt.percent(abs(change - 1))} {'slower' if change > 1 else 'faster'} now"
     lines = [
         Line(f"the plan itself says: {describe_prediction(stored)}; it is {how}", "warning"),
@@ -97,7 +94,7 @@ def _same(plan: Plan, now: Prediction) -> bool:
     for each in now.workers:
         old = stored[each.worker]
         pairs += [(each.compute_s, old.compute_s), (each.peak_bytes, old.peak_bytes)]
-    return all(abs(value - before) <= _SAME * abs(before) for value, before in pairs)
+    return all(fmt.alike(value, before) for value, before in pairs)
 
 
 def _workers(plan: Plan, now: Prediction) -> Sheet:
@@ -129,8 +126,8 @@ def _worker(
     peak: tuple[str, ...] = ()
     if stored is not None:
         old = stored.get(each.worker)
-        compute = (_change(each.compute_s, old.compute_s if old else None),)
-        peak = (_change(each.peak_bytes, old.peak_bytes if old else None),)
+        compute = (fmt.change(each.compute_s, old.compute_s if old else None),)
+        peak = (fmt.change(each.peak_bytes, old.peak_bytes if old else None),)
     return (
         each.worker, ", ".join(map(str, mine)), " + ".join(str(in_flight(plan, n, each.worker)) for n in mine),
         time.show(each.compute_s), *compute, time.show(each.transfer_s), time.show(each.idle_s),
@@ -158,15 +155,14 @@ def _over_time(now: Prediction, memory: Sequence[Occupancy]) -> Sheet:
     return Sheet("memory over time: when a worker holds the most, and of what", columns, rows)
 
 
-def _change(value: float, old: float | None) -> str:
-    """The relative change in percent: from nothing to something has none."""
-    factor = fmt.against(value, old)
-    return fmt.NOTHING if factor is None else fmt.points(factor - 1, sign=True)
-
-
 def fit(now: Prediction) -> Line:
     """Whether every worker has the memory; which has not."""
     return misfit(now) or Line("fits: every worker's peak is within its capacity", "strong")
+
+
+def fit_data(now: Prediction) -> dict[str, Any]:
+    """The same for `--json`."""
+    return {"fits": not overfull(now), "overfull": [each.worker for each in overfull(now)]}
 
 
 def prediction_data(
@@ -187,8 +183,7 @@ def prediction_data(
         "step_change": (fmt.against(now.step_s, stored.step_s) or 1.0) - 1 if stored else None,
         "own_profile": own_profile,
         "in_flight": [warm_up(plan, n) for n in range(len(plan.stages))],
-        "fits": not overfull(now),
-        "overfull": [each.worker for each in overfull(now)],
+        **fit_data(now),
         "timeline": timeline_data([spans]),
         **held,
     }
@@ -200,5 +195,5 @@ def _moments(memory: Occupancy) -> dict[str, Any]:
         "state": encode(memory.state),
         "peak_bytes": memory.peak.total,
         "peak_at_s": memory.highest.at_s,
-        "moments": [each._asdict() for each in memory.held],
+        "moments": encode(memory.held),
     }

@@ -36,13 +36,8 @@ def _steps(found: Robustness) -> Sheet:
         (f"95 % of {draws} are below", found.step_quantile_s(0.95)),
     )
     time = fmt.time_unit(*(step for _, step in steps))
-    rows = tuple((name, time.show(step), _longer(step, found.step_s)) for name, step in steps)
+    rows = tuple((name, time.show(step), fmt.change(step, found.step_s)) for name, step in steps)
     return Sheet("robustness", (Column("measurements", "name"), Column(f"step {time.name}"), Column("+/- %")), rows)
-
-
-def _longer(step: float, base: float) -> str:
-    factor = fmt.against(step, base)
-    return fmt.NOTHING if factor is None else fmt.points(factor - 1, sign=True)
 
 
 def _regrets(found: Robustness) -> Sheet:

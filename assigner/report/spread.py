@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
+from assigner.formats.document import encode
 from assigner.formats.profilewarnings import (
     WIDE_SPREAD,
     WideFigure,
@@ -163,9 +164,6 @@ def spread_data(profile: Profile, groups: Sequence[PartitionGroup]) -> dict[str,
     wide = wide_figures(profile)
     return {
         "limit": WIDE_SPREAD,
-        "wide": [each._asdict() for each in wide],
-        "weighed": [
-            {"partitions": list(each.partitions), "worker": each.worker, "spread": each.spread, "share": each.share}
-            for each in weighed(groups, wide)
-        ],
+        "wide": encode(wide),
+        "weighed": encode(weighed(groups, wide)),
     }

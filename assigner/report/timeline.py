@@ -12,6 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
+from assigner.formats.document import encode
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.schedule.program import TOGETHER
 
@@ -120,8 +121,7 @@ def _sign(span: Span) -> str:
 def timeline_data(sides: Sequence[Spans]) -> dict[str, Any]:
     """Every action for `--json`, by side, in seconds from the start of the first step that is drawn."""
     return {
-        side.side: {"steps": [step._asdict() for step in side.steps], "actions": [_action(span) for span in side.spans]}
-        for side in sides
+        side.side: {"steps": encode(side.steps), "actions": [_action(span) for span in side.spans]} for side in sides
     }
 
 

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 SOLVERS = ("HiGHS", "CBC")
 """Who made a plan by a search; others are simple placements."""
 
-_SAME = 5e-4
-"""A bound this near below a step time proves it."""
-
 
 def what_if(plan: Plan) -> Report:
     """The plan's what-ifs as a table, the one that gains most said in a cell; nothing where it has none."""
@@ -30,7 +27,7 @@ def what_if(plan: Plan) -> Report:
     step = plan.predicted.step_s if plan.predicted else None
     time = fmt.time_unit(*(each.step_s for each in plan.what_if), step)
     best = min((each.step_s for each in plan.what_if if each.step_s is not None), default=None)
-    helps = best is not None and step is not None and best < step * (1 - _SAME)
+    helps = best is not None and step is not None and best < step * (1 - fmt.SHOWN)
     marked = frozenset(n for n, each in enumerate(plan.what_if) if helps and each.step_s == best)
     rows = tuple(
         (
@@ -76,7 +73,8 @@ def gain(change: WhatIf, step_s: float | None) -> float | None:
 
 def proven(change: WhatIf) -> bool:
     """Whether no step after the change can be shorter than the one that was found."""
-    return change.step_s is not None and change.bound_s is not None and change.bound_s >= change.step_s * (1 - _SAME)
+    step, bound = change.step_s, change.bound_s
+    return step is not None and bound is not None and bound >= step * (1 - fmt.SHOWN)
 
 
 def _bound(change: WhatIf, time: fmt.Unit) -> str:

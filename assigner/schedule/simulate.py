@@ -280,8 +280,7 @@ def check_fit(plan: Plan, profile: Profile) -> None:
     """Raise FormatError unless the plan's workers and partitions are the profile's."""
     if plan.workload.fingerprint != profile.workload.fingerprint:
         raise FormatError(
-            f"the plan is for workload {plan.workload.name!r} ({plan.workload.fingerprint[:15] or 'no fingerprint'}),"
-            f" the profile of {profile.workload.name!r} ({profile.workload.fingerprint[:15] or 'no fingerprint'})",
+            f"the plan is for workload {plan.workload.label}, the profile of {profile.workload.label}",
             hint="solve again from this profile",
         )
     for what, names, known in (

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from assigner.formats.profile import Profile
     from assigner.schedule.cost import CostModel
 
-_SAME = 5e-4
-"""A change below this prints as 0.0 %."""
-
 
 class CheckedPlan(NamedTuple):
     """A plan with no figure that is known not to hold.
@@ -76,23 +73,19 @@ def _checked(plan: Plan, profile: Profile, *, own: bool | None) -> CheckedPlan:
 
     check_fit(plan, profile)
     cost, stored = CostModel(profile), plan.predicted
-    if stored is not None and _near(step_s(plan, cost), stored.step_s) and _same_memory(plan, cost):
+    if stored is not None and fmt.alike(step_s(plan, cost), stored.step_s) and _same_memory(plan, cost):
         return CheckedPlan(plan)
     now = priced(plan, profile, cost)
     whose = "the profile it was solved from" if own else "the profile that was named"
     if stored is None or now.predicted is None:
         return CheckedPlan(_unpriced(now, own=own), (f"priced with {whose}: its file has no prediction",))
     found = f"{fmt.seconds(now.predicted.step_s)} a step, where its file says {fmt.seconds(stored.step_s)}"
-    if _near(now.predicted.step_s, stored.step_s):
+    if fmt.alike(now.predicted.step_s, stored.step_s):
         found = "the step is as its file says, and its workers' memory is not"
     why = "; it was changed since, or solved by another version" if own else ""
     proven = plan.solver is not None or plan.candidates or plan.what_if
     left_out = "; what was proven of it is left out" if proven else ""
     return CheckedPlan(_without_proof(now, own=own), (f"priced anew with {whose}: {found}{why}{left_out}",))
-
-
-def _near(value: float, before: float) -> bool:
-    return abs(value - before) <= _SAME * abs(before)
 
 
 def _same_memory(plan: Plan, cost: CostModel) -> bool:
@@ -101,7 +94,7 @@ def _same_memory(plan: Plan, cost: CostModel) -> bool:
 
     told = {each.worker: each.peak_bytes for each in plan.predicted.workers} if plan.predicted else {}
     return told.keys() == set(plan.workers) and all(
-        _near(worker_memory(cost, plan, worker).total, peak) for worker, peak in told.items()
+        fmt.alike(worker_memory(cost, plan, worker).total, peak) for worker, peak in told.items()
     )
 
 
@@ -113,7 +106,7 @@ def _without_proof(plan: Plan, *, own: bool | None) -> Plan:
 def _unpriced(now: Plan, *, own: bool | None) -> Plan:
     """A plan that had no prediction: its proof is of it where it is of a step that takes as long."""
     solver, predicted = now.solver, now.predicted
-    if own and solver and predicted and now.objective == "step" and _near(predicted.step_s, solver.objective_s):
+    if own and solver and predicted and now.objective == "step" and fmt.alike(predicted.step_s, solver.objective_s):
         return now
     return _without_proof(now, own=own)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from assigner import formatting as fmt
 from assigner.report.plan import proven_gap
 from assigner.report.sheet import Line
 
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assigner.report.page.shown import Shown
-
-_SAME = 5e-4
-"""A step this near below a bound is the bound's."""
 
 
 def bound_s(pages: Sequence[Shown], page: Shown) -> float | None:
@@ -32,7 +30,7 @@ def bound_s(pages: Sequence[Shown], page: Shown) -> float | None:
         return None  # a robust bound is of the slow end of the measurements
     batch = page.plan.workload.batch_size
     fastest = min(each.predicted.step_s for each in pages if each.plan.workload.batch_size == batch)
-    return None if fastest < solver.bound_s * (1 - _SAME) else solver.bound_s
+    return None if fastest < solver.bound_s * (1 - fmt.SHOWN) else solver.bound_s
 
 
 def beaten(pages: Sequence[Shown], page: Shown) -> bool:

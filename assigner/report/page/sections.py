@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner import formatting as fmt
-from assigner.report.agreement import agreement_report, other_remat
+from assigner.report.agreement import agreement_report, missed_by, other_remat
 from assigner.report.memory import PARTS, fullness, misfit
 from assigner.report.page.markup import barred
 from assigner.report.page.search import beaten, bound_s, changed
@@ -88,7 +88,7 @@ def _missed(run: Run) -> str:
     step = run.agreement.step
     said = [f"IQR {fmt.seconds(step.iqr_s)} over {fmt.plural(step.samples, 'step')}"]
     if step.error:
-        said.insert(0, f"predicted {fmt.percent(abs(step.error))} too {'low' if step.error < 0 else 'high'}")
+        said.insert(0, f"predicted {missed_by(step.error)}")
     if run.as_run is not None:
         said.insert(0, f"{fmt.seconds(step.predicted_s)} predicted as it was run")
         said.append(other_remat(run.trace.remat))
