@@ -77,16 +77,18 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def refuse_existing(
-    path: Path, *, force: bool, remedy: str = "--force replaces it", reads: Iterable[Path | None] = ()
+    path: Path | None, *, force: bool, remedy: str = "--force replaces it", reads: Iterable[Path | None] = ()
 ) -> None:
     """Raise UsageError if `path` cannot be written: before the work, so that no result is lost.
 
     Args:
-        path: The file that will be written.
+        path: The file that will be written; None: there is none.
         force: An existing file may be replaced.
         remedy: What the caller can do about an existing file.
         reads: Files that the command reads; none of them is written over, under whichever name. None: it reads none.
     """
+    if path is None:
+        return
     refuse_input(path, reads)
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint="name a file")

@@ -130,8 +130,7 @@ def _derive(profile: Path, here: Path | None, output: Path | None, settings: Pat
     from assigner.lab.clusterfile import cluster_text
     from assigner.lab.derive import derive
 
-    if output is not None:
-        refuse_existing(output, force=force, reads=[profile, here, settings])
+    refuse_existing(output, force=force, reads=[profile, here, settings])
     netem = all(lack.feature != "latency" for lack in lacks())
     found = derive(
         load_profile(profile), Machine.here(), here=None if here is None else load_profile(here), netem=netem

@@ -40,8 +40,7 @@ def report_command(
 
     if output is None and not as_json:
         raise UsageError("no file to write the page to", hint="name one: -o report.html")
-    if output is not None:
-        refuse_existing(output, force=force, reads=[*plans, profile, *(measured or [])])
+    refuse_existing(output, force=force, reads=[*plans, profile, *(measured or [])])
     pages = _pages(plans, profile, measured or [], output)
     from assigner.report.page import page_data
 

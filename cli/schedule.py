@@ -59,8 +59,7 @@ def schedule_command(
 
     found = load_plan(plan)
     where = profile_path(found, plan, profile)
-    if output is not None:
-        refuse_existing(output, force=force, reads=[each for each in (plan, where, orders) if each is not None])
+    refuse_existing(output, force=force, reads=[plan, where, orders])
     known = load_profile(where)
     if orders is not None:
         found = _with_orders(found, orders)

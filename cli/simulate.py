@@ -12,7 +12,6 @@ from . import console
 from .options import Force, Json, PlanFile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
 
     from assigner.formats.plan import Plan
     from assigner.formats.trace import Trace
@@ -56,6 +55,7 @@ def simulate_command(
 ) -> None:
     """Draw and price a plan's step, alone or against its run."""
     _check(memory=memory, against=against, step=step, calibrate=calibrate)
+    from assigner.files import refuse_existing
     from assigner.formats.origin import profile_path
     from assigner.formats.plan import load_plan
     from assigner.formats.profile import load_profile
@@ -64,9 +64,8 @@ def simulate_command(
 
     found = load_plan(plan)
     known = profile_path(found, plan, profile)
-    reads = [each for each in (plan, known, against) if each is not None]
-    _check_output(trace, reads, force=force)
-    _check_output(calibrate, [each for each in reads if each is not known], force=force)
+    refuse_existing(trace, force=force, reads=[plan, known, against])
+    refuse_existing(calibrate, force=force, reads=[plan, against])
     cost = CostModel(load_profile(known))
     if against is None:
         sides, timeline = _predict(found, cost, known, memory=memory, as_json=as_json)
@@ -78,7 +77,14 @@ def simulate_command(
             found, cost, measured, against, step=step, out=calibrate, force=force, as_json=as_json
         )
     if trace is not None:
-        _draw(trace, sides, timeline, cost, [str(each) for each in reads], force=force)
+        _draw(
+            trace,
+            sides,
+            timeline,
+            cost,
+            [str(each) for each in (plan, known, against) if each is not None],
+            force=force,
+        )
 
 
 def _check(*, memory: bool, against: Path | None, step: str, calibrate: Path | None) -> None:
@@ -104,14 +110,6 @@ def _check_quiet(trace: "Trace", path: Path) -> None:
             " was traced: a profile that is corrected by it would be wrong",
             hint="trace the run on a quiet machine; --force-busy takes it all the same",
         )
-
-
-def _check_output(out: Path | None, reads: "Sequence[Path]", *, force: bool) -> None:
-    """Before the work: it can be written, and it is none of the files that are read."""
-    from assigner.files import refuse_existing
-
-    if out is not None:
-        refuse_existing(out, force=force, reads=reads)
 
 
 def _predict(

@@ -136,9 +136,9 @@ def _guard(outputs: "list[Path | None]", *, force: bool, reads: "list[Path | Non
     """Raise UsageError where an output cannot be written, or two are one file."""
     from assigner.files import is_same_file, refuse_existing
 
-    named = [path for path in outputs if path is not None]
-    for path in named:
+    for path in outputs:
         refuse_existing(path, force=force, reads=reads)
+    named = [path for path in outputs if path is not None]
     if len(named) > 1 and is_same_file(*named):
         raise UsageError(f"--output and --export-model both name {named[0]}", hint="give each a name of its own")
 

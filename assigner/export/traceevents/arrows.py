@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from assigner.export.traceevents.tracks import SlicePlace
+    from assigner.schedule.program import Route
     from assigner.validation.spans import Span
 
-_Message = tuple[int, int, str, str, int, str, str]
+_Message = tuple[int, int, "Route | None"]
 _NEEDED_BY = {"activation": "forward", "gradient": "backward", "tie": "update"}
 
 
@@ -57,10 +58,7 @@ def arrows(drawn: Sequence[tuple[Span, SlicePlace]], first: int) -> Iterator[dic
 
 
 def _message(span: Span) -> _Message:
-    message = span.message
-    assert message is not None
-    ends = (span.worker, message.peer) if span.kind == "send" else (message.peer, span.worker)
-    return span.step, span.micro_batch, message.payload, message.partition, message.output, *ends
+    return span.step, span.micro_batch, span.route
 
 
 def _need(span: Span, computes: Mapping[tuple[str, int, str, int, int], SlicePlace]) -> SlicePlace | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.schedule.program import TOGETHER
+from assigner.validation.observed import traced_route
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,10 +120,10 @@ def _computed(span: Span, plan: Plan) -> dict[str, Any]:
 
 
 def _moved(span: Span, message: TracedMessage) -> dict[str, Any]:
-    ends = (span.worker, message.peer) if span.kind == "send" else (message.peer, span.worker)
+    route = traced_route(message, span.worker, sent=span.kind == "send")
     found = {
         "payload": message.payload, "output": f"{message.partition}:{message.output}", "bytes": message.bytes,
-        "from": ends[0], "to": ends[1],
+        "from": route.source, "to": route.target,
     }  # fmt: skip
     return found | ({"queued_seconds": _exact(span.queued_s)} if span.kind == "send" else {})
 
