@@ -67,8 +67,7 @@ def export_command(
         raise UsageError(f"--workload means nothing for {to}", hint=f"it is for {' and '.join(_EXACT)}")
     if everything and to != "dot":
         raise UsageError(f"--all means nothing for {to}", hint="it is for dot")
-    if output is not None:
-        refuse_existing(output, force=force, reads=[plan, profile, entry_file(workload)])
+    refuse_existing(output, force=force, reads=[plan, profile, entry_file(workload)])
     found = load_plan(plan)
     where = profile_path(found, plan, profile)
     if output is not None:

@@ -12,7 +12,6 @@ from . import console
 from .options import Force, Json, PlanFile
 
 if TYPE_CHECKING:
-
     from assigner.formats.plan import Plan
     from assigner.formats.trace import Trace
     from assigner.schedule.cost import CostModel

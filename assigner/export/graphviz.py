@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
@@ -110,7 +111,7 @@ class _Drawing:
     def swatch(self, worker: str) -> str:
         kind = _plain(self.profile.worker[worker].kind)
         colour = f'<td bgcolor="{self.colour[worker]}" width="24"></td>'
-        return f'{colour}<td align="left">{_html(f"{worker}  {kind}")}</td>'
+        return f'{colour}<td align="left">{escape(f"{worker}  {kind}")}</td>'
 
     def cluster(self, number: int) -> Iterator[str]:
         stage = self.plan.stages[number]
@@ -194,20 +195,13 @@ def _table(rows: list[str]) -> str:
 
 
 def _font(text: str, attribute: str, value: object) -> str:
-    return f'<font {attribute}="{value}">{_html(text)}</font>'
+    return f'<font {attribute}="{value}">{escape(text)}</font>'
 
 
 def _quoted(text: str) -> str:
     r"""A DOT string: `\`, `"` and `&` are escaped, a line break is `\n`."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")
     return '"' + escaped.replace("\n", "\\n") + '"'
-
-
-def _html(text: str) -> str:
-    """Text in an HTML-like label."""
-    for sign, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
-        text = text.replace(sign, entity)
-    return text
 
 
 def _plain(name: str) -> str:

@@ -249,27 +249,35 @@ def comparison_data(
     }
 
 
+def figures_data(plan: Plan, baseline: Plan) -> dict[str, Any]:
+    """How a plan cuts its batch, and what it is predicted to do."""
+    predicted = plan.predicted
+    return {
+        "batch_size": plan.workload.batch_size,
+        "schedule": plan.schedule,
+        "micro_batches": plan.micro_batches,
+        "micro_batch_size": plan.micro_batch_size,
+        "step_s": predicted.step_s if predicted else None,
+        "samples_per_s": samples_per_s(plan),
+        "bubble_fraction": predicted.bubble_fraction if predicted else None,
+        "speed_up": fmt.against(samples_per_s(plan), samples_per_s(baseline)),
+        "status": status(plan.solver) if plan.solver else None,
+    }
+
+
 def _plan_data(each: Named, baseline: Named, traces: Mapping[str, PlanRuns]) -> dict[str, Any]:
-    plan, predicted = each.plan, each.plan.predicted
+    plan = each.plan
     return {
         "name": each.name,
         "profile_sha256": plan.profile.sha256 if plan.profile else None,
-        "batch_size": plan.workload.batch_size,
-        "schedule": plan.schedule,
-        "step_s": predicted.step_s if predicted else None,
-        "samples_per_s": samples_per_s(plan),
-        "speed_up": fmt.against(samples_per_s(plan), samples_per_s(baseline.plan)),
+        **figures_data(plan, baseline.plan),
         "cost_per_1000_samples": money(each),
-        "bubble_fraction": predicted.bubble_fraction if predicted else None,
         "workers": list(plan.workers),
-        "micro_batches": plan.micro_batches,
-        "micro_batch_size": plan.micro_batch_size,
         "rematerialised": sum(len(stage.rematerialise) for stage in plan.stages),
         "partitions": len(plan.partitions),
         "memory_share": memory_share(plan),
         "transfer_share": transfer_share(plan),
         "gap": proven_gap(plan),
-        "status": status(plan.solver) if plan.solver else None,
         "measured": measured_data(plan, traces.get(each.name), baseline.plan, traces.get(baseline.name)),
         **placement_changes_data(baseline.plan, plan),
     }

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.report.comparison import samples_per_s
+from assigner.report.comparison import figures_data
 from assigner.report.page.measured import measured_data
 from assigner.report.page.memory import memory_data
 from assigner.report.page.search import bound_s
 from assigner.report.page.splits import splits_data
 from assigner.report.page.timeline import timeline_data
-from assigner.report.plan import status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,18 +35,10 @@ def page_data(pages: Sequence[Shown], *, title: str) -> dict[str, Any]:
 
 
 def _plan(pages: Sequence[Shown], page: Shown) -> dict[str, Any]:
-    plan, predicted = page.plan, page.predicted
+    plan = page.plan
     return {
         "name": page.name,
-        "batch_size": plan.workload.batch_size,
-        "schedule": plan.schedule,
-        "micro_batches": plan.micro_batches,
-        "micro_batch_size": plan.micro_batch_size,
-        "step_s": predicted.step_s,
-        "samples_per_s": predicted.samples_per_s,
-        "bubble_fraction": predicted.bubble_fraction,
-        "speed_up": fmt.against(samples_per_s(plan), samples_per_s(pages[0].plan)),
-        "status": status(plan.solver) if plan.solver else None,
+        **figures_data(plan, pages[0].plan),
         "stages": [
             {
                 "worker": " + ".join(stage.workers),
