@@ -1,14 +1,15 @@
-"""Errors in the user's own code: told with their line there, not as a bug of this program."""
+"""The user's own code: how it is named, and its errors, told with their line there, not as a bug of this program."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import re
 import sys
 import traceback
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assigner.errors import AssignerError, UsageError
 
@@ -148,3 +149,26 @@ def user_code(what: str, *, hint: str = "-v shows the whole traceback") -> Itera
         failure = UsageError(f"{what} failed{where}: {message}", hint=hint)
         failure.trace = "".join(traceback.format_exception(error))
         raise failure from error
+
+
+def parse_call(call: str, entry: str, *, what: str, hint: str) -> tuple[str, dict[str, Any]]:
+    """The name and the keywords of `name` or `name(width=64)`, whose values are plain literals.
+
+    Args:
+        call: The text.
+        entry: What it is part of, for the error.
+        what: What it names, for the error.
+        hint: How to write it.
+
+    Raises:
+        UsageError: it has another form.
+    """
+    try:
+        node = ast.parse(call.strip(), mode="eval").body
+        if isinstance(node, ast.Name):
+            return node.id, {}
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
+            return node.func.id, {str(word.arg): ast.literal_eval(word.value) for word in node.keywords if word.arg}
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{entry!r}: {call!r} cannot be read", hint=hint) from error
+    raise UsageError(f"{entry!r}: {call!r} is no {what}", hint=hint)

@@ -18,7 +18,7 @@ from assigner.model.deferred import DeferredModel
 from assigner.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _SMALL: tuple[dict[str, Any], ...] = (
@@ -65,17 +65,22 @@ def _config_class(named: NamedModel) -> type | None:
     return found if isinstance(found, type) and not named.arguments else None
 
 
+def _parameters(named: NamedModel) -> Sequence[inspect.Parameter] | None:
+    """What the class or function takes; None: some written in C do not tell."""
+    try:
+        return tuple(inspect.signature(named.make).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
 def _check_keywords(named: NamedModel) -> None:
     """The class or function takes each keyword that was given.
 
     Raises:
         UsageError: it does not.
     """
-    try:
-        parameters = inspect.signature(named.make).parameters.values()
-    except (TypeError, ValueError):  # some functions written in C do not tell
-        return
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    parameters = _parameters(named)
+    if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
     known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     for name in named.arguments:
@@ -91,13 +96,9 @@ def _missing(named: NamedModel) -> list[inspect.Parameter]:
     """Arguments without a default that were not given, as they are declared."""
     if _config_class(named) is not None:
         return []
-    try:
-        parameters = inspect.signature(named.make).parameters.values()
-    except (TypeError, ValueError):  # some functions written in C do not tell
-        return []
     return [
         each
-        for each in parameters
+        for each in _parameters(named) or ()
         if each.default is each.empty
         and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
         and each.name not in named.arguments

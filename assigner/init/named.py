@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 import inspect
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner.errors import UsageError
 from assigner.init import RESERVED
-from assigner.usercode import user_code
+from assigner.usercode import parse_call, user_code
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -51,7 +50,7 @@ def find_model(model: str, folder: Path) -> NamedModel:
     where, separator, call = model.rpartition(":")
     if not separator or not where or not call:
         raise UsageError(f"{model!r} names no model", hint=_FORM)
-    name, arguments = _parsed(call, model)
+    name, arguments = parse_call(call, model, what="class or function", hint=_FORM)
     path = Path(where) if where.endswith(".py") else None
     if path is not None:
         where = _module_of(path, folder)
@@ -118,16 +117,3 @@ def _files(module: ModuleType, make: Callable[..., Any]) -> frozenset[Path]:
     with contextlib.suppress(TypeError, OSError):  # it is written in C
         found.append(inspect.getsourcefile(make))
     return frozenset(Path(file).resolve() for file in found if file)
-
-
-def _parsed(call: str, model: str) -> tuple[str, dict[str, Any]]:
-    """`Class` or `Class(width=64)`: keywords with plain literals, as in an entry of a workload."""
-    try:
-        node = ast.parse(call, mode="eval").body
-        if isinstance(node, ast.Name):
-            return node.id, {}
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
-            return node.func.id, {str(word.arg): ast.literal_eval(word.value) for word in node.keywords if word.arg}
-    except (SyntaxError, ValueError) as error:
-        raise UsageError(f"{model!r}: {call!r} cannot be read", hint=_FORM) from error
-    raise UsageError(f"{model!r}: {call!r} is no class or function", hint=_FORM)

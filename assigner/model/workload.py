@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import inspect
 import sys
@@ -16,7 +15,7 @@ from torch import nn
 
 from assigner.errors import UsageError
 from assigner.formats.fineness import Fineness
-from assigner.usercode import user_code
+from assigner.usercode import parse_call, user_code
 
 Batch = tuple[Any, Any]
 Metric = Callable[[Any, Any], Any]
@@ -294,24 +293,12 @@ def _called(entry: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     path = Path(path_text + ".py")
     if not path.is_file():
         raise UsageError(f"{path}: no such file", hint="the path of an entry is relative to the current folder")
-    name, arguments = _parse_call(call, entry)
+    name, arguments = parse_call(call, entry, what="function", hint="write FUNCTION or FUNCTION(width=512)")
     with user_code(str(path)):
         function = getattr(_load_module(path), name, None)
     if not callable(function):
         raise UsageError(f"{path} has no function {name!r}", hint="write FILE.py:FUNCTION")
     return function, arguments
-
-
-def _parse_call(call: str, entry: str) -> tuple[str, dict[str, Any]]:
-    try:
-        node = ast.parse(call.strip(), mode="eval").body
-        if isinstance(node, ast.Name):
-            return node.id, {}
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
-            return node.func.id, {str(word.arg): ast.literal_eval(word.value) for word in node.keywords if word.arg}
-    except (SyntaxError, ValueError) as error:
-        raise UsageError(f"{entry!r}: {call!r} cannot be read", hint="write FUNCTION or FUNCTION(width=512)") from error
-    raise UsageError(f"{entry!r}: {call!r} is no function", hint="write FUNCTION or FUNCTION(width=512)")
 
 
 def _load_module(path: Path) -> Any:
