@@ -20,6 +20,7 @@ from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from assigner.errors import UsageError
+from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.memento import let_go
 from assigner.model.deferred.mutation import Writes
 from assigner.model.marking import Piece
@@ -28,7 +29,7 @@ from assigner.model.marking.singleprocess import as_single_process
 from assigner.model.marking.writing import StepStores
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.compiling import Forward
-from assigner.runtime.randomness import partition_seed, python_state, seed_device, seed_python
+from assigner.runtime.randomness import partition_seed, seed_device, seed_python
 from assigner.runtime.splitbackward import WeightPart, hooks_so_far, input_part
 from assigner.runtime.state import (
     ForwardStart,
@@ -336,10 +337,10 @@ class PartitionRunner:
     ) -> tuple[torch.Tensor, ...]:
         """Python's and NumPy's generators too, which only the user's code draws from, and where it was seen to."""
         seed_python(seed)
-        before = python_state() if self._draws is None else None
+        before = GeneratorStates.now() if self._draws is None else None
         outputs = self._cast(place, reads, sizes)
         if self._draws is None:
-            self._draws = self.rematerialise or python_state() != before
+            self._draws = self.rematerialise or GeneratorStates.now() != before
         return outputs
 
     def _cast(

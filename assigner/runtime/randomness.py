@@ -6,9 +6,11 @@ import contextlib
 import hashlib
 import random
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+
+from assigner.machine.generators import GeneratorStates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,30 +32,13 @@ def seed_device(seed: int, device: torch.device) -> None:
 def seed_python(seed: int) -> None:
     """Seed Python's generator and, where it is loaded, NumPy's; `kept_generators` puts back what they held."""
     if _kept and _kept[-1] is None:
-        _kept[-1] = python_state()
+        _kept[-1] = GeneratorStates.now()
     random.seed(seed)
     if (numpy := sys.modules.get("numpy.random")) is not None:
         numpy.seed(seed & 0xFFFF_FFFF)
 
 
-def python_state() -> tuple[Any, Any]:
-    """The states of Python's generator and, where it is loaded, of NumPy's; they can be compared."""
-    numpy = sys.modules.get("numpy.random")
-    if numpy is None:
-        return random.getstate(), None
-    name, keys, *rest = numpy.get_state()
-    return random.getstate(), (name, keys.tobytes(), *rest)
-
-
-def _put_python_state(state: tuple[Any, Any]) -> None:
-    random.setstate(state[0])
-    if state[1] is not None:
-        numpy = sys.modules["numpy.random"]
-        name, keys, *rest = state[1]
-        numpy.set_state((name, memoryview(keys).cast("I"), *rest))
-
-
-_kept: list[tuple[Any, Any] | None] = []  # of each open block: Python's and NumPy's states, once they are seeded
+_kept: list[GeneratorStates | None] = []  # of each open block: Python's and NumPy's states, once they are seeded
 
 
 @contextlib.contextmanager
@@ -67,12 +52,12 @@ def kept_generators(device: torch.device, *, draws: bool = False) -> Iterator[No
     """
     state = torch.get_rng_state()
     on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    _kept.append(python_state() if draws else None)
+    _kept.append(GeneratorStates.now() if draws else None)
     try:
         yield
     finally:
         if (drawn := _kept.pop()) is not None:
-            _put_python_state(drawn)
+            drawn.put_back()
         torch.set_rng_state(state)
         if on_device is not None:
             torch.cuda.set_rng_state(on_device, device)

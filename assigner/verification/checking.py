@@ -15,12 +15,13 @@ from assigner import formatting as fmt
 from assigner.errors import UsageError
 from assigner.formats.profile import Verification
 from assigner.machine.cgroup import free_memory
+from assigner.machine.generators import kept_python
 from assigner.model.marking.normalisation import batch_norms
 from assigner.runtime.optimizer import CLOSURE_HINT, built_optimizer, closure_words, needs_closure, stand_ins
 from assigner.runtime.randomness import kept_generators
 from assigner.runtime.vectormaths import settle_vector_maths
 from assigner.verification.comparing import differences
-from assigner.verification.draws import kept_python, seed_modules
+from assigner.verification.draws import seed_modules
 from assigner.verification.exercise import Exercise
 from assigner.verification.initial import ReplayedModel
 from assigner.verification.locating import find_beginning

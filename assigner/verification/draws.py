@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import random
 import zlib
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import numpy.random  # noqa: F401 - loaded before the sides begin: each has a state of it
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from assigner.machine.generators import GeneratorStates, kept_python
 from assigner.runtime.randomness import seed_python
 
 if TYPE_CHECKING:
@@ -62,32 +62,17 @@ class PythonGenerators:
     def __init__(self, seed: int) -> None:
         with kept_python():
             seed_python(seed)
-            self._save()
-
-    def _save(self) -> None:
-        self._python, self._numpy = random.getstate(), np.random.get_state()
+            self._states = GeneratorStates.now()
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """These states while the block runs; those of the caller before and after."""
         with kept_python():
-            random.setstate(self._python)
-            np.random.set_state(self._numpy)
+            self._states.put_back()
             try:
                 yield
             finally:
-                self._save()
-
-
-@contextlib.contextmanager
-def kept_python() -> Iterator[None]:
-    """Leave Python's and NumPy's generators as they were."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+                self._states = GeneratorStates.now()
 
 
 def seed_modules(modules: Mapping[str, nn.Module], names: Iterable[str]) -> None:

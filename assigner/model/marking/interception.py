@@ -20,6 +20,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+import numpy.random  # noqa: F401 - loaded before a forward is watched: what it holds is compared
 import torch
 import torch._dynamo
 from torch import nn
@@ -30,9 +31,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.errors import MarkingError
+from assigner.machine.generators import GeneratorStates
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
-from assigner.model.marking.pythonstate import GeneratorStates, PythonState, StateChange, clear_caches
+from assigner.model.marking.pythonstate import PythonState, StateChange, clear_caches
 from assigner.model.marking.singleprocess import as_single_process
 from assigner.usercode import running_line
 
@@ -106,11 +108,11 @@ class Interceptions:
         """
         state = PythonState.of(self.model.named_modules(), with_files=True)
         trained = {name: each.requires_grad for name, each in self.model.named_parameters()}
-        draws = GeneratorStates.now()
+        draws, seed = GeneratorStates.now(), torch.default_generator.initial_seed()
         yield
         self.changes = [change for changes in state.changes().values() for change in changes]
-        drawn = draws.changed()
-        draws.restore()
+        drawn = _drawn(draws) or ("torch.manual_seed" if torch.default_generator.initial_seed() != seed else "")
+        draws.put_back()
         name = type(self.model).__name__
         if drawn:
             raise MarkingError(
@@ -378,3 +380,9 @@ def _check_hooks(model: nn.Module, opaque: list[str]) -> None:
             "a backward hook is registered for all modules (register_module_full_backward_hook)",
             hint="register it on the modules that it is meant for",
         )
+
+
+def _drawn(before: GeneratorStates) -> str:
+    """Which generator beside torch's has moved; empty: none."""
+    now = GeneratorStates.now()
+    return "Python's random" if now.python != before.python else "NumPy's random" if now != before else ""

@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
+from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.mutation import Writes, storage_of
 from assigner.model.marking.casting import casting_within
 from assigner.model.marking.decisions import Disagreement, decided
@@ -43,7 +44,7 @@ from assigner.model.marking.leftovers import Leftovers
 from assigner.model.marking.modules import modules_inside
 from assigner.model.marking.normalisation import TOO_FEW_VALUES
 from assigner.model.marking.observation import RETURNED, LearntCall, Trouble
-from assigner.model.marking.pythonstate import GeneratorStates, PythonState
+from assigner.model.marking.pythonstate import PythonState
 from assigner.usercode import user_line
 
 
@@ -348,7 +349,7 @@ class OpaqueCalls:
             self.leftovers.note(name, inside, state)
             state.restore()
             put_back(inside, own)
-            draws.restore()
+            draws.put_back()
 
         try:
             result = decided(attempt, lambda found: agreed(found, environment), environment, undo)

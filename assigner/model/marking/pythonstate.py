@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import random
 import sys
 import types
 from collections import deque
@@ -364,34 +363,3 @@ def _cells(kind: type) -> Iterator[tuple[str, types.CellType]]:
             inner = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else value
             if isinstance(inner, types.FunctionType) and not inner.__module__.startswith("assigner."):
                 yield from zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True)
-
-
-@dataclass(frozen=True)
-class GeneratorStates:
-    """The states of the generators that a forward may draw from beside torch's own."""
-
-    python: Any
-    numpy: Any
-    torch_seed: int
-
-    @classmethod
-    def now(cls) -> GeneratorStates:
-        """As they are."""
-        state: Any = np.random.get_state(legacy=True)
-        kind, keys, *rest = state
-        return cls(random.getstate(), (kind, keys.tobytes(), *rest), torch.default_generator.initial_seed())
-
-    def changed(self) -> str:
-        """Which of them has moved since; empty: none. Of torch's own: that it was seeded anew."""
-        now = GeneratorStates.now()
-        if now.python != self.python:
-            return "Python's random"
-        if now.numpy != self.numpy:
-            return "NumPy's random"
-        return "torch.manual_seed" if now.torch_seed != self.torch_seed else ""
-
-    def restore(self) -> None:
-        """Put Python's and NumPy's back."""
-        random.setstate(self.python)
-        kind, keys, *rest = self.numpy
-        np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), *rest))

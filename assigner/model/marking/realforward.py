@@ -12,7 +12,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import numpy.random
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from assigner.errors import AssignerError, MarkingError
 from assigner.formatting import size as in_bytes
 from assigner.machine.cgroup import free_memory
+from assigner.machine.generators import GeneratorStates
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.marking.casting import casting
@@ -28,7 +29,7 @@ from assigner.model.marking.isolation import check_plain
 from assigner.model.marking.modules import modules_inside
 from assigner.model.marking.observation import LearntCall, Made, Observation
 from assigner.model.marking.opaque import OpaqueCalls, fill, plain_leaves, replaced, split
-from assigner.model.marking.pythonstate import GeneratorStates, PythonState
+from assigner.model.marking.pythonstate import PythonState
 from assigner.model.marking.singleprocess import as_single_process
 from assigner.model.workload import call_arguments
 from assigner.usercode import user_line
@@ -305,9 +306,9 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
         with Memento(model.modules()).put_back():
             torch.default_generator.manual_seed(0)  # torch.manual_seed would reach those of GPUs too
             random.seed(0)
-            np.random.seed(0)
+            numpy.random.seed(0)
             yield
     finally:
         state.restore()
-        draws.restore()
+        draws.put_back()
         torch.set_rng_state(torch_state)
