@@ -11,10 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assigner.errors import FormatError
 from assigner.schedule.program import warm_up
 from assigner.schedule.simulate import worker_memory
-from assigner.schedule.timing import step_s
 from assigner.solver import tuning
 from assigner.solver.baselines import TITLES
 from assigner.solver.contest import BASELINE, PROVEN, Proposal
@@ -88,7 +86,7 @@ def _lightest(problem: Problem, found: Sequence[Proposal], most: float) -> Propo
     for plan in dict.fromkeys(plan for each in found for plan in (each.plan, *_shallower(problem, each.plan))):
         held = _bytes(problem, plan)
         if held < least:
-            value = _value(problem, plan)
+            value = problem.step_s(plan)
             if value <= most:
                 best, least = Proposal(plan, value, SIMPLER), held
     return best
@@ -126,7 +124,7 @@ def _near(problem: Problem, light: Proposal, equal: Mapping[str, str], most: flo
     allowed = all(
         problem.allowed(name, problem.profile.worker[stage.worker]) for stage in stages for name in stage.partitions
     )
-    value = _value(problem, moved) if allowed else float("inf")
+    value = problem.step_s(moved) if allowed else float("inf")
     return Proposal(moved, value, SIMPLER) if value <= most else light
 
 
@@ -143,16 +141,3 @@ def _unlike(plan: Plan, equal: Mapping[str, str]) -> int:
 def _bytes(problem: Problem, plan: Plan) -> float:
     """What all workers hold at their peaks."""
     return sum(worker_memory(problem.cost, plan, worker).total for worker in plan.workers)
-
-
-def _value(problem: Problem, plan: Plan) -> float:
-    """The step in seconds; inf: it does not run."""
-    if any(
-        worker_memory(problem.cost, plan, name).total > problem.profile.worker[name].capacity_bytes
-        for name in plan.workers
-    ):
-        return float("inf")
-    try:
-        return step_s(plan, problem.cost)
-    except FormatError:  # a link is missing, or it cannot be priced there
-        return float("inf")

@@ -15,6 +15,8 @@ from assigner.errors import FormatError
 from assigner.formats.graph import topological_orders
 from assigner.formats.profile import Profile
 from assigner.schedule.cost import CostModel, PartitionOutput
+from assigner.schedule.simulate import worker_memory
+from assigner.schedule.timing import step_s
 from assigner.solver import tuning
 from assigner.solver.options import SolveOptions
 from assigner.solver.prices import PriceTable
@@ -22,6 +24,7 @@ from assigner.solver.prices import PriceTable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from assigner.formats.plan import Plan
     from assigner.formats.profile import Worker, WorkloadReference
     from assigner.solver.options import RematRule
 
@@ -231,6 +234,23 @@ class Problem:
         apart = [tie for tie in self.profile.ties if not set(tie.partitions) <= set(names)]  # exchanged, not reduced
         try:
             return self.cost.reduce_s(workers, self.cost.gradient_bytes(names, apart))
+        except FormatError:
+            return math.inf
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether every worker of a plan has the memory that it needs, as the simulator counts it."""
+        return all(
+            worker_memory(self.cost, plan, name).total <= self.profile.worker[name].capacity_bytes
+            for name in plan.workers
+        )
+
+    def step_s(self, plan: Plan) -> float:
+        """The simulated step of any plan, in seconds; inf: it does not fit, or cannot run.
+
+        It cannot where a link is missing, a size cannot be priced, or stages would wait for each other for ever.
+        """
+        try:
+            return step_s(plan, self.cost) if self.fits(plan) else math.inf
         except FormatError:
             return math.inf
 

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.errors import FormatError
 from assigner.schedule.replication import taken
-from assigner.schedule.timing import step_s
 from assigner.solver.baselines.data_parallel import equal_shares, shares_by_speed
 from assigner.solver.baselines.prices import BaselinePrices
 from assigner.solver.contest import PROVEN, TOTAL_WORK, Proposal
@@ -53,13 +51,7 @@ def relieved(search: Search, best: Proposal | None) -> Proposal | None:
         if _busiest_s(problem, plan) >= below or not problem.options.searches(plan):
             continue
         other = divided(problem, plan)
-        if other is None:
-            continue
-        try:
-            seconds = step_s(other, problem.cost)
-        except FormatError:  # a link is missing
-            continue
-        if seconds < below:
+        if other is not None and (seconds := problem.step_s(other)) < below:
             found, below = Proposal(other, seconds, DIVIDED), seconds
     return found
 

@@ -21,11 +21,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from assigner.errors import FormatError
 from assigner.formats.plan import Plan, WhatIf
 from assigner.schedule.cost import collectives_over
-from assigner.schedule.simulate import worker_memory
-from assigner.schedule.timing import step_s
 from assigner.solver import tuning
 from assigner.solver.baselines import find_baselines
 from assigner.solver.contest import GIVEN, PROVEN, Proposal
@@ -148,7 +145,7 @@ def answered(question: Question, plan: Plan, left_s: float, told: Callable[[Prog
     gap = min(0.99, tuning.LOOSER * options.stop_gap) if question.change == "worker" else options.stop_gap
     search = Search(profile, replace(options, time_limit=left_s, gap=gap), told)
     step, surely = plan.predicted.step_s, plan.solver.bound_s * (1 - PROVEN)
-    changed = _step(question.plan, search.problem)
+    changed = search.problem.step_s(question.plan)
     if question.keeps:
         search.contest.best = Proposal(plan, min(step, changed), GIVEN)
     search.run(brief=True)
@@ -175,18 +172,6 @@ def answered(question: Question, plan: Plan, left_s: float, told: Callable[[Prog
         question.change, question.what, best if math.isfinite(best) else None,
         min(bound, best) if math.isfinite(bound) else None,
     )  # fmt: skip
-
-
-def _step(plan: Plan, problem: Problem) -> float:
-    """A plan's step under a changed problem; inf: it cannot run there."""
-    cost = problem.cost
-    try:
-        fits = all(
-            worker_memory(cost, plan, name).total <= cost.profile.worker[name].capacity_bytes for name in plan.workers
-        )
-        return step_s(plan, cost) if fits else math.inf
-    except FormatError:  # a size that cannot be priced, or a program that would wait for ever
-        return math.inf
 
 
 def _told(

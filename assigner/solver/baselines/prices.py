@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
-from assigner.errors import FormatError
 from assigner.formats.plan import Plan
 from assigner.formats.stage import Stage
-from assigner.schedule.simulate import worker_memory
-from assigner.schedule.timing import step_s
 from assigner.solver.baselines.placement import SimplePlacement
 from assigner.solver.shares import held_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from assigner.schedule.cost import PartitionCost
     from assigner.solver.problem import Problem
@@ -91,25 +87,16 @@ class BaselinePrices:
         """The candidate with the least step time as a plan, and that time in seconds; (None, inf): none fits."""
         best: Plan | None = None
         best_s = math.inf
+        tried = {"auto": (False, True), "never": (False,), "always": (True,)}[self.problem.options.remat]
         for candidate in candidates:
-            for plan in self._fitting(candidate) if self.keeps_hints(candidate) else ():
-                seconds = self._step_s(plan)
+            for everything in tried if self.keeps_hints(candidate) else ():  # what the first leaves no room for
+                plan = self.plan(candidate, everything=everything)
+                seconds = self.problem.step_s(plan)
                 if seconds < best_s:
                     best, best_s = plan, seconds
+                if seconds < math.inf:
+                    break
         return best, best_s
-
-    def _fitting(self, candidate: SimplePlacement) -> Iterator[Plan]:
-        """The placement as a plan, rematerialising nothing or else everything; nothing if it fits neither way."""
-        tried = {"auto": (False, True), "never": (False,), "always": (True,)}[self.problem.options.remat]
-        plans = (self.plan(candidate, everything=everything) for everything in tried)
-        yield from itertools.islice((plan for plan in plans if not any(self._overfull(plan))), 1)
-
-    def _step_s(self, plan: Plan) -> float:
-        """The plan's step time; inf: two of its workers cannot talk."""
-        try:
-            return step_s(plan, self.problem.cost)
-        except FormatError:
-            return math.inf
 
     def plan(self, candidate: SimplePlacement, *, everything: bool) -> Plan:
         """The placement as a plan, whether it fits or not, rematerialising what the rules leave open or not."""
@@ -133,11 +120,6 @@ class BaselinePrices:
         """Those rematerialised: as their own rules say, else all or none."""
         rules = self.problem.options.rematerialise
         return tuple(name for name in names if (rules[name] == "always" if name in rules else everything))
-
-    def _overfull(self, plan: Plan) -> Iterator[bool]:
-        for worker in plan.workers:
-            memory = worker_memory(self.problem.cost, plan, worker)
-            yield memory.total > self.problem.profile.worker[worker].capacity_bytes
 
     def keeps_hints(self, candidate: SimplePlacement) -> bool:
         """True if every partition has a price where it is, and no pin, colocation, order or other hint is broken."""

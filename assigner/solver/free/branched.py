@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from assigner.errors import FormatError
-from assigner.schedule.simulate import overfull, predict
 from assigner.solver import tuning
 from assigner.solver.contest import EXHAUSTIVE, INTEGER_PROGRAM, Contest
 from assigner.solver.free import settings
@@ -135,9 +133,6 @@ class BranchedSetting(LadderSetting):
                 replace(stage, in_flight=in_flight if self.schedule == "1f1b" else None) for stage in plan.stages
             ),
         )  # fmt: skip
-        try:
-            prediction = predict(adapted, problem.profile, problem.cost)
-        except FormatError:  # a gradient or a tie needs a link that is missing
-            return
-        if not overfull(prediction):
-            self.offer(self._value(adapted, prediction.step_s), lambda: adapted, EXHAUSTIVE)
+        step_s = problem.step_s(adapted)  # inf where a gradient or a tie needs a link that is missing
+        if step_s < math.inf:
+            self.offer(self._value(adapted, step_s), lambda: adapted, EXHAUSTIVE)

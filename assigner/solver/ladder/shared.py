@@ -13,7 +13,6 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assigner.schedule.simulate import worker_memory
 from assigner.solver import tuning
 from assigner.solver.contest import ENUMERATION, LOCAL, PROVEN, TOTAL_WORK
 from assigner.solver.dynamic_program import PricedPipelines
@@ -162,11 +161,7 @@ class SharedSetting(LadderSetting):
 
     def worth(self, plan: Plan) -> tuple[float, float]:
         """As of `LadderSetting`; what a shared stage's option promises of memory need not hold for these shares."""
-        profile = self.problem.profile
-        for worker in plan.workers:
-            if worker_memory(self.problem.cost, plan, worker).total > profile.worker[worker].capacity_bytes:
-                return math.inf, math.inf
-        return super().worth(plan)
+        return super().worth(plan) if self.problem.fits(plan) else (math.inf, math.inf)
 
     def _deepen(self, pipeline: Sequence[StageOption]) -> float:
         """The best value of a simulated pipeline after local search over its warm-up depths and shares."""
