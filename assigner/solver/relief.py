@@ -99,5 +99,5 @@ def _candidates(search: Search, best: Proposal | None) -> Iterator[Plan]:
     pricing = BaselinePrices(search.problem)
     for make in (equal_shares, shares_by_speed):
         for candidate in make(pricing):
-            if candidate.replicas and pricing.keeps_hints(candidate):
-                yield pricing.plan(candidate, everything=False)
+            if candidate.is_replicated and pricing.keeps_hints(candidate):
+                yield candidate

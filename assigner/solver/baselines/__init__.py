@@ -30,7 +30,6 @@ from assigner.solver.baselines.weighted import descent
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from assigner.solver.baselines.placement import SimplePlacement
     from assigner.solver.problem import Problem
 
 BaselineName = Literal[
@@ -57,7 +56,7 @@ TITLES: Mapping[str, str] = dict(
 )
 """Names of the baselines, short and in full."""
 
-_MAKERS: Mapping[str, Callable[[BaselinePrices], Iterable[SimplePlacement]]] = {
+_MAKERS: Mapping[str, Callable[[BaselinePrices], Iterable[Plan]]] = {
     "single": single, "equal": equal, "proportional": proportional, "balance": balanced, "pipedream": least_bottleneck,
     "greedy": earliest_finish, "weighted": descent, "data-parallel": equal_shares,
     "data-parallel-by-speed": shares_by_speed,

@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from assigner.solver.baselines.placement import SimplePlacement
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from assigner.formats.plan import Plan
     from assigner.solver.baselines.prices import BaselinePrices
 
 
-def equal_shares(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
+def equal_shares(pricing: BaselinePrices) -> Iterator[Plan]:
     """The same number of micro-batches for every worker, as DistributedDataParallel has it.
 
     Where no number of micro-batches goes by the number of workers, shares differ by one: the first workers take more.
@@ -31,7 +30,7 @@ def equal_shares(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
             yield _on(pricing, workers, [each + (n < more) for n in range(len(workers))], count)
 
 
-def shares_by_speed(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
+def shares_by_speed(pricing: BaselinePrices) -> Iterator[Plan]:
     """Shares for which the worker that is through last is through as soon as can be."""
     import numpy as np
 
@@ -52,6 +51,6 @@ def _sharing(pricing: BaselinePrices) -> list[str]:
     return [worker for worker in pricing.workers if pricing.may_hold(worker)][:most]
 
 
-def _on(pricing: BaselinePrices, workers: Sequence[str], shares: Sequence[int], count: int) -> SimplePlacement:
+def _on(pricing: BaselinePrices, workers: Sequence[str], shares: Sequence[int], count: int) -> Plan:
     replicas = tuple((worker, share) for worker, share in zip(workers, shares, strict=True) if share)
-    return SimplePlacement(count, ((replicas[0][0], pricing.problem.order),), replicas)
+    return pricing.placed(count, [(replicas[0][0], pricing.problem.order)], replicas)

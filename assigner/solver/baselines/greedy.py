@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from assigner.solver.baselines.placement import SimplePlacement
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from assigner.formats.plan import Plan
     from assigner.schedule.cost import PartitionCost, PartitionOutput
     from assigner.solver.baselines.prices import BaselinePrices
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
 
 
-def earliest_finish(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
+def earliest_finish(pricing: BaselinePrices) -> Iterator[Plan]:
     """Its placement at each micro-batch count; none where no worker has room or may hold a partition."""
     modes = {"auto": (False, True), "never": (False,), "always": (True,)}[pricing.problem.options.remat]
     for count in pricing.counts:
@@ -71,7 +70,7 @@ class _Placing:
     def __init__(self, pricing: BaselinePrices, count: int, *, again: bool) -> None:
         import numpy as np
 
-        self.problem, self.count, self.again = pricing.problem, count, again
+        self.pricing, self.problem, self.count, self.again = pricing, pricing.problem, count, again
         self.size = pricing.size(count)
         self.workers = pricing.quickest(count)
         self.devices = [self.problem.profile.worker[worker] for worker in self.workers]
@@ -89,14 +88,12 @@ class _Placing:
         self.left: set[PartitionOutput] = set()  # values that are read on another worker
         self.round_trip = cache(self._round_trip)
 
-    def place(self) -> SimplePlacement | None:
+    def place(self) -> Plan | None:
         """The placement; None: at some partition no worker has room, or none may hold it."""
         for position, name in enumerate(self.problem.order):
             if not self._place(position, name):
                 return None
-        return SimplePlacement(
-            self.count, tuple((self.workers[each.worker], tuple(each.names)) for each in self.stages)
-        )
+        return self.pricing.placed(self.count, [(self.workers[each.worker], each.names) for each in self.stages])
 
     def _place(self, position: int, name: str) -> bool:
         import numpy as np

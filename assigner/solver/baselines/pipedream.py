@@ -20,12 +20,12 @@ from assigner.solver.baselines.blocks import least_largest_blocks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assigner.solver.baselines.placement import SimplePlacement
+    from assigner.formats.plan import Plan
     from assigner.solver.baselines.prices import BaselinePrices
     from assigner.solver.problem import Problem
 
 
-def least_bottleneck(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
+def least_bottleneck(pricing: BaselinePrices) -> Iterator[Plan]:
     """Its plan at each micro-batch count; a tie goes to fewer stages, and then to the more even ones."""
     workers = pricing.workers[: pricing.problem.most_workers]
     bandwidth = mean_bandwidth(pricing.problem)

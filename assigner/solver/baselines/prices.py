@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from assigner.formats.plan import Plan
 from assigner.formats.stage import Stage
-from assigner.solver.baselines.placement import SimplePlacement
 from assigner.solver.shares import held_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from assigner.schedule.cost import PartitionCost
     from assigner.solver.problem import Problem
@@ -74,62 +74,79 @@ class BaselinePrices:
         pinned = self._pinned if names is None else self._pinned.intersection(names)
         return worker in self._usable and all(problem.allowed(name, device) for name in pinned)
 
-    def contiguous(self, count: int, workers: Sequence[str], sizes: Sequence[int]) -> SimplePlacement:
+    def contiguous(self, count: int, workers: Sequence[str], sizes: Sequence[int]) -> Plan:
         """A split of the order: `sizes[k]` partitions on `workers[k]`; none is no stage."""
         stages, at = [], 0
         for worker, size in zip(workers, sizes, strict=False):
             if size:
                 stages.append((worker, self.problem.order[at : at + size]))
             at += size
-        return SimplePlacement(count, tuple(stages))
+        return self.placed(count, stages)
 
-    def best(self, candidates: Iterable[SimplePlacement]) -> tuple[Plan | None, float]:
-        """The candidate with the least step time as a plan, and that time in seconds; (None, inf): none fits."""
-        best: Plan | None = None
-        best_s = math.inf
-        tried = {"auto": (False, True), "never": (False,), "always": (True,)}[self.problem.options.remat]
-        for candidate in candidates:
-            for everything in tried if self.keeps_hints(candidate) else ():  # what the first leaves no room for
-                plan = self.plan(candidate, everything=everything)
-                seconds = self.problem.step_s(plan)
-                if seconds < best_s:
-                    best, best_s = plan, seconds
-                if seconds < math.inf:
-                    break
-        return best, best_s
+    def placed(
+        self, count: int, stages: Iterable[tuple[str, Sequence[str]]], replicas: Sequence[tuple[str, int]] = ()
+    ) -> Plan:
+        """A placement as a plan, whether it fits or not, with nothing rematerialised but what must be.
 
-    def plan(self, candidate: SimplePlacement, *, everything: bool) -> Plan:
-        """The placement as a plan, whether it fits or not, rematerialising what the rules leave open or not."""
-        problem = self.problem
+        Args:
+            count: Micro-batches.
+            stages: (worker, partitions) of each stage in pipeline order.
+            replicas: (worker, micro-batches) of those that share the only stage; empty: every stage has one worker.
+        """
+        problem, rules = self.problem, self.problem.options.rematerialise
+        workers, shares = [name for name, _ in replicas], [share for _, share in replicas]
         return Plan(
             workload=problem.workload,
-            micro_batches=candidate.micro_batches,
-            micro_batch_size=self.size(candidate.micro_batches),
-            schedule="1f1b" if candidate.replicas else "gpipe",
+            micro_batches=count,
+            micro_batch_size=self.size(count),
+            schedule="1f1b" if replicas else "gpipe",
             stages=tuple(
                 held_by(
-                    Stage(None, names, self._again(names, everything=everything)),
-                    [name for name, _ in candidate.replicas] or [worker],
-                    [share for _, share in candidate.replicas], problem.profile,
+                    Stage(None, tuple(names), tuple(name for name in names if rules.get(name) == "always")),
+                    workers or [worker], shares, problem.profile,
                 )
-                for worker, names in candidate.stages
+                for worker, names in stages
             ),
         )  # fmt: skip
 
-    def _again(self, names: Sequence[str], *, everything: bool) -> tuple[str, ...]:
-        """Those rematerialised: as their own rules say, else all or none."""
-        rules = self.problem.options.rematerialise
-        return tuple(name for name in names if (rules[name] == "always" if name in rules else everything))
+    def best(self, candidates: Iterable[Plan]) -> tuple[Plan | None, float]:
+        """Of candidates, each rematerialising nothing or else everything, the plan with the least step, in seconds.
 
-    def keeps_hints(self, candidate: SimplePlacement) -> bool:
+        Without one that fits and keeps the hints it is (None, inf).
+        """
+        best: Plan | None = None
+        best_s = math.inf
+        for candidate in filter(self.keeps_hints, candidates):
+            for plan in self._variants(candidate):
+                seconds = self.problem.step_s(plan)
+                if seconds < best_s:
+                    best, best_s = plan, seconds
+                if seconds < math.inf:  # else there is no room for so little rematerialisation
+                    break
+        return best, best_s
+
+    def _variants(self, plan: Plan) -> Iterator[Plan]:
+        """The plan as it is, and with everything rematerialised that may be: what the option leaves of the two."""
+        remat, rules = self.problem.options.remat, self.problem.options.rematerialise
+        if remat != "always":
+            yield plan
+        if remat != "never":
+            stages = (
+                replace(each, rematerialise=tuple(name for name in each.partitions if rules.get(name) != "never"))
+                for each in plan.stages
+            )
+            yield replace(plan, stages=tuple(stages))
+
+    def keeps_hints(self, plan: Plan) -> bool:
         """True if every partition has a price where it is, and no pin, colocation, order or other hint is broken."""
-        problem, options, count = self.problem, self.problem.options, candidate.micro_batches
-        for worker, names, _ in candidate.held:
-            prices = self.prices_on(worker, count)
+        problem, options = self.problem, self.problem.options
+        held = [(worker, stage.partitions) for stage in plan.stages for worker in stage.workers]
+        for worker, names in held:
+            prices = self.prices_on(worker, plan.micro_batches)
             if any(prices[problem.position[name]] is None for name in names):
                 return False
-        workers = [worker for worker, _, _ in candidate.held]
-        place = {name: worker for worker, names in candidate.stages for name in names}
+        workers = [worker for worker, _ in held]
+        place = {name: stage.workers[0] for stage in plan.stages for name in stage.partitions}
         labels: dict[str, str] = {}
         for name, worker in place.items():
             label = problem.profile.partition[name].colocate
@@ -139,7 +156,7 @@ class BaselinePrices:
             return False
         turns = [options.order.index(worker) for worker in workers if worker in options.order]
         return (
-            all(self.may_hold(worker, names) for worker, names, _ in candidate.held)
+            all(self.may_hold(worker, names) for worker, names in held)
             and turns == sorted(turns)
             and len(set(workers)) <= (problem.options.max_workers or len(workers))
         )

@@ -11,11 +11,11 @@ from assigner.solver.baselines.blocks import least_largest_blocks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assigner.solver.baselines.placement import SimplePlacement
+    from assigner.formats.plan import Plan
     from assigner.solver.baselines.prices import BaselinePrices
 
 
-def single(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
+def single(pricing: BaselinePrices) -> Iterator[Plan]:
     """Everything on one worker; of like workers the first is enough."""
     allowed = {pricing.alike(worker): worker for worker in reversed(pricing.workers) if pricing.may_hold(worker)}
     for count in pricing.counts:
@@ -23,7 +23,7 @@ def single(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
             yield pricing.contiguous(count, [worker], [len(pricing.problem.order)])
 
 
-def equal(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
+def equal(pricing: BaselinePrices) -> Iterator[Plan]:
     """The same number of partitions for every worker in rank order; the first ones take one more."""
     workers = pricing.workers[: pricing.problem.most_workers]
     each, more = divmod(len(pricing.problem.order), len(workers))
@@ -31,7 +31,7 @@ def equal(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
         yield pricing.contiguous(count, workers, [each + (n < more) for n in range(len(workers))])
 
 
-def proportional(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
+def proportional(pricing: BaselinePrices) -> Iterator[Plan]:
     """Numbers of partitions in proportion to the speed at which each worker runs the whole model."""
     workers = pricing.workers[: pricing.problem.most_workers]
     for count in pricing.counts:
@@ -43,7 +43,7 @@ def proportional(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
             yield pricing.contiguous(count, workers, [b - a for a, b in itertools.pairwise(cuts)])
 
 
-def balanced(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
+def balanced(pricing: BaselinePrices) -> Iterator[Plan]:
     """Blocks whose largest time, as measured on the first worker, is least: blind to how fast the others are.
 
     Source: torchgpipe.balance.balance_by_time (Kim et al., arXiv 2004.09910), which measures on one device and cuts

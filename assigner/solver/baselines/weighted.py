@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assigner.solver import tuning
-from assigner.solver.baselines.placement import SimplePlacement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from assigner.formats.plan import Plan
     from assigner.schedule.cost import PartitionCost
     from assigner.solver.baselines.prices import BaselinePrices
     from assigner.solver.problem import Problem
@@ -35,7 +35,7 @@ SMALLEST = -60.0
 """Logarithm of the least probability."""
 
 
-def descent(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
+def descent(pricing: BaselinePrices) -> Iterator[Plan]:
     """One placement, found at the middle one of the micro-batch counts, for all of them."""
     import numpy as np
 
@@ -50,7 +50,7 @@ def descent(pricing: BaselinePrices) -> Iterator[SimplePlacement]:
     workers = {name: names[int(chosen[n])] for n, unit in enumerate(units) for name in unit}
     stages = _stages(pricing.problem, workers)
     for each in pricing.counts:
-        yield SimplePlacement(each, stages)
+        yield pricing.placed(each, stages)
 
 
 def _units(problem: Problem) -> list[list[str]]:
