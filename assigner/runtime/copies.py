@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from assigner.runtime.membership import Membership
     from assigner.runtime.workergroups import PendingTensor, WorkerGroup
 
-_SAMPLE = 64
+_SAMPLE = 16
 _OF_VALUES, _OF_CHANGE = 16, 1000  # times a type's resolution: what rounding explains, of values and of their change
 _MOST_OF_CHANGE = 0.125
 _AGAIN = 1.25  # times as far as before
