@@ -233,12 +233,20 @@ class Membership:
 
     def number_from(self, rank: int, number: float) -> float:
         """One rank's number, on every rank; what this one has sent has left when it returns."""
-        return self.numbers_from(rank, [number])[0]
+        return self.numbers_of({rank: [number]})[rank][0]
 
-    def numbers_from(self, rank: int, numbers: Sequence[float]) -> list[float]:
-        """One rank's numbers, on every rank, in one message, as `number_from`; every rank gives as many."""
-        found: list[float] = self.tensor_from(rank, torch.tensor(numbers, dtype=torch.float64, device="cpu")).tolist()
-        return found
+    def numbers_of(self, given: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
+        """Some ranks' numbers, on every rank, in the order given; what this one has sent has left when it returns.
+
+        Args:
+            given: By rank, the same ranks everywhere and as many numbers; the values of others do not count.
+        """
+        held = {rank: torch.tensor(each, dtype=torch.float64, device="cpu") for rank, each in given.items()}
+        if self.transport is not None:
+            for rank in sorted(held, key=lambda rank: rank != self.rank):  # nobody waits for another one's send
+                held[rank] = self.transport.share(held[rank], rank)
+            self.transport.flush()
+        return {rank: each.tolist() for rank, each in held.items()}
 
     def tensor_from(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:
         """One rank's small CPU tensor, on every rank; all give one of its shape. Else as `number_from`."""
@@ -256,11 +264,7 @@ class Membership:
         """Every rank's number, in the ranks' order, on every rank; this rank's has left when it returns."""
         if self.transport is None:
             return [number]
-        first_mine = sorted(self.ranks, key=lambda rank: rank != self.rank)  # nobody waits for a send
-        mine = torch.tensor(number, dtype=torch.float64, device="cpu")
-        found = {rank: self.transport.share(mine.clone(), rank) for rank in first_mine}
-        self.transport.flush()
-        return [float(found[rank]) for rank in sorted(found)]
+        return [found for (found,) in self.numbers_of({rank: [number] for rank in self.ranks}).values()]
 
     @property
     def ranks(self) -> range:

@@ -161,8 +161,8 @@ def shared_result(found: Mapping[int, Sequence[float]], workload: Workload, memb
         UsageError: a metric gave numbers and pairs.
     """
     numbers = nothing(workload)
-    for rank, mine in found.items():
-        numbers = added(numbers, member.numbers_from(rank, mine))
+    for of_rank in member.numbers_of(found).values():
+        numbers = added(numbers, of_rank)
     loss, weight, *rest = numbers
     size = len(MetricTotal._fields)
     made = {
