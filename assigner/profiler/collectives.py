@@ -147,13 +147,13 @@ def _measured(group: WorkerGroup, ranks: Sequence[int], options: CollectiveOptio
     sizes = sorted({element * max(1, min(size, largest) // element) for size in SIZES})
     found: list[CollectiveSweep] = []
     while True:
-        watch = StarvationWatch(torch.get_num_threads())
+        before = _starved(group)
         points = _sweep(group, sizes, options.dtype)
         steady = max(
             (each for each in points if each.sample.median <= _BUDGET_S), key=lambda each: each.size, default=points[0]
         )
         busy = _busy_share(group, _tensor(group, steady.size, options.dtype), steady.sample.median)
-        starved = _largest(group, watch.share())
+        starved = max(before, _starved(group))
         backend = "nccl" if group.direct else "gloo"
         found.append(CollectiveSweep(tuple(ranks), points, backend, busy, starved))
         if len(found) >= tries or starved < DISTURBED:
@@ -207,6 +207,15 @@ def _busy_share(group: WorkerGroup, buffer: torch.Tensor, seconds: float) -> flo
 
     lost = [lost_s(work, stream, lambda: _meet(group)) / count for _ in range(_BLOCKS)]
     return _largest(group, share_of(lost, seconds))
+
+
+def _starved(group: WorkerGroup) -> float:
+    """What others have of the member that loses most, while all compute: in an all-reduce its own threads queue."""
+    work = ComputeLoad(group.device)
+    _meet(group)
+    watch = StarvationWatch(torch.get_num_threads())
+    work.alone()
+    return _largest(group, watch.share())
 
 
 def _meet(group: WorkerGroup) -> None:
