@@ -35,6 +35,7 @@ _BUDGET_S = 0.2  # per size, past the fewest samples; workers compute beside the
 _FEWEST, _MOST = 3, 30
 _SPACING = 2.0  # while workers compute, all-reduces start so many of their own times apart
 _STREAM_S = 0.1  # of one block of them
+_PERIODS = 5  # of a quota, which may have been used up when computing begins
 _BLOCKS = 3  # the median of the blocks counts
 _TRIES = 2  # of a set whose workers other programs disturb
 _MEMORY_SHARE = 8  # a tensor takes no more than this part of the smallest worker's memory
@@ -147,13 +148,12 @@ def _measured(group: WorkerGroup, ranks: Sequence[int], options: CollectiveOptio
     sizes = sorted({element * max(1, min(size, largest) // element) for size in SIZES})
     found: list[CollectiveSweep] = []
     while True:
-        before = _starved(group)
+        starved = _starved(group)
         points = _sweep(group, sizes, options.dtype)
         steady = max(
             (each for each in points if each.sample.median <= _BUDGET_S), key=lambda each: each.size, default=points[0]
         )
         busy = _busy_share(group, _tensor(group, steady.size, options.dtype), steady.sample.median)
-        starved = max(before, _starved(group))
         backend = "nccl" if group.direct else "gloo"
         found.append(CollectiveSweep(tuple(ranks), points, backend, busy, starved))
         if len(found) >= tries or starved < DISTURBED:
@@ -214,7 +214,8 @@ def _starved(group: WorkerGroup) -> float:
     work = ComputeLoad(group.device)
     _meet(group)
     watch = StarvationWatch(torch.get_num_threads())
-    work.alone()
+    for _ in range(_PERIODS):
+        work.alone()
     return _largest(group, watch.share())
 
 
