@@ -182,7 +182,7 @@ class PartitionBench:
         for value in self.reads[micro_batch]:
             value.grad = None
         place = ForwardPlace(0, 0, micro_batch)
-        self.runner.backward_input(place, self.reads[micro_batch], self.sizes, self.gradients)
+        self.runner.backward(place, self.reads[micro_batch], self.sizes, self.gradients, split=True)
 
     def backward_weight(self, micro_batch: int) -> None:
         """Run the weight part; the input part has run."""

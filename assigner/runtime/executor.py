@@ -392,10 +392,7 @@ class Executor:
         ]
         place = self._place(micro_batch)
         reads, sizes = self._inputs(runner, micro_batch) if runner.recomputes(place) else ([], [])
-        if whole:
-            runner.backward(place, reads, sizes, gradients)
-        else:
-            runner.backward_input(place, reads, sizes, gradients)
+        runner.backward(place, reads, sizes, gradients, split=not whole)
         step = self._stepped
         for value in piece.reads:
             if value.partition and not self.graph.values[value].gradient:  # else it goes with its gradient

@@ -181,67 +181,21 @@ class PartitionRunner:
         reads: Sequence[torch.Tensor],
         sizes: Sequence[Any],
         output_gradients: Sequence[torch.Tensor | None],
+        *,
+        split: bool = False,
     ) -> None:
         """Run the backward of one micro-batch; gradients land in the parameters and in the leaves that were read.
 
         Args:
             place: As in the forward.
-            reads: As in the forward; only one that recomputes looks at them.
+            reads: As in the forward; only one that recomputes looks at them, and one that is put off keeps them.
             sizes: Likewise.
             output_gradients: For each output its gradient; None: nobody used it (the loss has none and needs none).
+            split: Its input part alone: what was read has its gradients then, and `backward_weight` does the rest.
         """
-        self._backward(place, reads, sizes, output_gradients, split=False)
-
-    def backward_input(
-        self,
-        place: ForwardPlace,
-        reads: Sequence[torch.Tensor],
-        sizes: Sequence[Any],
-        output_gradients: Sequence[torch.Tensor | None],
-    ) -> None:
-        """Run the input part of a backward: what was read has its gradients then.
-
-        Args:
-            place: As in the forward.
-            reads: As of `backward`; one that is put off keeps them.
-            sizes: Likewise.
-            output_gradients: As of `backward`.
-        """
-        if self.differentiates:
-            self._backward(place, reads, sizes, output_gradients, split=True)
-        else:
+        if split and not self.differentiates:
             self._rests[place.micro_batch] = _Postponed(reads, sizes, output_gradients)
-
-    def backward_weight(self, place: ForwardPlace) -> None:
-        """Run the weight part, behind the input part; all parameters have their gradients then."""
-        rest = self._rests.pop(place.micro_batch, None)
-        if isinstance(rest, _Postponed):
-            self._backward(place, *rest, split=False)
-        elif rest is not None:
-            with as_they_were(rest.held), self._checked(place, bool(rest.held)):
-                rest.part.run()
-
-    def waiting(self, place: ForwardPlace) -> tuple[list[torch.Tensor], bool]:
-        """The tensors that the weight part of a backward needs, as far as the input part knows of them.
-
-        Returns:
-            They, and whether the whole graph is there too.
-        """
-        rest = self._rests.get(place.micro_batch)
-        if isinstance(rest, _Postponed):
-            return [each for each in rest.output_gradients if each is not None], not self.recomputes(place)
-        return ([], False) if rest is None else (rest.part.tensors(), bool(rest.part.edges))
-
-    def _backward(
-        self,
-        place: ForwardPlace,
-        reads: Sequence[torch.Tensor],
-        sizes: Sequence[Any],
-        output_gradients: Sequence[torch.Tensor | None],
-        *,
-        split: bool,
-    ) -> None:
-        """A backward, or its input part."""
+            return
         graph, start = self._graphs.pop(place.micro_batch, None), self._starts.pop(place.micro_batch, None)
         if graph is not None:
             with as_they_were(graph.held) if graph.held else _NOTHING, self._checked(place, bool(graph.held)):
@@ -256,6 +210,26 @@ class PartitionRunner:
                 graph = _Graph(self._roots(outputs), held, is_hooked=hooks_so_far() != hooks)
                 with self._unchanged_by_backward():
                     self._differentiate(place, graph, output_gradients, split=split)
+
+    def backward_weight(self, place: ForwardPlace) -> None:
+        """Run the weight part, behind the input part; all parameters have their gradients then."""
+        rest = self._rests.pop(place.micro_batch, None)
+        if isinstance(rest, _Postponed):
+            self.backward(place, *rest)
+        elif rest is not None:
+            with as_they_were(rest.held), self._checked(place, bool(rest.held)):
+                rest.part.run()
+
+    def waiting(self, place: ForwardPlace) -> tuple[list[torch.Tensor], bool]:
+        """The tensors that the weight part of a backward needs, as far as the input part knows of them.
+
+        Returns:
+            They, and whether the whole graph is there too.
+        """
+        rest = self._rests.get(place.micro_batch)
+        if isinstance(rest, _Postponed):
+            return [each for each in rest.output_gradients if each is not None], not self.recomputes(place)
+        return ([], False) if rest is None else (rest.part.tensors(), bool(rest.part.edges))
 
     def _checked(self, place: ForwardPlace, is_held: bool) -> contextlib.AbstractContextManager[None]:
         """Look whether a backward changes tensors, where that would be lost."""
