@@ -15,6 +15,8 @@ class Case:
         cluster: A file of examples/clusters without its ending; empty: plain local ranks.
         ranks: How many workers.
         steps: Steps of one run, the two that warm up among them.
+        busy: Of so many cores another program takes its part while the plans are trained.
+        plans: The plans by name; empty: all.
     """
 
     model: str
@@ -22,11 +24,13 @@ class Case:
     cluster: str = ""
     ranks: int = 2
     steps: int = 10
+    busy: float = 0.0
+    plans: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """The case as one word."""
-        return f"{self.cluster or 'local'}-{self.model}"
+        return f"{self.cluster or ('busy' if self.busy else 'local')}-{self.model}"
 
 
 MODELS = {
@@ -42,4 +46,7 @@ CASES = (
     Case("gpt", MODELS["gpt"], "racks4", 4),
     Case("clicks", MODELS["clicks"], "racks4", 4),
     Case("gpt", "examples/gpt.py:workload(width=384,context=128,blocks=8)", "smallmem3", 3, steps=6),
+    Case("resnet", MODELS["resnet"], "ladder5", 5),
+    Case("gpt", MODELS["gpt"], "thinwires4", 4),
+    Case("gpt", MODELS["gpt"], steps=14, busy=0.5, plans=("solved", "one worker a stage", "interleaved")),
 )

@@ -1,4 +1,4 @@
-"""The plans of a case: solved ones and bad ones, two schedules, with and without recomputing, several micro-batches."""
+"""The plans of a case: solved ones and bad ones, every schedule, shared stages, with and without recomputing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,31 @@ from assigner.schedule.simulate import overfull, priced
 from assigner.solver import SolveOptions, solve, solve_baseline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from assigner.formats.profile import Profile
 
 
-def make_plans(profile: Profile) -> dict[str, Plan]:
-    """The plans by name, each priced with the profile; those that do not fit its memory are left out."""
-    return dict(_made(profile))
+def make_plans(profile: Profile, wanted: Collection[str] = ()) -> dict[str, Plan]:
+    """The plans by name, each priced with the profile; those that do not fit its memory, or are there, are left out.
+
+    Args:
+        profile: Of the case.
+        wanted: The plans' names; empty: all.
+    """
+    found: dict[str, Plan] = {}
+    for name, plan in _made(profile):
+        same = next((other for other, each in found.items() if _steps(each) == _steps(plan)), None)
+        if same is None and (name in wanted or not wanted):
+            found[name] = plan
+        elif same is not None:
+            print(f"plan {name!r} is plan {same!r}")
+    return found
+
+
+def _steps(plan: Plan) -> tuple[object, ...]:
+    """What a plan does."""
+    return plan.schedule, plan.micro_batch_size, plan.stages, plan.orders
 
 
 def _made(profile: Profile) -> Iterator[tuple[str, Plan]]:
@@ -29,24 +46,23 @@ def _made(profile: Profile) -> Iterator[tuple[str, Plan]]:
         "remat all": SolveOptions(schedule="gpipe", remat="always"),
         "remat none, M=4": SolveOptions(schedule="gpipe", remat="never", micro_batches=4),
         "1f1b, M=16": SolveOptions(schedule="1f1b", remat="never", micro_batches=16),
+        "one worker a stage": SolveOptions(schedule="one-stage", max_replicas=1),
+        "interleaved": SolveOptions(schedule="interleaved", max_replicas=1),
+        "listed": SolveOptions(schedule="listed", max_replicas=1),
     }
     for name, options in asked.items():
         try:
             yield name, solve(profile, options).plan
         except AssignerError as error:
             print(f"no plan {name!r}: {error.message}")
-    for name, made in (("equal", _equal), ("skewed", _skewed)):
-        plan = made(profile)
-        if plan is not None:
-            yield name, plan
-
-
-def _equal(profile: Profile) -> Plan | None:
-    try:
-        return solve_baseline(profile, "equal")
-    except AssignerError as error:
-        print(f"no plan 'equal': {error.message}")
-        return None
+    for name, baseline in (("equal", "equal"), ("data parallel", "data-parallel-by-speed")):
+        try:
+            yield name, solve_baseline(profile, baseline)
+        except AssignerError as error:
+            print(f"no plan {name!r}: {error.message}")
+    plan = _skewed(profile)
+    if plan is not None:
+        yield "skewed", plan
 
 
 def _skewed(profile: Profile) -> Plan | None:

@@ -2,7 +2,7 @@
 
     python benchmarks/prediction/run.py --out /tmp/prediction
 
-For each case: profile the model on its workers, make six plans, train under each in turn, compare with the traces.
+For each case: profile the model on its workers, make ten plans, train under each in turn, compare with the traces.
 `--only mixed3` runs the cases whose name holds the word, `--keep-profiles` measures nothing that is in --out already.
 The cases of the lab need root. The machine must have nothing else to do: the hosts' CPU shares must be theirs.
 """
@@ -10,10 +10,12 @@ The cases of the lab need root. The machine must have nothing else to do: the ho
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cases import CASES, Case
 from plans import make_plans
@@ -21,6 +23,9 @@ from table import compared, markdown, summary
 
 from assigner.formats.plan import save_plan
 from assigner.formats.profile import load_profile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -42,6 +47,22 @@ def on_workers(case: Case, *command: str) -> None:
     subprocess.run([*start, BIN / command[0], *command[1:]], check=True, cwd=ROOT, env=environment)
 
 
+@contextlib.contextmanager
+def occupied(cores: float) -> Iterator[None]:
+    """Meanwhile another program is busy for this share of the time, 50 ms at once."""
+    if not cores:
+        yield
+        return
+    rest = 0.05 * (1 / cores - 1)
+    lines = ["import time", "while True:", " t = time.perf_counter() + 0.05", " while time.perf_counter() < t: pass"]
+    other = subprocess.Popen([sys.executable, "-c", "\n".join([*lines, f" time.sleep({rest})"])])
+    try:
+        yield
+    finally:
+        other.kill()
+        other.wait()
+
+
 def run(case: Case, out: Path, *, rounds: int, keep_profiles: bool) -> None:
     """Profile, plan and train one case; everything goes into its folder."""
     out.mkdir(parents=True, exist_ok=True)
@@ -50,11 +71,12 @@ def run(case: Case, out: Path, *, rounds: int, keep_profiles: bool) -> None:
         ranks = () if case.cluster else ("--workers", str(case.ranks))
         on_workers(case, "assigner", "profile", case.entry, "-o", str(path), "--force", *ranks)
     plans = {}
-    for name, plan in make_plans(load_profile(path)).items():
+    for name, plan in make_plans(load_profile(path), case.plans).items():
         plans[name] = out / f"{name.replace(' ', '-').replace(',', '')}.json"
         save_plan(plan, plans[name], force=True)
     flags = ["--out", str(out), "--rounds", str(rounds), "--steps", str(case.steps)]
-    on_workers(case, str(TRIAL), *flags, case.entry, *map(str, plans.values()))
+    with occupied(case.busy):
+        on_workers(case, str(TRIAL), *flags, case.entry, *map(str, plans.values()))
     (out / "plans.txt").write_text("".join(f"{name}\t{path.name}\n" for name, path in plans.items()))
 
 
@@ -62,12 +84,12 @@ def main() -> None:
     """Run the cases, print the tables, and write them to RESULTS.md in --out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default="", help="a word of the cases' names")
+    parser.add_argument("--only", nargs="*", default=[""], help="words: the cases with one of them in their names")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--keep-profiles", action="store_true")
     parser.add_argument("--no-run", action="store_true", help="print the tables of what is in --out already")
     args = parser.parse_args()
-    cases = [case for case in CASES if args.only in case.name]
+    cases = [case for case in CASES if any(word in case.name for word in args.only)]
     rows = []
     for case in cases:
         folder = args.out.resolve() / case.name

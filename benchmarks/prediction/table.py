@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assigner.formats.plan import load_plan
+from assigner.formats.profile import load_profile
 from assigner.formats.trace import load_trace
+from assigner.validation.comparison import agree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
     from cases import Case
 
     from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
     from assigner.formats.trace import Trace
+
+MOST_STAGES = 6  # more are counted alone
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Row:
         plan: The plan's name.
         shape: Schedule, micro-batches and partitions of each stage.
         predicted_s: The step.
+        paced_s: The step as predicted for the machines as fast as they were in the runs; None: nobody looked.
         steps_s: The steps as they were measured, over all rounds.
         peaks: By worker, the predicted and the measured peak.
     """
@@ -37,6 +43,7 @@ class Row:
     plan: str
     shape: str
     predicted_s: float
+    paced_s: float | None
     steps_s: tuple[float, ...]
     peaks: dict[str, tuple[float, float]]
 
@@ -64,18 +71,23 @@ class Row:
 
 def compared(case: Case, folder: Path) -> list[Row]:
     """The rows of a case, from the plans and traces in its folder."""
-    rows = []
+    rows, profile = [], load_profile(folder / "profile.json")
     for line in (folder / "plans.txt").read_text().splitlines():
         name, file = line.split("\t")
         plan = load_plan(folder / file)
         traces = [load_trace(path) for path in sorted(folder.glob(f"{file.removesuffix('.json')}-*.trace.json"))]
-        rows.append(_row(case.name, name, plan, traces))
+        rows.append(_row(case.name, name, plan, traces, profile))
     return rows
 
 
-def _row(case: str, name: str, plan: Plan, traces: Sequence[Trace]) -> Row:
+def _row(case: str, name: str, plan: Plan, traces: Sequence[Trace], profile: Profile) -> Row:
     assert plan.predicted is not None
-    stages = " ".join(f"{stage.worker.split('/')[0].split(':')[1]}:{len(stage.partitions)}" for stage in plan.stages)
+    rank = {worker: str(n) for n, worker in enumerate(profile.worker)}
+    stages = " ".join(
+        f"{'+'.join(rank[worker] for worker in stage.workers)}:{len(stage.partitions)}" for stage in plan.stages
+    )
+    if len(plan.stages) > MOST_STAGES:
+        stages = f"{len(plan.stages)} stages on {', '.join(rank[worker] for worker in plan.workers)}"
     again = sum(len(stage.rematerialise) for stage in plan.stages)
     shape = f"{plan.schedule} M={plan.micro_batches} {stages}" + (f" remat {again}" if again else "")
     measured = {
@@ -84,8 +96,10 @@ def _row(case: str, name: str, plan: Plan, traces: Sequence[Trace]) -> Row:
         )
         for worker in plan.predicted.workers
     }
+    paced = [found for trace in traces if (found := agree(plan, profile, trace).paced_s) is not None]
     return Row(
-        case, name, shape, plan.predicted.step_s, tuple(second for trace in traces for second in trace.step_s),
+        case, name, shape, plan.predicted.step_s, statistics.median(paced) if paced else None,
+        tuple(second for trace in traces for second in trace.step_s),
         {worker.worker: (worker.peak_bytes, measured[worker.worker]) for worker in plan.predicted.workers},
     )  # fmt: skip
 
@@ -98,14 +112,25 @@ def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
 
 def markdown(rows: Sequence[Row]) -> str:
     """A table, a row for each plan."""
-    heads = ["case", "plan", "schedule, M, stages (worker:partitions)", "predicted ms", "measured ms", "IQR", "error"]
+    heads = [
+        "case",
+        "plan",
+        "schedule, M, stages (worker:partitions)",
+        "predicted ms",
+        "measured ms",
+        "IQR",
+        "error",
+        "at the machine's pace",
+    ]
+    heads += ["at the machine's pace"]
     heads += ["peak MiB by worker, predicted / measured", "lowest"]
-    lines = [f"| {' | '.join(heads)} |", "| --- | --- | --- | ---: | ---: | ---: | ---: | --- | ---: |"]
+    lines = [f"| {' | '.join(heads)} |", f"| --- | --- | --- |{' ---: |' * 5} --- | ---: |"]
     for row in rows:
+        paced = "" if row.paced_s is None else f"{row.paced_s / row.measured_s - 1:+.1%}"
         peaks = ", ".join(f"{a / 2**20:.0f} / {b / 2**20:.0f}" for a, b in row.peaks.values())
         lines.append(
             f"| {row.case} | {row.plan} | {row.shape} | {1e3 * row.predicted_s:.0f} | {1e3 * row.measured_s:.0f}"
-            f" | {row.spread:.0%} | {row.error:+.1%} | {peaks} | {row.least_memory_error:+.0%} |"
+            f" | {row.spread:.0%} | {row.error:+.1%} | {paced} | {peaks} | {row.least_memory_error:+.0%} |"
         )
     return "\n".join(lines) + "\n"
 
