@@ -43,9 +43,9 @@ def _steps(plan: Plan) -> tuple[object, ...]:
 def _made(profile: Profile) -> Iterator[tuple[str, Plan]]:
     asked = {
         "solved": SolveOptions(),
-        "remat all": SolveOptions(schedule="gpipe", remat="always"),
-        "remat none, M=4": SolveOptions(schedule="gpipe", remat="never", micro_batches=4),
-        "1f1b, M=16": SolveOptions(schedule="1f1b", remat="never", micro_batches=16),
+        "remat all": SolveOptions(schedule="gpipe", remat="always", max_replicas=1),
+        "remat none, M=4": SolveOptions(schedule="gpipe", remat="never", micro_batches=4, max_replicas=1),
+        "1f1b, M=16": SolveOptions(schedule="1f1b", remat="never", micro_batches=16, max_replicas=1),
         "one worker a stage": SolveOptions(schedule="one-stage", max_replicas=1),
         "interleaved": SolveOptions(schedule="interleaved", max_replicas=1),
         "listed": SolveOptions(schedule="listed", max_replicas=1),

@@ -112,18 +112,8 @@ def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
 
 def markdown(rows: Sequence[Row]) -> str:
     """A table, a row for each plan."""
-    heads = [
-        "case",
-        "plan",
-        "schedule, M, stages (worker:partitions)",
-        "predicted ms",
-        "measured ms",
-        "IQR",
-        "error",
-        "at the machine's pace",
-    ]
-    heads += ["at the machine's pace"]
-    heads += ["peak MiB by worker, predicted / measured", "lowest"]
+    heads = ["case", "plan", "schedule, M, stages (worker:partitions)", "predicted ms", "measured ms", "IQR", "error"]
+    heads += ["at the machine's pace", "peak MiB by worker, predicted / measured", "lowest"]
     lines = [f"| {' | '.join(heads)} |", f"| --- | --- | --- |{' ---: |' * 5} --- | ---: |"]
     for row in rows:
         paced = "" if row.paced_s is None else f"{row.paced_s / row.measured_s - 1:+.1%}"
