@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.solver.fleet.path_program import KindPipeline, KindStage
+from assigner.solver.fleet.path_program import KindPipeline, KindStage, ServerPrices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,23 +34,23 @@ class FixedOrder:
         self._paths, self._rows = paths, [paths.row[group] for group in groups]
         links, n = paths.fleet.links, paths.fleet.n
         self._hops = [
-            tuple(seconds[links.type_of, left, right] for seconds in (links.forward, links.backward))
+            ServerPrices(forward + backward, forward, backward)
             for left, right in itertools.pairwise(groups)
+            for forward, backward in [[each[links.type_of, left, right] for each in (links.forward, links.backward)]]
         ]
         self._ends = np.minimum(np.arange(n)[:, None] + 1 + np.arange(paths.prices.table.longest)[None, :], n)
         self._busier = _busier(paths, self._rows, groups)
 
-    def _servers(self, at: int) -> tuple[Floats, Floats]:
-        """Stage `at` as a server, forward and backward: [first, length - 1]."""
+    def _servers(self, at: int) -> ServerPrices:
+        """Stage `at`: [first, length - 1]."""
         stages, row = self._paths.real.stages, self._rows[at]
-        if self._busier is None:
-            return stages.forward[row], stages.backward[row]
-        left, right = self._busier[at]
-        forward, backward = (
-            seconds[row] + left[way][:, None] + right[way][self._ends]
-            for way, seconds in enumerate((stages.forward, stages.backward))
-        )
-        return forward, backward
+        forward, backward = stages.forward[row], stages.backward[row]
+        if self._busier is not None:
+            forward, backward = (
+                seconds + left[:, None] + right[self._ends]
+                for seconds, left, right in zip((forward, backward), *self._busier[at], strict=True)
+            )
+        return ServerPrices(stages.seconds[row], forward, backward)
 
     def least(self, limit_f: float, limit_b: float) -> KindPipeline | None:
         """The cuts with the least sum of which no server is above its limit; None: there are none.
@@ -62,18 +62,12 @@ class FixedOrder:
         behind[n] = 0.0
         taken: list[NDArray[np.int64]] = []
         for at in range(len(self._rows) - 1, -1, -1):
-            forward, backward = self._servers(at)
-            cost = np.where(
-                (forward <= limit_f) & (backward <= limit_b), self._paths.real.stages.seconds[self._rows[at]], np.inf
-            )
-            ways = cost + behind[self._ends]
+            ways = self._servers(at).within(limit_f, limit_b) + behind[self._ends]
             taken.append(np.argmin(ways, axis=1))
             behind = np.full(n + 1, np.inf)
             behind[:n] = ways[np.arange(n), taken[-1]]
             if at:
-                forward, backward = self._hops[at - 1]
-                fits = (forward <= limit_f) & (backward <= limit_b)
-                behind[:n] += np.where(fits, forward + backward, np.inf)
+                behind[:n] += self._hops[at - 1].within(limit_f, limit_b)
         if not np.isfinite(behind[0]):
             return None
         steps, i = [], 0
@@ -84,14 +78,15 @@ class FixedOrder:
 
     def seconds(self, found: KindPipeline) -> float:
         """The step time of these cuts."""
-        slowest = [0.0, 0.0]
+        slowest = []
         for at, step in enumerate(found.steps):
-            own = (float(each[step.first, step.length - 1]) for each in self._servers(at))
-            slowest = [max(pair) for pair in zip(slowest, own, strict=True)]
-        for number, hop in enumerate(self._hops):
-            first = found.steps[number + 1].first
-            slowest = [max(each, float(seconds[first])) for each, seconds in zip(slowest, hop, strict=True)]
-        return found.seconds + self._paths.fleet.more * sum(slowest)
+            own = self._servers(at)
+            slowest.append((own.forward[step.first, step.length - 1], own.backward[step.first, step.length - 1]))
+        slowest += [
+            (hop.forward[step.first], hop.backward[step.first])
+            for hop, step in zip(self._hops, found.steps[1:], strict=True)
+        ]
+        return found.seconds + self._paths.fleet.more * float(np.max(slowest, axis=0).sum())
 
 
 def _busier(

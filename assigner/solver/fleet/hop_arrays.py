@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.schedule.cost import message_s
-from assigner.solver.fleet.path_program import BoundaryPrices
+from assigner.solver.fleet.path_program import ServerPrices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,7 +94,7 @@ class HopArrays:
             self._swept[key] = messages_s(link.points, self._lengths)
         return self._swept[key]
 
-    def between(self, kinds: Sequence[WorkerKind], *, where: Flags | None = None) -> BoundaryPrices:
+    def between(self, kinds: Sequence[WorkerKind], *, where: Flags | None = None) -> ServerPrices:
         """The least between two kinds, by position.
 
         Args:
@@ -108,7 +108,7 @@ class HopArrays:
                 [[seen[:, one.groups][:, :, other.groups].min(axis=(1, 2)) for other in kinds] for one in kinds]
             )
             found.append(least.transpose(2, 0, 1)[self.type_of])
-        return BoundaryPrices(*found)
+        return ServerPrices(found[0] + found[1], *found)
 
     def busy(self, kinds: Sequence[WorkerKind]) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """The least seconds that messages keep a stage busy, whoever is at their other end.

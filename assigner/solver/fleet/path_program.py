@@ -32,33 +32,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class BoundaryPrices:
-    """What a message between two kinds takes at least: arrays [position, left kind, right kind], inf: no link.
-
-    Args:
-        forward: Seconds of the activations.
-        backward: Seconds of the gradients.
-    """
-
-    forward: Floats
-    backward: Floats
-
-    @property
-    def total(self) -> Floats:
-        """Both together."""
-        return self.forward + self.backward
-
-    def within(self, limit_f: float, limit_b: float) -> Floats:
-        """Both together; inf where one is above its limit."""
-        return np.where((self.forward <= limit_f) & (self.backward <= limit_b), self.total, np.inf)
-
-
-@dataclass(frozen=True)
 class ServerPrices:
-    """Prices of segments: arrays [kind, first, length - 1], inf: there is none.
+    """Prices of segments or of messages, inf: there is none.
+
+    Segments: arrays [kind, first, length - 1]. Messages, at their least: [position, left kind, right kind].
 
     Args:
-        seconds: What a segment adds to the sum.
+        seconds: What it adds to the sum.
         forward, backward: What it is as a server.
     """
 
@@ -117,8 +97,8 @@ class PathProgram:
     """
 
     def __init__(
-        self, counts: Sequence[int], *, most: int, work: WorkSplit, between: BoundaryPrices,
-        inside: BoundaryPrices | None = None, hosts: Sequence[tuple[int, ...]] = (), toll: float = 0.0,
+        self, counts: Sequence[int], *, most: int, work: WorkSplit, between: ServerPrices,
+        inside: ServerPrices | None = None, hosts: Sequence[tuple[int, ...]] = (), toll: float = 0.0,
     ) -> None:  # fmt: skip
         self._kinds, self._work = len(counts), work
         self._between, self._inside = between, inside
@@ -148,7 +128,7 @@ class PathProgram:
         return np.array([number[k, rest] for k in after]), np.array(after)
 
     @property
-    def boundaries(self) -> tuple[BoundaryPrices, ...]:
+    def boundaries(self) -> tuple[ServerPrices, ...]:
         """All messages that may be part of a path."""
         return (self._between,) if self._inside is None else (self._between, self._inside)
 

@@ -152,7 +152,7 @@ def _sweep(fleet: KindRelaxation) -> PathProgram:
     counts, most = [kind.count for kind in kinds], instance.problem.most_workers
     every = links.between(kinds)
     inside, between = (links.between(kinds, where=where) for where in (links.same_host, links.apart))
-    if not (links.same_host | links.apart).all() or not (between.total > inside.total).any():
+    if not (links.same_host | links.apart).all() or not (between.seconds > inside.seconds).any():
         return PathProgram(counts, most=most, work=fleet.work, between=every)
     worker = instance.problem.profile.worker
     hosts: dict[str, list[int]] = {}
@@ -164,6 +164,6 @@ def _sweep(fleet: KindRelaxation) -> PathProgram:
     visits = PathProgram(counts, most=most, work=fleet.work, between=between, inside=inside, hosts=each_host)
     if visits.states * fleet.n <= tuning.VISIT_STATES:
         return visits
-    some = np.isfinite(between.total[1:])
-    toll = float(np.min((between.total[1:] - every.total[1:])[some], initial=np.inf)) if some.any() else 0.0
+    some = np.isfinite(between.seconds[1:])
+    toll = float(np.min((between.seconds[1:] - every.seconds[1:])[some], initial=np.inf)) if some.any() else 0.0
     return PathProgram(counts, most=most, work=fleet.work, between=every, hosts=each_host, toll=max(0.0, toll))
