@@ -85,12 +85,28 @@ def allowed_share(threads: int, ranks: int | None = None) -> float:
         threads: Compute threads of each rank.
         ranks: Ranks on this host; None: as the launcher says.
     """
-    if ranks is None:
-        place = launched()
-        ranks = (place.local_ranks or 1) if place else 1
+    return min(1.0, _cores() / (threads * (_local_ranks() if ranks is None else ranks)))
+
+
+def spare_cores(threads: int) -> float:
+    """Cores that affinity and quota leave this host beside its ranks' compute threads; below 0: they lack some.
+
+    Args:
+        threads: Compute threads of each rank.
+    """
+    return _cores() - threads * _local_ranks()
+
+
+def _cores() -> float:
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     limit = core_limit()
-    return min(1.0, (cores if limit is None else min(cores, limit)) / (threads * ranks))
+    return cores if limit is None else min(cores, limit)
+
+
+def _local_ranks() -> int:
+    """As the launcher says."""
+    place = launched()
+    return (place.local_ranks or 1) if place else 1
 
 
 def starved_share(before: ProcessorTime, after: ProcessorTime, *, allowed: float) -> float:

@@ -1,163 +1,167 @@
 """What messages cost the computing of the workers that send and receive them.
 
-Each end computes in small pieces, first alone, then with messages passing at half of the link's rate or less, and alone
-again. Messages are handed over and taken in between two pieces, as the runtime does it: receives are posted ahead, and
-a send is waited for by a thread. A message's cost is the computing time that went missing.
+Each end computes, as in training, and now and then hands over or takes in a message, as the runtime does it: receives
+are posted ahead, and threads carry the messages. On a CPU a message's cost is processor time: what the process has had
+of all its threads, less what the computing had of its own. It goes missing where the computing uses all cores that the
+worker has; a core beside them carries messages for nothing. That time is known to the microsecond for each message,
+however slow the computing is just now, and whatever else the machine does: of some messages the median counts. (The
+interrupts of a network card are not in it.) On a GPU, which no processor time tells of, it is the computing that went
+missing, against the pieces that it computes alone.
 
-Messages are no closer together than actions are in training, and the pieces walk through more memory than a core's
-caches hold: handling a message then finds threads asleep, and neither its code nor its data in the caches. (Processor
-time of two ranks on two cores for a message of 1 to 384 KiB: every 0.3 ms 0.05 to 0.16 ms at the sender and 0.1 at the
-receiver, every 2 ms 0.14 to 0.28 and 0.23 to 0.35.)
+Messages are as far apart as actions are in training, and the pieces walk through more memory than a core's caches hold:
+handling a message then finds threads asleep, and neither its code nor its data in the caches. (Two ranks on two cores,
+a message of 1 or 384 KiB: every 2 ms 0.05 or 0.16 ms of the sender's processor time, every 12 ms 0.2 or 0.3.)
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
-import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
-from assigner.runtime.sending import LostConnectionError
+from assigner.machine.starvation import spare_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+    from types import TracebackType
 
     from assigner.profiler.lane import Lane
 
-_ALONE_S = 0.1
-_STREAM_S = 0.25  # of one block of messages
-_MOST_BLOCKS, _FEWEST_BLOCKS, _BLOCKS_S = 3, 2, 1.0  # the median of the blocks counts
-_FEWEST, _MOST = 2, 1000  # messages in a block
-_SPACING, _LEAST_SPACING_S = 2.0, 2e-3  # messages start so many of their own times apart, and no less than an action
-_LATE_S = 0.02  # a message is taken in so long, and two spacings, after it was due to leave: by then it is there
+_ACTION_S = 1e-2  # of computing between two messages
+_SPACING = 2.0  # messages start so many of their own times apart or more: one is there before the next but one
+_STREAM_S = 0.3  # of messages of one size
+_FEWEST, _MOST = 5, 30
+_WARM_UP_S, _ALONE_S, _ALONE = 0.02, 1e-2, 9
+_AHEAD = 3  # receives that are posted
 _WIDTH = 96
 _PIECES, _PIECE_BYTES = 128, 1 << 17  # of memory that is walked through; much less would stay in a core's caches
 
 
 def send_busy(lane: Lane, target: int, size: int, seconds: float) -> tuple[float, float]:
-    """The source's side: stream messages of `size` bytes, each `seconds` long.
+    """The source's side: messages of `size` bytes, each `seconds` long.
 
     Returns:
         Seconds of computing that a message costs the source and the target.
     """
-    spacing = _spacing(seconds)
+    spacing = max(_SPACING * seconds, _ACTION_S)
     count = max(_FEWEST, min(_MOST, int(_STREAM_S / spacing)))
-    blocks = max(_FEWEST_BLOCKS, min(_MOST_BLOCKS, int(_BLOCKS_S / (count * spacing))))
-    for number in (size, seconds, count, blocks):
+    for number in (size, spacing, count):
         lane.tell(target, number)
-    buffer, work = lane.buffer(size), ComputeLoad(lane.device)
-
-    def stream() -> tuple[int, float]:
-        begin, runs = time.perf_counter(), 0
-        for n in range(count):
-            runs += work.until(begin + n * spacing)
-            lane.send(target, buffer)
-        lost: list[LostConnectionError] = []
-
-        def leave() -> None:
-            try:
-                lane.flush()
-            except LostConnectionError as error:
-                lost.append(error)
-
-        leaving = threading.Thread(target=leave, name="assigner-leaving")
-        leaving.start()
-        while leaving.is_alive():
-            runs += work.run()
-        if lost:
-            raise lost[0]
-        return runs, time.perf_counter() - begin
-
-    lost = [lost_s(work, stream, lambda: lane.ask(target)) / count for _ in range(blocks)]
-    return _middle(lost), lane.ask(target)
-
-
-def _spacing(seconds: float) -> float:
-    """How far apart messages of so many seconds start."""
-    return max(_SPACING * seconds, _LEAST_SPACING_S)
-
-
-def _middle(lost: Sequence[float]) -> float:
-    """The median of some losses; below zero it is noise."""
-    return max(0.0, statistics.median(lost))
+    buffer = lane.buffer(size)
+    with ComputeLoad(lane.device) as work:
+        work.alone()
+        lane.ask(target)
+        lost = work.lost_s(count, spacing, lambda: lane.send(target, buffer))
+    lane.flush()
+    return lost, lane.ask(target)
 
 
 def answer_busy(lane: Lane, source: int) -> None:
     """The target's side of `send_busy`."""
-    size, seconds, count, blocks = int(lane.ask(source)), lane.ask(source), int(lane.ask(source)), int(lane.ask(source))
-    work, spacing = ComputeLoad(lane.device), _spacing(seconds)
-    late = _LATE_S + 2 * spacing
-    ahead = min(count, 2 + int(late / spacing))
+    size, spacing, count = int(lane.ask(source)), lane.ask(source), int(lane.ask(source))
+    left = count
 
-    def stream() -> tuple[int, float]:
-        begin, runs = time.perf_counter(), 0
-        for n in range(count):
-            runs += work.until(begin + n * spacing + late)
-            if n + ahead < count:
-                lane.post(source, size)
-            begin += _waited_s(lambda: lane.receive(source))
-        return runs, time.perf_counter() - begin
+    def take() -> None:
+        nonlocal left
+        lane.receive(source)
+        left -= 1
+        if left >= _AHEAD:
+            lane.post(source, size)
 
-    def ready() -> None:
-        for _ in range(ahead):
+    with ComputeLoad(lane.device) as work:
+        work.alone()
+        for _ in range(min(count, _AHEAD)):
             lane.post(source, size)
         lane.tell(source, 0.0)
-
-    lost = [lost_s(work, stream, ready) / count for _ in range(blocks)]
-    lane.tell(source, _middle(lost))
-
-
-def _waited_s(take: Callable[[], object]) -> float:
-    """Seconds of a call in which this thread did nothing: a late message costs its receiver time, but no computing."""
-    begin, worked = time.perf_counter(), time.thread_time()
-    take()
-    return max(0.0, time.perf_counter() - begin - (time.thread_time() - worked))
-
-
-def share_of(losses: Sequence[float], seconds: float) -> float:
-    """The share of `seconds` that the median of some losses is, from 0 to 1."""
-    return min(1.0, _middle(losses) / seconds)
-
-
-def lost_s(work: ComputeLoad, stream: Callable[[], tuple[int, float]], meet: Callable[[], object]) -> float:
-    """Computing seconds that went missing in `stream`, which gives (pieces computed, seconds)."""
-    runs, spent = work.alone()
-    meet()
-    done, seconds = stream()
-    again, more = work.alone()
-    return seconds - done * (spent + more) / (runs + again)
+        work.until(time.perf_counter() + 2 * spacing)  # what is taken in is there: nothing waits
+        lost = work.lost_s(count, spacing, take)
+    lane.tell(source, lost)
 
 
 class ComputeLoad:
-    """Small pieces of computing on a device; on a CPU they keep nothing else in its caches."""
+    """Small pieces of computing on a device; on a CPU they keep nothing else in its caches.
 
-    def __init__(self, device: torch.device) -> None:
+    While the context is open a CPU's pieces are computed by the calling thread alone, whose processor time is known.
+
+    Args:
+        device: Where they are computed.
+        spare: Cores that this host has beside those that its ranks compute with; None: as the system says.
+    """
+
+    def __init__(self, device: torch.device, *, spare: float | None = None) -> None:
         self.left = torch.ones(_WIDTH, _WIDTH, device=device)
         self.is_cuda = device.type == "cuda"
         pieces = 0 if self.is_cuda else _PIECES
         self._walk = itertools.cycle(torch.zeros(pieces, _PIECE_BYTES, dtype=torch.uint8, device=device).unbind())
+        self._threads = torch.get_num_threads()
+        spare = spare_cores(self._threads) if spare is None else spare
+        self._displaced = min(1.0, max(0.0, 1.0 - spare))  # of what other threads take, so much is computing's
+        self._rate = 1.0  # of the clock, for a unit of computing
+        self._computed = 0.0  # seconds of the calling thread's processor time; on a GPU pieces
 
-    def run(self) -> int:
+    def __enter__(self) -> Self:
+        if not self.is_cuda:
+            torch.set_num_threads(1)
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        torch.set_num_threads(self._threads)
+
+    def run(self) -> None:
         """One piece."""
+        begin = time.thread_time()
+        self._piece()
+        self._computed += 1 if self.is_cuda else time.thread_time() - begin
+
+    def _piece(self) -> None:
         torch.mm(self.left, self.left)
         if self.is_cuda:  # messages and sums are on other streams, which computing does not wait for
             torch.cuda.current_stream(self.left.device).synchronize()
         else:
             next(self._walk).add_(1)
-        return 1
 
-    def until(self, deadline: float) -> int:
-        """Pieces until a time of `time.perf_counter`; their number."""
-        runs = 0
+    def until(self, deadline: float) -> None:
+        """Pieces until a time of `time.perf_counter`."""
+        begin, runs = time.thread_time(), 0
         while time.perf_counter() < deadline:
-            runs += self.run()
-        return runs
+            self._piece()
+            runs += 1
+        self._computed += runs if self.is_cuda else time.thread_time() - begin
 
-    def alone(self) -> tuple[int, float]:
-        """Pieces for a while, and how long they took together."""
-        begin = time.perf_counter()
-        runs = self.run() + self.until(begin + _ALONE_S)
-        return runs, time.perf_counter() - begin
+    def alone(self) -> None:
+        """Learn what computing takes by itself: for `lost_s`."""
+        self.until(time.perf_counter() + _WARM_UP_S)
+        periods = [self._period(_ALONE_S, _nothing) for _ in range(_ALONE)]
+        self._rate = statistics.median(spent / max(computed, 1e-9) for spent, computed in periods)
+
+    def lost_s(self, count: int, spacing: float, act: Callable[[], object]) -> float:
+        """Seconds of computing that one `act` costs, and what it leaves to other threads: the median of some.
+
+        Args:
+            count: How many.
+            spacing: Computes so many seconds behind each.
+            act: Called by this thread; what it computes by `run` is computing.
+        """
+        periods = [self._period(spacing, act) for _ in range(count)]
+        return max(0.0, statistics.median(spent - self._rate * computed for spent, computed in periods))
+
+    def _period(self, spacing: float, act: Callable[[], object]) -> tuple[float, float]:
+        """An act and computing behind it: the time that passed by this device's clock, and what was computed."""
+        begin, computed = self._clock(), self._computed
+        act()
+        self.until(time.perf_counter() + spacing)
+        return self._clock() - begin, self._computed - computed
+
+    def _clock(self) -> float:
+        """Of a CPU the processor time that computing has had, or could have."""
+        if self.is_cuda:
+            return time.perf_counter()
+        own = time.thread_time()
+        return own + self._displaced * (time.process_time() - own)
+
+
+def _nothing() -> None:
+    """A period without a message."""

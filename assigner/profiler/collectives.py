@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from assigner.formats.terms import Backend
 from assigner.machine.starvation import DISTURBED, StarvationWatch
-from assigner.profiler.busy import ComputeLoad, lost_s, share_of
+from assigner.profiler.busy import ComputeLoad
 from assigner.profiler.links import SweepPoint
 from assigner.profiler.pairs import ALONE_UP_TO, rounds_of
 from assigner.profiler.sampling import summarise
@@ -34,9 +34,8 @@ _LONGEST_S = 2.0  # sizes stop growing where one would take about as long
 _BUDGET_S = 0.2  # per size, past the fewest samples; workers compute beside the largest that takes no longer
 _FEWEST, _MOST = 3, 30
 _SPACING = 2.0  # while workers compute, all-reduces start so many of their own times apart
-_STREAM_S = 0.1  # of one block of them
-_PERIODS = 5  # of a quota, which may have been used up when computing begins
-_BLOCKS = 3  # the median of the blocks counts
+_STREAM_S = 0.3  # of them; the median counts
+_WATCH_S = 0.5  # five periods of a quota, which may have been used up when computing begins
 _TRIES = 2  # of a set whose workers other programs disturb
 _MEMORY_SHARE = 8  # a tensor takes no more than this part of the smallest worker's memory
 
@@ -188,25 +187,22 @@ def _reduce_s(group: WorkerGroup, buffer: torch.Tensor) -> float:
 def _busy_share(group: WorkerGroup, buffer: torch.Tensor, seconds: float) -> float:
     """What all-reduces of `seconds` each cost the member that loses most, as a share of their time, on all members.
 
-    Each computes in small pieces, first alone, then while some go on at half of the rate at which they could,
-    and alone again; what went missing is their cost (see `busy`).
+    Each computes in small pieces, first alone, then while some go on at half of the rate at which they could; what went
+    missing is their cost (see `busy`).
     """
-    spacing = _SPACING * seconds
-    count = max(_FEWEST, min(_MOST, int(_STREAM_S / spacing)))
-    work = ComputeLoad(group.device)
+    count = max(_FEWEST, min(_MOST, int(_STREAM_S / (_SPACING * seconds))))
 
-    def stream() -> tuple[int, float]:
-        begin, runs = time.perf_counter(), 0
-        for n in range(count):
-            runs += work.until(begin + n * spacing)
-            pending = group.add_up(buffer)
-            while not pending.work.is_completed():
-                runs += work.run()
-            pending.wait()
-        return runs, time.perf_counter() - begin
+    def add_up() -> None:
+        pending = group.add_up(buffer)
+        while not pending.work.is_completed():
+            work.run()
+        pending.wait()
 
-    lost = [lost_s(work, stream, lambda: _meet(group)) / count for _ in range(_BLOCKS)]
-    return _largest(group, share_of(lost, seconds))
+    with ComputeLoad(group.device) as work:
+        work.alone()
+        _meet(group)
+        lost = work.lost_s(count, (_SPACING - 1) * seconds, add_up)
+    return _largest(group, min(1.0, lost / seconds))
 
 
 def _starved(group: WorkerGroup) -> float:
@@ -214,8 +210,7 @@ def _starved(group: WorkerGroup) -> float:
     work = ComputeLoad(group.device)
     _meet(group)
     watch = StarvationWatch(torch.get_num_threads())
-    for _ in range(_PERIODS):
-        work.alone()
+    work.until(time.perf_counter() + _WATCH_S)
     return _largest(group, watch.share())
 
 

@@ -44,6 +44,7 @@ _FEWEST, _MOST = 3, 30
 _TRIES = 2  # of a link whose ends other programs disturb
 _SHORTEST_S = 1e-6  # below what clocks can tell apart
 _ACTION_S = 2e-3  # a message is sent behind so much computing, which leaves nothing of its handling in the caches
+_SOON_S = 0.1  # what larger messages cost their ends is seen at one that takes no longer
 _MEMORY_SHARE = 8  # a message takes no more than this part of the smallest worker's memory, at each end
 
 
@@ -224,20 +225,35 @@ def _measure_once(lane: Lane, source: int, target: int, options: LinkOptions, of
     """The source's side of a link's measurement."""
     watch = StarvationWatch(torch.get_num_threads())
     points = _sweep(lane, target, message_sizes(options.largest), offset)
-    smallest, size = points[0].size, min(options.typical, points[-1].size)
     known = [LinkPoint(point.size, point.sample.median) for point in points]
+    smallest, size = points[0].size, _handled(points, options.typical)
     small, large = (send_busy(lane, target, each, message_s(known, each)) for each in (smallest, size))
     seconds = message_s(known, size) if size > smallest else 0.0
-    ends = [_parts(*lost, seconds) for lost in zip(small, large, strict=True)]
+    ends = [parts(*lost, seconds) for lost in zip(small, large, strict=True)]
     (sender_s, sender_busy), (receiver_s, receiver_busy) = ends
     starved, carrier = max(watch.share(), lane.ask(target)), lane.carrier_to(target)
     busy = sender_busy, receiver_busy, starved, carrier, sender_s, receiver_s
     return LinkSweep(source, target, tuple(points), *busy)
 
 
-def _parts(small_s: float, large_s: float, seconds: float) -> tuple[float, float]:
-    """What an end loses for any message, and the share of its time that a larger one of `seconds` costs beside."""
-    return min(small_s, large_s), min(1.0, max(0.0, large_s - small_s) / seconds) if seconds else 0.0
+def _handled(points: Sequence[SweepPoint], typical: int) -> int:
+    """The message whose handling is measured: the typical one, or the largest that is soon there."""
+    soon = max((point.size for point in points if point.sample.median <= _SOON_S), default=points[0].size)
+    return min(typical, soon)
+
+
+def parts(small_s: float, large_s: float, seconds: float) -> tuple[float, float]:
+    """What an end loses for any message, and the share of its time that it loses beside.
+
+    Args:
+        small_s: What the smallest message costs it.
+        large_s: What a larger one does, for which the parts are exact.
+        seconds: How long that one takes; 0: there is none.
+    """
+    if not seconds:
+        return min(small_s, large_s), 0.0
+    share = min(1.0, max(0.0, large_s - small_s) / seconds)
+    return large_s - share * seconds, share
 
 
 def _sweep(lane: Lane, target: int, sizes: Sequence[int], offset: float) -> list[SweepPoint]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch.distributed as dist
@@ -51,10 +54,22 @@ class Carrier(Protocol):
 
 
 class GlooCarrier:
-    """The world group's own messages, which move in gloo's threads; see `Carrier`."""
+    """The world group's own messages, which move in gloo's threads; see `Carrier`.
+
+    gloo writes a message in the thread that sends it, under the lock of its connection. Where its own thread, woken for
+    another message, takes the core from that one meanwhile, it asks for events over and over until its turn is up:
+    1.7 million calls of the system a second. So its threads are made to wait until the computing's turn is up, which
+    SCHED_BATCH says. (Two ranks on two cores that other work shared, 26 messages of 384 KiB each way a step: gloo's
+    threads had 10 to 54 ms of a rank's processor time a step before, 5 to 11 ms since.)
+    """
 
     name = "gloo"
     most_tag = (1 << 31) - 1
+
+    def __init__(self) -> None:
+        for thread in _threads(_THREADS):
+            with contextlib.suppress(OSError):  # it has ended, or a sandbox forbids it: it goes on as it was
+                os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
 
     def isend(self, tensor: torch.Tensor, target: int, tag: int) -> MessageUnderWay:
         """See `Carrier`."""
@@ -70,6 +85,19 @@ class GlooCarrier:
 
     def close(self, *, failed: bool) -> None:
         """The process group, which others use too, ends what is under way when it is left."""
+
+
+_THREADS = "gloo_tcp_loop"
+
+
+def _threads(name: str) -> list[int]:
+    """This process's threads of a name, by number; none where the system is not Linux."""
+    found = []
+    for each in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if each.read_text(encoding="utf-8").rstrip() == name:
+                found.append(int(each.parent.name))
+    return found
 
 
 def open_carrier(backend: Backend | None, *, timeout_s: float) -> Carrier:

@@ -27,7 +27,7 @@ TIMEOUT_S = 60.0
 
 
 def main(folder: Path) -> None:
-    busy._ALONE_S, collectives._STREAM_S, collectives._BUDGET_S = 0.01, 0.02, 0.02
+    busy._ALONE_S, collectives._STREAM_S, collectives._BUDGET_S = 0.002, 0.02, 0.02
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     rank, cpu = dist.get_rank(), torch.device("cpu")

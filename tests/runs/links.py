@@ -3,12 +3,13 @@
     torchrun --nproc-per-node 2 tests/runs/links.py FILE [--ordered]
 
 With --ordered, on channels without tags, as between GPUs: gloo stands in for NCCL.
-Rank r writes FILE.r: its links, and what was said of all links.
+Rank r writes FILE.r: its links, what was said of all links, and how gloo's threads are scheduled.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from datetime import timedelta
@@ -20,13 +21,13 @@ import torch.distributed as dist
 from assigner.profiler import busy, contention, links
 from assigner.profiler.host import host_facts
 from assigner.profiler.links import LinkOptions, LinkSweep, measure_links
-from assigner.runtime import nccl
+from assigner.runtime import carriers, nccl
 
 TIMEOUT_S = 60.0
 
 
 def main(path: Path) -> None:
-    links._BUDGET_S, busy._ALONE_S, busy._STREAM_S = 0.02, 0.02, 0.05
+    links._BUDGET_S, busy._ALONE_S, busy._STREAM_S = 0.02, 0.002, 0.05
     contention._LARGEST_BYTES = 1 << 20
     if sys.argv[2:] == ["--ordered"]:
         nccl.GROUP_BACKEND = "gloo"
@@ -39,7 +40,8 @@ def main(path: Path) -> None:
         [host_facts(cpu)] * 2, LinkOptions(largest=100_000, typical=20_000, timeout_s=TIMEOUT_S), cpu,
         wanted=lambda _source, _target: True, done=found.append, progress=lambda _done, _all: None,
     )  # fmt: skip
-    made = {"links": [asdict(each) for each in found], "notes": notes}
+    policies = [os.sched_getscheduler(thread) for thread in carriers._threads(carriers._THREADS)]
+    made = {"policies": policies, "links": [asdict(each) for each in found], "notes": notes}
     path.with_suffix(f".{dist.get_rank()}").write_text(json.dumps(made))
     dist.barrier()
     dist.destroy_process_group()

@@ -114,7 +114,7 @@ def moves_by_itself() -> bool:
 
 def measured_links() -> list[str]:
     """What carries the links that this rank has measured."""
-    links._BUDGET_S, busy._ALONE_S, busy._STREAM_S = 0.02, 0.02, 0.05
+    links._BUDGET_S, busy._ALONE_S, busy._STREAM_S = 0.02, 0.002, 0.05
     contention._LARGEST_BYTES = 1 << 20
     found: list[LinkSweep] = []
     options = LinkOptions(largest=100_000, typical=20_000, timeout_s=WAIT_S, backend="mpi", force_busy=True)
