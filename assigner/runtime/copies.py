@@ -1,10 +1,11 @@
-"""Copies of a weight on several workers: does the script treat them alike?
+"""Copies of a weight on several workers, of one stage or of several: does the script treat them alike?
 
-Workers of a stage update their copies by the same gradients, so these stay alike, but for what unlike kinds of workers
-round in unlike ways. A script that changes a weight, a gradient or an optimizer's state in another way on one of them
+The workers update their copies by the same gradients, so these stay alike, but for what unlike kinds of workers round
+in unlike ways. A script that changes a weight, a gradient or an optimizer's state in another way on one of them
 would have them drift apart, and no loss would show it: noise that each rank draws for the parameters that it holds, or
 a norm over `named_parameters()`, by which it clips. So the members of a group compare a sample of each weight in every
-step and evaluation, while that goes on. Copies may be as far apart as they have been, and as rounding explains.
+step and evaluation, while that goes on. Copies may be as far apart as they have been, and as rounding explains; those
+that have drifted far by rounding alone are all set to the first worker's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping
 
     from torch import nn
 
@@ -29,6 +30,7 @@ _SAMPLE = 16
 _OF_VALUES, _OF_CHANGE = 16, 1000  # times a type's resolution: what rounding explains, of values and of their change
 _MOST_OF_CHANGE = 0.125
 _AGAIN = 1.25  # times as far as before
+_FAR, _MOST_FAR = 64, 1 / 64  # times a type's resolution of the largest value, and a share of it at most
 
 
 class CopyComparison:
@@ -43,16 +45,15 @@ class CopyComparison:
     def __init__(self, share: LocalPartitions, plan: Plan, member: Membership) -> None:
         self._member = member
         self._groups: list[_GroupCopies] = []
+        copies = share.copies(plan)
         for workers, group in member.groups.items():
             held = {
-                id(parameter): (name, partition, parameter)
-                for partition in share.partitions
-                if plan.holders[partition] == workers
-                for name, parameter in share.parameters_of(partition).items()
+                name: parameter
+                for name, parameter in copies.get(workers, {}).items()
                 if parameter.is_floating_point() or parameter.is_complex()
             }
             if held:
-                self._groups.append(_GroupCopies(group, list(held.values())))
+                self._groups.append(_GroupCopies(group, held))
 
     def note_gradients(self) -> None:
         """The gradients are about to be applied, perhaps by one worker for all: they are compared next time, too."""
@@ -98,7 +99,7 @@ class _GroupCopies:
 
     Args:
         group: The workers.
-        held: Names, partitions and parameters, in one order on all of them.
+        held: Parameters by name, in one order on all of them.
 
     Attributes:
         apart: How far apart the copies of each parameter have been; None: nobody knows.
@@ -106,15 +107,15 @@ class _GroupCopies:
             of the gradients of the last update.
     """
 
-    def __init__(self, group: WorkerGroup, held: Sequence[tuple[str, str, nn.Parameter]]) -> None:
-        self.group, self._held = group, held
-        sizes = [len(_sample(each)) for _, _, each in held]
+    def __init__(self, group: WorkerGroup, held: Mapping[str, nn.Parameter]) -> None:
+        self.group, self._names, self._held = group, list(held), list(held.values())
+        sizes = [len(_sample(each)) for each in self._held]
         self._owner = torch.repeat_interleave(torch.tensor(sizes * 2, device="cpu")).to(group.device)
-        eps = [torch.finfo(each.dtype).eps for _, _, each in held] * 2
+        eps = [torch.finfo(each.dtype).eps for each in self._held] * 2
         self._eps = torch.tensor(eps, dtype=torch.float64, device="cpu").to(group.device)
         self.apart: torch.Tensor | None = self._eps[: len(held)] * 0
         self.pending: PendingTensor | None = None
-        self._before = self._sampled(each for _, _, each in held)
+        self._before = self._sampled(self._held)
         self._gradients = torch.zeros_like(self._before)
         self._now = torch.cat([self._before, self._gradients])
 
@@ -124,7 +125,7 @@ class _GroupCopies:
         return torch.cat([_sample(each) for each in tensors]).double()
 
     def note_gradients(self) -> None:
-        held = [(each, each.grad) for _, _, each in self._held]
+        held = [(each, each.grad) for each in self._held]
         self._gradients = self._sampled(_sample(each) * 0 if grad is None else grad for each, grad in held)
 
     def _largest(self, values: torch.Tensor) -> torch.Tensor:
@@ -132,7 +133,7 @@ class _GroupCopies:
         return torch.zeros_like(self._eps).scatter_reduce_(0, self._owner, values, "amax")
 
     def begin(self) -> None:
-        self._now = torch.cat([self._sampled(each for _, _, each in self._held), self._gradients])
+        self._now = torch.cat([self._sampled(self._held), self._gradients])
         self.pending = self.group.begin_largest(torch.cat([self._now, -self._now]))
 
     def end(self) -> None:
@@ -149,16 +150,29 @@ class _GroupCopies:
         known = apart[: len(self._held)] if self.apart is None else self.apart
         allowed = rounding + torch.cat([_AGAIN * known, torch.zeros_like(known)])
         for n in (apart > allowed).nonzero().flatten().tolist():
-            name, partition, _ = self._held[n % len(self._held)]
+            name = self._names[n % len(self._held)]
             what = name if n < len(self._held) else f"the gradient of {name}"
             raise UsageError(
-                f"{', '.join(self.group.workers)} share partition {partition!r}, and their copies of {what} have come"
-                f" apart, by {float(apart[n]):.3g}: since the last step the script has changed it, its gradient or its"
+                f"{', '.join(self.group.workers)} hold copies of {what}, and these have come apart, by"
+                f" {float(apart[n]):.3g}: since the last step the script has changed it, its gradient or its"
                 " optimizer's state in another way on one of them than on another",
                 hint="change them alike on all ranks: draw by each one's name, clip with step(batch, max_norm=...) or"
                 " pipeline.clip_grad_norm_; weights of one rank are handed out by pipeline.load_state_dict",
             )
         self.apart = torch.maximum(apart[: len(self._held)], known)
+        largest = self._largest(torch.maximum(ends[: 2 * half], ends[2 * half :]))
+        self._align((apart > (_FAR * self._eps).clamp(max=_MOST_FAR) * largest)[: len(self._held)].nonzero().flatten())
+
+    @torch.no_grad()
+    def _align(self, far: torch.Tensor) -> None:
+        """Give copies the first worker's values; by the same numbers all members find the same ones to be far apart."""
+        assert self.apart is not None
+        for n in far.tolist():
+            flat = self._held[n].detach().clone(memory_format=torch.contiguous_format)
+            self._held[n].copy_(self.group.hand_out(flat, self.group.workers[0]).wait())
+            self.apart[n] = 0
+        if len(far):
+            self._before = self._sampled(self._held)
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:

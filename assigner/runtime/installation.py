@@ -25,6 +25,7 @@ from assigner.runtime.training import Training
 from assigner.runtime.updaters import updaters
 from assigner.runtime.variants import Variants
 from assigner.runtime.vectormaths import settle_vector_maths
+from assigner.schedule.replication import is_exchanged, tie_holders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,6 +92,7 @@ class Installation:
         self.trained: dict[str, nn.Parameter] = self.share.parameters if trains else self.share.frozen()
         self.updated = {name: each for name, each in self.trained.items() if name in self.share.updated}
         self.plan, self.member, self._begun = plan, member, False
+        member.open_groups(tie_holders(plan, tie) for tie in graph.ties if is_exchanged(plan, tie))
         check_alike(self.share, plan, member, MADE_UNLIKE)
         self.programs = Programs(plan, graph, member.transport, workload.fineness)
         statistics = DeferredStatistics(self.share.modules, batch_norm, self.share.groups(plan, member))

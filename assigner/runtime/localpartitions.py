@@ -12,6 +12,7 @@ from torch import nn
 from assigner.model.marking.marks import matches
 from assigner.runtime.attributes import changed_attributes, packed_attributes, put_attributes
 from assigner.runtime.updaters import updaters
+from assigner.schedule.replication import is_exchanged, tie_holders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,6 +69,17 @@ class LocalPartitions:
     def groups(self, plan: Plan, member: Membership) -> dict[str, WorkerGroup]:
         """Of this rank's partitions that other workers hold too, the workers that do."""
         return {name: member.groups[plan.holders[name]] for name in self.partitions if len(plan.holders[name]) > 1}
+
+    def copies(self, plan: Plan) -> dict[tuple[str, ...], dict[str, nn.Parameter]]:
+        """This rank's copies of the parameters that other workers hold too, by all that do; ordered by name."""
+        tied = {tie.parameter: tie_holders(plan, tie) for tie in self._graph.ties if is_exchanged(plan, tie)}
+        found: dict[tuple[str, ...], dict[str, nn.Parameter]] = defaultdict(dict)
+        for partition in self.partitions:
+            for name, parameter in self._parameters[partition].items():
+                workers = tied.get(name, plan.holders[partition])
+                if len(workers) > 1:
+                    found[workers][name] = parameter
+        return {workers: dict(sorted(held.items())) for workers, held in found.items()}
 
     def held_elsewhere(self, plan: Plan) -> dict[int, str]:
         """Names of this rank's tensors that other workers hold under the plan too, by the tensors' ids."""

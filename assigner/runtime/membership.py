@@ -30,7 +30,7 @@ from assigner.runtime.transport import Transport
 from assigner.runtime.workergroups import WorkerGroups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Backend
@@ -57,7 +57,7 @@ class Membership:
         worker: Its worker, `worker:1/cpu`; None: the plan leaves this rank out.
         device: Where it computes.
         transport: To the other ranks; None: there are none.
-        groups: Those of this rank with others that share a stage of the plan, by their workers.
+        groups: Those of this rank with others that share a stage of the plan, or a parameter, by their workers.
         at: What is being done; for errors.
         calls: The last calls that were compared with those of other ranks, which may ask for them.
         on_leaving: Called first when this process leaves the run.
@@ -127,6 +127,15 @@ class Membership:
     def _open_groups(self, plan: Plan) -> None:
         if self._groups is not None:
             self.groups = self._groups.open(stage.workers for stage in plan.stages)
+
+    def open_groups(self, sets: Iterable[tuple[str, ...]]) -> None:
+        """Open groups of workers that share parameters over several stages, too; through the host: they compare alone.
+
+        Raises:
+            LostConnectionError: a rank is gone.
+        """
+        if self._groups is not None:
+            self.groups = {**self._groups.open(sets, direct=False), **self.groups}
 
     def before_sums(self) -> None:
         """Where a group of this rank adds up through NCCL, wait until everything sent has left: see `reduction`."""

@@ -120,25 +120,31 @@ def check_alike(share: LocalPartitions, plan: Plan, member: Membership, unlike: 
     Raises:
         UsageError: a builder or script draws random numbers from a generator that is seeded in another way, or not.
     """
+    copies = share.copies(plan)
     for workers, group in member.groups.items():
         names = [name for name in share.partitions if plan.holders[name] == workers]
-        found = torch.tensor([_digest(share.held_by(name), share.modules[name]) for name in names], device=group.device)
+        digests = {in_words(name, workers): _digest(share.held_by(name), share.modules[name]) for name in names}
+        seen = {name for partition in names for name in share.parameters_of(partition)}
+        for name, parameter in copies.get(workers, {}).items():
+            if name not in seen:
+                digests[f"{', '.join(workers)} hold copies of {name}"] = _digest({name: parameter})
+        found = torch.tensor([*digests.values()], device=group.device)
         ends = group.largest(torch.cat([found, -found]))
-        alike = ends[: len(names)] == -ends[len(names) :]
-        for name, is_alike in zip(names, alike.tolist(), strict=True):
+        alike = ends[: len(found)] == -ends[len(found) :]
+        for who, is_alike in zip(digests, alike.tolist(), strict=True):
             if not is_alike:
                 why, hint = unlike
-                raise UsageError(f"{in_words(name, workers)}, and {why}", hint=hint)
+                raise UsageError(f"{who}, and {why}", hint=hint)
 
 
-def _digest(tensors: Mapping[str, torch.Tensor], module: nn.Module) -> int:
+def _digest(tensors: Mapping[str, torch.Tensor], module: nn.Module | None = None) -> int:
     """Of some thousand values of each tensor, and of the values among its modules' attributes."""
     found = 0
     for name in sorted(tensors):
         flat = tensors[name].detach().reshape(-1)
         sample = flat[:: -(-len(flat) // _SAMPLE) or 1].cpu()
         found = _added(found, [tuple(tensors[name].shape), sample])
-    for each in changeable_modules(module):
+    for each in () if module is None else changeable_modules(module):
         for name, value in sorted(each.__dict__.items()):
             if name not in STANDARD:
                 found = _added(found, [_rounded(leaf) for leaf in pytree.tree_leaves(value) if _is_value(leaf, value)])

@@ -124,11 +124,15 @@ class WorkerGroups:
     def __init__(self, rank: int, device: torch.device, direct: frozenset[int], *, timeout_s: float) -> None:
         self._rank, self._device, self._direct = rank, device, direct
         self._timeout = timedelta(seconds=timeout_s)
-        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._groups: dict[tuple[bool, tuple[int, ...]], dist.ProcessGroup | None] = {}
         self._meetings: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
 
-    def open(self, sets: Iterable[Sequence[str]]) -> dict[tuple[str, ...], WorkerGroup]:
+    def open(self, sets: Iterable[Sequence[str]], *, direct: bool = True) -> dict[tuple[str, ...], WorkerGroup]:
         """The groups of these sets of workers, those of this rank. Every rank of the run gives the same sets.
+
+        Args:
+            sets: The workers' names.
+            direct: Through NCCL where it reaches all of a set; else through the host.
 
         Raises:
             LostConnectionError: a rank is gone.
@@ -138,17 +142,19 @@ class WorkerGroups:
             ranks = tuple(sorted(map(nccl.rank_of, workers)))
             if len(ranks) < 2:
                 continue
-            direct, is_new = self._direct.issuperset(ranks), ranks not in self._groups
+            reached = direct and self._direct.issuperset(ranks)
+            key = reached, ranks
+            is_new = key not in self._groups
             others = [worker for worker in workers if nccl.rank_of(worker) != self._rank]
             peer = others[0] if len(workers) == 2 else f"one of {', '.join(others)}"
             if is_new:
-                self._groups[ranks] = checked(peer, functools.partial(self._made, ranks, direct=direct))
-                if direct:
+                self._groups[key] = checked(peer, functools.partial(self._made, ranks, direct=reached))
+                if reached:
                     self._meetings[ranks] = checked(peer, functools.partial(self._made, ranks, direct=False))
-            group = self._groups[ranks]
+            group = self._groups[key]
             if group is not None:
-                meeting = self._meeting(workers, ranks, peer)
-                found[workers] = WorkerGroup(workers, group, direct, self._timeout, self._device, peer, meeting)
+                meeting = self._meeting(workers, ranks, peer) if reached else None
+                found[workers] = WorkerGroup(workers, group, reached, self._timeout, self._device, peer, meeting)
                 if is_new:
                     self._try_out(found[workers])
         return found
@@ -177,11 +183,11 @@ class WorkerGroups:
         end = getattr(dist.distributed_c10d, "_abort_process_group", None)  # torch has no public one
         if end is None or not dist.is_initialized() or self._device.type != "cuda":
             return
-        for ranks, group in list(self._groups.items()):
-            if group is not None and self._direct.issuperset(ranks):
+        for (direct, ranks), group in list(self._groups.items()):
+            if group is not None and direct:
                 with suppress(RuntimeError):  # it has failed already
                     end(group)
-                del self._groups[ranks]
+                del self._groups[direct, ranks]
 
     def close(self) -> None:
         """Leave the groups, where the world group has not been left with them in it."""

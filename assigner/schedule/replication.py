@@ -144,6 +144,12 @@ def gathered_stages(plan: Plan, worker: str | None = None) -> tuple[int, ...]:
     )
 
 
+def tie_holders(plan: Plan, tie: Tie) -> tuple[str, ...]:
+    """The workers that hold a shared parameter, in the plan's order."""
+    stages = [stage for stage in plan.stages if not set(tie.partitions).isdisjoint(stage.partitions)]
+    return tuple(dict.fromkeys(worker for stage in stages for worker in stage.workers))
+
+
 def is_exchanged(plan: Plan, tie: Tie) -> bool:
     """Whether the holders of a shared parameter send each other what each of them has of its gradient.
 
@@ -151,4 +157,4 @@ def is_exchanged(plan: Plan, tie: Tie) -> bool:
     partitions that share it are in one stage, it is one of that stage's parameters.
     """
     stages = {n for n, stage in enumerate(plan.stages) if not set(tie.partitions).isdisjoint(stage.partitions)}
-    return len(stages) > 1 and len({worker for n in stages for worker in plan.stages[n].workers}) > 1
+    return len(stages) > 1 and len(tie_holders(plan, tie)) > 1

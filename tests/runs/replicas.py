@@ -541,6 +541,8 @@ def refusals() -> dict[str, str]:
     )
     hooks, scaled = workload(hooked), workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Scaled()))
     together = replace(made, optimizer=Together)
+    tied = language()
+    names = names_of(tied)
     looked_up = replace(lookups(), optimizer=torch.optim.SparseAdam)
     return {
         "a counter in a buffer": refused(buffered, everywhere(buffered)),
@@ -560,6 +562,9 @@ def refusals() -> dict[str, str]:
         "attributes of their own": refused(scaled, everywhere(scaled)),
         "weights of the script": refused(made, everywhere(made), begin=drawn),
         "noise of the script": refused(made, everywhere(made), begin=noisy),
+        "noise of the script, tied": refused(
+            tied, make_plan(tied, [(0, names[:2]), ({1: 2, 2: 2}, names[2:])]), begin=noisy
+        ),
         "clipped on one": refused(made, everywhere(made), begin=clipped),
         "clipped on one, divided": refused(made, divided(everywhere(made)), begin=clipped),
         "momentum that one worker forgets": refused(made, everywhere(made), begin=forgetful),
