@@ -25,42 +25,55 @@ import torch
 from assigner.machine.starvation import spare_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from assigner.profiler.lane import Lane
 
 _ACTION_S = 1e-2  # of computing between two messages
 _SPACING = 2.0  # messages start so many of their own times apart or more: one is there before the next but one
-_STREAM_S = 0.3  # of messages of one size
-_FEWEST, _MOST = 5, 30
+_STREAM_S = 0.2  # of messages of one size
+_FEWEST, _MOST = 5, 20
 _WARM_UP_S, _ALONE_S, _ALONE = 0.02, 1e-2, 9
 _AHEAD = 3  # receives that are posted
 _WIDTH = 96
 _PIECES, _PIECE_BYTES = 128, 1 << 17  # of memory that is walked through; much less would stay in a core's caches
 
 
-def send_busy(lane: Lane, target: int, size: int, seconds: float) -> tuple[float, float]:
-    """The source's side: messages of `size` bytes, each `seconds` long.
+def send_busy(lane: Lane, target: int, messages: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+    """The source's side: messages of each size in bytes, of which one takes so many seconds.
 
     Returns:
-        Seconds of computing that a message costs the source and the target.
+        Of each size, seconds of computing that a message costs the source and the target.
     """
+    lane.tell(target, len(messages))
+    with ComputeLoad(lane.device) as work:
+        work.alone()
+        return [_send(lane, target, work, *each) for each in messages]
+
+
+def _send(lane: Lane, target: int, work: ComputeLoad, size: int, seconds: float) -> tuple[float, float]:
     spacing = max(_SPACING * seconds, _ACTION_S)
     count = max(_FEWEST, min(_MOST, int(_STREAM_S / spacing)))
     for number in (size, spacing, count):
         lane.tell(target, number)
     buffer = lane.buffer(size)
-    with ComputeLoad(lane.device) as work:
-        work.alone()
-        lane.ask(target)
-        lost = work.lost_s(count, spacing, lambda: lane.send(target, buffer))
+    lane.ask(target)
+    lost = work.lost_s(count, spacing, lambda: lane.send(target, buffer))
     lane.flush()
     return lost, lane.ask(target)
 
 
 def answer_busy(lane: Lane, source: int) -> None:
     """The target's side of `send_busy`."""
+    sizes = int(lane.ask(source))
+    with ComputeLoad(lane.device) as work:
+        work.alone()
+        for _ in range(sizes):
+            _take(lane, source, work)
+
+
+def _take(lane: Lane, source: int, work: ComputeLoad) -> None:
     size, spacing, count = int(lane.ask(source)), lane.ask(source), int(lane.ask(source))
     left = count
 
@@ -71,14 +84,11 @@ def answer_busy(lane: Lane, source: int) -> None:
         if left >= _AHEAD:
             lane.post(source, size)
 
-    with ComputeLoad(lane.device) as work:
-        work.alone()
-        for _ in range(min(count, _AHEAD)):
-            lane.post(source, size)
-        lane.tell(source, 0.0)
-        work.until(time.perf_counter() + 2 * spacing)  # what is taken in is there: nothing waits
-        lost = work.lost_s(count, spacing, take)
-    lane.tell(source, lost)
+    for _ in range(min(count, _AHEAD)):
+        lane.post(source, size)
+    lane.tell(source, 0.0)
+    work.until(time.perf_counter() + 2 * spacing)  # what is taken in is there: nothing waits
+    lane.tell(source, work.lost_s(count, spacing, take))
 
 
 class ComputeLoad:

@@ -8,6 +8,7 @@ two ends' clocks are compared.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from statistics import median
@@ -40,7 +41,8 @@ LARGEST = 1 << 28
 _GROWTH = 4
 _LONGEST_S = 2.0  # sizes stop growing where one message would take about as long
 _BUDGET_S = 0.2  # per size and direction, past the fewest samples
-_FEWEST, _MOST = 3, 30
+_FEWEST, _TELLING, _MOST = 3, 7, 30
+_NARROW = 0.05  # with so many samples that tell, and a median that is known to this share, there are enough
 _TRIES = 2  # of a link whose ends other programs disturb
 _SHORTEST_S = 1e-6  # below what clocks can tell apart
 _ACTION_S = 2e-3  # a message is sent behind so much computing, which leaves nothing of its handling in the caches
@@ -206,8 +208,7 @@ def _measure_pair(lane: Lane, source: int, target: int, options: LinkOptions, *,
         while again:
             watch = StarvationWatch(torch.get_num_threads())
             _answer_sweep(lane, source)
-            for _ in range(2):
-                answer_busy(lane, source)
+            answer_busy(lane, source)
             lane.tell(source, watch.share())
             again = bool(lane.ask(source))
         return []
@@ -227,7 +228,7 @@ def _measure_once(lane: Lane, source: int, target: int, options: LinkOptions, of
     points = _sweep(lane, target, message_sizes(options.largest), offset)
     known = [LinkPoint(point.size, point.sample.median) for point in points]
     smallest, size = points[0].size, _handled(points, options.typical)
-    small, large = (send_busy(lane, target, each, message_s(known, each)) for each in (smallest, size))
+    small, large = send_busy(lane, target, [(each, message_s(known, each)) for each in (smallest, size)])
     seconds = message_s(known, size) if size > smallest else 0.0
     ends = [parts(*lost, seconds) for lost in zip(small, large, strict=True)]
     (sender_s, sender_busy), (receiver_s, receiver_busy) = ends
@@ -264,7 +265,7 @@ def _sweep(lane: Lane, target: int, sizes: Sequence[int], offset: float) -> list
         buffer = lane.buffer(size)
         times: list[float] = []
         begun = time.perf_counter()
-        while len(times) < _FEWEST or (time.perf_counter() - begun < _BUDGET_S and len(times) < _MOST):
+        while len(times) < _FEWEST or (time.perf_counter() - begun < _BUDGET_S and not is_known(times)):
             lane.tell(target, size)
             lane.ask(target)  # the receiver has its buffer ready
             work.until(time.perf_counter() + _ACTION_S)
@@ -276,6 +277,16 @@ def _sweep(lane: Lane, target: int, sizes: Sequence[int], offset: float) -> list
             break
     lane.tell(target, 0)
     return points
+
+
+def is_known(times: Sequence[float]) -> bool:
+    """Whether some samples are enough: the most, or fewer whose median hardly moves any more.
+
+    The error of a normal distribution's median is 0.93 times its quartiles' distance over the root of their number.
+    """
+    if len(times) < _TELLING:
+        return False
+    return len(times) >= _MOST or summarise(times).spread / math.sqrt(len(times)) < _NARROW
 
 
 def _answer_sweep(lane: Lane, source: int) -> None:

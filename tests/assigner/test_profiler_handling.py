@@ -11,7 +11,7 @@ import torch
 from assigner.machine import starvation
 from assigner.profiler import busy
 from assigner.profiler.busy import ComputeLoad
-from assigner.profiler.links import SweepPoint, _handled, parts
+from assigner.profiler.links import SweepPoint, _handled, is_known, parts
 from assigner.profiler.sampling import Sample
 
 if TYPE_CHECKING:
@@ -136,14 +136,17 @@ class Wire:
 
 def test_each_end_counts_its_own_part(clocks: Clocks) -> None:
     """The source tells size, distance and number, and hears what its messages cost the target, which posts ahead."""
-    source: Any = Wire(clocks, 0.0, 7e-4)
-    assert busy.send_busy(source, 1, 1024, 0.03) == (pytest.approx(1e-4), 7e-4)
-    assert source.told == [1024, 0.06, 5]
-    assert source.done == ["send"] * 5 + ["flush"]
+    source: Any = Wire(clocks, 0.0, 7e-4, 0.0, 9e-4)
+    assert busy.send_busy(source, 1, [(1024, 0.03), (4096, 0.04)]) == [
+        (pytest.approx(1e-4), 7e-4),
+        (pytest.approx(1e-4), 9e-4),
+    ]
+    assert source.told == [2, 1024, 0.06, 5, 4096, 0.08, 5]
+    assert source.done == (["send"] * 5 + ["flush"]) * 2
     target: Any = Wire(clocks, *source.told)
     busy.answer_busy(target, 0)
-    assert target.told == [0.0, pytest.approx(1e-4)]
-    assert target.done == [*["post"] * 3, *["receive", "post"] * 2, *["receive"] * 3]
+    assert target.told == [0.0, pytest.approx(1e-4)] * 2
+    assert target.done == [*["post"] * 3, *["receive", "post"] * 2, *["receive"] * 3] * 2
 
 
 def test_what_a_typical_message_costs_is_met_exactly() -> None:
@@ -152,6 +155,16 @@ def test_what_a_typical_message_costs_is_met_exactly() -> None:
     assert parts(3e-4, 2e-4, 1e-3) == pytest.approx((2e-4, 0.0))
     assert parts(2e-4, 5e-4, 1e-4) == pytest.approx((4e-4, 1.0))
     assert parts(2e-4, 3e-4, 0.0) == (2e-4, 0.0)
+
+
+def test_a_median_that_is_known_needs_no_more_samples() -> None:
+    """Seven alike are enough; those that spread go on until the median is known to 5 %, or there are thirty."""
+    assert not is_known([1.0] * 6)
+    assert is_known([1.0] * 7)
+    assert not is_known([0.9, 1.1] * 4)
+    assert is_known([0.95, 1.05] * 4)
+    assert not is_known([0.5, 1.5] * 14)
+    assert is_known([0.5, 1.5] * 15)
 
 
 def test_on_a_slow_wire_a_smaller_message_is_looked_at() -> None:

@@ -38,7 +38,7 @@ def test_ranks_of_one_host_read_one_clock(monkeypatch: pytest.MonkeyPatch, node:
 
     monkeypatch.setattr(links, "compare_clock", lambda _: SimpleNamespace(ahead_s=5.0))
     monkeypatch.setattr(links, "_sweep", sweep)
-    monkeypatch.setattr(links, "send_busy", lambda *_: (0.1, 0.2))
+    monkeypatch.setattr(links, "send_busy", lambda *_: [(0.1, 0.2), (0.1, 0.2)])
     fleet = [HostFacts("shed", each, "cpu", "CPU", 1 << 30, 1) for each in (0, node)]
     one_clock = links._same_host(fleet, 0, 1)
     lane: Any = SimpleNamespace(rank=0, tell=lambda *_: None, ask=lambda _: 0.0, carrier_to=lambda _: "gloo")
