@@ -138,11 +138,14 @@ class DynamicProgram:
         self._most = instance.problem.most_workers
         self._count = np.array([len(group) for group in instance.groups])
         self._place = np.cumprod([1, *(self._count + 1)])[:-1]
-        self._uses = np.array(
-            [[members.count(group) for group in range(len(self._count))] for members in stage_options.sets]
-        )
         self._rest = WorkBefore(instance)
         self._hops = cache(self._table)
+
+    @cached_property
+    def _uses(self) -> Ints:
+        """Workers of each group in each replica set; which sets there are may hang on the best plan so far."""
+        sets = self._stage_options.sets
+        return np.array([[members.count(group) for group in range(len(self._count))] for members in sets])
 
     def _table(self, i: int, left: int) -> Floats | None:
         """Boundary i with the replica set `left` in front: a row for each set behind; None: there is no way."""

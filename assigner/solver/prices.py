@@ -106,7 +106,10 @@ class PriceTable:
 
     Attributes:
         size: Samples in a micro-batch.
+        links_alike: Whether the workers of a group have the same links, too.
     """
+
+    links_alike = True
 
     def __init__(self, problem: Problem, micro_batches: int) -> None:
         self.problem, self.micro_batches = problem, micro_batches

@@ -285,7 +285,7 @@ class ReplicaOptions(StageOptions):
         """
         groups = self._table.groups
         alike = dict.fromkeys(members)
-        if len(alike) == 1:
+        if len(alike) == 1 and self._table.links_alike:
             return [groups[members[0]][: len(members)]]
         if math.prod(math.comb(len(groups[group]), members.count(group)) for group in alike) > tuning.MOST_SETS:
             return []

@@ -153,6 +153,8 @@ class Search:
         if brief:
             self.contest.shared_actions = tuning.WHAT_IF_EFFORT * tuning.SHARED_ACTIONS
         try:
+            for setting in self._open(lambda _: 0.0):  # so that all have a bound, however soon the time is over
+                setting.price()
             for shares in (False, True):
                 self._turn = [each for each in self.settings if each.shares == shares]
                 self._seek()

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assigner.solver import tuning
-from assigner.solver.contest import ENUMERATION, LOCAL, PROVEN, TOTAL_WORK
-from assigner.solver.dynamic_program import PricedPipelines
+from assigner.solver.contest import DYNAMIC_PROGRAM, ENUMERATION, LOCAL, PROVEN, TOTAL_WORK
+from assigner.solver.dynamic_program import DynamicProgram, PricedPipelines
+from assigner.solver.kind_prices import by_kinds
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.depths import nearby
 from assigner.solver.ladder.share_search import ShareSearch
@@ -64,7 +66,7 @@ class SharedSetting(LadderSetting):
 
     def raise_bound(self, bound: float, proof: str) -> None:
         """Take a bound; what the dynamic program proves holds for the sets of workers that it looks at."""
-        if self.options.whole or proof == TOTAL_WORK:
+        if proof == TOTAL_WORK or self.options.whole:
             super().raise_bound(min(bound, self._below), proof)
 
     def price(self) -> None:
@@ -72,8 +74,34 @@ class SharedSetting(LadderSetting):
         self.raise_bound(self.program.least(), TOTAL_WORK)
         self.decided |= math.isinf(self.bound)
 
+    @cached_property
+    def _kinds(self) -> DynamicProgram | None:
+        """The dynamic program of workers taken by kind; None: it is no other, or has too many sets of them, too."""
+        table = by_kinds(self.instance)
+        if table is None:
+            return None
+        options = ReplicaOptions(table, deep=self.schedule == "1f1b", below=lambda: self.contest.best_value)
+        return DynamicProgram(table, options, self._additive(), until=self.contest.until) if options.whole else None
+
+    def _bound_by_kinds(self, width: int) -> None:
+        """Raise the bound by the least price of pipelines of kinds, with so many labels at a position."""
+        target = self.contest.target
+        if self.bound >= target or math.isinf(target) or self.contest.shared_work <= 0 or self._kinds is None:
+            return
+        before = self._kinds.work
+        found = self._kinds.run(cutoff=target, width=width, made=tuning.LABELS, most=1)
+        self.contest.shared_work -= self._kinds.work - before
+        least = found.pipelines[0][0] if found.pipelines else target
+        super().raise_bound(min(least, found.lost, target), DYNAMIC_PROGRAM)
+
     def start(self) -> None:
-        """Simulate one stage on the most promising sets of workers, and the dynamic program's best."""
+        """Simulate one stage on the most promising sets of workers, and the dynamic program's best.
+
+        Not where the bound by kinds says that none is below the target.
+        """
+        self._bound_by_kinds(tuning.FIRST_WIDTH)
+        if self.decided:
+            return
         whole = [self._stages([(0, number)]) for number, members in enumerate(self.options.sets) if len(members) > 1]
         priced = [(self.program.price(each), n) for n, each in enumerate(whole) if each is not None]
         for price, n in sorted(priced)[: tuning.SHARED_STARTS]:
@@ -83,8 +111,9 @@ class SharedSetting(LadderSetting):
         super().start()
 
     def tighten(self) -> None:
-        """As of `LadderSetting`, where every set of workers is looked at: else it tells no bound."""
-        if self.options.whole:
+        """By kinds; then as of `LadderSetting`, where every set of workers is looked at: else it tells no bound."""
+        self._bound_by_kinds(tuning.PROOF_WIDTH)
+        if self.options.whole and not self.decided:
             super().tighten()
 
     def prove(self) -> None:
