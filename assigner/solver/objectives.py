@@ -1,8 +1,7 @@
 """How the price of a pipeline adds up, from its last stage to its first: the objectives of the dynamic program.
 
 GPipeStep     the step time of GPipe, but for turns before the last stage
-OneFOneBStep  a lower bound of the step time of 1F1B
-SharedStep    the same where several workers may share a stage, under any schedule
+OneFOneBStep  a lower bound of the step time of 1F1B, and of any schedule where several workers may share a stage
 SteadyState   M times the slowest worker or link of the steady state
 Latency       one forward of one micro-batch
 
@@ -187,29 +186,33 @@ class OneFOneBStep:
     Stage s cannot start before the stages in front have run one forward, and behind its last backward theirs follows.
     In between, with d micro-batches in flight and a trip through all stages behind and back,
 
-        M (f + b)                          it works for all micro-batches
+        load                               its busiest worker computes so long: M (f + b) of one worker
         ceil(M / d) trip                   every d-th forward waits for a backward
         trip + (M-1) b + (M-d) f           while the first trip lasts, at most d forwards are done
         trip + (M-1) f + (M-d) b           when the last forward starts, at least M-d backwards have been done
         trip + (M-1) max(c, c')            its link carries one message at a time
+        trip - (f + b) + load              if all forwards of a worker come before its first backward
 
-    each is a bound of its own. Marks: the price but for the newest stage's own terms; those, its left boundary still
-    unknown; the trip from its forward to its backward of one micro-batch; its update.
+    each is a bound of its own; those with d say nothing of a stage that several workers share. And behind its load each
+    stage has its update, a shared one the reduce of its gradients in front of that, whatever the stages in front of it
+    still do. Marks: the price but for the newest stage's own terms; those, its left boundary still unknown; the trip
+    from its forward to its backward of one micro-batch; its update; the latest end of any update.
     """
 
     adds_up: ClassVar[bool] = True
     flows: ClassVar[bool] = False
-    nothing: ClassVar[Floats] = np.zeros((4, 1))
+    nothing: ClassVar[Floats] = np.zeros((5, 1))
     micro_batches: int
+    forwards_first: bool = False
 
     def last(self, stage: FrontStages) -> Floats:
         """See `PipelineObjective`."""
         trip = stage.forward + stage.backward
-        return _marks(self._window(stage, trip), stage.load, trip, stage.update)
+        return _marks(self._window(stage, trip), stage.load, trip, stage.update, stage.load + stage.update)
 
     def grow(self, old: Floats, hop: FrontHops, stage: FrontStages) -> Floats:
         """See `PipelineObjective`."""
-        price, pend, trip, _ = old
+        price, pend, trip, _, end = old
         more = self.micro_batches - 1
         own = stage.forward + stage.backward
         way = hop.there + hop.back
@@ -217,7 +220,8 @@ class OneFOneBStep:
         closed = np.maximum(price, pend + more * hop.busy_right) + way + own
         link = trip + np.maximum(self.micro_batches * hop.share - 1, 0.0) * np.maximum(hop.there, hop.back)
         price = np.maximum(np.maximum(closed, link), self._window(stage, trip))
-        return _marks(price, stage.load + more * hop.busy_left, trip, stage.update)
+        end = np.maximum(end + hop.there + stage.forward, stage.load + stage.update)
+        return _marks(price, stage.load + more * hop.busy_left, trip, stage.update, end)
 
     def _window(self, stage: FrontStages, trip: Floats) -> Floats:
         """What the warm-up depth costs: rounds of d, and what cannot be done while the first or last trip lasts."""
@@ -225,63 +229,18 @@ class OneFOneBStep:
         rounds = np.ceil(m / d) * trip
         first = trip + (m - 1) * b + (m - d) * f
         last = trip + (m - 1) * f + (m - d) * b
-        longest: Floats = np.maximum(rounds, np.maximum(first, last))
-        return longest
+        longest: Floats = np.where(stage.alone, np.maximum(rounds, np.maximum(first, last)), trip)
+        return np.maximum(longest, trip - (f + b) + stage.load) if self.forwards_first else longest
 
     def whole(self, marks: Floats) -> Floats:
         """See `PipelineObjective`."""
-        found: Floats = np.maximum(marks[0], marks[1]) + marks[3]
+        found: Floats = np.maximum(np.maximum(marks[0], marks[1]) + marks[3], marks[4])
         return found
 
     def least(self, marks: Floats, rest: Remainder) -> Floats:
         """See `PipelineObjective`."""
-        found: Floats = np.maximum(np.maximum(marks[0], marks[1]) + rest.both, self.micro_batches * rest.level)
-        return found
-
-
-@dataclass(frozen=True)
-class SharedStep(OneFOneBStep):
-    """A lower bound of the step time where several workers may share a stage.
-
-    The busiest of them computes for `load` in all; that one worker's micro-batches follow each other says nothing of a
-    shared stage's. Two bounds come on top of `OneFOneBStep`'s. Where all forwards of a worker come before its first
-    backward, the last of them goes through all stages behind and back:
-
-        trip - (f + b) + load
-
-    And behind its load each stage has its update, a shared one the reduce of its gradients in front of that, whatever
-    the stages in front of it still do. Marks: those of `OneFOneBStep`; the latest end of an update, the newest stage's
-    own among them.
-    """
-
-    nothing: ClassVar[Floats] = np.zeros((5, 1))
-    forwards_first: bool = False
-
-    def last(self, stage: FrontStages) -> Floats:
-        """See `PipelineObjective`."""
-        return _marks(*super().last(stage), stage.load + stage.update)
-
-    def grow(self, old: Floats, hop: FrontHops, stage: FrontStages) -> Floats:
-        """See `PipelineObjective`."""
-        behind = old[4] + hop.there + stage.forward
-        return _marks(*super().grow(old[:4], hop, stage), np.maximum(behind, stage.load + stage.update))
-
-    def _window(self, stage: FrontStages, trip: Floats) -> Floats:
-        longest: Floats = np.where(stage.alone, super()._window(stage, trip), trip)
-        return (
-            np.maximum(longest, trip - (stage.forward + stage.backward) + stage.load)
-            if self.forwards_first
-            else (longest)
-        )
-
-    def whole(self, marks: Floats) -> Floats:
-        """See `PipelineObjective`."""
-        found: Floats = np.maximum(super().whole(marks), marks[4])
-        return found
-
-    def least(self, marks: Floats, rest: Remainder) -> Floats:
-        """See `PipelineObjective`."""
-        found: Floats = np.maximum(super().least(marks, rest), marks[4] + rest.forward)
+        price = np.maximum(np.maximum(marks[0], marks[1]) + rest.both, self.micro_batches * rest.level)
+        found: Floats = np.maximum(price, marks[4] + rest.forward)
         return found
 
 

@@ -23,7 +23,7 @@ from assigner.solver.ladder.depths import nearby
 from assigner.solver.ladder.share_search import ShareSearch
 from assigner.solver.ladder.simulated import pipeline_key
 from assigner.solver.local_search import local_search
-from assigner.solver.objectives import SharedStep
+from assigner.solver.objectives import OneFOneBStep
 from assigner.solver.replica_options import ReplicaOptions
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class SharedSetting(LadderSetting):
 
     def _additive(self) -> PipelineObjective:
         if self.objective == "step":
-            return SharedStep(self.micro_batches, forwards_first=self.schedule == "gpipe")
+            return OneFOneBStep(self.micro_batches, forwards_first=self.schedule == "gpipe")
         return super()._additive()
 
     @property
