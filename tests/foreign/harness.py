@@ -98,7 +98,7 @@ def seeded(number: int) -> None:
     """The same state of every global generator before a step, for both sides."""
     random.seed(number)
     np.random.seed(number)  # the global state that models draw from
-    torch.manual_seed(number)
+    torch.default_generator.manual_seed(number)  # torch.manual_seed takes a stack for each kind of GPU
 
 
 def call(model: torch.nn.Module, inputs: Any) -> Any:

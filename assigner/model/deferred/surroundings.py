@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
-_LEAVES = (*_ATOMS, type, torch.Tensor, types.ModuleType)
+_LEAVES = (*_ATOMS, type, torch.Tensor, types.ModuleType, nn.Module)
 _NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "numpy", "assigner"}
 _DEEPEST, _MOST_ITEMS = 5, 10_000
 
@@ -31,51 +31,66 @@ def objects_from_outside(builder: Callable[[], nn.Module], model: nn.Module) -> 
         builder: Has made the model; what it closes over, and its file's names, are the outside.
         model: Its modules' classes tell of further files.
     """
-    roots: dict[int, Any] = {}
-    _reach(builder, roots, _DEEPEST)
+    outside, held = _Reach(), _Reach()
+    outside.follow(builder)
     for name in dict.fromkeys(type(module).__module__ for module in model.modules()):
         if name.partition(".")[0] not in _NOT_LOOKED_INTO and name in sys.modules:
-            for value in list(vars(sys.modules[name]).values()):
-                _reach(value, roots, _DEEPEST)
-    held: dict[int, Any] = {}
+            for value in outside.names_of(vars(sys.modules[name])):
+                outside.follow(value)
     for module in model.modules():
         for value in module.__dict__.values():
-            _reach(value, held, _DEEPEST)
-    return {number: value for number, value in held.items() if number in roots and not callable(value)}
+            held.follow(value)
+    return {number: value for number, value in held.found.items() if number in outside.found and not callable(value)}
 
 
-def _reach(value: Any, known: dict[int, Any], depth: int) -> None:
-    """Note an object and what it holds; modules are not followed: what only they hold is the model's own."""
-    if isinstance(value, (*_LEAVES, nn.Module)) or id(value) in known:
-        return
-    known[id(value)] = value
-    if depth:
-        for part in _parts(value):
-            _reach(part, known, depth - 1)
+class _Reach:
+    """What is reached from some objects, by id; modules are not followed: what only they hold is the model's own."""
 
+    def __init__(self) -> None:
+        self.found: dict[int, Any] = {}
+        self._files: set[int] = set()
+        self._is_leaf: dict[type, bool] = {}
 
-def _parts(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict | list | tuple | set):
-        if len(value) <= _MOST_ITEMS:
-            yield from value.values() if isinstance(value, dict) else value
-    elif isinstance(value, functools.partial):
-        yield from (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, types.MethodType):
-        yield from (value.__self__, value.__func__)
-    elif isinstance(value, types.FunctionType):
-        if value.__module__ is None or value.__module__.partition(".")[0] not in _NOT_LOOKED_INTO:
-            yield from _surroundings(value)
-    elif type(value).__module__.partition(".")[0] not in _NOT_LOOKED_INTO:
-        yield from getattr(value, "__dict__", {}).values()
+    def follow(self, value: Any, depth: int = _DEEPEST) -> None:
+        """Note an object and what it holds."""
+        kind = type(value)
+        if kind not in self._is_leaf:
+            self._is_leaf[kind] = issubclass(kind, _LEAVES)
+        if self._is_leaf[kind] or id(value) in self.found:
+            return
+        self.found[id(value)] = value
+        if depth:
+            for part in self._parts(value):
+                self.follow(part, depth - 1)
 
+    def names_of(self, file: dict[str, Any]) -> list[Any]:
+        """What stands at the top of a file, the first time: each of its functions can name all of it."""
+        if id(file) in self._files:
+            return []
+        self._files.add(id(file))
+        return list(file.values())
 
-def _surroundings(function: types.FunctionType) -> Iterator[Any]:
-    """What a function can name: its closure, its defaults and the top of its file."""
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:
-            continue  # a name that has no value yet
-    yield from (function.__defaults__ or ())
-    yield from (function.__kwdefaults__ or {}).values()
-    yield from list(function.__globals__.values())
+    def _parts(self, value: Any) -> Iterator[Any]:
+        if isinstance(value, dict | list | tuple | set):
+            if len(value) <= _MOST_ITEMS:
+                yield from value.values() if isinstance(value, dict) else value
+        elif isinstance(value, functools.partial):
+            yield from (value.func, *value.args, *value.keywords.values())
+        elif isinstance(value, types.MethodType):
+            yield from (value.__self__, value.__func__)
+        elif isinstance(value, types.FunctionType):
+            if value.__module__ is None or value.__module__.partition(".")[0] not in _NOT_LOOKED_INTO:
+                yield from self._surroundings(value)
+        elif type(value).__module__.partition(".")[0] not in _NOT_LOOKED_INTO:
+            yield from getattr(value, "__dict__", {}).values()
+
+    def _surroundings(self, function: types.FunctionType) -> Iterator[Any]:
+        """What a function can name: its closure, its defaults and the top of its file."""
+        for cell in function.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:
+                continue  # a name that has no value yet
+        yield from (function.__defaults__ or ())
+        yield from (function.__kwdefaults__ or {}).values()
+        yield from self.names_of(function.__globals__)

@@ -210,13 +210,18 @@ def _silence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unlogged() -> Iterator[None]:
-    """Keep torch's log of operations that refuse their arguments off the screen; the caller says what came of it."""
-    before = logging.root.manager.disable
+    """Keep torch's log of operations that refuse their arguments off the screen; the caller says what came of it.
+
+    Its trace loses its handlers for so long: while it has one, torch takes a stack for every record, written or not.
+    """
+    before, trace = logging.root.manager.disable, logging.getLogger("torch.__trace")
+    handlers, trace.handlers = trace.handlers, []
     logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
         logging.disable(before)
+        trace.handlers = handlers
 
 
 def _or_explain(export: Callable[[], Capture], name: str, trouble: Trouble) -> Capture:
