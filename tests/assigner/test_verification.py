@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import replace
 
@@ -11,18 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from foreign import written
-from kept import kept
 from torch import nn
-from workloads import WIDTH, diamond, graph_of, language, normalised, numbers, skips, towers, workload
+from workloads import WIDTH, diamond, graph_of, language, normalised, skips, towers, workload
 from wrong_models import WRONG, History, Noisy, Spectral, simple
 
 from assigner.errors import MarkingError, UsageError
 from assigner.model.marking import partition_graph
 from assigner.model.workload import Workload
 from assigner.verification import check_model
-from assigner.verification.comparing import Difference, Moment, align, difference
-from assigner.verification.observing import Item
-from assigner.verification.turns import Turns
 
 
 def checked(made):
@@ -81,80 +76,6 @@ def test_an_optimizer_that_looks_at_all_parameters_is_found():
     with pytest.raises(MarkingError, match=r"in step 1 of 2, 0.weight of partition '0'") as refused:
         checked(WRONG["clipping optimizer"]())
     assert "max_norm" in refused.value.hint
-
-
-def mutated(graph, name, change):
-    """The graph with one partition's forward changed by `change(fx graph)`."""
-    piece = graph.piece[name]
-    copy = torch.fx.Graph()
-    copy.output(copy.graph_copy(piece.graph, {}))
-    change(copy)
-    pieces = tuple(replace(piece, graph=copy) if each is piece else each for each in graph.pieces)
-    return replace(graph, pieces=pieces, recuts={True: [], False: []})
-
-
-class Glued(nn.Module):
-    """Three linear layers with code between them."""
-
-    def __init__(self):
-        super().__init__()
-        self.parts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.last = nn.Linear(WIDTH, 1)
-
-    def forward(self, x):
-        for part in self.parts:
-            x = torch.relu(part(x)) * 1.5
-        return self.last(x)
-
-
-def drop(graph):
-    node = next(node for node in graph.nodes if "relu" in str(node.target))
-    node.replace_all_uses_with(node.args[0])
-    graph.erase_node(node)
-
-
-def detach(graph):
-    node = next(node for node in graph.nodes if "relu" in str(node.target))
-    node.target = torch.ops.aten.relu.default
-    with graph.inserting_before(node):
-        node.args = (graph.call_function(torch.ops.aten.detach.default, (node.args[0],)),)
-
-
-def other_constant(graph):
-    node = next(node for node in graph.nodes if "mul" in str(node.target))
-    node.args = (node.args[0], 1.5 + 3e-5)
-
-
-@kept
-def glued(dtype):
-    def batch(rows, generator):
-        return tuple(each.to(dtype) for each in numbers(rows, generator))
-
-    return replace(workload(Glued, "parts.*", "last"), model=lambda: Glued().to(dtype), batch=batch)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_capture_that_is_not_broken_passes(dtype):
-    """What the next test breaks is equal as it is."""
-    assert check_model(glued(dtype), graph_of(glued(dtype))).result == "equal"
-
-
-@pytest.mark.parametrize(
-    ("partition", "change", "said"),
-    [
-        ("parts.0", drop, "it begins in partition 'parts.0' or 'parts.1', before 'parts.1' is called"),
-        pytest.param(
-            "parts.2", drop, "it begins in partition 'parts.2', before 'last' is called", marks=pytest.mark.long
-        ),
-        ("parts.1", other_constant, "it begins in partition 'parts.1' or 'parts.2', before 'parts.2' is called"),
-        ("parts.1", detach, "it begins in the backward of partition 'parts.1'"),
-    ],
-)
-@pytest.mark.parametrize("dtype", [pytest.param(torch.float64, marks=pytest.mark.long), torch.float32])
-def test_a_broken_capture_is_found_where_it_is_broken(partition, change, said, dtype):
-    """A lost operation, a constant that is off by 3e-5, a gradient that goes no further."""
-    with pytest.raises(MarkingError, match=said):
-        check_model(glued(dtype), mutated(graph_of(glued(dtype)), partition, change))
 
 
 def test_a_model_that_multiplies_errors_raises_no_alarm():
@@ -354,16 +275,6 @@ def test_the_generators_are_left_as_they_were():
     assert states[3] == after[3]
 
 
-def test_turns_end_where_everybody_waits():
-    """Two that wait for each other are an error, not a hang; so is one that fails."""
-    turns = Turns()
-    with pytest.raises(RuntimeError, match="waits for a message"):
-        turns.run([lambda: turns.wait_until(lambda: False)] * 2)
-    with pytest.raises(ZeroDivisionError):
-        turns.run([lambda: turns.wait_until(lambda: False), lambda: 1 / 0])
-    assert turns.run([lambda: 1, lambda: 2]) == [1, 2]
-
-
 def test_a_recompute_that_moves_state_passes():
     """Spectral normalisation and a counter: the recompute sees what the first forward did."""
     assert checked(workload(Spectral, "first", "last")).result == "equal"
@@ -416,66 +327,6 @@ def test_a_model_without_room_is_checked_in_its_forwards(make, monkeypatch):
     found = checked(make())
     assert (found.result, found.way, found.trained) == ("equal", "pieces", False)
     assert "nothing is known of gradients" in found.cautions[0]
-
-
-def test_a_broken_forward_is_found_without_room(monkeypatch):
-    """The code between modules runs on both sides."""
-    monkeypatch.setattr("assigner.verification.checking.free_memory", lambda: 0)
-    made = workload(Glued, "parts.*", "last")
-    with pytest.raises(MarkingError, match=r"the model's output .* differs by"):
-        check_model(made, mutated(partition_graph(made), "parts.1", other_constant))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_difference_is_told_with_its_scale(dtype):
-    """Also beside infinities and what is no number; where only one side has these it is infinite."""
-    one = torch.tensor([1.0, -8.0, 2.0], dtype=dtype)
-    two = torch.tensor([1.0, -8.0, 4.0], dtype=dtype)
-    odd = torch.tensor([math.inf, math.nan], dtype=dtype)
-    moment, item = Moment("step"), Item("gradient", "a", "a.weight")
-    assert difference(moment, item, one, one.clone()) is None
-    assert difference(moment, item, None, None) is None
-    assert difference(moment, item, odd, odd.clone()) is None
-    for left, right in ((one, two), (torch.cat([one, odd]), torch.cat([two, odd]))):
-        found = difference(moment, item, left, right)
-        assert (found.largest, found.scale, found.counts(), found.counts(1.0)) == (2.0, 8.0, True, False)
-    assert difference(moment, item, one, None).largest == 8.0
-    assert difference(moment, item, one, one[:2]).largest == math.inf
-    assert difference(moment, item, one, torch.tensor([1.0, math.nan, 2.0], dtype=dtype)).largest == math.inf
-    assert difference(moment, item, one.long(), two.long() + 1).largest == math.inf
-    assert str(item) == "the gradient of a.weight"
-
-
-@pytest.mark.parametrize("value", [1e-3, math.nan, math.inf])
-def test_a_difference_is_found_wherever_it_lies(value):
-    """Tensors are compared in parts; the last part is a short one."""
-    one = torch.randn(3, 70_001, generator=torch.Generator().manual_seed(0)).T
-    moment, item = Moment("step"), Item("gradient", "a", "a.weight")
-    for row, column in ((0, 0), (40_000, 1), (70_000, 2)):
-        two = one.clone()
-        two[row, column] += value
-        found = difference(moment, item, one, two)
-        expected = float((one - two).abs().amax()) if math.isfinite(value) else math.inf
-        assert (found.largest, found.counts()) == (expected, True)
-
-
-def test_gradients_that_differ_by_rounding_are_applied_as_equal_ones():
-    """AdamW would make two learning rates of 1e-12 beside -1e-12; what differs by more stays as it is."""
-
-    class Held:
-        def __init__(self, *values):
-            self.values = torch.tensor(values)
-
-        def look(self, _):
-            return self.values
-
-    item = Item("gradient", "a", "a.weight")
-    for tiny, same in ((-1e-12, True), (-1e-3, False)):
-        plain, other = Held(1.0, 1e-12), Held(1.0, tiny)
-        found = difference(Moment("step"), item, plain.values, other.values)
-        assert isinstance(found, Difference)
-        align(plain, other, [found])
-        assert torch.equal(plain.values, other.values) == same
 
 
 def test_a_train_of_a_modules_own_is_called_as_a_script_does():
