@@ -19,8 +19,8 @@ RUN = Path(__file__).resolve().parents[1] / "benchmarks" / "gpu" / "run.py"
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module, with a small model, and `cpu` wherever it says `cuda:0`."""
+def run(programs: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module, with a small model, one thread, and `cpu` wherever it says `cuda:0`."""
     specification = importlib.util.spec_from_file_location("gpu_run", RUN)
     assert specification is not None
     assert specification.loader is not None
@@ -28,10 +28,13 @@ def run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, "gpu_run", made)
     specification.loader.exec_module(made)
     monkeypatch.setattr(made, "MODEL", "examples/gpt.py:workload(width=32,context=16,blocks=2,batch_size=8)")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     ran = made.Bench.ran
 
     def on_cpu(bench: Any, *command: str, **given: Any) -> str:
-        return str(ran(bench, *(word.replace("cuda:0", "cpu") for word in command), **given))
+        others = {sys.executable: str(programs / "python"), **dict.fromkeys(("4", "8"), "1")}  # so many threads
+        words = [others.get(word, word) for word in command]
+        return str(ran(bench, *(word.replace("cuda:0", "cpu") for word in words), **given))
 
     monkeypatch.setattr(made.Bench, "ran", on_cpu)
     return made

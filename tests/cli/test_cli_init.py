@@ -129,12 +129,13 @@ def test_the_children_of_a_sequential_are_its_partitions(assigner, net):
 
 @pytest.mark.distributed
 @pytest.mark.long
-def test_from_init_to_a_trained_step(net):
+def test_from_init_to_a_trained_step(net, programs):
     """init, profile, solve, run and bench, with nothing changed in between; the loss falls, and times are told."""
 
     def assigner(*words):
-        command = [sys.executable, "-m", "assigner_cli", *words]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=net, timeout=1200, check=False)
+        done = subprocess.run(
+            [programs / "assigner", *words], capture_output=True, text=True, cwd=net, timeout=1200, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done
 
