@@ -14,7 +14,7 @@ from assigner.errors import MeasurementError, UsageError
 from assigner.files import entry_file, refuse_existing, refuse_input
 from assigner.launch.launcherwatch import end_with
 from assigner.machine.launchedrank import launched, launched_rank
-from assigner.profiler.options import MEASURING, RANKS, ProfileOptions
+from assigner.profiler.options import MEASURING, RANKS, ProfileDestination, ProfileOptions
 
 from . import console, names
 from .check import compared
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from assigner.formats.profile import Profile, Verification
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
-    from assigner.profiler.session import ProfileDestination
 
 Result = TypeVar("Result")
 
@@ -107,7 +106,6 @@ def profile_command(
         return
     # torch reads it when it is imported: its memory profiler warns of every block that is older than a measurement
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from assigner.profiler.session import ProfileDestination
 
     files = ProfileDestination(
         output, force=force, resume=resume, only=tuple(only or ()), others=tuple(merge or ()), notice=console.notice
@@ -172,7 +170,7 @@ def _begin_apart(settings: "console.Settings", parent: int) -> None:
 
 
 def _check_before(
-    entry: str, options: ProfileOptions, files: "ProfileDestination", *, workers: int, checks: bool
+    entry: str, options: ProfileOptions, files: ProfileDestination, *, workers: int, checks: bool
 ) -> "Verification | None":
     """Look at the workload and the files once before any rank starts: what is wrong is said once, and soon."""
     from assigner.formats.merging import check_same_partitions, check_same_workload
@@ -246,7 +244,7 @@ def _kept(output: Path, workers: int) -> str | None:
 
 
 def _measure_as_rank(
-    entry: str, options: ProfileOptions, files: "ProfileDestination", *, threads: int, checks: bool
+    entry: str, options: ProfileOptions, files: ProfileDestination, *, threads: int, checks: bool
 ) -> None:
     """One rank of a run that is going on; rank 0 writes the file, and checks where the launcher has not."""
     import torch

@@ -1,8 +1,10 @@
-"""What is asked of a profiling run, as one frozen value; knows no torch, so that the command line can read it."""
+"""What is asked of a profiling run, and where its file goes; knows no torch, so that the command line can read it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from assigner.errors import UsageError
@@ -101,3 +103,24 @@ class ProfileOptions:
     def reserved(self) -> float:
         """Share of a worker's memory that plans leave alone."""
         return RESERVE if self.reserve is None else self.reserve
+
+
+@dataclass(frozen=True)
+class ProfileDestination:
+    """Where a profile goes, and what it starts from.
+
+    Args:
+        path: The profile's file; until it is written, each rank's journal lies beside it.
+        force: An existing file is replaced.
+        resume: Go on with the journals that an interrupted run left.
+        only: What is measured again (see `Selection`): the profile at `path` is updated. Empty: everything.
+        others: Files of other workers' profiles that are added. Rank 0 reads them, and what else is said here of files.
+        notice: Called with what the user should know.
+    """
+
+    path: Path
+    force: bool = False
+    resume: bool = False
+    only: tuple[str, ...] = ()
+    others: tuple[Path, ...] = ()
+    notice: Callable[[str], None] = lambda _text: None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -37,13 +35,13 @@ from assigner.runtime.sending import LostConnectionError
 from assigner.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from assigner.formats.fineness import Fineness
     from assigner.formats.profile import Verification
     from assigner.model.workload import Workload
     from assigner.profiler.forecast import RankProgress
-    from assigner.profiler.options import ProfileOptions
+    from assigner.profiler.options import ProfileDestination, ProfileOptions
 
 _count = itertools.count()  # the n-th run of every rank is the same one
 
@@ -79,27 +77,6 @@ def check_sizes(workload: Workload, sizes: Iterable[int]) -> None:
             raise UsageError(
                 f"micro-batch size {size}: no plan uses it: {obstacle}", hint=f"{least} is the smallest that is allowed"
             )
-
-
-@dataclass(frozen=True)
-class ProfileDestination:
-    """Where a profile goes, and what it starts from.
-
-    Args:
-        path: The profile's file; until it is written, each rank's journal lies beside it.
-        force: An existing file is replaced.
-        resume: Go on with the journals that an interrupted run left.
-        only: What is measured again (see `Selection`): the profile at `path` is updated. Empty: everything.
-        others: Files of other workers' profiles that are added. Rank 0 reads them, and what else is said here of files.
-        notice: Called with what the user should know.
-    """
-
-    path: Path
-    force: bool = False
-    resume: bool = False
-    only: tuple[str, ...] = ()
-    others: tuple[Path, ...] = ()
-    notice: Callable[[str], None] = lambda _text: None
 
 
 def profile_workload(

@@ -12,9 +12,9 @@ from single_rank import be_only_rank
 from torch import nn
 
 from assigner.model.workload import Workload
-from assigner.profiler.options import ProfileOptions
+from assigner.profiler.options import ProfileDestination, ProfileOptions
 from assigner.profiler.processstate import process_state_kept
-from assigner.profiler.session import ProfileDestination, profile_workload
+from assigner.profiler.session import profile_workload
 
 if TYPE_CHECKING:
     from pathlib import Path

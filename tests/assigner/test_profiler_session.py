@@ -17,9 +17,9 @@ from assigner.formats.profile import Profile, load_profile, save_profile
 from assigner.model.workload import Workload
 from assigner.profiler import sampling, session, stagegroups
 from assigner.profiler.journal import Note, journal_path
-from assigner.profiler.options import ProfileOptions
+from assigner.profiler.options import ProfileDestination, ProfileOptions
 from assigner.profiler.rank import Keeping, RankSession
-from assigner.profiler.session import ProfileDestination, profile_workload
+from assigner.profiler.session import profile_workload
 from assigner.profiler.tasks import Point, RefusedError, Start
 
 if TYPE_CHECKING:

@@ -71,6 +71,15 @@ def test_a_command_imports_only_what_it_needs(folder, never):
     assert done.returncode == 0, done.stderr.decode()
 
 
+def test_a_profile_begins_without_torch(folder):
+    """The process that looks at the workload imports it; the one that started that would only make it wait."""
+    code = (
+        "import sys; from assigner_cli import main, profile; found = set({heavy!r}); sys.argv[1:] = {words!r}\n"
+        "profile._apart = lambda *_, **__: sys.exit(str(found & set(sys.modules)))\nmain()"
+    ).format(heavy=HEAVY, words=["profile", "m.py:workload", "-o", "new.json"])
+    assert run(code=code).stderr.decode().strip() == "set()"
+
+
 def test_importing_the_package_is_cheap(folder):
     """`import assigner_cli` alone loads neither typer nor rich."""
     done = run(
