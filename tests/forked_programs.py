@@ -245,7 +245,7 @@ def measure_briefly() -> None:
     from assigner.profiler import busy, collectives, links, sampling
 
     sampling.WARM_UP_S, sampling.SAMPLE_S, sampling.LIMIT_S = 0.02, 0.01, 0.2
-    links._BUDGET_S, busy._ALONE_S, busy._STREAM_S = 0.02, 0.02, 0.05
+    links._BUDGET_S, busy._ALONE_S, busy._STREAM_S = 0.02, 0.002, 0.05
     collectives._STREAM_S, collectives._BUDGET_S = 0.02, 0.02
 
 
