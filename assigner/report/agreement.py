@@ -119,6 +119,7 @@ def _explanation(found: Agreement) -> Sheet:
         ("forwards, backwards and updates as measured", why.compute_s),
         ("messages as measured", why.transfers_s),
         ("overheads as measured", why.overheads_s),
+        ("messages' processor time, taken from actions", why.handling_s),
         ("variation: means, not medians", why.variation_s),
         ("not explained", why.unexplained_s),
     ):
@@ -278,6 +279,7 @@ def agreement_data(found: Agreement, sides: Sequence[Spans] = ()) -> dict[str, A
             "compute_s": why.compute_s,
             "transfers_s": why.transfers_s,
             "overheads_s": why.overheads_s,
+            "handling_s": why.handling_s,
             "variation_s": why.variation_s,
             "unexplained_s": why.unexplained_s,
             "largest_cause": largest_cause(found),

@@ -2,13 +2,16 @@
 
 The simulator is asked again with measured figures in the place of predicted ones, one group after the other:
 
-    predicted ─ compute ─▶ ─ transfers ─▶ ─ overheads ─▶ ─ variation ─▶ ─ not explained ─▶ measured
+    predicted ─ compute ─▶ ─ transfers ─▶ ─ overheads ─▶ ─ messages' processor time ─▶ ─ variation ─▶
+              ─ not explained ─▶ measured
 
 Each group moves the step time by what the plan makes of it: a slow worker that nobody waits for moves nothing. The
 first three are medians. Variation is what means say beyond: where an action now and then takes long, workers that wait
 for each other at every stage pay for each such time. (Two ranks on two cores with other work on them, plans of 6 and
-14 stages: medians left 19 to 73 ms of 300 to 372 ms unexplained, means -1 to 20 ms.) What is left over are actions that
-get in each other's way.
+14 stages: medians left 19 to 73 ms of 300 to 372 ms unexplained, means -1 to 20 ms.) A part of it may be the processor
+time of messages: priced behind an action, and taken by other threads from whichever action runs. So what was priced and
+not seen between actions is said by itself, as far as means are beyond medians. What is left over are actions that get
+in each other's way.
 """
 
 from __future__ import annotations
@@ -72,7 +75,9 @@ class Explanation:
         compute_s: Forwards, backwards and updates.
         transfers_s: Messages on the wire.
         overheads_s: What workers lose between two actions, and before the first and after the last of a step.
-        variation_s: Of all these, what their means are beyond their medians.
+        handling_s: Processor time that messages were predicted to take and did not take between actions: as far as the
+            actions' means have it beyond their medians.
+        variation_s: Of all these, what their means are beyond their medians, without that.
         unexplained_s: The rest.
         causes: Single ones, that which moves the step time most first.
     """
@@ -80,6 +85,7 @@ class Explanation:
     compute_s: float
     transfers_s: float
     overheads_s: float
+    handling_s: float
     variation_s: float
     unexplained_s: float
     causes: tuple[Deviation, ...]
@@ -101,12 +107,16 @@ def explain(plan: Plan, cost: CostModel, predicted: Observed, measured: Observed
     with_transfers = replace(with_compute, flights=flights)
     with_overheads = replace(_all(measured, _MEDIAN), flights=flights)
     with_means = replace(_all(measured, _MEAN), flights=_flights(plan, cost, wiring.routes, measured, _MEAN))
+    with_handling = replace(with_overheads, busy=_at_least(predicted, with_overheads.busy))
     said = step_s(plan, cost)
     steps = [
-        step_s(plan, cost, instead=figures) for figures in (with_compute, with_transfers, with_overheads, with_means)
+        step_s(plan, cost, instead=figures)
+        for figures in (with_compute, with_transfers, with_overheads, with_handling, with_means)
     ]
-    steps[-2] += measured.tail.median_s
-    steps[-1] += measured.tail.mean_s
+    steps[2] += measured.tail.median_s
+    steps[3] += measured.tail.median_s
+    steps[4] += measured.tail.mean_s
+    steps[3] = max(steps[2], min(steps[3], steps[4]))
     moved = [after - before for before, after in pairwise([said, *steps, measured.step.median_s])]
     tried = [
         *_first(_computes(plan, cost, compute)), *_first(_transfers(plan, cost, flights)),
@@ -114,8 +124,14 @@ def explain(plan: Plan, cost: CostModel, predicted: Observed, measured: Observed
     ]  # fmt: skip
     alone = [replace(cause, step_s=step_s(plan, cost, instead=figures) - said) for _, cause, figures in tried]
     causes = tuple(sorted(alone, key=lambda cause: -abs(cause.step_s)))
-    computing_s, transfers_s, overheads_s, variation_s, unexplained_s = moved
-    return Explanation(computing_s, transfers_s, overheads_s, variation_s, unexplained_s, causes)
+    computing_s, transfers_s, overheads_s, handling_s, variation_s, unexplained_s = moved
+    return Explanation(computing_s, transfers_s, overheads_s, handling_s, variation_s, unexplained_s, causes)
+
+
+def _at_least(predicted: Observed, busy: Mapping[Compute, float]) -> dict[Compute, float]:
+    """What workers lose behind their actions, where that is less than was predicted as much as was."""
+    said = {key: samples.median_s for key, samples in predicted.behind.items()}
+    return {key: max(seconds, said.get(key, 0.0)) for key, seconds in busy.items()}
 
 
 _Middle = Callable[[Samples], float]

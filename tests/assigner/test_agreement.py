@@ -14,10 +14,12 @@ from assigner.formats.stage import Replica, Stage
 from assigner.formats.trace import Trace, TracedAction, TracedMessage, WorkerTrace, load_trace, save_trace
 from assigner.schedule.cost import CostModel
 from assigner.schedule.program import ActionKind
-from assigner.schedule.simulate import predict, step_s
+from assigner.schedule.simulate import predict, simulated, step_s
 from assigner.schedule.timing import Instead
 from assigner.validation import agree, as_run
-from assigner.validation.observed import observe
+from assigner.validation.explanation import explain
+from assigner.validation.observed import Samples, observe
+from assigner.validation.rehearsal import rehearsed
 
 PROFILE = make_profile(work=[2e-3] * 6, slowness=[1.0, 1.5, 1.0], bandwidth=2e8, edge_bytes=2e5)
 PLAN = make_plan(PROFILE, [(0, ["p0", "p1"]), (1, ["p2"]), (2, ["p3", "p4", "p5"])], micro_batches=8)
@@ -51,7 +53,7 @@ def test_a_difference_that_the_model_can_say_is_explained_to_the_last_bit(seed: 
     truth = with_busy(slower_link(slower_worker(profile, 1, forward=1.2, backward=1.1), 2, 3, 2.0), 0.2)
     found = agree(plan, profile, run_in(truth, plan))
     why, whole = found.explanation, found.step.measured_s - found.step.predicted_s
-    moved = why.compute_s + why.transfers_s + why.overheads_s + why.variation_s + why.unexplained_s
+    moved = why.compute_s + why.transfers_s + why.overheads_s + why.handling_s + why.variation_s + why.unexplained_s
     assert moved == pytest.approx(whole, abs=1e-12)
     assert why.unexplained_s == pytest.approx(0, abs=1e-9)
 
@@ -92,6 +94,30 @@ def test_what_a_worker_loses_between_actions_is_overhead() -> None:
     assert (why.compute_s, why.overheads_s, why.unexplained_s) == pytest.approx((0, whole, 0), abs=1e-12)
     assert why.causes[0].group == "overheads"
     assert all(each.overhead.predicted_s == 0 < each.overhead.measured_s for each in found.workers)
+
+
+def test_messages_processor_time_is_named_where_actions_have_it() -> None:
+    """Priced behind actions and taken within some it is no variation, but that messages then leave later.
+
+    Where means are medians nobody took it.
+    """
+    profile = with_busy(PROFILE, 0.5)
+    cost = CostModel(profile)
+    said = observe(rehearsed(simulated(PLAN, cost), cost))
+    nothing = {key: Samples((0.0,)) for key in said.behind}
+    gone = replace(said, behind=nothing)
+    why = explain(PLAN, cost, said, gone)
+    assert why.overheads_s < 0
+    assert (why.handling_s, why.variation_s) == pytest.approx((0, 0), abs=1e-12)
+    within = {
+        key: Samples((*(samples.median_s,) * 2, samples.median_s + 3 * said.behind[key].median_s))
+        if key in said.behind
+        else samples
+        for key, samples in said.compute.items()
+    }
+    why = explain(PLAN, cost, said, replace(gone, compute=within))
+    assert why.handling_s == pytest.approx(-why.overheads_s)
+    assert 0 < why.variation_s < why.handling_s
 
 
 def test_start_and_end_of_a_step_are_overhead() -> None:

@@ -84,7 +84,7 @@ def test_the_rows_add_up_to_what_was_measured() -> None:
 def test_every_stage_message_and_worker_has_a_row() -> None:
     """Three stages, four routes, three workers."""
     found = found_in(PROFILE)
-    assert [len(sheet.rows) for sheet in sheets(found)] == [6, 3, 4, 3]
+    assert [len(sheet.rows) for sheet in sheets(found)] == [7, 3, 4, 3]
     stages, messages, workers = sheets(found)[1:]
     assert [row[1] for row in stages.rows] == [worker_name(rank) for rank in range(3)]
     assert {row[-1] for row in messages.rows} <= {f"{n} of 40" for n in range(41)}
@@ -124,7 +124,7 @@ def test_json_has_the_same_figures() -> None:
     found = found_in(slower_worker(PROFILE, 2, backward=1.12))
     data = json.loads(json.dumps(agreement_data(found)))
     difference = data["difference"]
-    parts = ("compute_s", "transfers_s", "overheads_s", "variation_s", "unexplained_s")
+    parts = ("compute_s", "transfers_s", "overheads_s", "handling_s", "variation_s", "unexplained_s")
     assert data["step"]["measured_s"] - data["step"]["predicted_s"] == pytest.approx(sum(difference[p] for p in parts))
     assert difference["causes"][0]["worker"] == worker_name(2)
     assert len(data["computes"]) == 9
