@@ -31,6 +31,7 @@ _OF_VALUES, _OF_CHANGE = 16, 1000  # times a type's resolution: what rounding ex
 _MOST_OF_CHANGE = 0.125
 _AGAIN = 1.25  # times as far as before
 _FAR, _MOST_FAR = 64, 1 / 64  # times a type's resolution of the largest value, and a share of it at most
+_APART = 64  # more than a sample has values
 
 
 class CopyComparison:
@@ -103,8 +104,9 @@ class _GroupCopies:
 
     Attributes:
         apart: How far apart the copies of each parameter have been; None: nobody knows.
-        pending: The largest values, and the largest of what is opposite to them, on their way: of the parameters, and
-            of the gradients of the last update.
+        pending: The largest values, and the largest of what is opposite to them, on their way: of the parameters, of
+            the gradients of the last update, of how many values of each of both are no finite numbers, and of which
+            parameters want gradients.
     """
 
     def __init__(self, group: WorkerGroup, held: Mapping[str, nn.Parameter]) -> None:
@@ -117,7 +119,7 @@ class _GroupCopies:
         self.pending: PendingTensor | None = None
         self._before = self._sampled(self._held)
         self._gradients = torch.zeros_like(self._before)
-        self._now = torch.cat([self._before, self._gradients])
+        self._now = self._before
 
     @staticmethod
     @torch.no_grad()
@@ -133,16 +135,24 @@ class _GroupCopies:
         return torch.zeros_like(self._eps).scatter_reduce_(0, self._owner, values, "amax")
 
     def begin(self) -> None:
-        self._now = torch.cat([self._sampled(self._held), self._gradients])
-        self.pending = self.group.begin_largest(torch.cat([self._now, -self._now]))
+        now = torch.cat([self._sampled(self._held), self._gradients])
+        odd = now.isnan() + _APART * now.isposinf() + _APART**2 * now.isneginf()  # no difference tells these
+        odd = torch.zeros_like(self._eps).index_add_(0, self._owner, odd.double())
+        wanted = torch.tensor([float(each.requires_grad) for each in self._held], device="cpu").to(odd)
+        self._now = now.nan_to_num(0.0, 0.0, 0.0)
+        told = torch.cat([self._now, odd, wanted])
+        self.pending = self.group.begin_largest(torch.cat([told, -told]))
 
     def end(self) -> None:
         if self.pending is None:
             self.begin()
         assert self.pending is not None
-        ends, self.pending = self.pending.wait(), None
+        (ends, opposite), self.pending = self.pending.wait().chunk(2), None
         half, now = len(self._before), self._now
-        apart = self._largest(ends[: 2 * half] + ends[2 * half :])
+        off = ends + opposite
+        self._check_wanted(off[2 * half + len(self._eps) :])
+        odd = off[2 * half : 2 * half + len(self._eps)] > 0
+        apart = self._largest(off[: 2 * half]).masked_fill(odd, torch.inf)
         change = torch.cat([now[:half] - self._before, now[half:]]).abs()
         self._before, self._gradients = now[:half], torch.zeros_like(self._gradients)
         rounding = _OF_VALUES * self._eps * self._largest(now.abs())
@@ -160,7 +170,7 @@ class _GroupCopies:
                 " pipeline.clip_grad_norm_; weights of one rank are handed out by pipeline.load_state_dict",
             )
         self.apart = torch.maximum(apart[: len(self._held)], known)
-        largest = self._largest(torch.maximum(ends[: 2 * half], ends[2 * half :]))
+        largest = self._largest(torch.maximum(ends[: 2 * half], opposite[: 2 * half]))
         self._align((apart > (_FAR * self._eps).clamp(max=_MOST_FAR) * largest)[: len(self._held)].nonzero().flatten())
 
     @torch.no_grad()
@@ -173,6 +183,15 @@ class _GroupCopies:
             self.apart[n] = 0
         if len(far):
             self._before = self._sampled(self._held)
+
+    def _check_wanted(self, unlike: torch.Tensor) -> None:
+        """A worker that wants no gradient of a parameter would leave that of its micro-batches out of the sum."""
+        for n in unlike.nonzero().flatten().tolist():
+            raise UsageError(
+                f"{', '.join(self.group.workers)} hold copies of {self._names[n]}, and its requires_grad is True on one"
+                " of them and False on another",
+                hint="freeze it and train it again on all ranks alike",
+            )
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:

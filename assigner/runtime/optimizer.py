@@ -111,7 +111,8 @@ class PipelineOptimizer(torch.optim.Optimizer):
             UsageError: the optimizer looks at parameters of several workers at once, or takes sparse gradients alone
                 and several workers hold one parameter, or its handle has hooks.
         """
-        self._spread = len(shares) > 1
+        held_by = max(Counter(holders).values(), default=0)
+        self._spread = max(len(shares), held_by) > 1
         if self._spread and self._made and (self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks):
             self._refuse_hook()
         self._check_sparse(holders or Counter(name for share in shares for name in share))
@@ -119,7 +120,8 @@ class PipelineOptimizer(torch.optim.Optimizer):
             return False
         if needs_closure(self.local):
             raise UsageError(
-                f"{closure_words(self.local)}; under this one {len(shares)} workers have parameters", hint=CLOSURE_HINT
+                f"{closure_words(self.local)}; under this one {max(len(shares), held_by)} workers have parameters",
+                hint=CLOSURE_HINT,
             )
         check_separable(
             self.local, self._model, shares,

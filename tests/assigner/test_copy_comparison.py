@@ -130,3 +130,39 @@ def test_what_one_has_changed_is_found(what):
         pair.step()
     with pytest.raises(UsageError, match="have come apart, by"):
         pair.compare()
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_no_finite_number_is_compared(odd):
+    """Where all copies have it they are alike, and its neighbours are compared; on one of them it is found."""
+    pair = Pair(torch.float32)
+    for copy in pair.copies:
+        copy.detach()[0, 0] = odd
+    pair.compare()
+    pair.copies[0].detach()[:, 0].mul_(0.99)
+    with pytest.raises(UsageError, match=r"have come apart, by \d"):
+        pair.compare()
+    pair = Pair(torch.float32)
+    pair.copies[1].detach()[0, 0] = odd
+    with pytest.raises(UsageError, match="hold copies of weight, and these have come apart, by inf"):
+        pair.compare()
+    pair = Pair(torch.float32)
+    pair.step()
+    assert pair.copies[0].grad is not None
+    pair.copies[0].grad[0, 0] = odd
+    pair.compared[0].note_gradients()
+    with pytest.raises(UsageError, match="copies of the gradient of weight, and these have come apart, by inf"):
+        pair.compare()
+
+
+def test_all_want_gradients_or_none_does():
+    """The micro-batches of one that wants none would be missing in the sum."""
+    pair = Pair(torch.float32)
+    for copy in pair.copies:
+        copy.requires_grad_(False)
+    pair.compare()
+    pair.copies[0].requires_grad_(True)
+    with pytest.raises(
+        UsageError, match="copies of weight, and its requires_grad is True on one of them and False on another"
+    ):
+        pair.compare()

@@ -39,3 +39,13 @@ def divided(plan: Plan) -> Plan:
         )
         stages.append(replace(stage, replicas=replicas))
     return replace(plan, stages=tuple(stages))
+
+
+def by_one(plan: Plan) -> Plan:
+    """The first worker of each stage updates all of it."""
+    stages = []
+    for stage in plan.stages:
+        first, *others = stage.replicas
+        replicas = replace(first, updates=stage.partitions), *(replace(each, updates=()) for each in others)
+        stages.append(replace(stage, replicas=replicas))
+    return replace(plan, stages=tuple(stages))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from placements import divided, everywhere, names_of
+from placements import by_one, divided, everywhere, names_of
 from recurrent_cases import words
 from torch import nn
 from training_models import lookups
@@ -157,6 +157,18 @@ def drawn(pipeline: Pipeline) -> None:
         nn.init.normal_(each)
 
 
+def frozen(pipeline: Pipeline) -> None:
+    pipeline.step(pipeline.workload.make_batch(8, 0))
+    if pipeline.rank == 1:
+        dict(pipeline.named_parameters())["parts.1.bias"].requires_grad_(False)
+
+
+def spoiled(pipeline: Pipeline) -> None:
+    pipeline.step(pipeline.workload.make_batch(8, 0))
+    if pipeline.rank == 1:
+        dict(pipeline.named_parameters())["parts.1.bias"].detach()[0] = torch.nan
+
+
 def noisy(pipeline: Pipeline) -> None:
     """A step, and then noise on the weights, which each rank draws for itself."""
     pipeline.step(pipeline.workload.make_batch(8, 0))
@@ -232,6 +244,9 @@ def refusals() -> dict[str, str]:
         "a loss over the batch": refused(over, everywhere(made)),
         "carried state": refused(words(), everywhere(words())),
         "LBFGS": refused(searching, everywhere(made)),
+        "LBFGS, one updates for all": refused(searching, by_one(everywhere(made))),
+        "frozen on one": refused(made, everywhere(made), begin=frozen),
+        "no number on one": refused(made, everywhere(made), begin=spoiled),
         "a counter of large values": refused(late, everywhere(late), begin=large),
         "a counter of evaluations": refused(
             evaluated, everywhere(evaluated), begin=lambda pipeline: pipeline.evaluate(evaluated.make_batch(8, 0))
