@@ -254,7 +254,7 @@ def parts(small_s: float, large_s: float, seconds: float) -> tuple[float, float]
     if not seconds:
         return min(small_s, large_s), 0.0
     share = min(1.0, max(0.0, large_s - small_s) / seconds)
-    return large_s - share * seconds, share
+    return max(0.0, large_s - share * seconds), share  # the last digit may fall below
 
 
 def _sweep(lane: Lane, target: int, sizes: Sequence[int], offset: float) -> list[SweepPoint]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +156,9 @@ def test_what_a_typical_message_costs_is_met_exactly() -> None:
     assert parts(3e-4, 2e-4, 1e-3) == pytest.approx((2e-4, 0.0))
     assert parts(2e-4, 5e-4, 1e-4) == pytest.approx((4e-4, 1.0))
     assert parts(2e-4, 3e-4, 0.0) == (2e-4, 0.0)
+    drawn = random.Random(0)
+    for _ in range(200):  # a profile with a cost below 0, by the last digit of a sum, would be refused
+        assert parts(0.0, drawn.random(), drawn.random())[0] >= 0
 
 
 def test_a_median_that_is_known_needs_no_more_samples() -> None:
