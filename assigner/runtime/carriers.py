@@ -67,7 +67,7 @@ class GlooCarrier:
     most_tag = (1 << 31) - 1
 
     def __init__(self) -> None:
-        for thread in _threads(_THREADS):
+        for thread in _threads("gloo_tcp_loop"):
             with contextlib.suppress(OSError):  # it has ended, or a sandbox forbids it: it goes on as it was
                 os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
 
@@ -85,9 +85,6 @@ class GlooCarrier:
 
     def close(self, *, failed: bool) -> None:
         """The process group, which others use too, ends what is under way when it is left."""
-
-
-_THREADS = "gloo_tcp_loop"
 
 
 def _threads(name: str) -> list[int]:
