@@ -40,7 +40,7 @@ def main(path: Path) -> None:
         [host_facts(cpu)] * 2, LinkOptions(largest=100_000, typical=20_000, timeout_s=TIMEOUT_S), cpu,
         wanted=lambda _source, _target: True, done=found.append, progress=lambda _done, _all: None,
     )  # fmt: skip
-    policies = [os.sched_getscheduler(thread) for thread in carriers._threads(carriers._THREADS)]
+    policies = [os.sched_getscheduler(thread) for thread in carriers._threads("gloo_tcp_loop")]
     made = {"policies": policies, "links": [asdict(each) for each in found], "notes": notes}
     path.with_suffix(f".{dist.get_rank()}").write_text(json.dumps(made))
     dist.barrier()
