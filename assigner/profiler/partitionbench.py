@@ -168,7 +168,8 @@ class PartitionBench:
 
     def forward(self, micro_batch: int, *, again: bool = False) -> tuple[torch.Tensor, ...]:
         """Run the forward of one micro-batch; `again`: as one that rematerialises."""
-        return self._runner(again).forward(ForwardPlace(0, 0, micro_batch), self.reads[micro_batch], self.sizes)
+        outputs = self._runner(again).forward(ForwardPlace(0, 0, micro_batch), self.reads[micro_batch], self.sizes)
+        return tuple(output.detach() for output in outputs)
 
     def backward(self, micro_batch: int, *, again: bool = False) -> None:
         """Run the backward of one micro-batch; its forward has run, in the same way."""

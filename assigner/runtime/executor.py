@@ -1,4 +1,12 @@
-"""One step of one rank: its part of the program, action by action, with tensors."""
+"""One step of one rank: its part of the program, action by action, with tensors.
+
+Partitions of a stage that follow each other and keep their graphs are joined: one reads what the other has made, with
+its graph, and one backward goes through all of them, as through the plain model. A partition has a graph of its own
+that runs its forward again, whose backward comes in parts, or that holds tensors which forwards write:
+
+    stage        p0  p1  p2 (runs again)  p3  p4
+    backwards    p4 + p3,  p2,  p1 + p0
+"""
 
 from __future__ import annotations
 
@@ -6,6 +14,7 @@ import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,6 +55,19 @@ _COMPUTE = frozenset(LETTERS)
 Key = tuple[Value, int]
 
 
+@dataclass(frozen=True)
+class _Neighbours:
+    """Partitions of a stage that are joined, in the stage's order.
+
+    Args:
+        names: They; one alone is joined with none.
+        readers: How many of them read a value of another one, with its graph.
+    """
+
+    names: tuple[str, ...]
+    readers: Counter[Value]
+
+
 @dataclass
 class _Step:
     """What a step holds between its actions.
@@ -58,6 +80,7 @@ class _Step:
         readers: How many backwards of this rank still need a leaf.
         gradients: Gradients that came from other ranks.
         outbox: What the last forward made for others.
+        joined: By stage and micro-batch, the stage's partitions as its forward has joined them.
         reduction: Adds up the gradients of stages that several workers share; None: not before the step's end.
         shapes: Of what this rank has sent, where shapes depend on data; the gradients have the same.
     """
@@ -69,6 +92,7 @@ class _Step:
     readers: Counter[Key] = field(default_factory=Counter)
     gradients: dict[Key, list[torch.Tensor]] = field(default_factory=lambda: defaultdict(list))
     outbox: dict[Key, torch.Tensor] = field(default_factory=dict)
+    joined: dict[tuple[int, int], list[_Neighbours]] = field(default_factory=dict)
     shapes: dict[Key, tuple[int, ...]] = field(default_factory=dict)
     reduction: Reduction | None = None
 
@@ -121,6 +145,9 @@ class Executor:
         self._readers: Counter[Key] = Counter()
         self._finished: set[int] = set()
         self._reducing: frozenset[Step] = frozenset()
+        self._in_parts: frozenset[tuple[int, int]] = frozenset()
+        self._sent: frozenset[Key] = frozenset()
+        self._neighbours: dict[tuple[str, ...], _Neighbours] = {}
 
     def _runner(
         self, module: fx.GraphModule, name: str, remat: Rematerialisation, workload: Workload
@@ -207,6 +234,14 @@ class Executor:
         ]
         self._readers = Counter((value, m) for name, m in runs for value in self.graph.piece[name].reads)
         self._finished = {m for name, m in runs if name == self.graph.last.name}
+        self._in_parts = frozenset(
+            (action.stage, action.micro_batch) for action in actions if action.kind is ActionKind.BACKWARD_INPUT
+        )
+        self._sent = frozenset(
+            (Value(action.route.partition, action.route.output), action.micro_batch)
+            for action in actions
+            if action.route is not None and action.kind is ActionKind.SEND
+        )
         self._reducing = reduced_within(
             (action.kind, action.stage, action.micro_batch) for action in actions if action.route is None
         )
@@ -312,9 +347,7 @@ class Executor:
             return
         span = None if self.recorder is None else self.recorder.begin(action)
         if action.kind is ActionKind.FORWARD:
-            self._stepped.outbox.clear()
-            for name in held:
-                self._forward(self.runners[name], action.micro_batch)
+            self._forwards(action, held)
         elif action.kind in _COMPUTE:
             self._backwards(action, held)
         elif action.kind is ActionKind.SEND:
@@ -335,27 +368,72 @@ class Executor:
             self.seed, step.number, step.places[micro_batch], micro_batch == len(step.micro_batches) - 1
         )
 
-    def _inputs(self, runner: PartitionRunner, micro_batch: int) -> tuple[list[torch.Tensor], list[Any]]:
-        """The values that a partition reads, and its numbers."""
+    def _joined(self, action: Action, held: Sequence[str]) -> list[_Neighbours]:
+        """A stage's partitions, those together whose graphs are one."""
+        place, found = self._place(action.micro_batch), list[list[str]]()
+        can_join = self.trains and (action.stage, action.micro_batch) not in self._in_parts
+        was_joining = False
+        for name in held:
+            joins = can_join and self.runners[name].joins(place)
+            if joins and was_joining:
+                found[-1].append(name)
+            else:
+                found.append([name])
+            was_joining = joins
+        return [self._neighbours_of(tuple(names)) for names in found]
+
+    def _neighbours_of(self, names: tuple[str, ...]) -> _Neighbours:
+        if names not in self._neighbours:
+            reads = [value for name in names for value in self.graph.piece[name].reads]
+            within = [value for value in reads if value.partition in names and self.graph.values[value].gradient]
+            self._neighbours[names] = _Neighbours(names, Counter(within))
+        return self._neighbours[names]
+
+    def _forwards(self, action: Action, held: Sequence[str]) -> None:
+        """Those of a stage's partitions."""
+        step = self._stepped
+        step.outbox.clear()
+        step.joined[action.stage, action.micro_batch] = joined = self._joined(action, held)
+        for neighbours in joined:
+            made: dict[Value, torch.Tensor] = {}
+            for name in neighbours.names:
+                self._forward(self.runners[name], action.micro_batch, neighbours, made)
+
+    def _inputs(
+        self, runner: PartitionRunner, micro_batch: int, made: Mapping[Value, torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[Any]]:
+        """The values that a partition reads, and its numbers; `made`: by those that it is joined with."""
         step = self._stepped
         inputs = step.micro_batches[micro_batch].inputs
         reads = [
-            step.leaves[value, micro_batch] if value.partition else copied_to(self.device, inputs[value.index])
+            copied_to(self.device, inputs[value.index])
+            if not value.partition
+            else made[value]
+            if value in made
+            else step.leaves[value, micro_batch]
             for value in runner.piece.reads
         ]
         return reads, [size.evaluate(inputs) for size in runner.piece.sizes]
 
-    def _forward(self, runner: PartitionRunner, micro_batch: int) -> None:
+    def _forward(
+        self, runner: PartitionRunner, micro_batch: int, neighbours: _Neighbours, made: dict[Value, torch.Tensor]
+    ) -> None:
+        """One partition's; what it makes for those that it is joined with goes to `made`."""
         name = runner.piece.name
         self.member.at = f"forward of partition {name!r}, micro-batch {micro_batch}"
-        outputs, step = runner.forward(self._place(micro_batch), *self._inputs(runner, micro_batch)), self._stepped
+        outputs = runner.forward(self._place(micro_batch), *self._inputs(runner, micro_batch, made))
         if runner.finish is not None:
             return
+        step = self._stepped
         self._hand_on(name, outputs, step.places[micro_batch])
         for index, output in enumerate(outputs):
-            value = Value(name, index)
-            step.outbox[value, micro_batch] = output
-            if self._readers[value, micro_batch]:
+            key = value, _ = Value(name, index), micro_batch
+            within = neighbours.readers[value]
+            if within:
+                made[value] = output
+            if key in self._sent:
+                step.outbox[key] = output.detach()
+            if self._readers[key] > within:
                 self._keep(value, micro_batch, output)
 
     def _hand_on(self, partition: str, outputs: Sequence[Any], place: int) -> None:
@@ -372,34 +450,61 @@ class Executor:
 
     def _backwards(self, action: Action, held: Sequence[str]) -> None:
         """Those of a stage's partitions, or a part of them."""
-        self._stepped.outbox.clear()
-        reducing = (action.kind, action.stage, action.micro_batch) in self._reducing
-        for name in reversed(held):
-            if action.kind is ActionKind.BACKWARD_WEIGHT:
-                self._backward_weight(self.runners[name], action.micro_batch)
-            else:
-                self._backward(self.runners[name], action.micro_batch, whole=action.kind is ActionKind.BACKWARD)
-            if reducing and name != held[0]:  # what is left has to wait for no backward, and lets messages go first
-                self._begin_sums(action.stage, behind=name)
-
-    def _backward(self, runner: PartitionRunner, micro_batch: int, *, whole: bool) -> None:
-        """A backward, or its input part."""
-        piece, part = runner.piece, "" if whole else "input part of the "
-        self.member.at = f"{part}backward of partition {piece.name!r}, micro-batch {micro_batch}"
-        gradients = [
-            self.loss.gradient() if runner.finish else self._gradient(Value(piece.name, index), micro_batch)
-            for index in range(len(runner.gradients))
-        ]
-        place = self._place(micro_batch)
-        reads, sizes = self._inputs(runner, micro_batch) if runner.recomputes(place) else ([], [])
-        runner.backward(place, reads, sizes, gradients, split=not whole)
         step = self._stepped
-        for value in piece.reads:
+        step.outbox.clear()
+        if action.kind is ActionKind.BACKWARD_WEIGHT:
+            joined = [self._neighbours_of((name,)) for name in held]
+        else:
+            joined = step.joined.pop((action.stage, action.micro_batch))
+        reducing = (action.kind, action.stage, action.micro_batch) in self._reducing
+        for neighbours in reversed(joined):
+            if action.kind is ActionKind.BACKWARD_WEIGHT:
+                self._backward_weight(self.runners[neighbours.names[0]], action.micro_batch)
+            else:
+                self._backward(action, neighbours, reducing=reducing)
+            if reducing and neighbours is not joined[0]:
+                # what is left has to wait for no backward, and lets messages go first
+                self._begin_sums(action.stage, behind=neighbours.names[0])
+
+    def _backward(self, action: Action, neighbours: _Neighbours, *, reducing: bool) -> None:
+        """A backward through partitions that are joined, or the input part of one's.
+
+        Args:
+            action: Of the stage.
+            neighbours: The partitions.
+            reducing: Sums begin within it. On one device alone do nodes run in one thread, and in the order of their
+                partitions; elsewhere they wait for the last of these.
+        """
+        micro_batch, place = action.micro_batch, self._place(action.micro_batch)
+        whole = action.kind is ActionKind.BACKWARD
+        first, *others = (self.runners[name] for name in neighbours.names)
+        behind = dict(pairwise(neighbours.names))
+
+        def note(name: str) -> None:
+            if reducing and name in behind and self.device.type == "cpu":
+                self._begin_sums(action.stage, behind=behind[name])
+            part = "" if whole else "input part of the "
+            self.member.at = f"{part}backward of partition {name!r}, micro-batch {micro_batch}"
+
+        note(neighbours.names[-1])
+        graphs = [runner.join(place, self._output_gradients(runner, micro_batch)) for runner in reversed(others)]
+        reads, sizes = self._inputs(first, micro_batch, {}) if first.recomputes(place) else ([], [])
+        first.backward(
+            place, reads, sizes, self._output_gradients(first, micro_batch), split=not whole, joined=graphs, note=note
+        )
+        step = self._stepped
+        for value in (value for runner in (first, *others) for value in runner.piece.reads):
             if value.partition and not self.graph.values[value].gradient:  # else it goes with its gradient
                 key = value, micro_batch
                 step.readers[key] -= 1
                 if not step.readers[key]:
                     del step.leaves[key]
+
+    def _output_gradients(self, runner: PartitionRunner, micro_batch: int) -> list[torch.Tensor | None]:
+        """Of a partition's outputs, from where it is not joined with their readers."""
+        if runner.finish is not None:
+            return [self.loss.gradient() for _ in runner.gradients]
+        return [self._gradient(Value(runner.piece.name, n), micro_batch) for n in range(len(runner.gradients))]
 
     def _backward_weight(self, runner: PartitionRunner, micro_batch: int) -> None:
         self.member.at = f"weight part of the backward of partition {runner.piece.name!r}, micro-batch {micro_batch}"

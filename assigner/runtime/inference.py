@@ -24,8 +24,9 @@ from assigner.runtime.remat import Rematerialisation
 from assigner.runtime.results import added, nothing, shared_result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from assigner.model.marking import Value
     from assigner.model.workload import Batch, Workload
     from assigner.runtime.callcomparison import CallComparison, GivenBatch
     from assigner.runtime.membership import Membership
@@ -44,14 +45,18 @@ class _ForwardExecutor(Executor):
 
     trains = False
 
-    def _forward(self, runner: PartitionRunner, micro_batch: int) -> None:
-        super()._forward(runner, micro_batch)
+    def _inputs(
+        self, runner: PartitionRunner, micro_batch: int, made: Mapping[Value, torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[Any]]:
+        """As in training, where a backward says when a value has had its last reader."""
+        found = super()._inputs(runner, micro_batch, made)
         step = self._stepped
         for value in runner.piece.reads:
             if value.partition:
                 step.readers[value, micro_batch] -= 1
                 if not step.readers[value, micro_batch]:
                     del step.leaves[value, micro_batch]
+        return found
 
 
 def without_training(workload: Workload) -> Workload:

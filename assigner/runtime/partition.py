@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import fx
@@ -40,7 +40,11 @@ from assigner.runtime.state import (
     has_user_code,
 )
 
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
 _NOTHING = contextlib.nullcontext()
+_LEAF = "AccumulateGrad"
 
 
 class ForwardPlace(NamedTuple):
@@ -85,6 +89,29 @@ class _Rest:
 
     part: WeightPart
     held: list[HeldTensor]
+
+
+class JoinedGraph(NamedTuple):
+    """A partition's kept graph whose backward is one with that of the partition in front of it.
+
+    Args:
+        runner: Of the partition.
+        graph: What its backward needs.
+        gradients: Of its outputs, from elsewhere: the partitions that it is joined with add theirs.
+    """
+
+    runner: PartitionRunner
+    graph: _Graph
+    gradients: Sequence[torch.Tensor | None]
+
+    def watch(self, note: Callable[[str], None]) -> list[RemovableHandle]:
+        """Have it noted when a backward comes to this partition: all that lies behind it is done then.
+
+        torch's engine takes the nodes of one device from the last that was made to the first, and lets leaves go first.
+        """
+        name = self.runner.piece.name
+        nodes = {root.node for root in self.graph.roots if root is not None}
+        return [node.register_prehook(lambda _: note(name)) for node in nodes if type(node).__name__ != _LEAF]
 
 
 class _Postponed(NamedTuple):
@@ -142,6 +169,14 @@ class PartitionRunner:
         """The forward runs again before this backward, and needs what it read."""
         return self.rematerialise and not (self.keep_last and place.last)
 
+    def joins(self, place: ForwardPlace) -> bool:
+        """Whether this forward's graph may be one with its neighbours'.
+
+        It is kept, and its backward finds all tensors of the partition as they are then.
+        """
+        assert self.state is not None
+        return not self.recomputes(place) and self.state.was_watched and not self.state.is_written()
+
     def forward(
         self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
     ) -> tuple[torch.Tensor, ...]:
@@ -149,11 +184,12 @@ class PartitionRunner:
 
         Args:
             place: Which micro-batch.
-            reads: The values of `piece.reads`: leaves, which get their gradients in `.grad`.
+            reads: The values of `piece.reads`: leaves, which get their gradients in `.grad`, or outputs of partitions
+                that this one is joined with.
             sizes: The numbers of `piece.sizes`.
 
         Returns:
-            The outputs, without graph.
+            The outputs; where a graph of them is kept, they belong to it.
         """
         if not torch.is_grad_enabled():
             return tuple(output.detach() for output in self._finished(self._run(place, reads, sizes), place))
@@ -170,10 +206,15 @@ class PartitionRunner:
             self._starts[place.micro_batch] = start
             if self._users:
                 let_go(self.state.modules)
-        else:  # what it started from is lost where it was not known to write that
-            graph = _Graph(self._roots(outputs), self.state.left(), is_hooked=hooks_so_far() != hooks)
-            self._graphs[place.micro_batch] = graph
-        return tuple(output.detach() for output in outputs)
+            return tuple(output.detach() for output in outputs)
+        # what it started from is lost where it was not known to write that
+        graph = _Graph(self._roots(outputs), self.state.left(), is_hooked=hooks_so_far() != hooks)
+        self._graphs[place.micro_batch] = graph
+        return outputs
+
+    def join(self, place: ForwardPlace, output_gradients: Sequence[torch.Tensor | None]) -> JoinedGraph:
+        """Hand over a graph for the backward of the partition in front of this one; arguments as in `backward`."""
+        return JoinedGraph(self, self._graphs.pop(place.micro_batch), output_gradients)
 
     def backward(
         self,
@@ -183,6 +224,8 @@ class PartitionRunner:
         output_gradients: Sequence[torch.Tensor | None],
         *,
         split: bool = False,
+        joined: Sequence[JoinedGraph] = (),
+        note: Callable[[str], None] | None = None,
     ) -> None:
         """Run the backward of one micro-batch; gradients land in the parameters and in the leaves that were read.
 
@@ -192,12 +235,17 @@ class PartitionRunner:
             sizes: Likewise.
             output_gradients: For each output its gradient; None: nobody used it (the loss has none and needs none).
             split: Its input part alone: what was read has its gradients then, and `backward_weight` does the rest.
+            joined: Partitions behind this one whose backward is one with this, the last of them first.
+            note: Called with the name of each partition but the last of them when the backward comes to it.
         """
         if split and not self.differentiates:
             self._rests[place.micro_batch] = _Postponed(reads, sizes, output_gradients)
             return
         graph, start = self._graphs.pop(place.micro_batch, None), self._starts.pop(place.micro_batch, None)
-        if graph is not None:
+        if joined:
+            assert graph is not None
+            self._differentiate_all(place, [*joined, JoinedGraph(self, graph, output_gradients)], note)
+        elif graph is not None:
             with as_they_were(graph.held) if graph.held else _NOTHING, self._checked(place, bool(graph.held)):
                 self._differentiate(place, graph, output_gradients, split=split)
         elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
@@ -256,19 +304,50 @@ class PartitionRunner:
     def _differentiate(
         self, place: ForwardPlace, graph: _Graph, output_gradients: Sequence[torch.Tensor | None], *, split: bool
     ) -> None:
-        pairs = [
-            (root, gradient)
-            for root, gradient in zip(graph.roots, output_gradients, strict=True)
-            if root is not None and (gradient is not None or self.finish is not None)
-        ]
-        if not pairs:
+        roots, gradients = self._starting(graph, output_gradients)
+        if not roots:
             return
-        roots, gradients = [root for root, _ in pairs], [gradient for _, gradient in pairs]
         if split:
             part = input_part(roots, gradients, is_hooked=graph.is_hooked)
             self._rests[place.micro_batch] = _Rest(part, graph.held)
         else:
             torch.autograd.backward(roots, gradients)
+
+    def _starting(
+        self, graph: _Graph, output_gradients: Sequence[torch.Tensor | None]
+    ) -> tuple[list[GradientEdge], list[torch.Tensor | None]]:
+        """The outputs that a backward starts from, and their gradients."""
+        pairs = [
+            (root, gradient)
+            for root, gradient in zip(graph.roots, output_gradients, strict=True)
+            if root is not None and (gradient is not None or self.finish is not None)
+        ]
+        return [root for root, _ in pairs], [gradient for _, gradient in pairs]
+
+    @staticmethod
+    def _differentiate_all(
+        place: ForwardPlace, joined: Sequence[JoinedGraph], note: Callable[[str], None] | None
+    ) -> None:
+        """One backward through partitions that are joined, the last of them first."""
+        roots: list[GradientEdge] = []
+        gradients: list[torch.Tensor | None] = []
+        for each in joined:
+            more_roots, more_gradients = each.runner._starting(each.graph, each.gradients)
+            roots += more_roots
+            gradients += more_gradients
+        if not roots:
+            return
+        handles = [handle for each in joined[1:] for handle in each.watch(note)] if note is not None else []
+        with contextlib.ExitStack() as checks:
+            for each in joined:
+                if each.graph.held:
+                    checks.enter_context(as_they_were(each.graph.held))
+                checks.enter_context(each.runner._checked(place, bool(each.graph.held)))
+            try:
+                torch.autograd.backward(roots, gradients)
+            finally:
+                for handle in handles:
+                    handle.remove()
 
     def forget(self) -> None:
         """Drop the graphs of a step that was not finished."""

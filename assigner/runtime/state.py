@@ -244,6 +244,10 @@ class PartitionState:
         self._look()
         return [HeldTensor.of(each) for each in self._tensors if each in self.written]
 
+    def is_written(self) -> bool:
+        """Whether this partition holds a tensor that any forward of this rank is known to write."""
+        return bool(self.written) and any(each in self.written for each in self._tensors)
+
     @contextlib.contextmanager
     def again(self, start: ForwardStart) -> Iterator[None]:
         """The forward runs again in the block, from what it started from; afterwards all is as it was before."""
