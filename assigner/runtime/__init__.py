@@ -11,7 +11,7 @@
     localpartitions, graph, programs, training, inference, variants
                                           this rank's partitions and programs; steps and forwards through the graphs
                                           that a batch needs
-    executor, partition, microbatch, division, lookahead, headers, outputs, missinggradients
+    executor, partition, stepvalues, stepmessages, microbatch, division, lookahead, headers, outputs, missinggradients
                                           a step of a rank, action by action; its batch, its values and their messages
     loss, metrics, results                 what is made of the model's output, and what a step gives to the script
     transport, carriers, ordering, sending, staging, nccl, handshake, directmessages, hostmemory, mpi

@@ -168,7 +168,7 @@ class Gradients:
         It is dense: a holder cannot know whether the others' are sparse (`nn.Embedding(sparse=True)`).
         """
         added = {n: _dense(each.grad) for n, each in self._shared.items() if each.grad is not None}
-        for n, parts in executor.exchange_ties(program, self._shared, added).items():
+        for n, parts in executor.messages.exchange_ties(program, self._shared, added, executor.recorder).items():
             alone = len(parts) == 1  # perhaps still on its way to others, and changed in place next
             self._shared[n].grad = (
                 (parts[0].clone() if alone else functools.reduce(torch.add, parts)) if parts else None

@@ -50,12 +50,7 @@ class _ForwardExecutor(Executor):
     ) -> tuple[list[torch.Tensor], list[Any]]:
         """As in training, where a backward says when a value has had its last reader."""
         found = super()._inputs(runner, micro_batch, made)
-        step = self._stepped
-        for value in runner.piece.reads:
-            if value.partition:
-                step.readers[value, micro_batch] -= 1
-                if not step.readers[value, micro_batch]:
-                    del step.leaves[value, micro_batch]
+        self._stepped.read((value, micro_batch) for value in runner.piece.reads if value.partition)
         return found
 
 
