@@ -1,0 +1,220 @@
+"""Partitions of a stage that keep their graphs are joined: one backward goes through them, and tells where it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from workloads import (
+    WIDTH,
+    Language,
+    Reference,
+    diamond,
+    language,
+    make_plan,
+    normalised,
+    pipeline_of,
+    skips,
+    workload,
+)
+
+from assigner.runtime.reduction import Reduction
+
+if TYPE_CHECKING:
+    from assigner.model.workload import Workload
+
+
+def gradients_of(made: Workload, plan: Any, batch: Any) -> dict[str, torch.Tensor]:
+    """What one step leaves in the parameters."""
+    with pipeline_of(made, plan) as pipeline:
+        for _ in range(2):  # partitions are joined once a forward of theirs was watched
+            pipeline.optimizer.zero_grad()
+            pipeline.step(batch, update=False)
+        return {name: each.grad.clone() for name, each in pipeline.named_parameters() if each.grad is not None}
+
+
+def backwards(monkeypatch: pytest.MonkeyPatch, pipeline: Any, batch: Any) -> int:
+    """How many times torch's engine is asked in a step."""
+    count, plain = [0], torch.autograd.backward
+
+    def counted(*args: Any, **settings: Any) -> None:
+        count[0] += 1
+        plain(*args, **settings)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.autograd, "backward", counted)
+        pipeline.step(batch)
+    return count[0]
+
+
+@pytest.mark.parametrize("made", [language, skips, diamond])
+def test_one_stage_has_the_gradients_of_the_plain_model_to_the_last_bit(made):
+    """In one micro-batch: the same graph, and the same sums where a value or a weight has several readers."""
+    made = made()
+    batch = made.make_batch(8, 0)
+    found = gradients_of(made, make_plan(made, micro_batches=1), batch)
+    plain = Reference(made)
+    plain.loss(batch).backward()
+    wanted = {name: each.grad for name, each in plain.model.named_parameters() if each.grad is not None}
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize(
+    ("remat", "count"),
+    [((), 1), (("parts.0",), 2), (("parts.1",), 3), (("last",), 2), (("parts.0", "parts.1", "parts.2", "last"), 4)],
+)
+def test_what_runs_again_has_a_graph_of_its_own(monkeypatch, remat, count):
+    """And so each side of it: values that skip it have readers that are joined and others that are not."""
+    made = skips()
+    batch = made.make_batch(8, 0)
+    plan = make_plan(made, micro_batches=2, remat=remat)
+    found, wanted = gradients_of(made, plan, batch), gradients_of(made, make_plan(made, micro_batches=2), batch)
+    assert max((found[name] - wanted[name]).abs().max() for name in wanted) < 1e-14
+    with pipeline_of(made, plan) as pipeline:
+        pipeline.step(batch)
+        assert backwards(monkeypatch, pipeline, batch) == 2 * count
+
+
+def test_the_first_forward_is_watched_alone(monkeypatch):
+    """Who writes what is not known before: in the first micro-batch each partition has a graph of its own."""
+    made = skips()
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
+        assert backwards(monkeypatch, pipeline, made.make_batch(8, 0)) == 4 + 1
+        assert backwards(monkeypatch, pipeline, made.make_batch(8, 1)) == 2
+
+
+class Counting(nn.Module):
+    """Divides by a buffer that its forward moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.mul_(1.5)
+        return x * self.seen
+
+
+def test_what_forwards_write_is_as_they_left_it_in_each_backward(monkeypatch):
+    """A partition that writes is not joined, and with several micro-batches all is as in the plain model."""
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), Counting(), nn.Linear(WIDTH, 1)))
+    batch = made.make_batch(8, 0)
+    plan = make_plan(made, micro_batches=2)
+    plain = Reference(made)
+    with pipeline_of(made, plan) as pipeline:
+        pipeline.step(batch)
+        assert backwards(monkeypatch, pipeline, batch) == 2 * 3
+        for rows in [[slice(0, 4), slice(4, 8)]] * 2:
+            plain.optimizer.zero_grad()
+            for each in rows:
+                (plain.loss((batch[0][each], batch[1][each])) / 2).backward()
+            plain.optimizer.step()
+        wanted = dict(plain.model.named_parameters())
+        assert all(torch.allclose(each, wanted[name], rtol=0, atol=1e-14) for name, each in pipeline.named_parameters())
+
+
+def test_in_place_code_at_the_head_of_a_partition():
+    """It finds what the partition before has made, which a later one reads too."""
+
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.act, self.last = nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.Linear(WIDTH, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made = self.first(x)
+            return self.last(self.act(made) + made)
+
+    for model in (normalised, InPlace):
+        made = workload(model, "*")
+        batch = made.make_batch(8, 0)
+        found = gradients_of(made, make_plan(made, micro_batches=1), batch)
+        plain = Reference(made)
+        plain.loss(batch).backward()
+        assert all(torch.equal(found[name], each.grad) for name, each in plain.model.named_parameters())
+
+
+class Snap(torch.autograd.Function):
+    """Fails in its backward."""
+
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, __: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("snapped")
+
+
+class Snapping(nn.Linear):
+    """A layer whose backward fails where it says so."""
+
+    armed = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = super().forward(x)
+        return Snap.apply(made) if self.armed else made
+
+
+@pytest.mark.parametrize("where", range(3))
+def test_an_error_in_a_joined_backward_names_its_partition(where):
+    """Though one call of torch's goes through all of them."""
+
+    def model() -> nn.Module:
+        layers = [Snapping(WIDTH, WIDTH) for _ in range(3)]
+        layers[where].armed = True
+        return nn.Sequential(*layers, nn.Linear(WIDTH, 1))
+
+    made = workload(model, "*")
+    plan = make_plan(made, micro_batches=2)
+    with pipeline_of(made, plan) as pipeline:
+        for runner in pipeline._installed.executor.runners.values():
+            runner.state.was_watched = True  # joined from the first step on
+        with pytest.raises(ArithmeticError) as caught:
+            pipeline.step(made.make_batch(8, 0))
+    assert caught.value.__notes__ == [f"in backward of partition '{where}', micro-batch 1 on worker:0/cpu"]
+
+
+def test_sums_begin_within_a_joined_backward(monkeypatch):
+    """Each behind the partition whose gradients are whole then, and to which nothing is added any more."""
+    made = language()
+    plan = make_plan(made, micro_batches=2)
+    seen: list[tuple[str | None, dict[str, torch.Tensor]]] = []
+    with pipeline_of(made, plan) as pipeline:
+        executor = pipeline._installed.executor
+        pipeline.step(made.make_batch(8, 0), update=False)
+        pipeline.optimizer.zero_grad()
+        parameters = {name: dict(runner.module.named_parameters()) for name, runner in executor.runners.items()}
+
+        class Spy(Reduction):
+            def begin(self, *_: Any, behind: str | None = None) -> None:
+                held = parameters[behind or "tokens"]
+                seen.append((behind, {name: each.grad.clone() for name, each in held.items() if each.grad is not None}))
+
+        training = pipeline._installed.training
+        program = training.variants.planned.programs.counted(2, training=True)
+        stage_steps = [(each.kind, each.stage, each.micro_batch) for each in program.actions["worker:0/cpu"]]
+        last = max(n for n, each in enumerate(stage_steps) if each[1] == 0)
+        executor._learn(program, [each for each in program.actions["worker:0/cpu"] if each.micro_batch >= 0])
+        monkeypatch.setattr(executor, "_reducing", frozenset({stage_steps[last]}))
+        cut = pipeline._installed.cutting.split(made.make_batch(8, 0), 2)
+        groups = training.variants.groups(cut, training=True)
+        executor.run(program, groups[0].micro_batches, 0, reduction=Spy({}))
+        left = {name: {n: p.grad for n, p in held.items()} for name, held in parameters.items()}
+    assert [behind for behind, _ in seen] == ["head", "blocks.2", "blocks.1", "blocks.0"]
+    for behind, found in seen[1:]:  # the head's own weight is that of the tokens, which come last
+        assert behind is not None
+        assert found
+        assert all(torch.equal(each, left[behind][name]) for name, each in found.items())
+
+
+def test_a_language_model_of_many_layers_is_one_backward_a_micro_batch(monkeypatch):
+    """With its tied weights, its mask and its dropout."""
+    made = workload(lambda: Language(4, dropout=0.1), "tokens", "blocks.*", "head", batch=language().batch,
+                    loss=language().loss)  # fmt: skip
+    with pipeline_of(made, make_plan(made, micro_batches=4)) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        assert backwards(monkeypatch, pipeline, made.make_batch(8, 1)) == 4
