@@ -2,9 +2,9 @@
 
     python benchmarks/heterogeneous/run.py --cluster mixed3 --out /tmp/mixed3
 
-Profiles the workload on the cluster, solves, and trains `--rounds` times in turn: the solved plan, the best in which no
-stage has several workers, the best under GPipe, an equal pipeline, and torch's DistributedDataParallel as a user would
-write it (`ddp.py`). Needs root, and a machine with nothing else running: the hosts' CPU shares must be theirs.
+Profiles the workload on the cluster, solves, and trains `--rounds` times in turn: the solved plan, the best with one
+worker a stage and one stage a worker, with several stages a worker, and with an order that is solved for; data parallelism,
+an equal pipeline, and torch's DistributedDataParallel as a user would write it (`ddp.py`). Needs root, and a machine with nothing else running: the hosts' CPU shares must be theirs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 PLANS = {
     "solved": (),
-    "one worker a stage": ("--max-replicas", "1"),
-    "one worker a stage, GPipe": ("--max-replicas", "1", "--schedule", "gpipe"),
+    "one stage a worker": ("--max-replicas", "1", "--schedule", "one-stage"),
+    "interleaved": ("--max-replicas", "1", "--schedule", "interleaved"),
+    "listed": ("--max-replicas", "1", "--schedule", "listed"),
     "data parallel by speed": ("--baseline", "data-parallel-by-speed"),
     "equal pipeline": ("--baseline", "equal"),
 }
