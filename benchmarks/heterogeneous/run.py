@@ -2,9 +2,10 @@
 
     python benchmarks/heterogeneous/run.py --cluster mixed3 --out /tmp/mixed3
 
-Profiles the workload on the cluster, solves, and trains `--rounds` times in turn: the solved plan, the best with one
-worker a stage and one stage a worker, with several stages a worker, and with an order that is solved for; data parallelism,
-an equal pipeline, and torch's DistributedDataParallel as a user would write it (`ddp.py`). Needs root, and a machine with nothing else running: the hosts' CPU shares must be theirs.
+Profiles the workload on the cluster, solves, and trains `--rounds` times in turn: the solved plan; the best with one
+worker a stage and one stage a worker, with several stages a worker, and with an order that is solved for; data
+parallelism, an equal pipeline, and torch's DistributedDataParallel as a user would write it (`ddp.py`). Needs root, and
+a machine with nothing else running: the hosts' CPU shares must be theirs.
 """
 
 from __future__ import annotations
