@@ -17,6 +17,8 @@ USUAL = (
     "dropout",
     "recurrence",
     "noise",
+    "one_updates",
+    "changed_gradients",
     "hooks",
     "small_buckets",
     "results",
