@@ -255,7 +255,11 @@ def test_torchs_own_treat_each_parameter_by_itself(name, monkeypatch):
         assert not check(lambda p, form=form: TORCHS_OWN[name](p, lr=0.01, **form), shares, matrices)
         with monkeypatch.context() as patch:
             patch.setattr("assigner.runtime.optimizer.is_known", lambda _: False)
-            assert check(build, shares, matrices)
+            named = list(matrices.named_parameters())
+            handle = PipelineOptimizer(
+                replace(skips(), optimizer=build), named, dict(named[:1]), apply=lambda _: None, shares=shares
+            )
+            assert handle.changes_gradients is (name == "SparseAdam")  # of its hook here
 
 
 def _sparse(optimizer: Any, *_: Any) -> None:
