@@ -210,7 +210,7 @@ class Installation:
 
     def tell_settings(self, optimizer: PipelineOptimizer) -> None:
         """Give ranks that update nothing what a step has noted in the groups of the others."""
-        if not optimizer.is_known and 0 < len(self.updating) < self.member.world:
+        if optimizer.notes_settings and 0 < len(self.updating) < self.member.world:
             self._note("the exchange of what the optimizer notes in its groups")
             first = self.updating[0]
             packed = PackedValue.of(optimizer.told_settings, "param_groups") if self.member.rank == first else None

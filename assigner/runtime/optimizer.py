@@ -74,6 +74,8 @@ class PipelineOptimizer(torch.optim.Optimizer):
     Attributes:
         local: The optimizer that the user's builder made, over this rank's parameters.
         names: For each param group the names of all its parameters, on whatever rank.
+        notes_settings: Its step may write into its groups: it is not torch's own, as it was built.
+        changes_gradients: A step may leave other gradients than it finds.
 
     Raises:
         UsageError: the builder failed, or made an optimizer that is over other parameters than it was given, or that
@@ -104,6 +106,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
             self._hold(held, beside)  # the one that the builder made last is the one that runs: it may have kept it
         super().__init__(self.local.param_groups, self.local.defaults)
         self._follow()
+        self.agree(lambda number: [number])
         self._made = True
 
     def _hold(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter]) -> None:
@@ -182,15 +185,17 @@ class PipelineOptimizer(torch.optim.Optimizer):
         """This rank updates nothing that is trained."""
         return self._trained.isdisjoint(self._held)
 
-    @property
-    def changes_gradients(self) -> bool:
-        """Whether a step may leave other gradients than it finds."""
-        return self._conduct.changes_gradients
+    def agree(self, numbers: Callable[[float], list[float]]) -> None:
+        """Go by what any rank has found of the optimizer, on all of them: the messages behind an update hang on it.
 
-    @property
-    def is_known(self) -> bool:
-        """Whether it is torch's own, as it was built: its step writes nothing into its groups."""
-        return is_known(self.local)
+        A hook on all optimizers of a process, as a profiler's, may be on one rank alone.
+
+        Args:
+            numbers: Every rank's number, on every rank.
+        """
+        found = numbers(float(not is_known(self.local)) + 2.0 * self._conduct.changes_gradients)
+        self.notes_settings = any(int(each) & 1 for each in found)
+        self.changes_gradients = any(int(each) & 2 for each in found)
 
     @property
     def told_settings(self) -> list[dict[str, Any]]:

@@ -120,6 +120,7 @@ class Pipeline(ModelState):
                 holders=holder_counts(self.graph, self.plan),
                 ranks=self._member.world,
             )
+            self.optimizer.agree(self._member.numbers)
 
     def _check_room(self, remat: Rematerialisation, *, given_back: int = 0) -> None:
         if self._checks_memory and self._trains and remat.takes_planned_memory:

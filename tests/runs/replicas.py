@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from assigner import Pipeline
 from assigner.runtime import gathering, reduction
@@ -325,6 +326,22 @@ def one_updates() -> Found:
     return worst
 
 
+def hooked_on_one() -> Found:
+    """A hook on all optimizers of one process, as a profiler's, changes nothing of the messages behind an update."""
+    made = language()
+    worst: Found = {}
+    hook = register_optimizer_step_post_hook(lambda *_: None) if dist.get_rank() == 1 else None
+    for name, plan in {"alone": make_plan(made, [(1, names_of(made))]), "by one": by_one(everywhere(made))}.items():
+        reference = Reference(made)
+        with Pipeline(made, plan, graph=graph_of(made)) as pipeline:
+            for n in range(2):
+                batch = made.make_batch(8, n)
+                larger(worst, {f"{name}: loss": abs(pipeline.step(batch) - reference.step(batch))})
+    if hook is not None:
+        hook.remove()
+    return worst
+
+
 def changed_gradients() -> Found:
     """Gradients that a divided update has changed or dropped are the same on all workers behind it."""
     worst: Found = {}
@@ -428,6 +445,7 @@ def main(folder: Path, parts: Sequence[str]) -> None:
             divided_updates,
             one_updates,
             changed_gradients,
+            hooked_on_one,
         ):
             if case.__name__ in parts:
                 found[case.__name__] = case()
