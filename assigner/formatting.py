@@ -177,24 +177,28 @@ def ranges(names: Sequence[str]) -> str:
 
 
 def _runs(names: Sequence[str]) -> list[list[str]]:
+    """The names that count on from each other, in the same place as the run itself counts."""
     runs: list[list[str]] = []
+    last: list[str] = []
+    counting: int | None = None
     for name in names:
-        if runs and _follows(runs[-1], name):
+        pieces = _DIGITS.split(name)
+        place = _counted(last, pieces)
+        if place is not None and (len(runs[-1]) == 1 or place == counting):
             runs[-1].append(name)
         else:
             runs.append([name])
+        last, counting = pieces, place
     return runs
 
 
-def _follows(run: Sequence[str], name: str) -> bool:
-    """True if `name` counts on from the run, in the same place as the run itself counts."""
-    place = _counted(run[-1], name)
-    return place is not None and (len(run) == 1 or place == _counted(run[-2], run[-1]))
+def _counted(old: Sequence[str], new: Sequence[str]) -> int | None:
+    """The place of the one number that is larger by one in the second name; None: the names differ otherwise.
 
-
-def _counted(before: str, after: str) -> int | None:
-    """The place of the one number that is larger by one in `after`; None: the names differ otherwise."""
-    old, new = _DIGITS.split(before), _DIGITS.split(after)
+    Args:
+        old: The pieces of a name, text and numbers in turn; empty: there is none.
+        new: Those of the next one.
+    """
     if len(old) != len(new):
         return None
     places = [n for n, (left, right) in enumerate(zip(old, new, strict=True)) if left != right]

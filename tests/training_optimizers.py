@@ -34,6 +34,32 @@ class Orthogonal(torch.optim.Optimizer):
                 parameter.sub_(group["lr"] * move)
 
 
+class ByTheMean(torch.optim.SGD):
+    """It divides all gradients, in place, by their mean norm, which it notes in its group: of none there is no mean."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        gradients = [each.grad for group in self.param_groups for each in group["params"] if each.grad is not None]
+        mean = torch.stack([each.norm() for each in gradients]).mean()
+        for each in gradients:
+            each.div_(mean)
+        self.param_groups[0]["mean"] = float(mean)
+        return super().step(closure)
+
+
+class ClippingEach(torch.optim.SGD):
+    """It clips each gradient by its own norm, in place, and drops those of vectors when they are applied."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        every = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
+        for each in every:
+            each.grad.mul_(0.01 / (each.grad.norm() + 0.01))
+        found = super().step(closure)
+        for each in every:
+            if each.dim() == 1:
+                each.grad = None
+        return found
+
+
 def muon_like(named_parameters: Any) -> torch.optim.Optimizer:
     """Matrices of the blocks in one group, all the rest in another."""
     matrices = [each for name, each in named_parameters if each.dim() == 2 and name.startswith("blocks")]

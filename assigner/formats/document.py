@@ -12,6 +12,7 @@ import json
 import math
 import re
 import types
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from assigner.errors import FormatError
@@ -143,6 +144,14 @@ def _limits(hint: Any) -> tuple[Any, Range | SingleLine]:
     return hint, Range()
 
 
+@functools.cache
+def _taken_apart(hint: Any) -> tuple[Any, bool, Range | SingleLine, Any, bool]:
+    """The type that a hint asks for, whether None is allowed, its limits, its origin, and whether it is a record."""
+    kind, optional = _union(hint)
+    kind, limits = _limits(kind)
+    return kind, optional, limits, get_origin(kind), dataclasses.is_dataclass(kind)
+
+
 def decode(hint: Any, value: Any, path: str = "") -> Any:
     """A parsed JSON value as the type `hint`, every number and every field checked.
 
@@ -154,12 +163,10 @@ def decode(hint: Any, value: Any, path: str = "") -> Any:
     Raises:
         FormatError: naming the path, the value and what is allowed there.
     """
-    hint, optional = _union(hint)
+    hint, optional, limits, origin, is_record = _taken_apart(hint)
     if value is None and optional:
         return None
-    hint, limits = _limits(hint)
-    origin = get_origin(hint)
-    if dataclasses.is_dataclass(hint):
+    if is_record:
         return _decode_record(hint, value, path)
     if origin is tuple:
         if not isinstance(value, list):
@@ -274,8 +281,8 @@ def schema(hint: Any) -> dict[str, Any]:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise FormatError(f"the field {twice!r} stands twice in one object")
     return found
 

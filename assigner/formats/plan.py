@@ -322,11 +322,11 @@ class Plan(OnScreen):
     @cached_property
     def held(self) -> dict[str, tuple[int, ...]]:
         """The stages that each worker holds, itself or with others: their positions, in pipeline order."""
-        found: dict[str, tuple[int, ...]] = {}
+        found: dict[str, list[int]] = {}
         for n, stage in enumerate(self.stages):
             for worker in stage.workers:
-                found[worker] = (*found.get(worker, ()), n)
-        return found
+                found.setdefault(worker, []).append(n)
+        return {worker: tuple(held) for worker, held in found.items()}
 
     @property
     def partitions(self) -> tuple[str, ...]:

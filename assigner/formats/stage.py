@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -116,7 +117,8 @@ def check_stages(stages: Sequence[Stage], micro_batches: int) -> None:
         _check_workers(stage, micro_batches, f"stages[{n}]")
         if not stage.partitions:
             raise FormatError(f"stages[{n}].partitions: empty; leave the stage out")
-        strange = [name for name in stage.rematerialise if name not in stage.partitions]
+        held = set(stage.partitions)
+        strange = [name for name in stage.rematerialise if name not in held]
         if strange:
             raise FormatError(f"stages[{n}].rematerialise: {strange[0]!r} is not a partition of this stage")
         check_unique(stage.rematerialise, f"stages[{n}].rematerialise[{{}}]")
@@ -166,6 +168,7 @@ def _check_updates(stage: Stage, where: str) -> None:
     """Where replicas divide the optimizer's state, each partition is updated by one of them."""
     if not stage.is_divided:
         return
+    held = set(stage.partitions)
     for k, each in enumerate(stage.replicas):
         place = f"{where}.replicas[{k}].updates"
         if each.updates is None:
@@ -173,11 +176,12 @@ def _check_updates(stage: Stage, where: str) -> None:
                 f"{place}: missing, and another replica has it",
                 hint="[] for a replica that updates nothing; left out of all, every one of them updates everything",
             )
-        strange = [name for name in each.updates if name not in stage.partitions]
+        strange = [name for name in each.updates if name not in held]
         if strange:
             raise FormatError(f"{place}: {strange[0]!r} is not a partition of this stage")
+    counts = Counter(name for each in stage.replicas for name in each.updates or ())
     for name in stage.partitions:
-        count = sum((each.updates or ()).count(name) for each in stage.replicas)
+        count = counts[name]
         if count != 1:
             raise FormatError(
                 f"{where}.replicas: {name!r} is in the updates of {count} of them" if count

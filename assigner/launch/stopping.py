@@ -172,12 +172,16 @@ class SignalPassing:
 
     @contextmanager
     def kept_back(self) -> Iterator[None]:
-        """Handlers that `begin` installs in the block are those of before behind it."""
+        """Handlers that the block installs, by `begin` or as torch's agent does, are those of before behind it."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
         try:
             yield
         finally:
-            for number, before in self._before.items():
-                if signal.getsignal(number) == self._take:
+            for number, before in handlers.items():
+                if before is not None and signal.getsignal(number) != before:
                     signal.signal(number, before)
             self._before.clear()
 

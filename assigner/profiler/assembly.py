@@ -31,6 +31,7 @@ from assigner.profiler.links import LinkSweep, SweepPoint, with_unmeasured
 from assigner.profiler.partitionbench import state_bytes
 from assigner.profiler.sampling import Sample
 from assigner.runtime.optimizer import built_optimizer, stand_ins
+from assigner.runtime.process import float32_precision
 from assigner.runtime.replicas import obstacles
 from assigner.version import __version__
 
@@ -224,6 +225,7 @@ def _environment(workload: Workload, facts: Sequence[HostFacts]) -> dict[str, An
         "python": platform.python_version(),
         "system": platform.platform(),
         "interface": ", ".join(sorted({each.interface for each in facts})),
+        "float32": float32_precision(),
         "autocast": workload.autocast or "",
         "compile": str(workload.compile or ""),
     }

@@ -26,9 +26,11 @@ SLOWER = 1.5
 
 _FIRST_BYTES = 1 << 16
 _LARGEST_BYTES = 1 << 26
+_LARGEST_GPU_BYTES = 1 << 28  # a GPU's bus carries the other one in about the time that is too short to tell
 _GROWTH = 4
 _TELLING_S = 0.05  # so long that bursts which pass a shaped wire, and the ranks' start, do not count
 _LEAST_S = 0.01  # where the largest message takes less, it is taken to be this long
+_LEAST_GPU_S = 0.002  # so of a link to or from a GPU: no thread of a CPU, which may have to wait for one, copies there
 _REPEATS = 3
 _PAIRS_UP_TO = 6  # slow links that are tried two at a time
 _BOTH_WAYS_UP_TO = 16
@@ -70,9 +72,14 @@ def find_shared_wires(lane: Lane, largest: int) -> list[SharedWire]:
     for links in rings:
         sizes, alone = {}, {}
         for link in links:
-            sizes[link] = _telling_size(lane, link, min(largest, _LARGEST_BYTES))
+            most = _LARGEST_GPU_BYTES if lane.reaches_gpu(link) else _LARGEST_BYTES
+            sizes[link] = _telling_size(lane, link, min(largest, most))
             alone.update(_together(lane, [link], sizes))
-        found += shared_wires(alone, lambda some, sizes=sizes: _together(lane, some, sizes))  # type: ignore[misc]
+        least = {link: _LEAST_GPU_S if lane.reaches_gpu(link) else _LEAST_S for link in links}
+        found += shared_wires(
+            {link: max(seconds, least[link]) for link, seconds in alone.items()},
+            lambda some, sizes=sizes: _together(lane, some, sizes),  # type: ignore[misc]
+        )
     return found
 
 
@@ -82,12 +89,12 @@ def shared_wires(
     """Which links are slower together.
 
     Args:
-        alone: Seconds of each link by itself.
+        alone: Seconds of each link by itself; what is too short to tell is given longer.
         together: Seconds of some links at once.
     """
 
     def slower(times: dict[Directed, float]) -> dict[Directed, float]:
-        return {link: seconds / max(alone[link], _LEAST_S) for link, seconds in times.items()}
+        return {link: seconds / alone[link] for link, seconds in times.items()}
 
     all_at_once = slower(together(list(alone)))
     slow = [link for link, times in all_at_once.items() if times > SLOWER]

@@ -57,6 +57,7 @@ class Lane:
         backend: Backend | None = None,
     ) -> None:
         self.rank, self.workers, self.device = rank, len(devices), device
+        self._devices = tuple(devices)
         names = [f"worker:{n}/{each}" for n, each in enumerate(devices)]
         self._direct = direct_channels(names, device, timeout_s=timeout_s, backend=backend)
         carrier = open_carrier(backend, timeout_s=timeout_s)
@@ -79,6 +80,10 @@ class Lane:
         """What carries the messages to a rank: `gloo`, `nccl` or `mpi`."""
         is_direct = self._direct is not None and self._direct.carries(_route(self.rank, target))
         return "nccl" if is_direct else self._carrier
+
+    def reaches_gpu(self, link: tuple[int, int]) -> bool:
+        """Whether one of a link's ends is a GPU."""
+        return any(torch.device(self._devices[rank]).type == "cuda" for rank in link)
 
     def open(self, pairs: Iterable[Pair]) -> None:
         """Get ready for messages between some pairs. All ranks call this with the same ones, before they use them."""

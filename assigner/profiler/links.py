@@ -258,21 +258,25 @@ def parts(small_s: float, large_s: float, seconds: float) -> tuple[float, float]
 
 
 def _sweep(lane: Lane, target: int, sizes: Sequence[int], offset: float) -> list[SweepPoint]:
-    """Source's side: announce each message's size (0 ends the sweep), send it, learn when it arrived."""
+    """Source's side: announce each message's size (0 ends the sweep), send it, learn when it arrived.
+
+    Where an end is a GPU the first message of each size does not count.
+    """
     points: list[SweepPoint] = []
     work = ComputeLoad(lane.device)
+    first = int(lane.reaches_gpu((lane.rank, target)))  # a message of this size pins the memory that others then have
     for size in sizes:
         buffer = lane.buffer(size)
         times: list[float] = []
         begun = time.perf_counter()
-        while len(times) < _FEWEST or (time.perf_counter() - begun < _BUDGET_S and not is_known(times)):
+        while len(times) < first + _FEWEST or (time.perf_counter() - begun < _BUDGET_S and not is_known(times[first:])):
             lane.tell(target, size)
             lane.ask(target)  # the receiver has its buffer ready
             work.until(time.perf_counter() + _ACTION_S)
             begin = time.perf_counter()
             lane.send(target, buffer)
             times.append(max(_SHORTEST_S, lane.ask(target) - offset - begin))
-        points.append(SweepPoint(size, summarise(times)))
+        points.append(SweepPoint(size, summarise(times[first:])))
         if points[-1].sample.median * _GROWTH > _LONGEST_S:
             break
     lane.tell(target, 0)

@@ -49,6 +49,24 @@ class PartitionBytes:
         return self.heap * scale * (depth * (self.activation_bytes + 2 * self.output_bytes) + self.workspace_bytes)
 
 
+def counted_elsewhere(
+    runner: PartitionRunner, reads: Sequence[torch.Tensor], device: torch.device
+) -> list[torch.Tensor]:
+    """What is there anyway, beside what a forward keeps: parameters, buffers, and what other partitions made.
+
+    So is the batch on a CPU. A GPU gets a copy of what a partition reads of it, for each micro-batch: what a forward
+    keeps of that counts as its own.
+
+    Args:
+        runner: Of the partition.
+        reads: The values that it reads.
+        device: Where it runs.
+    """
+    there = [value for value, read in zip(reads, runner.piece.reads, strict=True)
+             if read.partition or device.type != "cuda"]  # fmt: skip
+    return [*runner.module.parameters(), *runner.module.buffers(), *there]
+
+
 class PartitionBench:
     """One partition with its inputs, ready to be run again and again.
 
@@ -235,14 +253,14 @@ class PartitionBench:
         self.forward(0)
         self.backward_input(0)
         tensors, is_whole = self.runner.waiting(ForwardPlace(0, 0, 0))
-        known = [*self.runner.module.parameters(), *self.runner.module.buffers(), *self.reads[0]]
+        known = counted_elsewhere(self.runner, self.reads[0], self.device)
         waiting = storage_bytes(tensors, without=known) + (activation_bytes if is_whole else 0)
         self.backward_weight(0)
         return waiting
 
     def bytes(self) -> PartitionBytes:
         """What it keeps between forward and backward, and what it needs besides while it runs."""
-        known = [*self.runner.module.parameters(), *self.runner.module.buffers(), *self.reads[0]]
+        known = counted_elsewhere(self.runner, self.reads[0], self.device)
         made: list[torch.Tensor] = []
         before = allocated_bytes(self.device)
 

@@ -16,13 +16,14 @@ from assigner.runtime.inference import Inference
 from assigner.runtime.localpartitions import LocalPartitions
 from assigner.runtime.microbatch import Cutting, MicroBatch
 from assigner.runtime.needs import Needs, given_pair
+from assigner.runtime.packedvalues import PackedValue, broadcast
 from assigner.runtime.programs import Programs
 from assigner.runtime.recurrence import CarriedState
 from assigner.runtime.replicas import CHANGED_UNLIKE, MADE_UNLIKE, ReplicaWatch, check_alike
 from assigner.runtime.splitbackward import count_retained
 from assigner.runtime.state import PartitionState, WrittenTensors
 from assigner.runtime.training import Training
-from assigner.runtime.updaters import updaters
+from assigner.runtime.updaters import updaters, updating_ranks
 from assigner.runtime.variants import Variants
 from assigner.runtime.vectormaths import settle_vector_maths
 from assigner.schedule.replication import is_exchanged, tie_holders
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from assigner.runtime.batchnorm import BatchNorm
     from assigner.runtime.executor import Executor
     from assigner.runtime.membership import Membership
+    from assigner.runtime.optimizer import PipelineOptimizer
     from assigner.runtime.remat import Rematerialisation
     from assigner.runtime.scaling import GradientScaling
     from assigner.runtime.workergroups import WorkerGroup
@@ -70,6 +72,7 @@ class Installation:
         inference: Forwards alone.
         gradients: Of the parameters.
         gathering: Of parameters that workers update for each other.
+        updating: The ranks that update something that is trained, in the plan's order.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class Installation:
         )  # fmt: skip
         self.gradients = Gradients(self.trained, graph, plan, member, scaling)
         self.gathering = Gathering(dict(self._divided()) if trains else {})
+        self.updating = updating_ranks(graph, plan)
         member.on_leaving = self.forget
 
     def _divided(self) -> Iterator[tuple[int, tuple[WorkerGroup, dict[str, dict[str, nn.Parameter]]]]]:
@@ -187,12 +191,30 @@ class Installation:
         """The trained parameters of this rank that another worker updates for it."""
         return {name: each for name, each in self.trained.items() if name not in self.updated}
 
-    def update(self, optimizer: torch.optim.Optimizer | None, number: int) -> None:
-        """Apply the gradients, and hand each other what workers have updated for others; as `Executor.update`."""
-        self.executor.update(optimizer, number)
-        if optimizer is not None and self.plan.is_divided:
+    def update(self, optimizer: PipelineOptimizer, number: int, *, good: bool) -> None:
+        """Apply the gradients, and hand each other what workers have updated for others.
+
+        Args:
+            optimizer: The handle on it.
+            number: As `Executor.update` takes it.
+            good: False: nothing is applied, anywhere.
+        """
+        self.executor.update(optimizer.applied if good else None, number)
+        if good and self.plan.is_divided:
             self.member.before_sums()
-            self.gathering.run(self.member.name, self.executor.recorder, note=self._note)
+            self.gathering.run(
+                self.member.name, self.executor.recorder, note=self._note, gradients=optimizer.changes_gradients
+            )
+        if good:
+            self.tell_settings(optimizer)
+
+    def tell_settings(self, optimizer: PipelineOptimizer) -> None:
+        """Give ranks that update nothing what a step has noted in the groups of the others."""
+        if optimizer.notes_settings and 0 < len(self.updating) < self.member.world:
+            self._note("the exchange of what the optimizer notes in its groups")
+            first = self.updating[0]
+            packed = PackedValue.of(optimizer.told_settings, "param_groups") if self.member.rank == first else None
+            optimizer.take_settings(broadcast(self.member, first, packed).value)
 
     def _note(self, at: str) -> None:
         self.member.at = at

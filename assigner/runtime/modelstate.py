@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from assigner.errors import FormatError, UsageError
 from assigner.model.marking.marks import matches
@@ -41,8 +41,25 @@ class ModelState(Participant):
     _scaling: GradientScaling
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters under the model's own names; a shared one once, by its first name."""
+        """This rank's parameters under the model's own names; a shared one once, by its first name.
+
+        They are for what is done to each by itself. torch.nn.utils.clip_grad_norm_ over them would clip by the norm of
+        this rank's gradients alone, another one on every rank; the pipeline's own `clip_grad_norm_` takes that of all.
+        """
         yield from self._installed.share.parameters.items()
+
+    def parameters(self) -> NoReturn:
+        """Refused: what plain scripts do with a model's parameters all together would be done with one rank's.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "a pipeline has no parameters(): every rank holds its own part of the model, and a norm, a count or an"
+            " optimizer over that would be another one on every rank",
+            hint="clip by pipeline.clip_grad_norm_ or step(batch, max_norm=...); the optimizer is pipeline.optimizer;"
+            " this rank's parameters, for what is done to each by itself, are pipeline.named_parameters()",
+        )
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """This rank's gradients by parameter name; a parameter that got none is not there.

@@ -11,6 +11,7 @@ scheduler, and a rank with nothing in a group, or with nothing at all, takes par
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 from collections import Counter
@@ -20,7 +21,8 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.model.deferred.likeness import in_likeness
-from assigner.runtime.separability import check_separable, is_known
+from assigner.runtime.plainvalues import SINGLE
+from assigner.runtime.separability import Conduct, check_separable, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -32,6 +34,13 @@ if TYPE_CHECKING:
 
 _MOST_RATES = 3
 """So many learning rates are told of."""
+
+
+def _is_told(value: Any) -> bool:
+    """A setting that can go to another rank."""
+    if isinstance(value, tuple):
+        return all(map(_is_told, value))
+    return type(value) in SINGLE or isinstance(value, float) or type(value) is torch.Tensor
 
 
 def _is_plain(value: Any) -> bool:
@@ -60,10 +69,13 @@ class PipelineOptimizer(torch.optim.Optimizer):
         shares: Names of the parameters that each worker updates; none: one has all.
         beside: Parameters of this rank that another worker updates for it: `zero_grad` drops their gradients.
         holders: How many workers hold each parameter; None: those that update it.
+        ranks: How many the run has: some of them may update nothing.
 
     Attributes:
         local: The optimizer that the user's builder made, over this rank's parameters.
         names: For each param group the names of all its parameters, on whatever rank.
+        notes_settings: Its step may write into its groups: it is not torch's own, as it was built.
+        changes_gradients: A step may leave other gradients than it finds.
 
     Raises:
         UsageError: the builder failed, or made an optimizer that is over other parameters than it was given, or that
@@ -81,9 +93,12 @@ class PipelineOptimizer(torch.optim.Optimizer):
         shares: Sequence[Collection[str]] = (),
         beside: Mapping[str, nn.Parameter] | None = None,
         holders: Mapping[str, int] | None = None,
+        ranks: int = 1,
     ) -> None:
+        self._ranks, self._conduct = ranks, Conduct()
         self._workload, self._apply, self._note = workload, apply, note
         self._model = stand_ins(model)
+        self._trained = {name for name, each in self._model if each.requires_grad}
         self._made = self._spread = False
         beside = beside or {}
         self._hold(held, beside)
@@ -91,6 +106,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
             self._hold(held, beside)  # the one that the builder made last is the one that runs: it may have kept it
         super().__init__(self.local.param_groups, self.local.defaults)
         self._follow()
+        self.agree(lambda number: [number])
         self._made = True
 
     def _hold(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter]) -> None:
@@ -111,19 +127,24 @@ class PipelineOptimizer(torch.optim.Optimizer):
             UsageError: the optimizer looks at parameters of several workers at once, or takes sparse gradients alone
                 and several workers hold one parameter, or its handle has hooks.
         """
-        held_by = max(Counter(holders).values(), default=0)
-        self._spread = max(len(shares), held_by) > 1
+        holders = holders or Counter(name for share in shares for name in share)
+        trained = self._trained
+        most = sum(not trained.isdisjoint(share) for share in shares)
+        most = max(most, *(count for name, count in holders.items() if name in trained), 0)
+        self._spread = max([len(shares), *holders.values()]) > 1
         if self._spread and self._made and (self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks):
             self._refuse_hook()
-        self._check_sparse(holders or Counter(name for share in shares for name in share))
-        if not self._spread or (is_known(self.local) and not needs_closure(self.local)):
-            return False
+        self._check_sparse({name: count for name, count in holders.items() if name in trained})
         if needs_closure(self.local):
-            raise UsageError(
-                f"{closure_words(self.local)}; under this one {max(len(shares), held_by)} workers have parameters",
-                hint=CLOSURE_HINT,
-            )
-        check_separable(
+            if most > 1 or (self._spread and not is_known(self.local)):
+                raise UsageError(
+                    f"{closure_words(self.local)}; under this one {max(most, len(shares))} workers have parameters",
+                    hint=CLOSURE_HINT,
+                )
+            return False
+        if is_known(self.local) or (not self._spread and self._ranks == 1):
+            return False
+        self._conduct = check_separable(
             self.local, self._model, shares,
             lambda whole, held: built_optimizer(self._workload, list(whole.items()), held)[0],
         )  # fmt: skip
@@ -153,6 +174,48 @@ class PipelineOptimizer(torch.optim.Optimizer):
     def _follow(self) -> None:
         """Groups and state are the local optimizer's own, not copies."""
         self.param_groups, self.state = self.local.param_groups, self.local.state
+
+    @property
+    def applied(self) -> torch.optim.Optimizer | None:
+        """What an update calls here; None: this rank updates nothing, and the step fails over nothing."""
+        return None if self._is_idle and not self._conduct.runs_idle else self.local
+
+    @property
+    def _is_idle(self) -> bool:
+        """This rank updates nothing that is trained."""
+        return self._trained.isdisjoint(self._held)
+
+    def agree(self, numbers: Callable[[float], list[float]]) -> None:
+        """Go by what any rank has found of the optimizer, on all of them: the messages behind an update hang on it.
+
+        A hook on all optimizers of a process, as a profiler's, may be on one rank alone.
+
+        Args:
+            numbers: Every rank's number, on every rank.
+        """
+        found = numbers(float(not is_known(self.local)) + 2.0 * self._conduct.changes_gradients)
+        self.notes_settings = any(int(each) & 1 for each in found)
+        self.changes_gradients = any(int(each) & 2 for each in found)
+
+    @property
+    def told_settings(self) -> list[dict[str, Any]]:
+        """What its groups have beside parameters, for ranks that update nothing: a rate that it learns, a count."""
+        return [
+            {key: value for key, value in group.items() if key not in _MEMBERS and _is_told(value)}
+            for group in self.param_groups
+        ]
+
+    def take_settings(self, told: Sequence[Mapping[str, Any]]) -> None:
+        """Have the settings that another rank has told, if this one updates nothing."""
+        if not self._is_idle:
+            return
+        for group, settings in zip(self.param_groups, told, strict=True):
+            for key, value in settings.items():
+                mine = group.get(key)
+                if isinstance(mine, torch.Tensor) and isinstance(value, torch.Tensor) and mine.shape == value.shape:
+                    mine.detach().copy_(value)
+                else:
+                    group[key] = value
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Apply the gradients, on all ranks together.
@@ -225,11 +288,29 @@ class PipelineOptimizer(torch.optim.Optimizer):
         Raises:
             UsageError: several have some: the hook would see this rank's alone, and nobody knows what it makes of them.
         """
-        return self._refuse_hook() if self._spread else super().register_step_pre_hook(hook)
+        return self._refuse_hook() if self._spread else super().register_step_pre_hook(self._told_apart(hook))
 
     def register_step_post_hook(self, hook: Any) -> Any:
         """As `register_step_pre_hook`."""
-        return self._refuse_hook() if self._spread else super().register_step_post_hook(hook)
+        return self._refuse_hook() if self._spread else super().register_step_post_hook(self._told_apart(hook))
+
+    def _told_apart(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """The hook; where it fails on a rank that updates nothing, its error says so."""
+
+        @functools.wraps(hook)
+        def called(*arguments: Any) -> Any:
+            if not self._is_idle:
+                return hook(*arguments)
+            try:
+                return hook(*arguments)
+            except Exception as error:
+                raise UsageError(
+                    f"a hook on the steps of pipeline.optimizer fails on a rank that updates nothing:"
+                    f" {type(error).__name__}: {error}",
+                    hint="every rank calls it, over its own parameters: have it return where the groups have none",
+                ) from error
+
+        return called
 
     def _refuse_hook(self) -> None:
         raise UsageError(

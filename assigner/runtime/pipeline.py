@@ -118,7 +118,9 @@ class Pipeline(ModelState):
                 shares=shares_of(self.graph, self.plan),
                 beside=self._installed.updated_elsewhere,
                 holders=holder_counts(self.graph, self.plan),
+                ranks=self._member.world,
             )
+            self.optimizer.agree(self._member.numbers)
 
     def _check_room(self, remat: Rematerialisation, *, given_back: int = 0) -> None:
         if self._checks_memory and self._trains and remat.takes_planned_memory:
@@ -375,7 +377,7 @@ class Pipeline(ModelState):
             good = self._installed.gradients.ready()
             self._installed.watch.copies.note_gradients()
             self._waiting = False
-            self._installed.update(self.optimizer.local if good else None, self.steps)
+            self._installed.update(self.optimizer, self.steps, good=good)
             self.steps += good
         return None
 
@@ -389,10 +391,9 @@ class Pipeline(ModelState):
                 "a loss scale cannot go with a closure: the gradients that it makes are scaled",
                 hint="autocast in bfloat16, or no scaler",
             )
-        (held,) = shares_of(self.graph, self.plan)
+        holder = next(iter(self._installed.updating), 0)
         with self._member.guarded("an update with a closure"):
-            found, holds = list[Any](), held <= self._installed.trained.keys()
-            holder = self._member.numbers(float(holds)).index(1.0)
+            found = list[Any]()
             carried = self._installed.training.carried
             begun = carried.parts
 
@@ -405,12 +406,13 @@ class Pipeline(ModelState):
                 self._member.number_from(holder, 1.0)
                 return evaluated()
 
-            if holds:
+            if self.rank == holder:
                 self.optimizer.local.step(evaluation)
                 self._member.number_from(holder, 0.0)
             else:
                 while self._member.number_from(holder, 0.0):
                     evaluated()
+            self._installed.tell_settings(self.optimizer)
             self._waiting, self._updated = False, True
             self.steps += 1
         return found[0] if found else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -143,6 +143,20 @@ def worker_device(worker: str | None) -> torch.device:
     elif device.type != "cpu":
         raise UsageError(f"{worker}: device {device.type!r} is not supported", hint="workers are cpu or cuda:N")
     return device
+
+
+def float32_precision() -> str:
+    """What float32 is computed in, as this process is set: in TF32 a GPU is several times as fast; `ieee` is float32.
+
+    By torch.set_float32_matmul_precision and torch.backends.
+    """
+    backends: Any = torch.backends  # torch's stubs lack some of these
+    parts = {
+        "cuda matmul": backends.cuda.matmul, "cudnn conv": backends.cudnn.conv, "cudnn rnn": backends.cudnn.rnn,
+        "cpu matmul": backends.mkldnn.matmul,
+    }  # fmt: skip
+    found = {name: str(part.fp32_precision).replace("none", "ieee") for name, part in parts.items()}
+    return ", ".join(f"{name} {precision}" for name, precision in found.items())
 
 
 def start_computing(device: torch.device) -> None:

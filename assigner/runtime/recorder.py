@@ -39,12 +39,13 @@ class RecordedSpan:
 
     Args:
         action: What was done; None: the whole step.
-        start_s: Its start; of a send, when it was handed over.
+        start_s: Its start; of a send, when it was handed over, and what is sent was there.
         end_s: Its end; of a send, when it had left. Sends are seen off in order: an earlier one that is still on its
             way holds back the note of a later one.
         moved_bytes: What a send or a receive moved.
         held_bytes: What the process held at the end of a forward, a backward or an update; None: nobody looked.
         marks: On CUDA, the events at its start and end; also of a receive from another GPU, for which the stream waits.
+        ready: Of a send from CUDA, whose host is ahead of it, the event at which what is sent has been computed.
     """
 
     action: Action | None
@@ -53,10 +54,14 @@ class RecordedSpan:
     moved_bytes: int = 0
     held_bytes: int | None = None
     marks: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+    ready: torch.cuda.Event | None = None
 
-    def handed_over(self, size: int) -> None:
-        """A send starts now."""
-        self.start_s, self.moved_bytes = time.perf_counter(), size
+    def handed_over(self, sent: torch.Tensor) -> None:
+        """A send starts now, or as soon as the device has computed what is sent."""
+        self.start_s, self.moved_bytes = time.perf_counter(), sent.nbytes
+        if sent.is_cuda:
+            self.ready = _event()
+            self.ready.record()
 
     @contextmanager
     def on_device(self, moved: torch.Tensor) -> Iterator[None]:
@@ -82,6 +87,12 @@ class RecordedStep:
 
     spans: list[RecordedSpan] = field(default_factory=list)
     anchor: tuple[torch.cuda.Event, float] | None = None
+
+    def reached_s(self, mark: torch.cuda.Event) -> float:
+        """When the device reached an event of the step, on the host's clock."""
+        assert self.anchor is not None
+        event, at_s = self.anchor
+        return at_s + float(event.elapsed_time(mark)) / 1e3
 
 
 class Recorder:
@@ -146,9 +157,9 @@ class Recorder:
         for step in self.steps:
             for span in step.spans:
                 if span.marks is not None:
-                    assert step.anchor is not None
-                    event, at_s = step.anchor
-                    span.start_s, span.end_s = (at_s + event.elapsed_time(mark) / 1e3 for mark in span.marks)
+                    span.start_s, span.end_s = (step.reached_s(mark) for mark in span.marks)
+                elif span.ready is not None:
+                    span.start_s = min(span.end_s, max(span.start_s, step.reached_s(span.ready)))
 
 
 def _event() -> torch.cuda.Event:

@@ -5,13 +5,15 @@
 
 torch's own optimizers do. Of others, and of those with hooks on their step, small stand-ins for the parameters tell:
 the user's builder makes one optimizer over all of them and one over each worker's, all get the same gradients for some
-steps, and then the parameters must be the same.
+steps, and then the parameters must be the same. They tell two more things, too: whether the step runs where no
+parameter has a gradient, and whether it changes gradients.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,6 +37,27 @@ _NOISE = 1e-7  # relative to an update, in float64
 _MOST = 2  # entries in a stand-in's dimension
 
 
+@dataclass(frozen=True)
+class Conduct:
+    """How an optimizer's step goes about it, beyond the parameters that it is given.
+
+    Args:
+        runs_idle: It runs where no parameter has a gradient, or there is none; False: it fails there.
+        changes_gradients: It leaves other gradients than it finds, as one that clips them in place.
+    """
+
+    runs_idle: bool = True
+    changes_gradients: bool = False
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What some steps have done to the stand-ins of one worker's parameters: the sums of their updates, by name."""
+
+    updates: dict[str, torch.Tensor]
+    changed_gradients: bool
+
+
 def is_known(optimizer: torch.optim.Optimizer) -> bool:
     """It is torch's own, as it was built: each of these treats every parameter by itself."""
     hooks = (
@@ -50,37 +73,62 @@ def check_separable(
     model: Sequence[tuple[str, nn.Parameter]],
     shares: Sequence[Collection[str]],
     build: Build,
-) -> None:
+) -> Conduct:
     """Refuse an optimizer that would make other weights on several workers than on one.
+
+    A share without a parameter that wants a gradient may be one over which the step fails, as a mean of no gradients
+    does: there it can be left out, if a step over all parameters leaves those of the share as they are.
 
     Args:
         optimizer: What the user's builder made of the model's parameters.
         model: Those by name, for their shapes and attributes.
-        shares: Names of those that each worker has.
+        shares: Names of those that each worker has; workers that have none beside them may be left out.
         build: Makes such an optimizer over others.
+
+    Returns:
+        How its step is to be treated; where it cannot be tried and one worker has all parameters, with all care.
 
     Raises:
         UsageError: what it does with a parameter depends on the others; or this cannot be found out.
     """
     name = type(optimizer).__name__
+    whole = frozenset(name for name, _ in model)
+    wanting = {name for name, each in model if each.requires_grad}
+    parts = dict.fromkeys([*map(frozenset, shares), frozenset()])
+    apart: dict[frozenset[str], _Trial] = {}
+    idle = True
     try:
         with torch.random.fork_rng(devices=[]):
-            together = _updates(model, [name for name, _ in model], build)
-            apart = [_updates(model, share, build) for share in dict.fromkeys(map(frozenset, shares))]
+            together = _tried(model, whole, build)
+            for share in parts:
+                try:
+                    apart[share] = _tried(model, share, build)
+                except Exception:
+                    if share & wanting:
+                        raise
+                    idle = False
     except Exception as error:
+        if all(share in (whole, frozenset()) for share in parts):
+            return Conduct(runs_idle=False, changes_gradients=True)
         said = str(error).strip().splitlines()
         raise UsageError(
             f"whether {name} treats every parameter by itself cannot be found out: with small tensors in their place it"
             f" fails: {type(error).__name__}{f': {said[0]}' if said else ''}",
             hint=_HINT,
         ) from error
-    differs = [key for share in apart for key, update in share.items() if not _alike(together[key], update)]
+    differs = [
+        key
+        for share in parts
+        for key, update in together.updates.items()
+        if key in share and not _alike(update, apart[share].updates[key] if share in apart else update * 0)
+    ]
     if differs:
         raise UsageError(
             f"{name}, with the hooks on its step if there are any, looks at several parameters at once: what it does to"
             f" {differs[0]!r} depends on others that another worker has under this plan",
             hint=_HINT,
         )
+    return Conduct(idle, together.changed_gradients)
 
 
 _HINT = (
@@ -89,10 +137,8 @@ _HINT = (
 )
 
 
-def _updates(
-    model: Sequence[tuple[str, nn.Parameter]], share: Collection[str], build: Build
-) -> dict[str, torch.Tensor]:
-    """What some steps of the optimizer do to the stand-ins of one worker's parameters, by name."""
+def _tried(model: Sequence[tuple[str, nn.Parameter]], share: Collection[str], build: Build) -> _Trial:
+    """Some steps of the optimizer with the stand-ins of one worker's parameters."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     small = {name: _small(parameter, generator) for name, parameter in model}
@@ -100,12 +146,15 @@ def _updates(
     held = {name: each for name, each in small.items() if name in share}
     before = {name: each.detach().clone() for name, each in held.items()}
     optimizer = build({name: each if name in held else _without_values(each) for name, each in small.items()}, held)
+    changed = False
     for scale in _SCALES:
         shares = {name: 10 ** (2 * float(torch.rand((), generator=generator, device="cpu")) - 1) for name in small}
         for name, each in held.items():
             each.grad = directions[name] * scale * shares[name] if each.requires_grad else None
+        given = {name: None if each.grad is None else each.grad.clone() for name, each in held.items()}
         optimizer.step()
-    return {name: each.detach() - before[name] for name, each in held.items()}
+        changed = changed or any(not _same(given[name], each.grad) for name, each in held.items())
+    return _Trial({name: each.detach() - before[name] for name, each in held.items()}, changed)
 
 
 def _small(parameter: nn.Parameter, generator: torch.Generator) -> nn.Parameter:
@@ -128,6 +177,13 @@ def _like(parameter: nn.Parameter, tensor: torch.Tensor) -> nn.Parameter:
 
 def _random(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.randn(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like.dtype)
+
+
+def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Two gradients, to the last bit; a sparse one is another than a dense one."""
+    if one is None or other is None:
+        return one is other
+    return one.layout == other.layout and torch.equal(one, other)
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -22,6 +22,7 @@ from assigner.formats.trace import Trace, TracedAction, TracedMessage, WorkerTra
 from assigner.machine.starvation import StarvationWatch
 from assigner.runtime.clock import ClockComparison, PeersClock
 from assigner.runtime.memory import MemoryGauge
+from assigner.runtime.process import float32_precision
 from assigner.runtime.recorder import RecordedSpan, Recorder
 from assigner.runtime.reference import measure_reference
 from assigner.runtime.remat import Remat
@@ -116,6 +117,7 @@ class Tracing:
                 "torch": torch.__version__,
                 "python": platform.python_version(),
                 "system": platform.platform(),
+                "float32": float32_precision(),
                 "ranks": len(texts),
             },
             workload=plan.workload,

@@ -239,7 +239,7 @@ class Transport:
         name = message.route.target
         data = tensor.detach().resolve_conj().resolve_neg().contiguous()  # memory that says what the tensor is
         if span is not None:
-            span.handed_over(data.nbytes)
+            span.handed_over(data)
         if (direct := self._direct_of(message)) is not None:
             direct.send(message, data.to(self.device), span)
         elif (staging := self._staging_of(message)) is not None:

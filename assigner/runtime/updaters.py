@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
+from assigner.location import Location
 from assigner.schedule.replication import is_exchanged
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def updaters(graph: PartitionGraph, plan: Plan) -> dict[str, tuple[str, ...]]:
     """The workers that update each parameter, by the first of its names in the model, in the plan's order."""
     by_all = {tie.parameter for tie in graph.ties if is_exchanged(plan, tie)}
-    by_all |= {name for name, each in graph.deferred.model.named_parameters() if not each.requires_grad}
+    by_all |= {name for name, _ in graph.deferred.model.named_parameters()} - wanting(graph)
     found: dict[str, tuple[str, ...]] = {}
     for stage in plan.stages:
         for partition in stage.partitions:
@@ -30,6 +31,18 @@ def updaters(graph: PartitionGraph, plan: Plan) -> dict[str, tuple[str, ...]]:
                 else:
                     found.setdefault(name, stage.updaters(partition))
     return found
+
+
+def wanting(graph: PartitionGraph) -> set[str]:
+    """The parameters that want gradients, as the model was built."""
+    return {name for name, each in graph.deferred.model.named_parameters() if each.requires_grad}
+
+
+def updating_ranks(graph: PartitionGraph, plan: Plan) -> list[int]:
+    """The ranks that update something that is trained, in the plan's order of their workers."""
+    trained = wanting(graph)
+    found = {worker for name, workers in updaters(graph, plan).items() if name in trained for worker in workers}
+    return [Location.parse(worker).rank for worker in plan.workers if worker in found]
 
 
 def shares_of(graph: PartitionGraph, plan: Plan) -> list[frozenset[str]]:

@@ -116,7 +116,7 @@ class Agreement:
         observed: All that was read from the trace.
         machines: The workers' machines then and now; empty: nobody looked.
         paced_s: The predicted step on the machines as they were in the run, in seconds; None: nobody looked.
-        disturbances: What other programs did to the profile and to the run, a sentence each.
+        disturbances: What other programs and settings did to the profile and to the run, a sentence each.
     """
 
     plan: Plan

@@ -97,13 +97,27 @@ def paced_step_s(
 
 
 def disturbances(profile: Profile, trace: Trace) -> Iterator[str]:
-    """What other programs did to the profile and to the run, a sentence each."""
+    """What other programs did to the profile and to the run, and other settings to their pace, a sentence each."""
+    settings = _other_precision(profile, trace)
+    if settings is not None:
+        yield settings
     busy = busy_text(profile)
     if busy is not None:
         yield f"the profile was {busy}"
     busy = busy_run(trace)
     if busy is not None:
         yield busy
+
+
+def _other_precision(profile: Profile, trace: Trace) -> str | None:
+    """Where the run computed float32 in another precision than was profiled, on devices that it had."""
+    texts = [found.environment.get("float32") for found in (profile, trace)]
+    if not all(isinstance(each, str) for each in texts):
+        return None  # an older file
+    devices = {Location.parse(worker.worker).device.partition(":")[0] for worker in trace.workers}
+    begin = tuple("cpu" if each == "cpu" else "cud" for each in devices)
+    then, now = (", ".join(part for part in str(each).split(", ") if part.startswith(begin)) for each in texts)
+    return None if then == now else f"float32 was computed as {then} in the profile, and as {now} in the run"
 
 
 def busy_run(*traces: Trace) -> str | None:

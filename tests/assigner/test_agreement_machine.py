@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,8 +14,10 @@ from made_runs import run_in, slower_worker
 from assigner.machine.reference import ReferenceTimes
 from assigner.report.agreement import agreement_data, agreement_report
 from assigner.report.sheet import Line
+from assigner.runtime.process import float32_precision
 from assigner.runtime.reference import measure_reference
 from assigner.validation import Agreement, agree, calibrated
+from assigner.validation.machine import disturbances
 
 if TYPE_CHECKING:
     from assigner.formats.profile import Profile
@@ -107,3 +110,36 @@ def test_the_reference_is_measured_of_this_machine() -> None:
     found = measure_reference(torch.device("cpu"))
     assert min(found.compute_s, found.memory_s, found.message_s) > 0
     assert THEN.together(ReferenceTimes(3e-3, 4e-3, 5e-4)) == ReferenceTimes(2e-3, 3e-3, pytest.approx(4e-4))
+
+
+PRECISE, FAST = (
+    "cuda matmul ieee, cudnn conv tf32, cpu matmul ieee",
+    "cuda matmul tf32, cudnn conv tf32, cpu matmul bf16",
+)
+
+
+def test_another_precision_of_float32_is_told() -> None:
+    """A script may set it where the profile had another; what concerns no device of the run is left out."""
+    profile, trace = replace(PROFILE, environment={"float32": PRECISE}), run_in(PROFILE, PLAN)
+    told = list(disturbances(profile, replace(trace, environment={"float32": FAST})))
+    assert told == ["float32 was computed as cpu matmul ieee in the profile, and as cpu matmul bf16 in the run"]
+    on_gpus = tuple(replace(each, worker=f"worker:{n}/cuda:{n}") for n, each in enumerate(trace.workers))
+    (said,) = disturbances(profile, SimpleNamespace(environment={"float32": FAST}, workers=on_gpus))  # type: ignore[arg-type]
+    assert said.startswith(
+        "float32 was computed as cuda matmul ieee, cudnn conv tf32 in the profile, and as cuda matmul"
+    )
+    assert not list(disturbances(profile, replace(trace, environment={"float32": PRECISE})))
+    assert not list(disturbances(profile, replace(trace, environment={})))
+
+
+def test_the_precision_is_as_the_process_is_set() -> None:
+    """What a model file or a script has set."""
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("highest")
+        precise = float32_precision()
+        torch.set_float32_matmul_precision("high")
+        assert "cuda matmul tf32" in float32_precision()
+        assert "cuda matmul ieee" in precise
+    finally:
+        torch.set_float32_matmul_precision(before)

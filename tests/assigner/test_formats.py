@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 from builders import make_plan, make_profile
 
+import assigner.formatting as fmt
 from assigner.errors import FormatError, UsageError
+from assigner.formats import document
 from assigner.formats.document import encode
 from assigner.formats.graph import topological_order
 from assigner.formats.plan import Baseline, Candidate, SolverReport, WhatIf, load_plan, save_plan
 from assigner.formats.profile import Collective, Edge, LinkPoint, Tie, load_profile, save_profile
-from assigner.formats.stage import Stage
+from assigner.formats.stage import Replica, Stage, check_stages
+from assigner.formatting import _DIGITS as DIGITS
 from assigner.location import Location
 from assigner.schedule.simulate import priced
 
@@ -270,3 +273,39 @@ def test_locations_are_read_and_written() -> None:
 def test_encode_writes_defaults_out() -> None:
     """A file says everything, so that a reader needs no knowledge of defaults."""
     assert encode(PROFILE)["partitions"][0]["pin"] is None
+
+
+class Compared(str):
+    """A name that counts how often names are compared."""
+
+    __slots__ = ()
+    count = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.count += 1
+        return str.__eq__(self, other)
+
+
+def test_long_lists_of_names_are_not_compared_each_with_each(monkeypatch):
+    """A plan's checks, a document's fields and the text of a range look at each name a few times, however many."""
+    many = 500
+    split = []
+
+    class Digits:
+        def split(self, name: str) -> list[str]:
+            split.append(name)
+            return DIGITS.split(name)
+
+    def names() -> tuple[str, ...]:
+        return tuple(Compared(f"block.{n}") for n in range(many))
+
+    replicas = (Replica("worker:0/cpu", 1, updates=names()), Replica("worker:1/cpu", 1, updates=()))
+    monkeypatch.setattr(Compared, "count", 0)
+    check_stages([Stage(None, names(), names(), replicas=replicas)], 2)
+    with pytest.raises(FormatError, match=r"'block\.499' stands twice"):
+        document._no_duplicates([(name, None) for name in (*names(), "block.499")])
+    assert Compared.count < 50 * many
+    monkeypatch.setattr(fmt, "_DIGITS", Digits())
+    assert fmt.ranges([str(name) for name in names()]) == "block.0-499 (500)"
+    assert len(split) < 2 * many

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 
@@ -14,6 +15,13 @@ from assigner.errors import WorkerError
 from assigner.launch.ranks import Layout, launch
 
 COMMAND = [sys.executable, "-c", "pass"]
+
+
+def test_a_run_leaves_the_handlers_of_signals_as_they_were():
+    """Behind a run Ctrl-C is what it was before: torch's agent makes an error of its own of it."""
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    launch([sys.executable, "-c", ""], Layout(ranks=1), {})
+    assert {number: signal.getsignal(number) for number in signal.valid_signals()} == before
 
 
 def test_a_port_that_is_taken_is_named(monkeypatch):

@@ -208,6 +208,16 @@ def test_norms_that_make_no_sense():
             pipeline.clip_grad_norm_(1.0, 0)
 
 
+def test_parameters_all_together_are_refused():
+    """torch's clipping over a pipeline's parameters would be by one rank's norm: the message has what does it right."""
+    made = skips()
+    with Pipeline(made, make_plan(made)) as pipeline:
+        pipeline.step(made.make_batch(8, 0), update=False)
+        with pytest.raises(UsageError, match=r"a pipeline has no parameters\(\)") as caught:
+            torch.nn.utils.clip_grad_norm_(pipeline.parameters(), 1.0)
+        assert "pipeline.clip_grad_norm_" in (caught.value.hint or "")
+
+
 def test_gradients_are_seen_without_the_scale():
     """gradients() is the same with and without a scaler, before and after they are unscaled."""
     made = overflowing()

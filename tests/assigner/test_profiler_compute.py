@@ -12,7 +12,7 @@ from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import Workload
 from assigner.profiler.host import host_facts
 from assigner.profiler.memory import peak_bytes, saved_bytes
-from assigner.profiler.partitionbench import PartitionBench, state_bytes
+from assigner.profiler.partitionbench import PartitionBench, counted_elsewhere, state_bytes
 from assigner.profiler.rank import largest_message
 from assigner.profiler.update import UpdateBench, trained
 from assigner.profiler.walk import chunks, collect_inputs, representatives
@@ -96,6 +96,15 @@ def test_activation_bytes_leave_inputs_and_outputs_out(graph: PartitionGraph) ->
     assert held.activation_bytes == 0
     value = ROWS * WIDTH * 4
     assert 2 * value <= held.workspace_bytes <= 8 * value  # at least the gradients of output and input
+
+
+def test_a_gpus_copies_of_the_batch_are_activations(graph: PartitionGraph) -> None:
+    """Each micro-batch in flight has its own; what another partition made is counted as its output, on any device."""
+    for name, device, counted in (("0", "cuda", False), ("0", "cpu", True), ("1", "cuda", True)):
+        bench = make_bench(graph, name)
+        known = counted_elsewhere(bench.runner, bench.reads[0], torch.device(device))
+        assert any(each is bench.reads[0][0] for each in known) == counted
+        assert all(any(each is weight for each in known) for weight in bench.runner.module.parameters())
 
 
 def test_saved_bytes_count_each_storage_once() -> None:

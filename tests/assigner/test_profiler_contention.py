@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from assigner.profiler.contention import Directed, SharedWire, shared_wires
+from assigner.profiler import contention
+from assigner.profiler.contention import Directed, SharedWire, find_shared_wires, shared_wires
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,3 +79,20 @@ def test_the_warning_names_the_links() -> None:
     """A reader learns which links, and by how much."""
     said = SharedWire(((0, 1), (2, 3)), 2.14).describe()
     assert said.startswith("worker:0 -> worker:1 and worker:2 -> worker:3 share a wire: 2.1x slower together")
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_a_bus_of_gpus_tells_in_less_time(monkeypatch: pytest.MonkeyPatch, on_gpu: bool) -> None:
+    """Their messages may be larger, and 5 ms are enough to tell; of CPUs that much may be a wait for a core."""
+    most: list[int] = []
+
+    def sized(_: object, __: Directed, largest: int) -> int:
+        most.append(largest)
+        return largest
+
+    monkeypatch.setattr(contention, "_telling_size", sized)
+    monkeypatch.setattr(contention, "_together", lambda _, links, __: dict.fromkeys(links, 0.005 * len(links)))
+    lane: Any = SimpleNamespace(workers=2, reaches_gpu=lambda _: on_gpu)
+    found = find_shared_wires(lane, 1 << 40)
+    assert found == ([SharedWire(((0, 1), (1, 0)), pytest.approx(2))] if on_gpu else [])
+    assert set(most) == {(1 << 28) if on_gpu else (1 << 26)}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from assigner.profiler import links
 from assigner.profiler.host import HostFacts
@@ -67,3 +69,26 @@ def test_both_directions_are_measured(forked: ForkedRanks, tmp_path: Path, way: 
         assert 0 <= link["sender_busy"] <= 1
         assert 0 <= link["receiver_busy"] <= 1
         assert min(link["sender_s"], link["receiver_s"]) >= 0
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_the_message_that_pins_memory_does_not_count(monkeypatch: pytest.MonkeyPatch, on_gpu: bool) -> None:
+    """The first one of a size between a GPU and another worker takes longer than all that follow."""
+    monkeypatch.setattr(links, "_FEWEST", 1)
+    monkeypatch.setattr(links, "_BUDGET_S", 0.0)
+    sent: list[int] = []
+    taken: list[float] = []
+
+    def ask(_: int) -> float:
+        if len(taken) == len(sent):
+            return 0.0  # the buffer is ready
+        taken.append(time.perf_counter() + (9.0 if len(sent) == 1 else 0.0))
+        return taken[-1]
+
+    lane: Any = SimpleNamespace(
+        rank=0, device=torch.device("cpu"), buffer=lambda size: size, reaches_gpu=lambda _: on_gpu,
+        tell=lambda *_: None, send=lambda _, size: sent.append(size), ask=ask,
+    )  # fmt: skip
+    (point,) = links._sweep(lane, 1, [1024], 0.0)
+    assert (point.sample.median > 5) is not on_gpu
+    assert point.sample.count == 1

@@ -13,6 +13,7 @@ import threading
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -331,6 +332,32 @@ def test_the_gauge_sees_an_allocation():
     assert peak is None or gauge.peak() < peak
     gauge.close()
     assert held_bytes(CPU) > 0
+
+
+class Reached:
+    """An event that a device reaches at a time in ms after the step's first one."""
+
+    def __init__(self, at_ms: float) -> None:
+        self.at_ms = at_ms
+
+    def record(self) -> None:
+        pass
+
+    def elapsed_time(self, other: Reached) -> float:
+        return other.at_ms - self.at_ms
+
+
+@pytest.mark.parametrize(("computed_ms", "start_s"), [(40.0, 10.04), (-5.0, 10.001), (900.0, 10.5)])
+def test_a_send_begins_when_its_tensor_has_been_computed(monkeypatch, computed_ms, start_s):
+    """A host is ahead of its GPU: what it hands over may not be there yet; nothing leaves before it was handed over."""
+    monkeypatch.setattr(recorder, "_event", lambda: Reached(computed_ms))
+    made = recorder.Recorder(MemoryGauge(CPU), last=1)
+    span = recorder.RecordedSpan(None, 0.0)
+    span.handed_over(SimpleNamespace(nbytes=8, is_cuda=True))
+    span.start_s, span.end_s = 10.001, 10.5
+    made.steps.append(recorder.RecordedStep([span], (Reached(0.0), 10.0)))
+    made.settle()
+    assert (span.start_s, span.end_s, span.moved_bytes) == (pytest.approx(start_s), 10.5, 8)
 
 
 @pytest.mark.gpu

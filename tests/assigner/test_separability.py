@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training_optimizers import OPTIMIZERS, Orthogonal, muon_like, no_decay_by_name
+from training_optimizers import OPTIMIZERS, ByTheMean, Orthogonal, muon_like, no_decay_by_name
 from workloads import Skips, graph_of, language, make_plan, skips
 
 from assigner import Pipeline
@@ -147,6 +147,76 @@ def shares_of_language() -> list[frozenset[str]]:
     return shares_of(graph, make_plan(language(), [(0, ["tokens", "blocks.0"]), (1, ["blocks.1", "blocks.2", "head"])]))
 
 
+def test_a_worker_without_gradients_takes_no_part_in_what_fails_there():
+    """Of none there is no mean: its step is left out, and one that runs over nothing is called as ever."""
+    named = list(Skips().named_parameters())
+    for build, runs in ((ByTheMean, False), (Sign, True)):
+        made = replace(skips(), optimizer=build)
+        idle, busy = (
+            PipelineOptimizer(made, named, held, apply=lambda _: None, shares=[NAMES], ranks=2)
+            for held in ({}, dict(named))
+        )
+        assert idle.applied is (idle.local if runs else None)
+        assert busy.applied is busy.local
+
+
+def test_what_was_built_frozen_may_lie_elsewhere():
+    """A worker with nothing else counts for none, unless the optimizer moves what it has by what others have."""
+    model = Skips()
+    model.last.requires_grad_(False)
+    shares = [NAMES[:6], NAMES[6:]]
+    assert check(ByTheMean, shares, model)
+    assert check(torch.optim.LBFGS, shares, model) is False
+
+    def following(parameters: Any) -> torch.optim.Optimizer:
+        """What is frozen follows the mean of all gradients, as an average of weights may."""
+        made = torch.optim.SGD(parameters, lr=0.1)
+
+        def hook(*_: Any) -> None:
+            every = made.param_groups[0]["params"]
+            mean = torch.stack([each.grad.norm() for each in every if each.grad is not None]).mean()
+            for each in every:
+                if each.grad is None:
+                    each.data.add_(mean)
+
+        made.register_step_post_hook(hook)
+        return made
+
+    for build, name in ((averaged_by_a_hook, "parts.0.weight"), (following, "last.weight")):
+        with pytest.raises(UsageError, match=f"what it does to '{name}' depends on others"):
+            check(build, shares, model)
+
+
+def test_all_on_one_worker_is_no_question():
+    """An optimizer that cannot be tried with small tensors is let through where it has all parameters."""
+
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        if all(max(each.shape) < 3 for each in parameters):
+            raise RuntimeError("too small")
+        return Sign(parameters)
+
+    named = list(Skips().named_parameters())
+    made = replace(skips(), optimizer=lambda parameters: build(list(parameters)))
+    handle = PipelineOptimizer(made, named, {}, apply=lambda _: None, shares=[NAMES], ranks=2)
+    assert (handle.applied, handle.changes_gradients) == (None, True)
+
+
+def test_a_hook_that_fails_over_nothing_says_so():
+    """On a rank that updates nothing a hook on the handle sees no parameters."""
+    named = list(Skips().named_parameters())
+    idle, busy = (
+        PipelineOptimizer(skips(), named, held, apply=lambda _: None, shares=[NAMES], ranks=2)
+        for held in ({}, dict(named))
+    )
+    for handle in (idle, busy):
+        handle.register_step_post_hook(
+            lambda *_, of=handle: torch.stack([p.sum() for p in of.param_groups[0]["params"]])
+        )
+    busy.step()
+    with pytest.raises(UsageError, match="fails on a rank that updates nothing: RuntimeError"):
+        idle.step()
+
+
 def test_a_shared_parameter_is_in_the_shares_of_all_that_hold_it():
     """Under the first of its names."""
     first, second = shares_of_language()
@@ -185,7 +255,11 @@ def test_torchs_own_treat_each_parameter_by_itself(name, monkeypatch):
         assert not check(lambda p, form=form: TORCHS_OWN[name](p, lr=0.01, **form), shares, matrices)
         with monkeypatch.context() as patch:
             patch.setattr("assigner.runtime.optimizer.is_known", lambda _: False)
-            assert check(build, shares, matrices)
+            named = list(matrices.named_parameters())
+            handle = PipelineOptimizer(
+                replace(skips(), optimizer=build), named, dict(named[:1]), apply=lambda _: None, shares=shares
+            )
+            assert handle.changes_gradients is (name == "SparseAdam")  # of its hook here
 
 
 def _sparse(optimizer: Any, *_: Any) -> None:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from assigner import Pipeline
 from assigner.runtime import gathering, reduction
@@ -26,8 +27,9 @@ from assigner.runtime import gathering, reduction
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
 
 from metric_cases import METRICS, whole
-from placements import divided, everywhere, mixed, names_of
+from placements import by_one, divided, everywhere, mixed, names_of
 from training_cases import CASES, PARTED, Found, larger, optimizers, schedulers
+from training_optimizers import ByTheMean, ClippingEach
 from unshareable import refusals
 from workloads import WIDTH, Reference, graph_of, language, make_plan, normalised, recurrent, skips, workload
 
@@ -282,6 +284,82 @@ def divided_updates() -> Found:
     return worst
 
 
+def seen(pipeline: Pipeline) -> list[Any]:
+    """What an update leaves beside weights, on every rank in turn: gradients, and what groups note."""
+    noted = [
+        {key: value for key, value in group.items() if key != "params"} for group in pipeline.optimizer.param_groups
+    ]
+    gradients = {key: each.clone() for key, each in pipeline.gradients().items()}
+    everything: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everything, (noted, gradients))
+    return everything
+
+
+def one_updates() -> Found:
+    """An optimizer that looks at all parameters trains where one worker has them, beside others that have none."""
+    worst: Found = {}
+    made = replace(language(), optimizer=lambda parameters: ByTheMean(parameters, lr=0.02))
+    bare = workload(
+        lambda: nn.Sequential(nn.Linear(WIDTH, 1), nn.Tanh()),
+        optimizer=lambda parameters: ByTheMean(parameters, lr=0.1),
+    )
+    frozen = replace(
+        bare, model=lambda: nn.Sequential(nn.Linear(WIDTH, 1), nn.Linear(1, 1).requires_grad_(False)).double()
+    )
+    places = {
+        "alone": (made, make_plan(made, [(1, names_of(made))])),
+        "one for all": (made, by_one(everywhere(made))),
+        "without parameters": (bare, make_plan(bare, [(2, "0"), (0, "1")])),
+        "frozen ones": (frozen, make_plan(frozen, [(2, "0"), (0, "1")])),
+    }
+    for name, (each, plan) in places.items():
+        reference = Reference(each)
+        with Pipeline(each, plan, graph=graph_of(each)) as pipeline:
+            for n in range(3):
+                batch = each.make_batch(8, n)
+                larger(worst, {f"{name}: loss": abs(pipeline.step(batch) - reference.step(batch))})
+                for noted, _ in seen(pipeline):
+                    mean = reference.optimizer.param_groups[0]["mean"]
+                    larger(worst, {f"{name}: noted": abs(noted[0]["mean"] - mean)})
+            larger(worst, {f"{name}: gradients": reference.gradient_distance(pipeline.gradients())})
+            larger(worst, {f"{name}: weights": reference.distance(pipeline.named_parameters())})
+    return worst
+
+
+def hooked_on_one() -> Found:
+    """A hook on all optimizers of one process, as a profiler's, changes nothing of the messages behind an update."""
+    made = language()
+    worst: Found = {}
+    hook = register_optimizer_step_post_hook(lambda *_: None) if dist.get_rank() == 1 else None
+    for name, plan in {"alone": make_plan(made, [(1, names_of(made))]), "by one": by_one(everywhere(made))}.items():
+        reference = Reference(made)
+        with Pipeline(made, plan, graph=graph_of(made)) as pipeline:
+            for n in range(2):
+                batch = made.make_batch(8, n)
+                larger(worst, {f"{name}: loss": abs(pipeline.step(batch) - reference.step(batch))})
+    if hook is not None:
+        hook.remove()
+    return worst
+
+
+def changed_gradients() -> Found:
+    """Gradients that a divided update has changed or dropped are the same on all workers behind it."""
+    worst: Found = {}
+    made = replace(language(), optimizer=lambda parameters: ClippingEach(parameters, lr=0.1))
+    for name, plan in {"in turn": divided(everywhere(made)), "by one": by_one(everywhere(made))}.items():
+        reference = Reference(made)
+        with Pipeline(made, plan, graph=graph_of(made)) as pipeline:
+            for n in range(2):
+                batch = made.make_batch(8, n)
+                larger(worst, {f"{name}: loss": abs(pipeline.step(batch) - reference.step(batch))})
+                left = {key for key, each in reference.model.named_parameters() if each.grad is not None}
+                for _, gradients in seen(pipeline):
+                    assert gradients.keys() == left
+                    larger(worst, {f"{name}: gradients": reference.gradient_distance(gradients)})
+            larger(worst, {f"{name}: weights": reference.distance(pipeline.named_parameters())})
+    return worst
+
+
 class Noisy(torch.optim.SGD):
     """It adds noise to each update."""
 
@@ -365,6 +443,9 @@ def main(folder: Path, parts: Sequence[str]) -> None:
             states,
             moves,
             divided_updates,
+            one_updates,
+            changed_gradients,
+            hooked_on_one,
         ):
             if case.__name__ in parts:
                 found[case.__name__] = case()
