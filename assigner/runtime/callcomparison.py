@@ -195,7 +195,7 @@ class CallComparison:
             message[len(own) : len(own) + len(weights)] = torch.tensor(weights, dtype=torch.float64, device="cpu").view(
                 torch.int64
             )
-        message = self._member.tensor_from(root, message)
+        message = self._member.tensors_of({root: message})[root]
         told = _CallHashes(*message[: len(own)].tolist())
         if (told.bits ^ own.bits) & _LEAVES:
             self._refuse_to_part(mine, root)

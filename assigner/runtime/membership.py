@@ -245,25 +245,22 @@ class Membership:
         return self.numbers_of({rank: [number]})[rank][0]
 
     def numbers_of(self, given: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
-        """Some ranks' numbers, on every rank, in the order given; what this one has sent has left when it returns.
+        """As `tensors_of`, of numbers: as many everywhere."""
+        held = {rank: torch.tensor(each, dtype=torch.float64, device="cpu") for rank, each in given.items()}
+        return {rank: each.tolist() for rank, each in self.tensors_of(held).items()}
+
+    def tensors_of(self, given: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Some ranks' small CPU tensors, on every rank, in the order given; what this one has sent has left behind it.
 
         Args:
-            given: By rank, the same ranks everywhere and as many numbers; the values of others do not count.
+            given: By rank, the same ranks and shapes everywhere; the values of others do not count.
         """
-        held = {rank: torch.tensor(each, dtype=torch.float64, device="cpu") for rank, each in given.items()}
+        held = dict(given)
         if self.transport is not None:
             for rank in sorted(held, key=lambda rank: rank != self.rank):  # nobody waits for another one's send
                 held[rank] = self.transport.share(held[rank], rank)
             self.transport.flush()
-        return {rank: each.tolist() for rank, each in held.items()}
-
-    def tensor_from(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:
-        """One rank's small CPU tensor, on every rank; all give one of its shape. Else as `number_from`."""
-        if self.transport is None:
-            return tensor
-        shared = self.transport.share(tensor, rank)
-        self.transport.flush()
-        return shared
+        return held
 
     def ask_calls(self) -> dict[int, tuple[CallRecord, ...]]:
         """The last calls that the other ranks have compared, or are about to; of those that answer within seconds."""

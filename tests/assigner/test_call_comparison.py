@@ -19,6 +19,8 @@ from assigner.runtime.callrecord import checksum, described
 from assigner.runtime.inquiry import Answer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from assigner.runtime.callrecord import CallSums
 
 
@@ -42,14 +44,15 @@ class Rank:
     def check(self, *_: Any, **__: Any) -> None:
         """It needs nothing."""
 
-    def tensor_from(self, rank: int, mine: Any) -> Any:
+    def tensors_of(self, given: Mapping[int, Any]) -> dict[int, Any]:
+        return {rank: self.text_from(rank, mine) for rank, mine in given.items()}
+
+    def text_from(self, rank: int, mine: Any) -> Any:
         if rank == self.rank:
             self.told.append(mine)
             return mine
         self.heard[rank] += 1
         return self.others[rank].told[self.heard[rank] - 1]
-
-    text_from = tensor_from
 
     def ask_calls(self) -> dict[int, tuple[Any, ...]]:
         """Through JSON, as the run's store has it; somebody else has not come so far."""
