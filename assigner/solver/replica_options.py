@@ -132,6 +132,9 @@ class ReplicaOptions(StageOptions):
         """The shared stages below `below` by who shares them; of sets of workers that have any.
 
         Of all sets if those are few, else of like workers, those of a host, and the fastest.
+
+        Raises:
+            OutOfTime: the time is over.
         """
         below, number = self._below(), len(self._table.groups)
         if not self.few:
@@ -244,6 +247,7 @@ class ReplicaOptions(StageOptions):
         choices, found, over = self._members(members), [], set[int]()
         ends_step = problem.options.objective == "step"  # the steady state has no update
         for column, n in enumerate(whole):
+            problem.clock.check()
             first, last = segments[n]
             if first in over or not busiest[column] < below:
                 continue
@@ -271,7 +275,10 @@ class ReplicaOptions(StageOptions):
         """The options of segments on a worker of a group, and what 0 .. M micro-batches take there: [k, segment]."""
         every = segments is self._segments
         if not every or group not in self._known:
-            levels = [self._each.levels(*segment, group) for segment in segments]
+            levels = []
+            for segment in segments:
+                self._table.problem.clock.check()
+                levels.append(self._each.levels(*segment, group))
             found = levels, self._seconds(levels)
             if not every:
                 return found

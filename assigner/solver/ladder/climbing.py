@@ -64,7 +64,7 @@ class LadderSetting(PipelineSetting):
     def program(self) -> DynamicProgram:
         """Its dynamic program; with too many options, memory is left out of it."""
         options = StageOptions(self.instance, deep=True, relaxed=True) if self._coarse else self.options
-        return DynamicProgram(self.instance, options, self._additive(), until=self.contest.until)
+        return DynamicProgram(self.instance, options, self._additive())
 
     def price(self) -> None:
         """The perfect split of all work: no plan of any schedule is faster."""
@@ -218,7 +218,8 @@ class LadderSetting(PipelineSetting):
             option for option in self.options.all
             if self.micro_batches * (option.forward_s + option.backward_s) < target
         ]  # fmt: skip
-        model = self.statement(self.instance, options, unit=contest.unit)
+        model = self.statement(self.instance, options, unit=contest.unit, clock=contest.clock)
+        model.check()
         outcome = contest.backend.relax(model.problem, time_limit=contest.left_s).scaled(model.unit)
         if not outcome.finished:
             return
@@ -229,9 +230,10 @@ class LadderSetting(PipelineSetting):
             option for option, x in zip(model.columns, model.x, strict=True)
             if outcome.value + max(0.0, x.dj or 0.0) * model.unit < target * (1 + PROVEN)
         ]  # fmt: skip
-        model = self.statement(self.instance, kept, unit=contest.unit)
+        model = self.statement(self.instance, kept, unit=contest.unit, clock=contest.clock)
         for _ in range(tuning.CLOSE_CUTS):
             target = contest.target
+            model.check()
             found = contest.backend.search(
                 model.problem, gap=contest.gap, cutoff=target / model.unit, time_limit=contest.share_s,
                 nodes=contest.nodes,

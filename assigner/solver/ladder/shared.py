@@ -81,7 +81,7 @@ class SharedSetting(LadderSetting):
         if table is None:
             return None
         options = ReplicaOptions(table, deep=self.schedule == "1f1b", below=lambda: self.contest.best_value)
-        return DynamicProgram(table, options, self._additive(), until=self.contest.until) if options.whole else None
+        return DynamicProgram(table, options, self._additive()) if options.whole else None
 
     def _bound_by_kinds(self, width: int) -> None:
         """Raise the bound by the least price of pipelines of kinds, with so many labels at a position."""
