@@ -68,7 +68,7 @@ class Contest:
         gap: A plan within this share of the best one is good enough.
         nodes: The most that one ILP may look at; None: any number.
         shared_work: What the dynamic programs of all settings with shared stages may still spend, in their own unit.
-        shared_actions: So many simulated actions of workers a setting with shared stages looks at first for its proof.
+        shared_effort: So many times what it counts by itself a setting with shared stages spends on a proof.
         cutoff: A plan of this value or more is of no use.
         allowed: A plan of this value is to be proven within the gap, though it is not the best.
     """
@@ -84,7 +84,7 @@ class Contest:
         self.settings: list[Setting] = []
         self.gap = self.options.stop_gap
         self.nodes: int | None = None
-        self.shared_actions: float = tuning.SHARED_ACTIONS
+        self.shared_effort = 1.0
         self.shared_work: float = tuning.SHARED_WORK
         self.cutoff = math.inf
         self.allowed = 0.0

@@ -328,6 +328,10 @@ class StageOptions:
         found: Hop | None = self._table.hop(i, left, right)
         return found
 
+    def alone(self, option: StageOption) -> Sequence[StageOption]:
+        """What each of a stage's workers computes by itself, recomputing least."""
+        return [option]
+
     def usual(self, stages: int) -> int:
         """The schedule's own warm-up depth of a stage, itself the first of `stages` to the pipeline's end."""
         most = self._table.micro_batches

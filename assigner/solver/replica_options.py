@@ -217,6 +217,12 @@ class ReplicaOptions(StageOptions):
             return self._alone.find(first, last, group, stages)
         return next(iter(self._shared(self.sets[group], group, [(first, last)])), None)
 
+    def alone(self, option: StageOption) -> Sequence[StageOption]:
+        """As of `StageOptions`, in the order in which a plan names the workers."""
+        if not option.named:
+            return [option]
+        return [self._each.levels(option.first, option.last, group)[0] for group in option.named]
+
     def recomputed(self, option: StageOption, group: int, in_flight: int) -> tuple[int, ...] | None:
         """What a worker that shares a stage recomputes at least, so many in flight; None: it is not known.
 

@@ -158,7 +158,7 @@ class Search:
         self._first_plan = first_plan
         self._brief = brief
         if brief:
-            self.contest.shared_actions = tuning.WHAT_IF_EFFORT * tuning.SHARED_ACTIONS
+            self.contest.shared_effort = tuning.WHAT_IF_EFFORT
         try:
             self.price()
             for shares in (False, True):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from assigner.solver.contest import Contest
     from assigner.solver.dynamic_program import PricedPipelines
     from assigner.solver.ilp.pipelines import PipelineModel
+    from assigner.solver.ladder.depths import Depths
     from assigner.solver.prices import StageOption
     from assigner.solver.problem import Problem
 
@@ -92,7 +93,7 @@ class LadderSetting(PipelineSetting):
 
     def _narrow(self) -> None:
         found = self._climb(tuning.PROOF_WIDTH)
-        if self._boxed:
+        if self._boxed and not self.shares:
             self._search_depths(found, self.bound)
         else:
             for _, pipeline in found[: tuning.MOST_TRIED]:
@@ -129,7 +130,7 @@ class LadderSetting(PipelineSetting):
     def _boxed(self) -> bool:
         """Whether depths are searched for by branch and bound: all are, so that what is below the target is certain."""
         deep = self.schedule == "1f1b" and self.objective == "step"
-        return deep and self.problem.exact and not self.options.only_shared
+        return deep and self.problem.exact
 
     def prove(self) -> None:
         """Simulate every pipeline whose price is below the target, the lowest first, while there is room and time."""
@@ -147,6 +148,11 @@ class LadderSetting(PipelineSetting):
         else:
             self._simulate_all(climb)
 
+    @property
+    def _proof_effort(self) -> float:
+        """How many times what it counts by itself it may spend on a proof."""
+        return self.effort
+
     def _search_depths(self, pipelines: Sequence[tuple[float, Sequence[StageOption]]], open_: float) -> None:
         """Have branch and bound name the depths of pipelines whose bound is below the target, and simulate those.
 
@@ -154,21 +160,26 @@ class LadderSetting(PipelineSetting):
             pipelines: Their prices, and they themselves.
             open_: No others take less, in seconds.
         """
-        search = DepthSearch(self.instance, pipelines)
+        search = DepthSearch(self.options, self.micro_batches, pipelines)
         while search.bound < self.contest.target and self.contest.left_s > 0:
-            if search.boxes >= tuning.MOST_BOXES * self.effort:
+            if search.boxes >= tuning.MOST_BOXES * self._proof_effort:
                 self.cut_short = True
                 break
             for bound, pipeline, depths in search.split(self.contest.target):
                 if any(depth > option.deepest for option, depth in zip(pipeline, depths, strict=True)):
                     open_ = min(open_, bound)  # with more recomputing than an option stands for
                 elif bound < self.contest.target:
-                    value, _ = self.worth(self.plan_of(pipeline, depths))
-                    self._check(bound, value)
-                    self.offer(value, partial(self.plan_of, pipeline, depths), ENUMERATION)
+                    open_ = min(open_, self._least_at(bound, pipeline, depths))
             self.raise_bound(min(search.bound, open_, self.contest.target), ENUMERATION)
             self.contest.watch()
         self.raise_bound(min(search.bound, open_, self.contest.target), ENUMERATION)
+
+    def _least_at(self, bound: float, pipeline: Sequence[StageOption], depths: Depths) -> float:
+        """No plan of a pipeline with these depths is left that has a lower value than this; the best is offered."""
+        value, _ = self.worth(self.plan_of(pipeline, depths))
+        self._check(bound, value)
+        self.offer(value, partial(self.plan_of, pipeline, depths), ENUMERATION)
+        return math.inf
 
     def _simulate_all(self, climb: PricedPipelines) -> None:
         """Simulate pipelines, the lowest price first, until the price reaches the target."""
