@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from assigner.formats.plan import Plan
-from assigner.schedule.cost import CostModel
 from assigner.schedule.objective import HOUR_S
 from assigner.solver import tuning
 from assigner.solver.answer import Progress
@@ -21,7 +20,6 @@ from assigner.solver.dynamic_program import DynamicProgram
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.objectives import OneFOneBStep
 from assigner.solver.prices import StageOptions
-from assigner.solver.problem import Problem
 from assigner.solver.replica_options import counts_of
 from assigner.solver.search import Search
 
@@ -86,10 +84,10 @@ class Budget:
         options: SolveOptions,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        self.problem = Problem(profile, options, CostModel(profile))
         self._inner = replace(options, objective="step", max_step_s=None, gap=options.stop_gap)
         self._progress = progress
         self.search = Search(profile, self._inner)  # its clock, and all workers at once
+        self.problem = replace(self.search.problem, options=options)
         self._within = options.max_step_s or math.inf
         self._choices: list[_Choice] = []
         self._rest = _Choice((), 0.0, 0.0)  # all choices that are not in the list, as one

@@ -7,7 +7,6 @@ decided.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,11 +63,12 @@ class Contest:
         proofs: How bounds were proven, for the report.
         interrupted: The user ended the search.
         backend: The ILP solver.
+        clock: When the search has to end: the problem's.
         settings: All settings of the search.
         gap: A plan within this share of the best one is good enough.
         nodes: The most that one ILP may look at; None: any number.
         shared_work: What the dynamic programs of all settings with shared stages may still spend, in their own unit.
-        shared_actions: So many simulated actions of workers a setting with shared stages looks at first for its proof.
+        shared_effort: So many times what it counts by itself a setting with shared stages spends on a proof.
         cutoff: A plan of this value or more is of no use.
         allowed: A plan of this value is to be proven within the gap, though it is not the best.
     """
@@ -84,32 +84,26 @@ class Contest:
         self.settings: list[Setting] = []
         self.gap = self.options.stop_gap
         self.nodes: int | None = None
-        self.shared_actions: float = tuning.SHARED_ACTIONS
+        self.shared_effort = 1.0
         self.shared_work: float = tuning.SHARED_WORK
         self.cutoff = math.inf
         self.allowed = 0.0
-        self._limit_s = self.options.time_limit
-        self._start = time.monotonic()
+        self.clock = problem.clock
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the search began."""
-        return time.monotonic() - self._start
+        return self.clock.elapsed_s
 
     @property
     def left_s(self) -> float:
         """Seconds until the time limit."""
-        return self._limit_s - self.elapsed_s
+        return self.clock.left_s
 
     @property
     def share_s(self) -> float:
         """Seconds that one setting's ILP may take: all that is left for the last one that is open."""
         return self.left_s * (1.0 if sum(not each.decided for each in self.settings) == 1 else 0.6)
-
-    @property
-    def until(self) -> float:
-        """The time of `time.monotonic` at which the time is over."""
-        return self._start + self._limit_s
 
     @property
     def best_value(self) -> float:
@@ -120,10 +114,6 @@ class Contest:
     def target(self) -> float:
         """A plan is only worth finding below this value."""
         return min(self.cutoff, max(self.best_value, self.allowed) * (1 - max(self.gap, PROVEN / 10)))
-
-    def stop_within(self, seconds: float) -> None:
-        """Bring the time limit forward: no more than so many seconds from now."""
-        self._limit_s = min(self._limit_s, self.elapsed_s + seconds)
 
     @property
     def unit(self) -> float:

@@ -13,7 +13,6 @@ a beam as in P. S. Ow and T. E. Morton, Filtered beam search in scheduling, IJPR
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
@@ -118,21 +117,14 @@ class DynamicProgram:
         instance: Prices and links.
         stage_options: Its stages.
         objective: What a pipeline costs.
-        until: A time of `time.monotonic` at which to stop with what is found.
 
     Attributes:
         work: Labels that its runs have tried to make so far, and what each visit of a position and a set takes besides.
     """
 
-    def __init__(
-        self,
-        instance: PriceTable,
-        stage_options: StageOptions,
-        objective: PipelineObjective,
-        *,
-        until: float = math.inf,
-    ) -> None:
-        self._until, self.work = until, 0
+    def __init__(self, instance: PriceTable, stage_options: StageOptions, objective: PipelineObjective) -> None:
+        self.work = 0
+        self._clock = instance.problem.clock
         self._instance, self._stage_options, self._objective = instance, stage_options, objective
         self._n = len(instance.problem.order)
         self._most = instance.problem.most_workers
@@ -216,6 +208,9 @@ class DynamicProgram:
             dominance: Drop labels that another one beats in every mark. Without, every pipeline below the cutoff is
                 found, if there is room.
             most: Pipelines returned.
+
+        Raises:
+            OutOfTime: the time is over.
         """
         self._history: dict[int, tuple[int, int]] = {}
         alone = self._objective.whole(self._objective.last(self._options.front)) < cutoff
@@ -228,8 +223,6 @@ class DynamicProgram:
         for position in range(self._n - 1, 0, -1):
             if not buckets[position]:
                 continue
-            if time.monotonic() > self._until:
-                return PricedPipelines((), lost=0.0)
             labels, least = self._cut(_join(buckets[position]), position, width, dominance=dominance)
             lost = min(lost, least)
             buckets[position] = []
@@ -244,8 +237,6 @@ class DynamicProgram:
                 if stages < self._most:
                     behind = labels.take(labels.stages == stages)
                     for left in range(len(self._uses)):
-                        if time.monotonic() > self._until:
-                            return PricedPipelines((), lost=0.0)
                         self._extend(
                             behind, position=position, left=left, stage=int(stages) + 1, buckets=buckets, cutoff=cutoff
                         )
@@ -280,6 +271,7 @@ class DynamicProgram:
         found[0] = 0.0
         for position in range(1, self._n):
             for left, uses in enumerate(self._uses):
+                self._clock.check()
                 table, which = self._hops(position, left), self._ending.get((position, left))
                 if table is None or not which:
                     continue
@@ -309,6 +301,7 @@ class DynamicProgram:
         self, labels: _Labels, *, position: int, left: int, stage: int, buckets: list[list[_Labels]], cutoff: float
     ) -> None:
         """Put every stage of replica set `left` that ends before `position` in front of every label."""
+        self._clock.check()
         table = self._hops(position, left)
         which = self._ending.get((position, left))
         if table is None or not which:
@@ -318,6 +311,7 @@ class DynamicProgram:
         labels = labels.take(fits & self._has(labels.used, left) & np.isfinite(table[labels.set, 0]))
         at_once = max(1, tuning.GROWN // len(which))
         for start in range(0, len(labels.used), at_once):
+            self._clock.check()
             some = labels.take(np.arange(start, min(start + at_once, len(labels.used))))
             self._grow(some, table, which, left=left, stage=stage, buckets=buckets, cutoff=cutoff)
 
@@ -358,6 +352,7 @@ class DynamicProgram:
 
     def _least(self, labels: _Labels, first: Ints) -> Floats:
         """The least price that a pipeline with each suffix can have; inf: the rest cannot be placed."""
+        self._clock.check()
         free = self._count[:, None] - labels.used // self._place[:, None] % (self._count[:, None] + 1)
         free[:, labels.workers >= self._most] = 0
         both = 0.0 if self._front is None else self._front[first, labels.set, labels.used]

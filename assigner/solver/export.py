@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from assigner.files import put
 from assigner.schedule.cost import CostModel
 from assigner.solver import tuning
 from assigner.solver.answer import Progress
+from assigner.solver.clock import OutOfTime
 from assigner.solver.contest import Contest, Proposal
 from assigner.solver.hints import resolve
 from assigner.solver.ladder.climbing import LadderSetting
@@ -122,9 +122,11 @@ def export_model(
     check_exportable(profile, options, path)
     setting = _setting(plan, profile, options, progress)
     _check_size(len(setting.options.all))
+    spent = plan.solver.seconds if plan.solver is not None else 0.0
+    setting.contest.clock.stop_within(max(LEAST_S, options.time_limit - spent))
     try:
         closed = setting.settle()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, OutOfTime):
         closed = False
     best_s = setting.contest.best_value
     unit = 10.0 ** (math.floor(math.log10(best_s)) - 3)
@@ -152,17 +154,14 @@ def _setting(
             hint="--schedule one-stage, gpipe or 1f1b",
         )
     assert plan.predicted is not None
-    spent = plan.solver.seconds if plan.solver is not None else 0.0
-    asked = replace(options, gap=0.0, time_limit=max(LEAST_S, options.time_limit - spent))
-    resolved, plain = resolve(profile, asked)
+    resolved, plain = resolve(profile, replace(options, gap=0.0))
     problem = Problem(resolved, plain, CostModel(resolved), _sequence(plan, resolved))
-    started = time.monotonic()
 
     def watch() -> None:
         if progress is not None:
             progress(
                 Progress(
-                    time.monotonic() - started, plan.schedule, plan.micro_batches, contest.best_value, setting.bound,
+                    contest.elapsed_s, plan.schedule, plan.micro_batches, contest.best_value, setting.bound,
                     0, 1, "the integer program",
                 )
             )  # fmt: skip

@@ -8,6 +8,7 @@ is raised as far as that takes, in at most as much time again as the search took
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from assigner.schedule.simulate import worker_memory
 from assigner.solver import tuning
 from assigner.solver.baselines import TITLES
 from assigner.solver.contest import BASELINE, PROVEN, Proposal
+from assigner.solver.robust.race import value_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 SIMPLER = "choice among plans within the gap"
 """How such a plan was found."""
+
+NAMED: tuple[Schedule, ...] = ("1f1b", "interleaved")
+"""What a plan under GPipe can run under, too."""
 
 AS_GOOD = 1e-9
 """A step that is longer by up to this share is as short."""
@@ -61,15 +66,20 @@ def preferred(search: Search, best: Proposal, simple: Sequence[FoundBaseline]) -
 def simpler(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
     """A baseline that is faster than all that was found, under a schedule that was asked for.
 
-    It can be: local search over several stages a worker may miss it, and a limit may come early.
+    It can be: local search over several stages a worker may miss it, and a limit may come early. Where nothing was
+    found, it may be any baseline under another schedule, too.
     """
-    options, found = search.contest.options, []
+    options, contest, found = search.contest.options, search.contest, []
     for each in simple:
-        if each.plan is not None and each.step_s < search.contest.best_value * (1 - PROVEN):
-            kind: Schedule = each.plan.schedule if len(each.plan.stages) <= len(each.plan.workers) else "interleaved"
-            plan = replace(each.plan, schedule=kind)
-            if options.searches(plan):
-                found.append(Proposal(plan, each.step_s, f"{BASELINE}: {each.title}"))
+        if each.plan is None or each.step_s >= contest.best_value * (1 - PROVEN):
+            continue
+        kind: Schedule = each.plan.schedule if len(each.plan.stages) <= len(each.plan.workers) else "interleaved"
+        others = NAMED if contest.best is None and kind == "gpipe" else ()
+        for schedule in (kind, *others):
+            plan = replace(each.plan, schedule=schedule, objective=options.objective)
+            if options.searches(plan) and math.isfinite(search.problem.step_s(plan)):
+                value = value_of(plan, options, search.problem.cost)
+                found.append(Proposal(plan, value, f"{BASELINE}: {each.title}"))
     return min(found, key=lambda proposal: proposal.value, default=None)
 
 

@@ -328,6 +328,10 @@ class StageOptions:
         found: Hop | None = self._table.hop(i, left, right)
         return found
 
+    def alone(self, option: StageOption) -> Sequence[StageOption]:
+        """What each of a stage's workers computes by itself, recomputing least."""
+        return [option]
+
     def usual(self, stages: int) -> int:
         """The schedule's own warm-up depth of a stage, itself the first of `stages` to the pipeline's end."""
         most = self._table.micro_batches
@@ -367,11 +371,16 @@ class StageOptions:
 
     @cached_property
     def all(self) -> tuple[StageOption, ...]:
-        """Every option."""
+        """Every option.
+
+        Raises:
+            OutOfTime: the time is over.
+        """
         starts = [first for first, may in enumerate(self._table.problem.may_cut[:-1]) if may]
         made: dict[int, tuple[StageOption, ...]] = {}
         found: list[StageOption] = []
         for group in range(len(self._table.groups)):
+            self._table.problem.clock.check()
             like = self._like(group)
             if like not in made:
                 made[like] = tuple(option for first in starts for option in self._from(first, like))
@@ -381,6 +390,7 @@ class StageOptions:
     def _from(self, first: int, group: int) -> Iterator[StageOption]:
         """All segments that start at `first`."""
         table, problem = self._table, self._table.problem
+        problem.clock.check()
         capacity, row, workspace = table.capacity(group), table.rows[group], 0.0
         for last, (state, read, _) in enumerate(table.interval_bytes.grown(first), start=first):
             price = row[last]

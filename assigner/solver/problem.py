@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from assigner.schedule.cost import CostModel, PartitionOutput
 from assigner.schedule.simulate import worker_memory
 from assigner.schedule.timing import step_s
 from assigner.solver import tuning
+from assigner.solver.clock import SolveClock
 from assigner.solver.options import SolveOptions
 from assigner.solver.prices import PriceTable
 
@@ -60,12 +61,14 @@ class Problem:
         options: What the user asked, in plain names.
         cost: Prices of the profile.
         sequence: Another topological order than the profile's; empty: the profile's.
+        clock: When its search has to end.
     """
 
     profile: Profile
     options: SolveOptions
     cost: CostModel
     sequence: tuple[str, ...] = ()
+    clock: SolveClock = field(default_factory=SolveClock, compare=False)
 
     @property
     def order(self) -> tuple[str, ...]:

@@ -132,6 +132,9 @@ class ReplicaOptions(StageOptions):
         """The shared stages below `below` by who shares them; of sets of workers that have any.
 
         Of all sets if those are few, else of like workers, those of a host, and the fastest.
+
+        Raises:
+            OutOfTime: the time is over.
         """
         below, number = self._below(), len(self._table.groups)
         if not self.few:
@@ -214,6 +217,12 @@ class ReplicaOptions(StageOptions):
             return self._alone.find(first, last, group, stages)
         return next(iter(self._shared(self.sets[group], group, [(first, last)])), None)
 
+    def alone(self, option: StageOption) -> Sequence[StageOption]:
+        """As of `StageOptions`, in the order in which a plan names the workers."""
+        if not option.named:
+            return [option]
+        return [self._each.levels(option.first, option.last, group)[0] for group in option.named]
+
     def recomputed(self, option: StageOption, group: int, in_flight: int) -> tuple[int, ...] | None:
         """What a worker that shares a stage recomputes at least, so many in flight; None: it is not known.
 
@@ -244,6 +253,7 @@ class ReplicaOptions(StageOptions):
         choices, found, over = self._members(members), [], set[int]()
         ends_step = problem.options.objective == "step"  # the steady state has no update
         for column, n in enumerate(whole):
+            problem.clock.check()
             first, last = segments[n]
             if first in over or not busiest[column] < below:
                 continue
@@ -271,7 +281,10 @@ class ReplicaOptions(StageOptions):
         """The options of segments on a worker of a group, and what 0 .. M micro-batches take there: [k, segment]."""
         every = segments is self._segments
         if not every or group not in self._known:
-            levels = [self._each.levels(*segment, group) for segment in segments]
+            levels = []
+            for segment in segments:
+                self._table.problem.clock.check()
+                levels.append(self._each.levels(*segment, group))
             found = levels, self._seconds(levels)
             if not every:
                 return found

@@ -10,6 +10,7 @@ from assigner.errors import UsageError
 from assigner.schedule.cost import CostModel
 from assigner.solver import tuning
 from assigner.solver.answer import Progress
+from assigner.solver.clock import OutOfTime, SolveClock
 from assigner.solver.contest import PROVEN, Contest
 from assigner.solver.free import settings as free_settings
 from assigner.solver.free.branched import BranchedSetting, SteadySetting
@@ -108,7 +109,8 @@ class Search:
         self.any_order = self.listed or (options.schedule == "auto" and options.objective == "step")
         if options.schedule in ("listed", "one-stage"):  # listed orders start from what the named schedules find
             options = replace(options, schedule="auto")
-        self.problem = Problem(profile, options, CostModel(profile))
+        clock = SolveClock(options.time_limit)
+        self.problem = Problem(profile, options, CostModel(profile), clock=clock)
         self._progress = progress
         self.contest = Contest(self.problem, lambda: self._tell(self._at))
         self.settings = _settings(self.contest, options.counts(self.problem.cost))
@@ -139,6 +141,11 @@ class Search:
         """True once there is nothing left to find."""
         return all(setting.decided for setting in self.settings)
 
+    def price(self) -> None:
+        """Price one micro-batch of every setting: all have a bound, however soon the time is over."""
+        for setting in self.settings:
+            setting.price()
+
     def run(self, *, first_plan: bool = False, brief: bool = False) -> None:
         """Search until the gap is proven, the time is over, or the user interrupts with a plan at hand.
 
@@ -151,16 +158,17 @@ class Search:
         self._first_plan = first_plan
         self._brief = brief
         if brief:
-            self.contest.shared_actions = tuning.WHAT_IF_EFFORT * tuning.SHARED_ACTIONS
+            self.contest.shared_effort = tuning.WHAT_IF_EFFORT
         try:
-            for setting in self._open(lambda _: 0.0):  # so that all have a bound, however soon the time is over
-                setting.price()
+            self.price()
             for shares in (False, True):
                 self._turn = [each for each in self.settings if each.shares == shares]
                 self._seek()
             self._turn = self.settings
             self._go_on()
             self._close()
+        except OutOfTime:  # what the step at work was about to tell is of no use
+            return
         except KeyboardInterrupt:
             if self.contest.best is None:
                 raise
@@ -200,7 +208,7 @@ class Search:
         """
         contest = self.contest
         contest.allowed = value
-        contest.stop_within(max(1.0, contest.elapsed_s))
+        contest.clock.stop_within(max(1.0, contest.elapsed_s))
         try:
             self._reopen()
             for setting in self._open(lambda each: each.best_value):
@@ -209,6 +217,8 @@ class Search:
             for setting in self._open(lambda each: (each.best_value, each.bound)):
                 setting.prove()
             return all(setting.bound >= contest.target * (1 - PROVEN) for setting in self.settings)
+        except OutOfTime:
+            return False
         except KeyboardInterrupt:
             contest.interrupted = True
             return False
@@ -253,17 +263,24 @@ class Search:
         contest.gap, contest.nodes = 0.0, tuning.CLOSE_NODES
         for setting in self.settings:
             setting.decided = setting.bound >= contest.target
-        for turn in (stated, [setting for setting in self.settings if setting.shares]):
-            if all(setting.decided or setting.closable for setting in turn):
-                for setting in sorted(turn, key=lambda each: (each.bound, each.best_value)):
-                    if setting.bound < contest.target and contest.left_s > 0:
-                        self._tell(setting)
-                        setting.close()
-        if min(setting.bound for setting in stated) < contest.target or contest.best.plan.is_replicated:
-            contest.gap = contest.options.stop_gap if self.bound < contest.target else 0.0
-        for setting in self.settings:
-            setting.decided = setting not in open_  # to within the gap
-        contest.nodes = None
+        try:
+            self._close_each(stated)
+            self._close_each([setting for setting in self.settings if setting.shares])
+        finally:  # also when the time is over
+            if min(setting.bound for setting in stated) < contest.target or contest.best.plan.is_replicated:
+                contest.gap = contest.options.stop_gap if self.bound < contest.target else 0.0
+            for setting in self.settings:
+                setting.decided = setting not in open_  # to within the gap
+            contest.nodes = None
+
+    def _close_each(self, turn: Sequence[Setting]) -> None:
+        """Close settings that are all small, while there is time."""
+        contest = self.contest
+        if all(setting.decided or setting.closable for setting in turn):
+            for setting in sorted(turn, key=lambda each: (each.bound, each.best_value)):
+                if setting.bound < contest.target and contest.left_s > 0:
+                    self._tell(setting)
+                    setting.close()
 
     def _tell(self, setting: Setting) -> None:
         self._at = setting

@@ -55,10 +55,11 @@ def solve(
     if options.objective == "cost":
         return _cheapest(profile, options, progress)
     search = Search(*resolve(profile, options), progress)
+    search.price()
+    simple = find_baselines(search.problem)  # first, so that there is a plan however soon the time is over
     search.run()
-    simple = find_baselines(search.problem)
     best, bound, fastest_s = search.contest.best, search.bound, search.contest.best_value
-    if options.objective == "step":
+    if options.objective == "step" or best is None:
         best = _chosen(search, simple)
     lighter = relieved(search, best) if options.objective == "step" else None
     if lighter is not None:
@@ -81,7 +82,7 @@ def _chosen(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
     best = simpler(search, simple) or search.contest.best
     if best is None:
         return None
-    chosen = preferred(search, best, simple)
+    chosen = preferred(search, best, simple) if search.contest.options.objective == "step" else best
     for setting in search.settings:
         if (setting.schedule, setting.micro_batches) == (chosen.plan.schedule, chosen.plan.micro_batches):
             search.contest.best = setting.best = chosen

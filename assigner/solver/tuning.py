@@ -49,6 +49,9 @@ SHARED_STARTS = 12
 SHARED_ACTIONS = 200_000
 """So many simulated actions of workers are looked at first for a proof of all shares and depths: some three seconds."""
 
+SHARINGS = 20_000
+"""So many sharings of a chain's pipelines are priced at first, to have their best warm-up depths searched for."""
+
 VISIT_WORK, SHARED_WORK = 3_000, 220_000_000
 """What a visit of a position and a set of workers takes, in labels; and so much all dynamic programs with shared stages
 may take together, some five seconds, whatever time is left, unless the problem is small and a gap was asked for."""

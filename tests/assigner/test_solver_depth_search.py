@@ -9,12 +9,14 @@ import pytest
 from brute_force import random_instance
 from builders import make_profile, single
 
-from assigner.solver import solve
+from assigner.solver import SolveOptions, solve
 from assigner.solver.contest import ENUMERATION
 from assigner.solver.hints import resolve
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.depth_search import DepthSearch
 from assigner.solver.ladder.depths import falling
+from assigner.solver.ladder.share_search import ShareSearch
+from assigner.solver.ladder.shared import SharedSetting
 from assigner.solver.search import Search
 from benchmarks.solver.clusters import cluster
 
@@ -44,7 +46,7 @@ def test_a_box_of_one_choice_is_bounded_by_its_step_time(seed):
     compared = 0
     for price, pipeline in pipelines:
         for depths in list(falling(_ranges(pipeline), 6))[::5]:
-            search = DepthSearch(setting.instance, [(price, pipeline)])
+            search = DepthSearch(setting.options, setting.micro_batches, [(price, pipeline)])
             search._open.low[-len(pipeline) :, 0] = search._open.high[-len(pipeline) :, 0] = depths
             ((bound, _, found),) = search.split(np.inf)
             value, _ = setting.worth(setting.plan_of(pipeline, depths))
@@ -63,7 +65,7 @@ def test_no_choice_of_a_box_takes_less_than_its_bound(seed):
         depths = list(falling(_ranges(pipeline), 8))
         low, high = (np.array(each) for each in (rng.choice(depths), rng.choice(depths)))
         low, high = np.minimum(low, high), np.maximum(low, high)
-        search = DepthSearch(setting.instance, [(0.0, pipeline)])
+        search = DepthSearch(setting.options, setting.micro_batches, [(0.0, pipeline)])
         search._open.low[-len(pipeline) :, 0], search._open.high[-len(pipeline) :, 0] = low, high
         (bound,) = search._bounds(search._open)
         inside = [each for each in depths if (low <= each).all() and (each <= high).all()]
@@ -81,7 +83,7 @@ def test_the_search_ends_with_the_best_depths_of_all(seed):
         for _, pipeline in pipelines
         for depths in falling(_ranges(pipeline), 8)
     )
-    search, found = DepthSearch(setting.instance, pipelines), np.inf
+    search, found = DepthSearch(setting.options, setting.micro_batches, pipelines), np.inf
     while search.bound < found:
         for bound, _, _ in search.split(found):
             found = min(found, bound)
@@ -92,7 +94,7 @@ def test_one_pipeline_without_a_choice():
     """A single stage that has one depth is handed out at once, and nothing is left."""
     profile = make_profile(work=[1.0], slowness=[1.0], batch=1)
     setting, pipelines = _pipelines(profile, 1)
-    search = DepthSearch(setting.instance, pipelines)
+    search = DepthSearch(setting.options, setting.micro_batches, pipelines)
     assert [depths for _, _, depths in search.split(np.inf)] == [(1,)]
     assert search.bound == np.inf
 
@@ -105,3 +107,29 @@ def test_1f1b_is_proven_where_there_are_too_many_depths_to_try_all(links):
     ).plan.solver
     assert (solver.status, ENUMERATION in solver.proven_by) == ("optimal", True)
     assert solver.gap <= 1e-6
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_sharing_takes_less_than_its_bound(seed):
+    """Of stages that unlike workers share in unequal parts: the simulated step at any depths of a box is no shorter."""
+    rng, most = random.Random(seed), 6
+    profile = random_instance(seed, partitions=3, workers=4, busy=True, batch=most)
+    search = Search(*resolve(profile, SolveOptions(schedule="1f1b", micro_batches=most, gap=0.0)))
+    search.price()
+    setting = next(each for each in search.settings if isinstance(each, SharedSetting))
+    found = setting.program.run(width=5_000, dominance=False, most=5_000).pipelines
+    compared = 0
+    for _, pipeline in rng.sample(found, min(30, len(found))):
+        ways = list(ShareSearch(setting, pipeline, 1_000).ways())
+        for shared in rng.sample(ways, min(3, len(ways))):
+            depths = list(falling([range(each.least, each.deepest + 1) for each in shared], most))
+            low, high = (np.array(each) for each in (rng.choice(depths), rng.choice(depths)))
+            low, high = np.minimum(low, high), np.maximum(low, high)
+            boxes = DepthSearch(setting.options, most, [(0.0, shared)])
+            boxes._open.low[:, 0], boxes._open.high[:, 0] = low, high
+            (bound,) = boxes._bounds(boxes._open)
+            inside = [each for each in depths if (low <= each).all() and (each <= high).all()]
+            best = min(setting.worth(setting.plan_of(shared, each))[0] for each in inside)
+            assert 0 < bound <= best * (1 + 1e-12)
+            compared += best < np.inf
+    assert compared > 20

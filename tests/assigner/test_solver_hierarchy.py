@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -49,9 +48,8 @@ def descend(profile, *, gap: float = 1e-4, count: int = COUNT, **options):
     problem = Problem(profile, single(schedule="gpipe", gap=gap, **options), CostModel(profile))
     setting = GPipeSetting(Contest(problem, lambda: None), count)
     search = setting.hierarchy
-    until = time.monotonic() + 60
-    if math.isfinite(search.bound) and search.start(until) and setting.best is not None:
-        search.search(until)
+    if math.isfinite(search.bound) and search.start() and setting.best is not None:
+        search.search(60)
     return setting.best_value, setting.best and setting.best.plan, search.bound
 
 
@@ -247,7 +245,7 @@ def test_stopped_early_it_has_a_plan_and_a_bound_that_holds():
     problem = Problem(profile, single(schedule="gpipe"), CostModel(profile))
     setting = GPipeSetting(Contest(problem, lambda: None), COUNT)
     search = setting.hierarchy
-    search.start(math.inf)
+    search.start()
     before = search.bound
     search.search(-math.inf)
     assert 0 < before <= search.bound <= setting.best_value < math.inf

@@ -86,7 +86,6 @@ def test_a_search_that_has_no_time_for_shared_stages_still_bounds_them():
     """The perfect split of all work, not 0."""
     profile = make_profile(work=[1e-3] * 6, slowness=[1.0, 1.0, 2.0, 2.0])
     search = Search(*resolve(profile, SolveOptions(schedule="gpipe")))
-    search.contest.stop_within(3600)
     told = []
 
     def stop(setting):

@@ -112,7 +112,8 @@ class BaselinePrices:
     def best(self, candidates: Iterable[Plan]) -> tuple[Plan | None, float]:
         """Of candidates, each rematerialising nothing or else everything, the plan with the least step, in seconds.
 
-        Without one that fits and keeps the hints it is (None, inf).
+        Without one that fits and keeps the hints it is (None, inf). Once the time is over, none is looked at behind one
+        that fits.
         """
         best: Plan | None = None
         best_s = math.inf
@@ -123,6 +124,8 @@ class BaselinePrices:
                     best, best_s = plan, seconds
                 if seconds < math.inf:  # else there is no room for so little rematerialisation
                     break
+            if best is not None and self.problem.clock.over:
+                break
         return best, best_s
 
     def _variants(self, plan: Plan) -> Iterator[Plan]:

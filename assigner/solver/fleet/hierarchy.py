@@ -11,10 +11,10 @@ holds for every plan with one stage a worker.
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING
 
 from assigner.solver import tuning
+from assigner.solver.clock import SolveClock
 from assigner.solver.fleet.assignment import WorkerAssignment
 from assigner.solver.fleet.bottlenecks import BottleneckSearch
 from assigner.solver.fleet.cuts import FixedOrder
@@ -48,10 +48,11 @@ class Hierarchy:
         self.fleet = KindRelaxation(instance)
         self._price = price
         self._wanted = target
-        self._watch, self._watched = watch, time.monotonic()
+        self._clock = instance.problem.clock
+        self._watch, self._watched = watch, self._clock.now()
         self._paths: KindPaths | None = None
         self._cells: BottleneckSearch | None = None
-        self._best = self._until = math.inf
+        self._best = math.inf
 
     def _target(self) -> float:
         return self._wanted() * (1 + 2 * ROUNDING)
@@ -67,13 +68,13 @@ class Hierarchy:
         """True once the bound is as good as it gets here."""
         return self._cells is not None and self._cells.done
 
-    def start(self, until: float) -> bool:
+    def start(self) -> bool:
         """Look for a first plan: limits on the slowest servers widen until there is a pipeline within them.
 
         Returns:
             False where there is no plan at all, however long a step may take.
         """
-        (low_f, low_b), share, self._until = self.fleet.low, tuning.WIDER_LIMIT, until
+        (low_f, low_b), share = self.fleet.low, tuning.WIDER_LIMIT
         limit = tuning.START_LIMIT * low_f if self.fleet.more and low_f else math.inf
         while not self._stop():
             paths = self._within(limit)
@@ -93,9 +94,9 @@ class Hierarchy:
             self._realise(found)
         return found is not None
 
-    def search(self, until: float) -> None:
-        """Raise the bound to the target, taking better plans on the way, as long as there is time."""
-        self._until = until
+    def search(self, seconds: float) -> None:
+        """Raise the bound to the target, taking better plans on the way, for so many seconds while there is time."""
+        self._clock = SolveClock(seconds, within=self.fleet.instance.problem.clock)
         if self._cells is None:
             target = self._target()
             high = self.fleet.highest(target) if math.isfinite(target) else (math.inf, math.inf)
@@ -112,11 +113,11 @@ class Hierarchy:
 
     def _stop(self) -> bool:
         """Whether the time is over; a good moment to tell where the search stands."""
-        now = time.monotonic()
+        now = self._clock.now()
         if self._watch is not None and now - self._watched > tuning.TELL_S:
             self._watched = now
             self._watch()
-        return now > self._until
+        return self._clock.over
 
     def _within(self, limit: float) -> KindPaths:
         """Paths that have all segments up to a limit."""

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from assigner.solver.clock import SolveClock
+
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
@@ -94,12 +96,15 @@ class PathProgram:
         inside: Messages inside a host; None: no difference is made.
         hosts: The workers of each kind on each host.
         toll: Without visits: what a message between two hosts takes longer than `between`, at least.
+        clock: When the search has to end.
     """
 
     def __init__(
         self, counts: Sequence[int], *, most: int, work: WorkSplit, between: ServerPrices,
         inside: ServerPrices | None = None, hosts: Sequence[tuple[int, ...]] = (), toll: float = 0.0,
+        clock: SolveClock,
     ) -> None:  # fmt: skip
+        self.clock = clock
         self._kinds, self._work = len(counts), work
         self._between, self._inside = between, inside
         self._all = float(work.weights @ np.array(counts))
@@ -138,7 +143,11 @@ class PathProgram:
         return len(self._classes) * len(self._weight)
 
     def least(self, stages: ServerPrices, limit_f: float, limit_b: float) -> KindPipeline | None:
-        """The pipeline with the least sum of which no server is above its limit; None: there is none."""
+        """The pipeline with the least sum of which no server is above its limit; None: there is none.
+
+        Raises:
+            OutOfTime: the time is over.
+        """
         return _PathRun(self, stages, limit_f, limit_b).run()
 
 
@@ -165,6 +174,7 @@ class _PathRun:
 
     def run(self) -> KindPipeline | None:
         for i in range(self._n - 1, 0, -1):
+            self._sweep.clock.check()
             self._clear(i)
             if self._lengths[:, i].any() and self._low[i] < self._high[i]:
                 self._step(i, self._start(i))

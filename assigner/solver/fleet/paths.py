@@ -96,6 +96,7 @@ class KindPaths:
         self.exact = int(open_[:, 2].sum()) <= tuning.SETTLED
         if self.exact:
             for kind, first, length in open_:
+                instance.problem.clock.check()
                 self.prices.settle(int(kind), int(first), int(length) + 1)
         firsts = sorted(set(instance.like))
         self.merged = len(firsts) > len(fleet.kinds)
@@ -150,10 +151,10 @@ def _sweep(fleet: KindRelaxation) -> PathProgram:
     """The sweep of a fleet, with visits to hosts where that tells more and is small enough."""
     instance, kinds, links = fleet.instance, fleet.kinds, fleet.links
     counts, most = [kind.count for kind in kinds], instance.problem.most_workers
-    every = links.between(kinds)
+    every, clock = links.between(kinds), instance.problem.clock
     inside, between = (links.between(kinds, where=where) for where in (links.same_host, links.apart))
     if not (links.same_host | links.apart).all() or not (between.seconds > inside.seconds).any():
-        return PathProgram(counts, most=most, work=fleet.work, between=every)
+        return PathProgram(counts, most=most, work=fleet.work, between=every, clock=clock)
     worker = instance.problem.profile.worker
     hosts: dict[str, list[int]] = {}
     for number, kind in enumerate(kinds):
@@ -161,9 +162,13 @@ def _sweep(fleet: KindRelaxation) -> PathProgram:
             for name in instance.groups[group]:
                 hosts.setdefault(worker[name].host, [0] * len(kinds))[number] += 1
     each_host = [tuple(used) for used in hosts.values()]
-    visits = PathProgram(counts, most=most, work=fleet.work, between=between, inside=inside, hosts=each_host)
+    visits = PathProgram(
+        counts, most=most, work=fleet.work, between=between, inside=inside, hosts=each_host, clock=clock
+    )
     if visits.states * fleet.n <= tuning.VISIT_STATES:
         return visits
     some = np.isfinite(between.seconds[1:])
     toll = float(np.min((between.seconds[1:] - every.seconds[1:])[some], initial=np.inf)) if some.any() else 0.0
-    return PathProgram(counts, most=most, work=fleet.work, between=every, hosts=each_host, toll=max(0.0, toll))
+    return PathProgram(
+        counts, most=most, work=fleet.work, between=every, hosts=each_host, toll=max(0.0, toll), clock=clock
+    )

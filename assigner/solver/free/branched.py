@@ -7,11 +7,13 @@ convex stages tell whether anything fits at all, which intervals cannot prove.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assigner.solver import tuning
+from assigner.solver.clock import OutOfTime, SolveClock
 from assigner.solver.contest import EXHAUSTIVE, INTEGER_PROGRAM, Contest
 from assigner.solver.free import settings
 from assigner.solver.free.set_memory import SetMemory
@@ -64,9 +66,10 @@ class SteadySetting(FreeSetting):
         for order in orders(self.room.table):
             along = replace(self.problem, sequence=tuple(self.problem.order[i] for i in order))
             ladder = LadderSetting(self.contest, self.schedule, self.micro_batches, along)
-            for phase in (ladder.price, ladder.start):
-                if not ladder.decided:
-                    phase()
+            with suppress(OutOfTime):
+                for phase in (ladder.price, ladder.start):
+                    if not ladder.decided:
+                        phase()
             if ladder.best is not None:
                 yield of_plan(self.problem, ladder.best.plan)
         if self.contest.best is not None:
@@ -97,6 +100,7 @@ class BranchedSetting(LadderSetting):
         if len(self.problem.order) * len(set(table.group)) > tuning.VARIABLES:
             return
         model = PlacementModel(SetMemory(table), one_stage=True, unit=contest.unit, turns=False)
+        model.check()
         outcome = contest.backend.search(
             model.problem, gap=contest.gap, cutoff=contest.target / model.unit, time_limit=contest.share_s
         )
@@ -107,18 +111,21 @@ class BranchedSetting(LadderSetting):
 
         GPipe with one micro-batch holds what 1F1B with one in flight holds, so its exhaustive search tells.
         """
-        options = self.problem.options
+        problem, options = self.problem, self.problem.options
         least = 1 if self.schedule == "1f1b" else self.micro_batches
         asked = replace(
             options, objective="step", schedule="gpipe", batch_size=least * self.size, micro_batches=least,
-            max_step_s=None, time_limit=max(0.1, min(tuning.FITS_S, self.contest.left_s)),
+            max_step_s=None,
         )  # fmt: skip
-        contest = Contest(Problem(self.problem.profile, asked, self.problem.cost), self.contest.watch)
+        clock = SolveClock(tuning.FITS_S, within=problem.clock)
+        contest = Contest(Problem(problem.profile, asked, problem.cost, clock=clock), self.contest.watch)
         contest.settings = settings(contest, (least,))
-        for setting in contest.settings:
-            for phase in (setting.price, setting.start, setting.tighten, setting.prove):
-                if not setting.decided and contest.best is None and contest.left_s > 0:
-                    phase()
+        with suppress(OutOfTime):
+            for setting in contest.settings:
+                for phase in (setting.price, setting.start, setting.tighten, setting.prove):
+                    if not setting.decided and contest.best is None:
+                        clock.check()
+                        phase()
         if contest.best is not None:
             self._adapt(contest.best.plan, least)
         return contest.best is None and all(setting.decided for setting in contest.settings)

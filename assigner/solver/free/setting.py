@@ -99,6 +99,7 @@ class FreeSetting(Setting):
         contest = self.contest
         model = None if self.certain else self._model()
         if model is not None:
+            model.check()
             outcome = contest.backend.relax(model.problem, time_limit=contest.left_s)
             if outcome.finished:
                 self.raise_bound(outcome.bound * model.unit, RELAXATION)
@@ -113,6 +114,7 @@ class FreeSetting(Setting):
             self.look_at_all()
         model = None if self.decided or contest.left_s <= 0 else self._model()
         if model is not None:
+            model.check()
             outcome = contest.backend.search(
                 model.problem, gap=contest.gap, cutoff=contest.target / model.unit, time_limit=contest.share_s
             )

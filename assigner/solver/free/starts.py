@@ -10,9 +10,11 @@ So the pipeline solver looks for a first plan along each of a few orders.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from assigner.solver.clock import OutOfTime, SolveClock
 from assigner.solver.contest import Contest
 from assigner.solver.ladder.gpipe import GPipeSetting
 
@@ -84,13 +86,14 @@ def _pipelines(contest: Contest, table: SetPrices, order: Sequence[int], seconds
     """The pipeline solver's first plan of those whose stages are intervals of an order."""
     problem = table.problem
     ordered = replace(
-        problem, sequence=tuple(problem.order[i] for i in order), options=replace(problem.options, time_limit=seconds)
+        problem, sequence=tuple(problem.order[i] for i in order), clock=SolveClock(seconds, within=problem.clock)
     )
     setting = GPipeSetting(Contest(ordered, contest.watch), table.micro_batches)
     setting.contest.settings = [setting]
     setting.price()
-    if not setting.decided:
-        setting.start()
+    with suppress(OutOfTime):
+        if not setting.decided:
+            setting.start()
     if setting.best is not None:
         yield of_plan(problem, setting.best.plan)
 

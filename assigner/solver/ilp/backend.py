@@ -11,7 +11,6 @@ import re
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import highspy
 import pulp
 
+from assigner.solver.clock import SolveClock
 from assigner.solver.options import SolverName
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Backend:
         wanted = [kinds.kCallbackMipInterrupt, kinds.kCallbackSimplexInterrupt]
         return pulp.HiGHS(
             mip=mip, msg=False, threads=1, timeLimit=time_limit, random_seed=self.seed,
-            callbackTuple=(_Watcher(self.watch), None), callbacksToActivate=wanted, **settings,
+            callbackTuple=(_Watcher(self.watch, SolveClock(time_limit)), None), callbacksToActivate=wanted, **settings,
         )  # fmt: skip
 
     def _search_highs(
@@ -162,14 +162,14 @@ def _solve(problem: pulp.LpProblem, solver: Any, stop: threading.Event) -> None:
 class _Watcher:
     """HiGHS's callback: reports progress and passes an interrupt on."""
 
-    def __init__(self, watch: Callable[[], None] | None) -> None:
-        self._watch, self._last = watch, time.monotonic()
+    def __init__(self, watch: Callable[[], None] | None, clock: SolveClock) -> None:
+        self._watch, self._clock, self._last = watch, clock, clock.now()
         self.stop = threading.Event()
 
     def __call__(self, kind: Any, _message: str, _out: Any, into: Any, _data: Any) -> None:
-        if self.stop.is_set():
+        if self.stop.is_set() or self._clock.over:  # HiGHS's own clock starts when PuLP has handed the model over
             into.user_interrupt = True
-        now = time.monotonic()
+        now = self._clock.now()
         if self._watch and now - self._last > 0.2 and kind == highspy.cb.HighsCallbackType.kCallbackMipInterrupt:
             self._last = now
             try:

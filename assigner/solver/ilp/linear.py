@@ -6,6 +6,8 @@ from collections import defaultdict
 
 import pulp
 
+from assigner.solver.clock import OutOfTime, SolveClock
+
 Terms = dict[pulp.LpVariable, float]
 """A linear expression: coefficients by variable."""
 
@@ -25,18 +27,26 @@ class LinearModel:
     Args:
         name: Of the model.
         unit: Seconds of one unit of its objective; about a thousandth of the step time scales it well.
+        clock: When it is of no use any more; None: never.
 
     Attributes:
         problem: The model as PuLP has it.
     """
 
-    def __init__(self, name: str, *, unit: float) -> None:
+    def __init__(self, name: str, *, unit: float, clock: SolveClock | None = None) -> None:
         self.unit = unit
+        self._clock = SolveClock(within=clock)
+        self._stated_s = 0.0
         self.problem = pulp.LpProblem(name, pulp.LpMinimize)
         self._rows = 0
 
     def add_row(self, terms: Terms, sense: int, bound: float) -> None:
-        """A row; one without terms that cannot hold makes the model infeasible."""
+        """A row; one without terms that cannot hold makes the model infeasible.
+
+        Raises:
+            OutOfTime: the time is over.
+        """
+        self._clock.check()
         terms = {variable: value for variable, value in terms.items() if value}
         if not terms:
             if not ((sense == pulp.LpConstraintEQ and bound) or (sense == pulp.LpConstraintGE and bound > 0)):
@@ -45,7 +55,13 @@ class LinearModel:
         self._rows += 1
         expression = pulp.LpAffineExpression(terms)
         self.problem.addConstraint(pulp.LpConstraint(expression, sense, f"r{self._rows:06d}", bound))
+        self._stated_s = self._clock.elapsed_s
 
     def above(self, high: Terms, low: Terms, *, slack: float = 0.0) -> None:
         """High >= low - slack."""
         self.add_row(add((1.0, high), (-1.0, low)), pulp.LpConstraintGE, -slack)
+
+    def check(self) -> None:
+        """Raise OutOfTime where less time is left than stating it took: PuLP takes about as long to hand it over."""
+        if self._clock.left_s <= self._stated_s:
+            raise OutOfTime

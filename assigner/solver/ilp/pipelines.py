@@ -24,6 +24,7 @@ from assigner.solver.ilp.linear import LinearModel, add
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from assigner.solver.clock import SolveClock
     from assigner.solver.ilp.linear import Terms
     from assigner.solver.prices import Hop, PriceTable, StageOption
 
@@ -36,11 +37,13 @@ class PipelineModel(LinearModel, ABC):
     Args:
         instance: Prices.
         columns: The columns that may be used.
-        unit: Seconds of one unit of the model's objective; about a thousandth of the step time scales it well.
+        unit, clock: As of `LinearModel`.
     """
 
-    def __init__(self, instance: PriceTable, columns: Sequence[StageOption], *, unit: float) -> None:
-        super().__init__("pipelines", unit=unit)
+    def __init__(
+        self, instance: PriceTable, columns: Sequence[StageOption], *, unit: float, clock: SolveClock | None = None
+    ) -> None:
+        super().__init__("pipelines", unit=unit, clock=clock)
         self.instance, self.columns = instance, list(columns)
         self.n, self.more = len(instance.problem.order), instance.micro_batches - 1
         self.x = [

@@ -56,7 +56,7 @@ class PlacementModel(LinearModel):
     def __init__(
         self, room: SetMemory, *, one_stage: bool, unit: float, turns: bool = True, steady: bool = False
     ) -> None:
-        super().__init__("load", unit=unit)
+        super().__init__("load", unit=unit, clock=room.table.problem.clock)
         self._table, self._turns = room.table, turns
         self._n, self._times = len(self._table.problem.order), self._table.micro_batches
         groups: dict[int, list[int]] = defaultdict(list)

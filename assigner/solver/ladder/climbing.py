@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from assigner.solver.contest import Contest
     from assigner.solver.dynamic_program import PricedPipelines
     from assigner.solver.ilp.pipelines import PipelineModel
+    from assigner.solver.ladder.depths import Depths
     from assigner.solver.prices import StageOption
     from assigner.solver.problem import Problem
 
@@ -64,7 +65,7 @@ class LadderSetting(PipelineSetting):
     def program(self) -> DynamicProgram:
         """Its dynamic program; with too many options, memory is left out of it."""
         options = StageOptions(self.instance, deep=True, relaxed=True) if self._coarse else self.options
-        return DynamicProgram(self.instance, options, self._additive(), until=self.contest.until)
+        return DynamicProgram(self.instance, options, self._additive())
 
     def price(self) -> None:
         """The perfect split of all work: no plan of any schedule is faster."""
@@ -92,7 +93,7 @@ class LadderSetting(PipelineSetting):
 
     def _narrow(self) -> None:
         found = self._climb(tuning.PROOF_WIDTH)
-        if self._boxed:
+        if self._boxed and not self.shares:
             self._search_depths(found, self.bound)
         else:
             for _, pipeline in found[: tuning.MOST_TRIED]:
@@ -129,7 +130,7 @@ class LadderSetting(PipelineSetting):
     def _boxed(self) -> bool:
         """Whether depths are searched for by branch and bound: all are, so that what is below the target is certain."""
         deep = self.schedule == "1f1b" and self.objective == "step"
-        return deep and self.problem.exact and not self.options.only_shared
+        return deep and self.problem.exact
 
     def prove(self) -> None:
         """Simulate every pipeline whose price is below the target, the lowest first, while there is room and time."""
@@ -147,6 +148,11 @@ class LadderSetting(PipelineSetting):
         else:
             self._simulate_all(climb)
 
+    @property
+    def _proof_effort(self) -> float:
+        """How many times what it counts by itself it may spend on a proof."""
+        return self.effort
+
     def _search_depths(self, pipelines: Sequence[tuple[float, Sequence[StageOption]]], open_: float) -> None:
         """Have branch and bound name the depths of pipelines whose bound is below the target, and simulate those.
 
@@ -154,21 +160,26 @@ class LadderSetting(PipelineSetting):
             pipelines: Their prices, and they themselves.
             open_: No others take less, in seconds.
         """
-        search = DepthSearch(self.instance, pipelines)
+        search = DepthSearch(self.options, self.micro_batches, pipelines)
         while search.bound < self.contest.target and self.contest.left_s > 0:
-            if search.boxes >= tuning.MOST_BOXES * self.effort:
+            if search.boxes >= tuning.MOST_BOXES * self._proof_effort:
                 self.cut_short = True
                 break
             for bound, pipeline, depths in search.split(self.contest.target):
                 if any(depth > option.deepest for option, depth in zip(pipeline, depths, strict=True)):
                     open_ = min(open_, bound)  # with more recomputing than an option stands for
                 elif bound < self.contest.target:
-                    value, _ = self.worth(self.plan_of(pipeline, depths))
-                    self._check(bound, value)
-                    self.offer(value, partial(self.plan_of, pipeline, depths), ENUMERATION)
+                    open_ = min(open_, self._least_at(bound, pipeline, depths))
             self.raise_bound(min(search.bound, open_, self.contest.target), ENUMERATION)
             self.contest.watch()
         self.raise_bound(min(search.bound, open_, self.contest.target), ENUMERATION)
+
+    def _least_at(self, bound: float, pipeline: Sequence[StageOption], depths: Depths) -> float:
+        """No plan of a pipeline with these depths is left that has a lower value than this; the best is offered."""
+        value, _ = self.worth(self.plan_of(pipeline, depths))
+        self._check(bound, value)
+        self.offer(value, partial(self.plan_of, pipeline, depths), ENUMERATION)
+        return math.inf
 
     def _simulate_all(self, climb: PricedPipelines) -> None:
         """Simulate pipelines, the lowest price first, until the price reaches the target."""
@@ -218,7 +229,8 @@ class LadderSetting(PipelineSetting):
             option for option in self.options.all
             if self.micro_batches * (option.forward_s + option.backward_s) < target
         ]  # fmt: skip
-        model = self.statement(self.instance, options, unit=contest.unit)
+        model = self.statement(self.instance, options, unit=contest.unit, clock=contest.clock)
+        model.check()
         outcome = contest.backend.relax(model.problem, time_limit=contest.left_s).scaled(model.unit)
         if not outcome.finished:
             return
@@ -229,9 +241,10 @@ class LadderSetting(PipelineSetting):
             option for option, x in zip(model.columns, model.x, strict=True)
             if outcome.value + max(0.0, x.dj or 0.0) * model.unit < target * (1 + PROVEN)
         ]  # fmt: skip
-        model = self.statement(self.instance, kept, unit=contest.unit)
+        model = self.statement(self.instance, kept, unit=contest.unit, clock=contest.clock)
         for _ in range(tuning.CLOSE_CUTS):
             target = contest.target
+            model.check()
             found = contest.backend.search(
                 model.problem, gap=contest.gap, cutoff=target / model.unit, time_limit=contest.share_s,
                 nodes=contest.nodes,

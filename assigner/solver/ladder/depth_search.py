@@ -10,6 +10,10 @@ on its worker, since there F[m] comes right behind B[m-d], and behind the messag
 through these conditions is a lower bound of the step time, and the step time itself where low = high everywhere. The
 box of least bound is halved where its range is widest, in ratio. Many boxes are bounded at once.
 
+Where workers share a stage, each one has its own micro-batches of that order: F[m-1] is then its last one before m, and
+one backward is so many as it has between the two at any depth. Their links are taken for free when a message comes, and
+their messages to keep nobody busy, so that the longest way is a lower bound there for any depths.
+
 Source: the longest path of a relaxed event graph as the bound of a branch and bound, as of job shops with heads and
 tails (Carlier and Pinson, Management Science 35(2), 1989).
 """
@@ -23,6 +27,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from assigner.schedule.replication import takes
 from assigner.solver import tuning
 
 if TYPE_CHECKING:
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from assigner.solver.ladder.depths import Depths
-    from assigner.solver.prices import PriceTable, StageOption
+    from assigner.solver.prices import StageOption, StageOptions
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
@@ -54,7 +59,35 @@ class _Times:
     back: Floats
 
     def take(self, which: Ints) -> _Times:
-        return _Times(*(getattr(self, each.name)[:, which] for each in fields(self)))
+        return _Times(*(getattr(self, each.name)[..., which] for each in fields(self)))
+
+
+class _Turns:
+    """Whose turn each micro-batch is, by the number of a sharing; 0 is that of one worker.
+
+    Attributes:
+        taker: Which of the workers takes it: [sharing, micro-batch].
+        mine: A worker's last micro-batch of the first x, plus 1; 0: it has none of them: [sharing, worker, x].
+        count: How many it has of the first x.
+        backwards: So many of its backwards at least lie between a forward and its last one before, if any does.
+        forwards: Likewise of its forwards and a backward, if one lies behind it.
+    """
+
+    def __init__(self, shares: Sequence[tuple[int, ...]], most: int) -> None:
+        self.shares, workers = list(shares), max(map(len, shares))
+        self.taker = np.array([takes(most, each) for each in shares])
+        own = self.taker[:, None, :] == np.arange(workers)[None, :, None]
+        self.count = np.concatenate([np.zeros_like(own[..., :1], dtype=np.int64), np.cumsum(own, axis=2)], axis=2)
+        last = np.maximum.accumulate(np.where(own, np.arange(1, most + 1), 0), axis=2)
+        self.mine = np.concatenate([np.zeros_like(last[..., :1]), last], axis=2)
+        self.backwards, self.forwards = np.zeros((2, len(shares), most), dtype=np.int64)
+        for n, m in np.ndindex(*self.taker.shape):
+            count, before = self.count[n, self.taker[n, m]], self.mine[n, self.taker[n, m], m]
+            if before:
+                deep = np.arange(1, m + 1)
+                self.backwards[n, m] = (count[m - deep + 1] - count[np.maximum(before - deep, 0)]).min()
+                deep = np.arange(1, most - m + 1)
+                self.forwards[n, m] = (count[m + deep] - count[before - 1 + deep]).min()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +123,31 @@ class DepthSearch:
     """The search over pipelines of one instance.
 
     Args:
-        instance: Prices and links; of a chain.
+        options: What the stages are of; of a chain.
+        micro_batches: M.
         pipelines: Lower bounds of what pipelines take, in seconds, and their stages. A stage's depth is any from its
-            option's `least` to its `promised`.
+            option's `least` to its `promised`; a shared one's `named` and `shares` say who has what of it.
 
     Attributes:
         boxes: How many were bounded.
     """
 
-    def __init__(self, instance: PriceTable, pipelines: Sequence[tuple[float, Sequence[StageOption]]]) -> None:
-        self._most, self._pipelines = instance.micro_batches, [pipeline for _, pipeline in pipelines]
+    def __init__(
+        self, options: StageOptions, micro_batches: int, pipelines: Sequence[tuple[float, Sequence[StageOption]]]
+    ) -> None:
+        self._options, self._most = options, micro_batches
+        self._pipelines = [pipeline for _, pipeline in pipelines]
         self._stages = max(map(len, self._pipelines), default=1)
-        columns = [self._column(instance, pipeline) for pipeline in self._pipelines]
-        self._times = _Times(*np.array(columns).reshape(-1, len(fields(_Times)), self._stages).transpose(1, 2, 0))
+        shares: dict[tuple[int, ...], int] = {(micro_batches,): 0}
+        self._sharing = np.zeros((self._stages, len(pipelines)), dtype=np.int64)
+        for n, pipeline in enumerate(self._pipelines):
+            for stage, option in enumerate(pipeline, start=self._stages - len(pipeline)):
+                if option.shares:
+                    self._sharing[stage, n] = shares.setdefault(option.shares, len(shares))
+        self._turns = _Turns(list(shares), micro_batches)
+        columns = [self._column(pipeline) for pipeline in self._pipelines]
+        rest = np.array(columns).reshape(-1, len(fields(_Times)) - 2, self._stages)
+        self._times = _Times(*self._alone(), *rest.transpose(1, 2, 0))
         low, high = ([self._depths(each, name) for each in self._pipelines] for name in ("least", "promised"))
         self._open = _Boxes(
             np.array(low, dtype=np.int64).reshape(-1, self._stages).T,
@@ -112,21 +157,28 @@ class DepthSearch:
         )
         self.boxes = 0
 
-    def _column(self, instance: PriceTable, pipeline: Sequence[StageOption]) -> list[list[float]]:
-        """As `_Times` has them."""
+    def _alone(self) -> Floats:
+        """Seconds of one forward and one backward of each worker: [way, stage, worker, pipeline]."""
+        workers = max(map(len, self._turns.shares))
+        found = np.zeros((2, self._stages, workers, len(self._pipelines)))
+        for n, pipeline in enumerate(self._pipelines):
+            for stage, option in enumerate(pipeline, start=self._stages - len(pipeline)):
+                for worker, each in enumerate(self._options.alone(option)):
+                    found[:, stage, worker, n] = each.forward_s, each.backward_s
+        return found
+
+    def _column(self, pipeline: Sequence[StageOption]) -> list[list[float]]:
+        """As `_Times` has them, behind a worker's forward and backward."""
         count = len(pipeline)
         busy_f, busy_b, there, back = ([0.0] * count for _ in range(4))
         for n, (left, right) in enumerate(itertools.pairwise(pipeline)):
-            hop = instance.hop(right.first, left.group, right.group)
+            hop = self._options.hop(right.first, left.group, right.group)
             assert hop is not None
             there[n + 1], back[n + 1] = hop.forward_s, hop.backward_s
             for side in (0, 1):
                 busy_f[n + side] += hop.forward_busy[side]
                 busy_b[n + side] += hop.backward_busy[side]
-        rows = (
-            [each.forward_s for each in pipeline], [each.backward_s for each in pipeline], busy_f, busy_b,
-            [each.update_s for each in pipeline], there, back,
-        )  # fmt: skip
+        rows = busy_f, busy_b, [each.update_s for each in pipeline], there, back
         return [[0.0] * (self._stages - count) + row for row in rows]
 
     def _depths(self, pipeline: Sequence[StageOption], name: str) -> list[int]:
@@ -163,7 +215,8 @@ class DepthSearch:
 
     def _bounds(self, boxes: _Boxes) -> Floats:
         """The longest way of each box, in seconds."""
-        return _Ways(self._times.take(boxes.pipeline), boxes.low, boxes.high, self._most).longest()
+        sharing = self._sharing[:, boxes.pipeline]
+        return _Ways(self._times.take(boxes.pipeline), boxes.low, boxes.high, self._turns, sharing).longest()
 
 
 class _Ways:
@@ -174,12 +227,16 @@ class _Ways:
     known ones. Arrays are [stage, micro-batch + 1, box]: when a worker is free again, and when a message is there.
     """
 
-    def __init__(self, times: _Times, low: Ints, high: Ints, most: int) -> None:
-        self._times, self._low, self._high, self._most = times, low, high, most
+    def __init__(self, times: _Times, low: Ints, high: Ints, turns: _Turns, sharing: Ints) -> None:
+        self._times, self._low, self._high, self._most = times, low, high, turns.taker.shape[1]
+        self._turns, self._sharing = turns, sharing
         self._stages, self._count = low.shape
-        self._free_f, self._free_b, self._there, self._back = np.zeros((4, self._stages, most + 1, self._count))
-        self._own_f, self._own_b = times.forward + times.busy_f, times.backward + times.busy_b
-        self._held = -self._own_f - self._own_b  # when what comes before a backward in any case is over
+        self._free_f, self._free_b, self._there, self._back = np.zeros((4, self._stages, self._most + 1, self._count))
+        self._own_f, self._own_b = (
+            each + busy[:, None] for each, busy in ((times.forward, times.busy_f), (times.backward, times.busy_b))
+        )
+        self._held = np.full(self._own_f.shape, -np.inf)  # when what comes before a backward in any case is over
+        self._alone = np.logical_and(sharing[1:] == 0, sharing[:-1] == 0)  # one link has all messages of a boundary
 
     def longest(self) -> Floats:
         """Of each box, in seconds."""
@@ -195,31 +252,43 @@ class _Ways:
                 self._run_forward(s, at[boxes], boxes)
             for s in reversed(range(self._stages)):
                 self._run_backward(s, m, everywhere)
-        ends: Floats = (self._free_b[:, -1] + self._times.update).max(axis=0)
+        last = self._turns.mine[self._sharing, :, self._most].transpose(0, 2, 1)  # of each worker
+        ends: Floats = (np.take_along_axis(self._free_b, last, axis=1).max(axis=1) + self._times.update).max(axis=0)
         return ends
 
     def _run_forward(self, s: int, m: Ints, boxes: Ints) -> None:
         """Micro-batches m of these boxes."""
         if not len(boxes):
             return
-        times, turned = self._times, m - self._high[s, boxes] + 1  # backwards that are over
-        one = np.where(turned > 0, self._own_b[s, boxes], 0.0)
-        start = np.maximum(self._there[s, m + 1, boxes], self._free_f[s, m, boxes] + one)
-        start = np.maximum(start, self._free_b[s, np.maximum(turned, 0), boxes])
-        self._free_f[s, m + 1, boxes] = start + self._own_f[s, boxes]
+        times, turns, sharing = self._times, self._turns, self._sharing[s, boxes]
+        turned = m - self._high[s, boxes] + 1  # backwards that are over
+        worker = turns.taker[sharing, m]
+        before, over = turns.mine[sharing, worker, m], turns.mine[sharing, worker, np.maximum(turned, 0)]
+        between = np.where(turned > 0, turns.backwards[sharing, m] * self._own_b[s, worker, boxes], 0.0)
+        start = np.maximum(self._there[s, m + 1, boxes], self._free_f[s, before, boxes] + between)
+        start = np.maximum(start, self._free_b[s, over, boxes])
+        self._free_f[s, m + 1, boxes] = start + self._own_f[s, worker, boxes]
         if s + 1 < self._stages:
-            sent = np.maximum(start + times.forward[s, boxes], self._there[s + 1, m, boxes])
+            queued = np.where(self._alone[s, boxes], self._there[s + 1, m, boxes], 0.0)
+            sent = np.maximum(start + times.forward[s, worker, boxes], queued)
             self._there[s + 1, m + 1, boxes] = sent + times.there[s + 1, boxes]
 
     def _run_backward(self, s: int, m: int, boxes: Ints) -> None:
         """Micro-batch m of all boxes."""
-        times, most, own_f = self._times, self._most, self._own_f[s]
-        done = self._free_f[s, np.minimum(most, m + self._low[s]), boxes]
-        one = np.where(m + self._low[s] <= most, own_f, 0.0)
-        self._held[s] = np.maximum(done, self._held[s] + self._own_b[s] + one)
-        start = np.maximum(self._back[s, m + 1], self._held[s])
-        start = np.maximum(start, self._free_b[s, m] + np.where(m + self._high[s] <= most, own_f, 0.0))
-        self._free_b[s, m + 1] = start + self._own_b[s]
+        times, turns, most, sharing = self._times, self._turns, self._most, self._sharing[s]
+        low, worker = self._low[s], turns.taker[sharing, m]
+        own_f, own_b = self._own_f[s, worker, boxes], self._own_b[s, worker, boxes]
+        before, after = turns.mine[sharing, worker, m], np.minimum(most, m + low)
+        count = turns.count[sharing, worker, after]
+        count = count - turns.count[sharing, worker, np.minimum(most, np.maximum(before - 1, 0) + low)]
+        held = self._held[s, worker, boxes] + own_b + count * own_f
+        held = np.maximum(self._free_f[s, turns.mine[sharing, worker, after], boxes], held)
+        self._held[s, worker, boxes] = held
+        start = np.maximum(self._back[s, m + 1], held)
+        between = np.where(m + self._high[s] <= most, turns.forwards[sharing, m] * own_f, 0.0)
+        start = np.maximum(start, self._free_b[s, before, boxes] + between)
+        self._free_b[s, m + 1] = start + own_b
         if s:
-            sent = np.maximum(start + times.backward[s], self._back[s - 1, m])
+            queued = np.where(self._alone[s - 1], self._back[s - 1, m], 0.0)
+            sent = np.maximum(start + times.backward[s, worker, boxes], queued)
             self._back[s - 1, m + 1] = sent + times.back[s]

@@ -8,7 +8,6 @@ hierarchy (fleet/) finds plans and bounds them, and the integer program closes w
 from __future__ import annotations
 
 import math
-import time
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -69,7 +68,7 @@ class GPipeSetting(LadderSetting):
         self.raise_bound(self.bound, TOTAL_WORK)
         if self.decided:
             return
-        if self._by_kinds and math.isinf(self.contest.best_value) and not self.hierarchy.start(self.contest.until):
+        if self._by_kinds and math.isinf(self.contest.best_value) and not self.hierarchy.start():
             self.raise_bound(math.inf, DYNAMIC_PROGRAM)
         if self._climbs and not self.decided:
             super().start()
@@ -122,6 +121,6 @@ class GPipeSetting(LadderSetting):
     def _descend(self, seconds: float) -> None:
         """Search the hierarchy for a while."""
         try:
-            self.hierarchy.search(time.monotonic() + seconds)
+            self.hierarchy.search(seconds)
         finally:  # also when interrupted
             self.raise_bound(self.hierarchy.bound, DYNAMIC_PROGRAM)

@@ -53,14 +53,21 @@ class ShareSearch:
         if any(option.promised > option.deepest for option in self._pipeline):
             return -math.inf  # warm-ups that no option stands for
         found = self._target
-        for shared in itertools.product(*(list(self._ways(option)) for option in self._pipeline)):
-            self.room -= 1
+        for shared in self.ways():
             if self._setting.program.price(shared) < self._target:
                 found = min(found, self._least(shared))
             if self.room <= 0 or self._setting.contest.left_s <= 0:
                 self.room = min(self.room, 0)
-                return -math.inf
-        return found
+                break
+        return found if self.room > 0 else -math.inf
+
+    def ways(self) -> Iterator[Pipeline]:
+        """The pipeline with every sharing for which no worker computes until the target, while there is room."""
+        for shared in itertools.product(*(list(self._ways(option)) for option in self._pipeline)):
+            self.room -= 1
+            if self.room <= 0:
+                return
+            yield shared
 
     def _ways(self, option: StageOption) -> Iterator[StageOption]:
         """A stage with every sharing for which no worker computes until the target."""
@@ -86,7 +93,7 @@ class ShareSearch:
             self.room -= self._each
             if self.room <= 0 or self._setting.contest.left_s <= 0:
                 break
-            found = min(found, self._value(shared, depths))
+            found = min(found, self.value(shared, depths))
         return found
 
     def _depths(self, shared: Pipeline) -> Iterable[Depths]:
@@ -99,7 +106,7 @@ class ShareSearch:
         exact = self._setting.problem.exact
         return falling(ranges, self._setting.micro_batches) if exact else itertools.product(*ranges)
 
-    def _value(self, shared: Pipeline, depths: Depths) -> float:
+    def value(self, shared: Pipeline, depths: Depths) -> float:
         """A lower bound of the value with these depths, whatever is recomputed; the plan is offered."""
         setting = self._setting
         plan, cost = setting.plan_of(shared, depths), setting.problem.cost

@@ -4,7 +4,8 @@ The dynamic program's price of such a pipeline is a lower bound: what the busies
 best shares, and what its messages and its reduce take at least. The simulator prices the shares that reach it, at the
 warm-up depths of a few policies; local search moves cuts, workers, depths and single micro-batches from one worker to
 another. Of the pipelines whose price is below the target every share is looked at, in which order ever the workers are
-named, first its price, then every warm-up depth by the simulator: what is left is proven to be no better.
+named. Under 1F1B of a chain branch and bound names the warm-up depths of all of them that may be better; elsewhere each
+has its price, then every depth simulated: what is left is proven to be no better.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class SharedSetting(LadderSetting):
         if table is None:
             return None
         options = ReplicaOptions(table, deep=self.schedule == "1f1b", below=lambda: self.contest.best_value)
-        return DynamicProgram(table, options, self._additive(), until=self.contest.until) if options.whole else None
+        return DynamicProgram(table, options, self._additive()) if options.whole else None
 
     def _bound_by_kinds(self, width: int) -> None:
         """Raise the bound by the least price of pipelines of kinds, with so many labels at a position."""
@@ -152,9 +153,32 @@ class SharedSetting(LadderSetting):
         if not self.decided:
             self.prove()
 
+    @property
+    def _proof_effort(self) -> float:
+        """As of `LadderSetting`; less where a what-if asks."""
+        return self.effort * self.contest.shared_effort
+
+    def _search_depths(self, pipelines: Sequence[tuple[float, Sequence[StageOption]]], open_: float) -> None:
+        """As of `LadderSetting`, of every sharing of the pipelines."""
+        room = int(tuning.SHARINGS * self._proof_effort)
+        found: list[tuple[float, Pipeline]] = []
+        for price, pipeline in pipelines:
+            self.contest.clock.check()
+            search = ShareSearch(self, pipeline, room)
+            found += ((price, shared) for shared in search.ways())
+            room = search.room
+            if room <= 0:
+                self.cut_short, open_ = True, min(open_, price)
+                break
+        super()._search_depths(found, open_)
+
+    def _least_at(self, bound: float, pipeline: Sequence[StageOption], depths: Depths) -> float:
+        """As of `LadderSetting`; what the workers of a stage recompute is told by themselves."""
+        return max(bound, ShareSearch(self, pipeline, 0).value(tuple(pipeline), depths))
+
     def _simulate_all(self, climb: PricedPipelines) -> None:
         """Look at every plan of pipelines, the lowest price first, until the price reaches the target."""
-        open_, room = climb.lost, int(self.contest.shared_actions * self.effort)
+        open_, room = climb.lost, int(tuning.SHARED_ACTIONS * self._proof_effort)
         for price, pipeline in climb.pipelines:
             key = pipeline_key(pipeline)
             if self._proven.get(key, price) >= self.contest.target:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from assigner.errors import InfeasibleError
 from assigner.solver import tuning
+from assigner.solver.clock import OutOfTime
 from assigner.solver.robust.race import value_of
 
 if TYPE_CHECKING:
@@ -60,12 +62,15 @@ def resolver(plan: Plan, options: SolveOptions, *, seconds: float = tuning.RESOL
         settings = [each for each in search.settings if each.micro_batches in near]
         for setting in settings:
             setting.price()
-        for setting in sorted(settings, key=attrgetter("bound")):
-            if not setting.decided and search.contest.left_s > 0:
-                setting.start()
-        for setting in sorted(settings, key=attrgetter("best_value")):
-            if not setting.decided and search.contest.left_s > 0:
-                setting.improve()
+        with suppress(OutOfTime):
+            for setting in sorted(settings, key=attrgetter("bound")):
+                if not setting.decided:
+                    search.contest.clock.check()
+                    setting.start()
+            for setting in sorted(settings, key=attrgetter("best_value")):
+                if not setting.decided:
+                    search.contest.clock.check()
+                    setting.improve()
         return None if search.contest.best is None else search.contest.best.plan
 
     return rival

@@ -1,0 +1,132 @@
+"""A time limit ends every step of every search, whichever it is, with a plan and with what is proven until then."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+from builders import random_chain
+from sweeps import sweep
+
+from assigner.solver import SolveOptions, solve
+from assigner.solver.clock import OutOfTime, SolveClock
+from assigner.solver.hints import resolve
+from assigner.solver.ilp.linear import LinearModel
+from assigner.solver.ilp.one_f_one_b import OneFOneBModel
+from assigner.solver.ladder.gpipe import GPipeSetting
+from assigner.solver.ladder.shared import SharedSetting
+from assigner.solver.search import Search
+
+MOST_CALLS = 60_000
+"""Calls of functions that the answer may still take: some hundredths of a second."""
+
+
+class FakeTime:
+    """Stands still for so many asks; then all time is over, and calls of the program's functions are counted."""
+
+    def __init__(self, asks):
+        self.asks, self.calls = asks, 0
+
+    def __call__(self):
+        self.asks -= 1
+        if self.asks == -1:
+            sys.setprofile(self.count)
+        return 0.0 if self.asks >= 0 else 1e9
+
+    def count(self, frame, event, _arg):
+        self.calls += event == "call" and "assigner" in frame.f_code.co_filename
+
+
+def branched(profile):
+    """The chain with its fourth partition beside its third and fifth, not between them."""
+    fifth, sixth = (each.name for each in profile.partitions[4:6])
+    into, over = profile.edges[2:4]
+    edges = (*profile.edges[:3], replace(into, target=fifth), replace(over, target=sixth), *profile.edges[4:])
+    return replace(profile, edges=edges)
+
+
+def profile_of(kind):
+    """A chain, or a graph with branches."""
+    chain = random_chain(3, partitions=8, workers=4)
+    return branched(chain) if kind == "branched" else chain
+
+
+def batch_s(plan):
+    """What is compared: of the throughput, seconds of a whole batch."""
+    return plan.solver.objective_s * (plan.micro_batches if plan.objective == "throughput" else 1)
+
+
+ASKED = [
+    *(SolveOptions(schedule=schedule, gap=0.05) for schedule in ("auto", "gpipe", "1f1b", "interleaved", "listed")),
+    *(SolveOptions(objective=objective, gap=0.05) for objective in ("throughput", "latency")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", ASKED, ids=lambda each: f"{each.schedule}-{each.objective}")
+@pytest.mark.parametrize("kind", sweep(["chain", "branched"], quick=["chain"]))
+def test_whenever_the_time_is_over_the_answer_comes_at_once(monkeypatch, kind, options):
+    """At whichever ask of the clock it is, few calls later there is a plan, and no plan is below what is proven."""
+    profile = profile_of(kind)
+    best = batch_s(solve(profile, options).plan)
+    for asks in (1, 40, 500, 4000):
+        fake = FakeTime(asks)
+        monkeypatch.setattr(SolveClock, "now", staticmethod(fake))
+        try:
+            plan = solve(profile, options).plan
+        finally:
+            sys.setprofile(None)
+        assert fake.calls <= MOST_CALLS, asks
+        assert batch_s(plan) * (1 - plan.solver.gap) <= best * (1 + 1e-9), asks
+        assert plan.solver.status == "feasible" or batch_s(plan) <= best * (1 + options.stop_gap), asks
+        if fake.asks > 0:
+            break
+
+
+WHOLE = {
+    "the options of one worker each": lambda setting: setting.instance.gpipe.all,
+    "the sets of workers that may share a stage": lambda setting: setting.options.sets,
+    "the dynamic program": lambda setting: setting.program.run(),
+    "a sweep over kinds of workers": lambda setting: GPipeSetting(setting.contest, 4).hierarchy._tried(
+        GPipeSetting(setting.contest, 4).hierarchy._within(math.inf), math.inf, math.inf
+    ),
+    "an integer program": lambda setting: OneFOneBModel(setting.instance, (), unit=1.0, clock=setting.contest.clock),
+}
+
+
+@pytest.mark.parametrize("step", WHOLE)
+def test_what_is_of_no_use_unless_whole_ends_in_its_midst(monkeypatch, step):
+    """Once the time is over, such a step raises OutOfTime wherever it is."""
+    search = Search(*resolve(profile_of("chain"), SolveOptions()))
+    search.price()
+    setting = next(each for each in search.settings if isinstance(each, SharedSetting) and each.micro_batches == 4)
+    monkeypatch.setattr(SolveClock, "now", staticmethod(lambda: 1e9))
+    with pytest.raises(OutOfTime):
+        WHOLE[step](setting)
+
+
+def test_a_clock_within_another_ends_with_it():
+    """No clock goes on longer than the one that it is within, and a limit is only ever brought forward."""
+    outer = SolveClock(100.0)
+    inner = SolveClock(within=outer)
+    assert 0 < inner.left_s <= 100
+    assert SolveClock(1.0, within=outer).left_s <= 1
+    outer.stop_within(0.0)
+    outer.stop_within(50.0)
+    assert inner.over
+    with pytest.raises(OutOfTime):
+        inner.check()
+
+
+def test_a_model_is_not_handed_over_where_less_time_is_left_than_it_took(monkeypatch):
+    """PuLP takes about as long for that, and asks no clock."""
+    monkeypatch.setattr(SolveClock, "now", staticmethod(itertools.count().__next__))  # each ask takes a second
+    model = LinearModel("m", unit=1.0, clock=SolveClock(12.0))
+    row = {model.problem.add_variable("x"): 1.0}
+    model.add_row(row, 1, 0.0)
+    model.check()
+    model.add_row(row, 1, 0.0)
+    with pytest.raises(OutOfTime):
+        model.check()
