@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _KEY = "assigner/failure"
 _NO_ADDRESS = re.compile(r"tcp/device\.cc|Unable to (?:find|resolve)|makeDeviceFor|unsupported gloo device")
 _KNOWN = "assigner/failure known to"
+_WORKER = re.compile(r"worker:\d+")
 _POLL_S = 0.25
 _END_S = 10.0  # its thread ends after a poll; one that starves on a busy machine must not see the interpreter's end
 _STAY_S = 10.0
@@ -220,12 +221,12 @@ class FailureWatch:
         return first
 
     def _note_known(self) -> None:
-        self.store.set(_known_to(self.worker), "")
+        self.store.set(f"{_KNOWN} {self.worker.partition('/')[0]}", "")
 
     def _stay(self, failure: Failure) -> None:
-        """This rank knows of a failure: come back when all ranks do, but for one that is gone, or time is up."""
-        gone = "" if failure.kind else _known_to(failure.worker)
-        awaited = [name for rank in range(self.ranks) if (name := _known_to(f"worker:{rank}")) != gone]
+        """This rank knows of a failure: come back when all ranks do that are not gone, or time is up."""
+        gone = set() if failure.kind else set(_WORKER.findall(failure.worker))  # one of several, it may say
+        awaited = [f"{_KNOWN} {worker}" for rank in range(self.ranks) if (worker := f"worker:{rank}") not in gone]
         until = time.monotonic() + self.stay_s
         with suppress(DistError):  # its host has left, and nobody can read any more
             self._note_known()
@@ -377,11 +378,6 @@ def joining(store: Store, name: str, worker: str, ranks: int) -> Iterator[Failur
         raise watch.lost("another worker", "joining the run", error).to_error() from error
     finally:
         watch.close()
-
-
-def _known_to(worker: str) -> str:
-    """The key that says that a worker's rank knows of the failure."""
-    return f"{_KNOWN} {worker.partition('/')[0]}"
 
 
 def _host_gone(noticed: Failure) -> Failure:

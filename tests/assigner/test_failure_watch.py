@@ -131,15 +131,16 @@ def test_whoever_knows_of_a_failure_stays_until_all_do(watching: Callable[..., F
         each.known.set()
 
 
+@pytest.mark.parametrize("gone", ["worker:2", "one of worker:2/cpu, worker:3/cpu"])
 def test_nobody_waits_for_a_rank_that_is_gone(
-    watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch
+    watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
     """It comes to know of nothing: the others say so and end."""
     monkeypatch.setattr(failure, "_STAY_S", 1e6)
     store = HashStore()
     watches = [watching(store, worker) for worker in ("worker:0", "worker:1")]
     for each in watches:
-        assert each.lost("worker:2", "a step", RuntimeError("closed")).worker == "worker:2"
+        assert each.lost(gone, "a step", RuntimeError("closed")).worker == gone
 
 
 def test_the_store_is_gone(exits: list[int], watching: Callable[..., FailureWatch]) -> None:
