@@ -41,8 +41,8 @@ def test_combinations_on_three_ranks(forked, first, behind):
         (0, 16, 3),
         (24, 32, 2),
         pytest.param(16, 24, 3, marks=pytest.mark.long),
-        pytest.param(32, 112, 3, marks=pytest.mark.long),
-        pytest.param(112, 168, 4, marks=pytest.mark.long),
+        pytest.param(32, 72, 3, marks=pytest.mark.long),
+        pytest.param(112, 140, 4, marks=pytest.mark.long),
         pytest.param(168, 200, 2, marks=pytest.mark.long),
     ],
 )
