@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = (
-    "test_page_blocks", "test_foreign_", "test_launchers", "test_runtime_benchmark", "test_end_to_end", "test_scripts",
-    "test_replica_ranks", "test_solver_replicas", "test_combinations", "test_lab_hosts", "test_profile_resume",
+    "test_page_blocks", "test_foreign_", "test_end_to_end", "test_launchers", "test_combinations",
+    "test_profile_resume", "test_replica_ranks", "test_scripts", "test_runtime_benchmark", "test_solver_replicas",
+    "test_gpu_benchmark", "test_cli_init", "test_lab_hosts", "test_stopping_ranks",
 )  # fmt: skip
 """How the names of files begin that take longest, the longest first: half a minute of a processor or more each."""
 

@@ -38,12 +38,15 @@ if TYPE_CHECKING:
 LOADED = (
     "numpy", "torch", "torch._dynamo", "torch.export", "torch.fx.experimental.symbolic_shapes", "torch.distributed.run",
     "torch.distributed.elastic.agent.server.local_elastic_agent", "torch.nn.parallel", "torch.utils.checkpoint",
-    "torch.utils.data", "torch._functorch.aot_autograd", "torch._export.non_strict_utils",
+    "torch.utils.data", "torch._functorch.aot_autograd", "torch._export.non_strict_utils", "pulp", "highspy",
+    "pydantic.types", "rich.console", "rich.table", "typer",
 )  # fmt: skip
 """What the programs of assigner import of others."""
-IN_STORE = 3
-"""Processes for the ranks of one launcher; those beyond it are real ones."""
-LAUNCHERS = ("run", "bench", "profile")
+LAUNCHERS = {"run": 3, "bench": 9, "profile": 3}
+"""Commands that start ranks, with how many processes they have in store: those beyond it are real ones.
+
+`bench` starts the ranks of each of its plans anew.
+"""
 END_S = 60.0
 
 STUB = r"""#!{python} -IS
@@ -130,7 +133,7 @@ def begin(words: list[str]) -> None:
     """Do what `python WORDS` does."""
     sys.path[0:0] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     what, *rest = words
-    if calls(words, "profile"):
+    if called(words) == "profile":
         measure_briefly()
     if what == "assigner":
         sys.argv = [str(Path(sys.executable).with_name("assigner")), *rest]
@@ -212,9 +215,9 @@ def wait_in_store(told: socket.socket) -> NoReturn:
     end_after(lambda: begin(got[0]["words"]))
 
 
-def put_in_store() -> None:
+def put_in_store(count: int) -> None:
     """Fork processes that wait for what they are to be; each ends when this one has."""
-    for _ in range(IN_STORE):
+    for _ in range(count):
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid:
@@ -234,17 +237,19 @@ def put_in_store() -> None:
     multiprocessing.get_context = lambda _=None: real("fork")  # type: ignore[assignment]
 
 
-def calls(words: Sequence[str], *commands: str) -> bool:
-    """Whether a program is `assigner` with one of these commands."""
+def called(words: Sequence[str]) -> str:
+    """With which of the commands that start ranks a program is `assigner`; empty: it is not, or with another one."""
     own = words[1:] if words[0] == "assigner" else words[2:] if list(words[:2]) == ["-m", "assigner_cli"] else ()
-    return any(each in commands for each in own[:3])
+    return next((each for each in own[:3] if each in LAUNCHERS), "")
 
 
 def measure_briefly() -> None:
-    """Make this process's profiles short."""
-    from assigner.profiler import busy, collectives, links, sampling
+    """Make this process's profiles short: few runs of each partition, where a run takes long; one to settle memory."""
+    from assigner.profiler import busy, collectives, computetimes, links, sampling, stage
 
-    sampling.WARM_UP_S, sampling.SAMPLE_S, sampling.LIMIT_S = 0.02, 0.01, 0.2
+    sampling.WARM_UP_S, sampling.SAMPLE_S, sampling.LIMIT_S = 0.02, 0.01, 0.05
+    sampling.WARM_UP_RUNS = stage.WARM_UP_RUNS = computetimes._SETTLING_RUNS = 1
+    sampling.MINIMUM_SAMPLES = 3
     links._BUDGET_S, busy._ALONE_S, busy._STREAM_S = 0.02, 0.002, 0.05
     collectives._STREAM_S, collectives._BUDGET_S = 0.02, 0.02
 
@@ -296,8 +301,8 @@ class Server:
             os.close(self._ended)
             become(*got, session=True)
             words = got[0]["words"]
-            if calls(words, *LAUNCHERS):
-                put_in_store()
+            if command := called(words):
+                put_in_store(LAUNCHERS[command])
             end_after(lambda: begin(words))
         for file in got[1]:
             os.close(file)

@@ -182,18 +182,17 @@ def test_a_killed_rank_ends_the_run(root: Path, profiled: Path) -> None:
 def test_unlike_hosts_get_unlike_stages(root: Path, lab: Path, tmp_path: Path) -> None:
     """On hosts of 4 : 2 : 1 in speed the profile tells them apart, and the plan gives the fast one more."""
     start = [*ASSIGNER, "lab", str(lab / "mixed3.toml"), "--timeout", "1180", "--"]
-    workload = "examples/gpt.py:workload(width=128,blocks=4,context=64)"
+    workload = "examples/gpt.py:workload(width=64,blocks=4,context=32)"
     profile, plan, result = (tmp_path / name for name in ("profile.json", "plan.json", "result.json"))
     call(
-        root, *start, "assigner", "profile", workload, "-o", str(profile), "--micro-batches", "2,4",
-        "--max-message", "262144",
+        root, *start, "assigner", "profile", workload, "-o", str(profile), "--micro-batches", "4",
+        "--max-message", "65536", "--no-check",
         timeout=1200,
     )  # fmt: skip
     found = load_profile(profile)
     assert [worker.host for worker in found.workers] == ["big", "mid", "small"]
     cost = CostModel(found)
-    size = max(point.micro_batch for point in found.measurements)
-    slow = [cost.partition("blocks.1", worker.name, size).backward_s for worker in found.workers]
+    slow = [cost.partition("blocks.1", worker.name, 4).backward_s for worker in found.workers]
     assert slow[0] < slow[2]  # a quarter of the speed: no noise hides it
     call(root, *ASSIGNER, "solve", str(profile), "-o", str(plan))
     stages = {stage.worker: len(stage.partitions) for stage in load_plan(plan).stages}

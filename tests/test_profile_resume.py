@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.distributed, pytest.mark.long]
 
 WORKLOAD = "examples/gpt.py:workload(width=16,blocks=2,context=8,heads=2)"
-SIZES = (1, 2, 4, 8, 16)
+SIZES = (2, 4, 8)
 KINDS = ("embed", "blocks.0", "head")
 ASSIGNER = [sys.executable, "-m", "assigner_cli", "profile"]
-FLAGS = ["--workers", "2", "--max-message", "4096"]
+FLAGS = ["--workers", "2", "--max-message", "4096", "--no-check"]
 
 
 class Folder:
@@ -104,7 +104,7 @@ def kept(folder: Folder) -> Iterator[dict[tuple[str, str, int], Measurement]]:
     assert 0 < len(first) < 2 * len(KINDS) * len(SIZES)
 
     said = folder.call("--resume", "--micro-batches", "1,2", code=5)  # other settings
-    assert "belongs to another measurement: micro_batches [1, 2, 4, 8, 16] there, [1, 2] now" in said
+    assert "belongs to another measurement: micro_batches [2, 4, 8] there, [1, 2] now" in said
     assert folder.points() == first
 
     code, said = folder.interrupt(

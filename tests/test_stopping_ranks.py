@@ -25,9 +25,11 @@ TORCHRUN = "torchrun"
 
 
 class Started:
-    """A run in a session of its own, as a terminal has it."""
+    """A run in a session of its own, as a terminal has it; by another python, without an import of torch for each."""
 
-    def __init__(self, root: Path, folder: Path, launcher: str, number: int, *words: str) -> None:
+    def __init__(
+        self, root: Path, folder: Path, launcher: str, number: int, *words: str, python: str | Path = sys.executable
+    ) -> None:
         script = [str(root / "tests" / "runs" / "stopping.py"), str(folder), *words]
         if launcher == RUN:
             made = skips()
@@ -39,7 +41,7 @@ class Started:
             command += ["--signals-to-handle", name, "--shutdown-timeout", "600", *script]
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [python, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
         )  # fmt: skip
 
@@ -74,9 +76,11 @@ class Started:
         pytest.param(signal.SIGUSR1, "a rank", marks=pytest.mark.long),
     ],
 )
-def test_a_signal_ends_training_in_order(root: Path, tmp_path: Path, number: int, to: str) -> None:
+def test_a_signal_ends_training_in_order(root: Path, programs: Path, tmp_path: Path, number: int, to: str) -> None:
     """Both ranks leave at the same step, evaluate alike and save; the launcher waits, says so, and ends with 0."""
-    run = Started(root, tmp_path, RUN, number)
+    run = Started(
+        root, tmp_path, RUN, number, python=sys.executable if to == "the group" else programs / "python"
+    )  # of a forked run the group has other processes
     ranks = run.wait_for_ranks()
     if to == "the group":
         os.killpg(run.process.pid, number)
@@ -97,9 +101,9 @@ def test_a_signal_ends_training_in_order(root: Path, tmp_path: Path, number: int
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["unasked", "stays"])
-def test_ranks_that_do_not_end_in_order_are_ended(root: Path, tmp_path: Path, how: str) -> None:
+def test_ranks_that_do_not_end_in_order_are_ended(root: Path, programs: Path, tmp_path: Path, how: str) -> None:
     """A script that does not ask ends as it always did; one that takes too long is ended, and the launcher says why."""
-    run = Started(root, tmp_path, RUN, signal.SIGTERM, how)
+    run = Started(root, tmp_path, RUN, signal.SIGTERM, how, python=programs / "python")
     run.wait_for_ranks()
     run.process.terminate()
     code, said = run.end()

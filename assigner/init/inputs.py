@@ -22,7 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from assigner.init.draft import DraftOutput, Tensor
-from assigner.model.marking.capture import fake_tensors, unlogged
+from assigner.model.marking.capture import fake_tensors
+from assigner.model.marking.silence import unlogged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

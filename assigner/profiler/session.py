@@ -119,8 +119,9 @@ def profile_workload(
     jobs, name = group_store(), f"profile {next(_count)}"
     store = PrefixStore(name, jobs)
     heart = Heartbeat(PrefixStore(name, jobs.clone()), rank)  # type: ignore[attr-defined]  # calls on one wait for each other
-    watch = watched_run(name, jobs, f"worker:{rank}", group_connections(), MeasurementError.exit_code)
-    table = Exchange(store, rank, dist.get_world_size(), timeout_s=options.timeout_s)
+    worker, ranks = f"worker:{rank}", dist.get_world_size()
+    watch = watched_run(name, jobs, worker, group_connections(), MeasurementError.exit_code, ranks=ranks)
+    table = Exchange(store, rank, ranks, timeout_s=options.timeout_s)
     session = None
     try:
         with process_state_kept():

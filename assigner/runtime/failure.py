@@ -1,16 +1,17 @@
 """One failure, told to every rank: what failed first, where, and with which traceback.
 
-Whoever fails writes the cause under one key of the job's store; the first to write wins. Who knows of a failure stays
-a moment before it ends, so that all can read it. A thread on every rank looks at that key and prints what it finds.
-The main thread mostly learns of a dead neighbour from its closed connection and then asks for the cause; a main thread
-that sits in a wait which never ends is ended by the watching thread. Of a process that died before it could join, its
-launcher tells.
+Whoever fails writes the cause under one key of the job's store; the first to write wins. A thread on every rank looks
+at that key, prints what it finds, and notes that this rank knows. Who knows of a failure stays until all do: it may
+host the store, and a launcher may end the others when it ends. That takes as long as the slowest rank gets no
+processor, and 10 s at most, for a rank may be gone without a word. The main thread mostly learns of a dead neighbour
+from its closed connection and then asks for the cause; a main thread that sits in a wait which never ends is ended by
+the watching thread. Of a process that died before it could join, its launcher tells.
 
-    rank 1: raises in a forward        report  ······ stays 0.6 s ······ raises, ends
-    rank 0: waits for a gradient                 prints the cause        connection closed: raises WorkerError, ends
-    rank 2: waits for rank 0                     prints the cause ······ 3 s ······ ended by its watching thread
+    rank 1: raises in a forward        report ····· stays ···· raises, ends
+    rank 0: waits for a gradient         prints the cause      connection closed: raises WorkerError, ends
+    rank 2: waits for rank 0                  prints the cause ······ 3 s ······ ended by its watching thread
 
-A main thread that knows the cause has 20 s to leave the run. Where nobody can tell a cause any more, since the store or
+A main thread that knows the cause has 30 s to leave the run. Where nobody can tell a cause any more, since the store or
 a host does not answer, one that stays at the same thing for 30 s is ended: it waits for something that does not come.
 """
 
@@ -46,12 +47,15 @@ if TYPE_CHECKING:
 
 _KEY = "assigner/failure"
 _NO_ADDRESS = re.compile(r"tcp/device\.cc|Unable to (?:find|resolve)|makeDeviceFor|unsupported gloo device")
+_KNOWN = "assigner/failure known to"
+_WORKER = re.compile(r"worker:\d+")
 _POLL_S = 0.25
-_LEAVE_S = 10.0  # its thread ends after a poll; one that starves on a busy machine must not see the interpreter's end
-_STAY_S = 0.6  # more than two polls
-_ASK_S = 1.5
+_END_S = 10.0  # its thread ends after a poll; one that starves on a busy machine must not see the interpreter's end
+_STAY_S = 10.0
+_MOMENT_S = 0.6  # more than two polls
+_ASK_S, _LOOK_S = 1.5, 0.05
 _GRACE_S = 3.0
-_LEAVE_S = 20.0
+_LEAVE_S = 30.0  # more than a stay
 _BUSY_S = 30.0
 
 
@@ -128,6 +132,7 @@ class FailureWatch:
     Args:
         store: The job's store; a connection of its own.
         worker: This rank's worker.
+        ranks: How many ranks watch the run.
         launcher: The same store as the launchers use it.
         connections: The group's; None: they are not this package's to watch.
         exit_code: Of a process whose main thread has to be ended.
@@ -143,18 +148,19 @@ class FailureWatch:
         store: Store,
         worker: str,
         *,
+        ranks: int,
         launcher: Store | None = None,
         connections: Connections | None = None,
         exit_code: int = WorkerError.exit_code,
     ) -> None:
         self.store, self.launcher, self.connections = store, launcher, connections
         self.exit_code = exit_code
-        self.worker = worker
+        self.worker, self.ranks = worker, ranks
         self.printed = self._has_noted = False
         self.busy_since: float | None = None
         self.on_question: Callable[[Store], None] | None = None
         self._found: Failure | None = None
-        self.grace_s = _GRACE_S
+        self.grace_s, self.stay_s = _GRACE_S, _STAY_S
         self.known = threading.Event()  # the main thread is about to raise by itself
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._watch, name="assigner-failure", daemon=True)
@@ -192,17 +198,17 @@ class FailureWatch:
                 return mine if mine.worker == self.worker else _host_gone(mine)
             if found is not None:
                 found.hand_over(to_tell_of=self.worker)
-                time.sleep(_STAY_S)
+                self._stay(found)
                 return found
             if time.monotonic() >= deadline:
                 return self._write(mine)
-            time.sleep(0.05)
+            time.sleep(_LOOK_S)
 
     def close(self) -> None:
         """Stop watching."""
         atexit.unregister(self.close)
         self.closed.set()
-        self.thread.join(_LEAVE_S)
+        self.thread.join(_END_S)
 
     def _write(self, failure: Failure) -> Failure:
         self.known.set()
@@ -211,8 +217,21 @@ class FailureWatch:
         except DistError:
             return failure  # the store is gone as well: this rank says what it knows
         first.hand_over(to_tell_of=self.worker)
-        time.sleep(_STAY_S)  # this process may host the store, or a launcher end the others when it ends
+        self._stay(first)
         return first
+
+    def _note_known(self) -> None:
+        self.store.set(f"{_KNOWN} {self.worker.partition('/')[0]}", "")
+
+    def _stay(self, failure: Failure) -> None:
+        """This rank knows of a failure: come back when all ranks do that are not gone, or time is up."""
+        gone = set() if failure.kind else set(_WORKER.findall(failure.worker))  # one of several, it may say
+        awaited = [f"{_KNOWN} {worker}" for rank in range(self.ranks) if (worker := f"worker:{rank}") not in gone]
+        until = time.monotonic() + self.stay_s
+        with suppress(DistError):  # its host has left, and nobody can read any more
+            self._note_known()
+            while time.monotonic() < until and not self.store.check(awaited) and not self.closed.wait(_LOOK_S):
+                pass
 
     def _read(self) -> Failure | None:
         if self.store.check([_KEY]):
@@ -281,8 +300,12 @@ class FailureWatch:
         if not self.known.is_set() and not told:
             sys.stderr.write(f"[{self.worker}] error: {found.told}\n")
             sys.stderr.flush()
-        if not self.known.wait(self.grace_s) and not self.closed.is_set():
-            self._exit()
+        with suppress(DistError):
+            self._note_known()
+        if not self.known.wait(self.grace_s):
+            self._stay(found)
+            if not self.known.is_set() and not self.closed.is_set():
+                self._exit()
         self._see_out()
 
     def _see_out(self) -> None:
@@ -304,6 +327,8 @@ def watched_run(
     worker: str,
     connections: Connections | None,
     exit_code: int = WorkerError.exit_code,
+    *,
+    ranks: int,
 ) -> FailureWatch:
     """Watch a run from now on, through a connection of its own.
 
@@ -311,6 +336,7 @@ def watched_run(
         name: The run's, the same on every rank.
         store: Its process group's.
         worker: This rank's worker.
+        ranks: How many the run has.
         connections: See `FailureWatch`.
         exit_code: See `FailureWatch`.
     """
@@ -319,23 +345,27 @@ def watched_run(
         root = root.underlying_store
     if connections is not None:
         connections.guard()
-    return FailureWatch(PrefixStore(name, own), worker, launcher=root, connections=connections, exit_code=exit_code)
+    return FailureWatch(
+        PrefixStore(name, own), worker, ranks=ranks, launcher=root, connections=connections, exit_code=exit_code
+    )
 
 
 @contextmanager
-def joining(store: Store, name: str, worker: str) -> Iterator[FailureWatch]:
+def joining(store: Store, name: str, worker: str, ranks: int) -> Iterator[FailureWatch]:
     """Watch while a block makes the process group: a launcher may tell of a rank that will not come.
 
     Args:
         store: The job's store, without prefixes; a connection of its own.
         name: The group's, the same on every rank.
         worker: This rank.
+        ranks: How many the group will have.
 
     Raises:
         WorkerError: the ranks lost each other, or this one cannot take part.
     """
-    watch = FailureWatch(PrefixStore(f"{name} joining", store), worker, launcher=store)
-    watch.grace_s = _STAY_S  # a rank that waits for one that will not come learns of nothing by itself
+    watch = FailureWatch(PrefixStore(f"{name} joining", store), worker, ranks=ranks, launcher=store)
+    # a rank that waits for one that will not come learns of nothing by itself, and that one never knows
+    watch.grace_s = watch.stay_s = _MOMENT_S
     try:
         yield watch
     except RuntimeError as error:  # torch has no type of its own for a connection that broke

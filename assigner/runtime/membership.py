@@ -82,7 +82,8 @@ class Membership:
         self.worker: str | None = None
         self.device: torch.device
         if dist.is_initialized():
-            self._watch = watched_run(f"pipeline {next(_count)}", group_store(), self.name, group_connections())
+            name = f"pipeline {next(_count)}"
+            self._watch = watched_run(name, group_store(), self.name, group_connections(), ranks=self.world)
             self._watch.on_question = lambda store: answer(store, self.rank, [each.record() for each in self.calls])
         with self.guarded("taking its place in the run"):
             self.take_place(plan)

@@ -179,7 +179,7 @@ def join_group(place: Launched, timeout_s: float) -> None:
         # two jobs may derive one port; torchrun's ranks may be of several jobs, one on each host
         name = f"assigner/{'' if place.launcher == 'torchrun' else place.job} group {next(_groups)}"
         own = PrefixStore(name, store)
-        with joining(store.clone(), name, f"worker:{place.rank}") as watch:  # type: ignore[attr-defined]
+        with joining(store.clone(), name, f"worker:{place.rank}", place.ranks) as watch:  # type: ignore[attr-defined]
             _wait_for_all(own, store, place, min(timeout_s, _JOIN_S), watch)
             dist.init_process_group("gloo", store=own, rank=place.rank, world_size=place.ranks, timeout=timeout)
             opened.settle(_ends_of_others(own, place.rank, range(place.ranks), opened.ends()))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
@@ -295,6 +298,22 @@ def test_changes_in_place_that_others_must_see():
 
     for forward in (views, parts, module):
         check(of(forward, relu=lambda: nn.ReLU(inplace=True)))
+
+
+def test_what_other_threads_print_is_seen(capsys):
+    """While a model is captured its own prints are kept off the screen, and nobody else's: of a failure, say."""
+
+    def forward(self, x):
+        print("the forward's own")  # noqa: T201
+        other = threading.Thread(target=lambda: print("another thread's", file=sys.stderr, flush=True))  # noqa: T201
+        other.start()
+        other.join()
+        return self.c(self.b(self.a(x)))
+
+    partition_graph(of(forward))
+    seen = capsys.readouterr()
+    assert "own" not in seen.out
+    assert "another thread's\n" in seen.err
 
 
 def test_the_model_is_left_alone():

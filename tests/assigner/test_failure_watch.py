@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -34,8 +35,10 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         codes.append(watch.exit_code)
         watch.closed.set()
 
-    for name, seconds in (("_POLL_S", 0.01), ("_GRACE_S", 0.05), ("_LEAVE_S", 0.1), ("_BUSY_S", 0.1), ("_STAY_S", 0.0)):
+    for name, seconds in (("_POLL_S", 0.01), ("_GRACE_S", 0.05), ("_LEAVE_S", 0.1), ("_BUSY_S", 0.1)):
         monkeypatch.setattr(failure, name, seconds)
+    for name in ("_STAY_S", "_MOMENT_S"):
+        monkeypatch.setattr(failure, name, 0.0)
     monkeypatch.setattr(failure.FailureWatch, "_exit", ended)
     return codes
 
@@ -45,8 +48,8 @@ def watching() -> Iterator[Callable[..., FailureWatch]]:
     """Makes watches, and closes them at the end."""
     made: list[FailureWatch] = []
 
-    def watch(store: object, **more: object) -> FailureWatch:
-        made.append(FailureWatch(store, "worker:1", **more))  # type: ignore[arg-type]
+    def watch(store: object, worker: str = "worker:1", **more: object) -> FailureWatch:
+        made.append(FailureWatch(store, worker, ranks=3, **more))  # type: ignore[arg-type]
         return made[-1]
 
     yield watch
@@ -64,9 +67,9 @@ class Gone(HashStore):
 def test_a_second_join_does_not_read_the_first_ones_failure(exits: list[int]) -> None:
     """Groups that are made one after another have a failure each."""
     store = HashStore()
-    with pytest.raises(WorkerError, match="another worker"), joining(store, "group 0", "worker:0"):
+    with pytest.raises(WorkerError, match="another worker"), joining(store, "group 0", "worker:0", 2):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
-    with joining(store, "group 1", "worker:0") as watch:
+    with joining(store, "group 1", "worker:0", 2) as watch:
         time.sleep(0.2)
         assert not watch.printed
     assert exits == []
@@ -75,7 +78,7 @@ def test_a_second_join_does_not_read_the_first_ones_failure(exits: list[int]) ->
 def test_an_error_of_ones_own_while_joining(exits: list[int]) -> None:
     """It is this worker's, for the others as well."""
     store = HashStore()
-    with pytest.raises(WorkerError, match="worker:0 cannot join the run") as raised, joining(store, "g", "worker:0"):
+    with pytest.raises(WorkerError, match="worker:0 cannot join the run") as raised, joining(store, "g", "worker:0", 2):
         raise RuntimeError("[enforce fail at gloo/transport/tcp/device.cc:84] Unable to find address for: nosuch0")
     assert "nosuch0" in raised.value.message
     assert "GLOO_SOCKET_IFNAME" in (raised.value.hint or "")
@@ -111,6 +114,33 @@ def test_a_main_thread_that_leaves_is_not(exits: list[int], watching: Callable[.
     watch.close()
     watch.thread.join(30)
     assert exits == []
+
+
+def test_whoever_knows_of_a_failure_stays_until_all_do(watching: Callable[..., FailureWatch]) -> None:
+    """However long a rank gets no processor: the one that ends may host the store."""
+    store, ended = HashStore(), threading.Event()
+    watch = watching(store, "worker:0/cpu")
+    failing = threading.Thread(target=lambda: (watch.report("a step", ValueError("x")), ended.set()))
+    failing.start()
+    others = [watching(store, "worker:1")]
+    assert not ended.wait(2.0)
+    others.append(watching(store, "worker:2/cuda:0"))
+    assert ended.wait(60.0)
+    assert [each.printed for each in others] == [True, True]
+    for each in others:
+        each.known.set()
+
+
+@pytest.mark.parametrize("gone", ["worker:2", "one of worker:2/cpu, worker:3/cpu"])
+def test_nobody_waits_for_a_rank_that_is_gone(
+    watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    """It comes to know of nothing: the others say so and end."""
+    monkeypatch.setattr(failure, "_STAY_S", 1e6)
+    store = HashStore()
+    watches = [watching(store, worker) for worker in ("worker:0", "worker:1")]
+    for each in watches:
+        assert each.lost(gone, "a step", RuntimeError("closed")).worker == gone
 
 
 def test_the_store_is_gone(exits: list[int], watching: Callable[..., FailureWatch]) -> None:

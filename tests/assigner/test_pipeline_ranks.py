@@ -132,6 +132,13 @@ def test_an_exception_in_a_partition(failures, rank):
         assert 'failures.py", line' in text
 
 
+def test_a_rank_that_stands_still_meanwhile_learns_the_cause(failures):
+    """Another one fails, and rank 0, which hosts the store, does not leave before it could read why."""
+    found = failures["raises while one stands still"]
+    assert found["codes"] == [7, 1, 7]
+    assert all("the user's own" in text for text in found["stderr"])
+
+
 def test_an_exception_among_ranks_that_share_a_stage(failures):
     """Those that wait for the sum of gradients which it has begun to add up end with its error."""
     found = failures["raises on a rank that shares"]

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 WORLD = 3
 START_S = 600.0
 PATIENCE_S = 600.0
+STILL, STILL_S = 2, 4.0
 
 
 FATAL = 15
@@ -96,6 +98,15 @@ def raise_in_script(rank: int) -> None:
         raise KeyError("the user's own")
 
 
+def raise_while_one_stands_still(rank: int) -> None:
+    """Rank 2 gets no processor for longer than anybody would stay for it without cause."""
+    if rank == 1:
+        raise KeyError("the user's own")
+    if rank == STILL:
+        subprocess.Popen(["/bin/sh", "-c", f"sleep {STILL_S:g}; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def late(rank: int) -> None:
     time.sleep(1.5 * rank)
 
@@ -116,6 +127,7 @@ SCENARIOS: dict[str, tuple[Callable[[], None], int | None]] = {
     "killed rank that shares": (lambda: train(ENDLESS, plan=SHARED), 1),
     "stalls": (lambda: train(ENDLESS, timeout_s=10.0, at_five=stall), None),
     "script raises": (lambda: train(ENDLESS, at_five=raise_in_script), None),
+    "raises while one stands still": (lambda: train(ENDLESS, at_five=raise_while_one_stands_still), None),
     "ends apart": (lambda: train(6, at_five=late), None),
     "never closed": (without_close, None),
 }

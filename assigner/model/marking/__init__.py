@@ -15,6 +15,7 @@ What a training script hands over becomes pieces that a rank can build and run a
     piece, module, content                one partition as a graph and as a module; what it holds
     casting, normalisation, singleprocess autocast; modules that look at a whole micro-batch; the user's code without
                                           the run's process group
+    silence                               what torch writes meanwhile, kept off the screen
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ registered operator; torch.export then sees one node for the module and ordinary
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +37,7 @@ from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, is_call, repl
 from assigner.model.marking.pythonstate import ABSENT, StateChange
 from assigner.model.marking.regions import without_regions
 from assigner.model.marking.rows import RowLeaves, may_carry
+from assigner.model.marking.silence import silence
 from assigner.model.workload import call_arguments
 from assigner.usercode import user_line
 
@@ -166,7 +165,7 @@ def capture(
     """
     names = opaque_modules(model, marked)
     export = partial(_export, model, names, inputs, autocast=autocast, known=row_leaves)
-    with _silence(), torch.set_grad_enabled(training):
+    with silence(), torch.set_grad_enabled(training):
         learnt: dict[str, Sequence[LearntCall]] = {}
         while True:
             trouble = Trouble()
@@ -199,29 +198,6 @@ def _first_export(
             break  # however little varies, that module needs values
     trouble.fixing.clear()  # in the last try nothing but the rows may vary
     return _or_explain(lambda: export(last, learnt=learnt, trouble=trouble), name, trouble)
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Keep what torch.export prints and logs on its way to an error off the screen: it comes out as a MarkingError."""
-    with unlogged(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield
-
-
-@contextlib.contextmanager
-def unlogged() -> Iterator[None]:
-    """Keep torch's log of operations that refuse their arguments off the screen; the caller says what came of it.
-
-    Its trace loses its handlers for so long: while it has one, torch takes a stack for every record, written or not.
-    """
-    before, trace = logging.root.manager.disable, logging.getLogger("torch.__trace")
-    handlers, trace.handlers = trace.handlers, []
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-        trace.handlers = handlers
 
 
 def _or_explain(export: Callable[[], Capture], name: str, trouble: Trouble) -> Capture:

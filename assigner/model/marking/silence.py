@@ -1,0 +1,60 @@
+"""What torch writes while it looks at a model is kept off the screen, and nothing else is."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+import threading
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Keep what torch.export prints and logs on its way to an error off the screen: it comes out as a MarkingError.
+
+    What other threads print has nothing to do with it: one of them may tell why the run fails (`runtime.failure`).
+    """
+    out, err = _MutedHere(sys.stdout), _MutedHere(sys.stderr)
+    with unlogged(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield
+
+
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """Keep torch's log of operations that refuse their arguments off the screen; the caller says what came of it.
+
+    Its trace loses its handlers for so long: while it has one, torch takes a stack for every record, written or not.
+    """
+    before, trace = logging.root.manager.disable, logging.getLogger("torch.__trace")
+    handlers, trace.handlers = trace.handlers, []
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+        trace.handlers = handlers
+
+
+class _MutedHere(io.TextIOBase):
+    """A stream of which nothing comes out that the thread writes which has made this.
+
+    Args:
+        stream: Where all else goes; None: nowhere.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if self._stream is None or threading.get_ident() == self._thread:
+            return len(text)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        if self._stream is not None and threading.get_ident() != self._thread:
+            self._stream.flush()
