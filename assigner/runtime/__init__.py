@@ -17,7 +17,8 @@
     transport, carriers, ordering, sending, staging, nccl, handshake, directmessages, hostmemory, mpi
                                           messages: gloo, NCCL, MPI, pinned and shared memory
     recurrence, staterows                 state from batch to batch
-    splitbackward                         a backward in two parts: of what was read, and of the weights
+    splitbackward, nodes, readvalues      a backward in two parts: of what was read, and of the weights; torch's graphs;
+                                          what a forward may not do to what others read too
     remat, batchnorm, randomness, compiling, attributes, vectormaths
                                           what a partition's forward does besides its own, and what it leaves in Python
     optimizer, optimizerstate, separability, gradients, scaling

@@ -20,9 +20,11 @@ from assigner.model.marking.writing import StepStores
 from assigner.runtime.compiling import compiled
 from assigner.runtime.lookahead import posted_ahead
 from assigner.runtime.loss import StepLoss
+from assigner.runtime.nodes import hooks_so_far
 from assigner.runtime.partition import ForwardPlace, PartitionRunner
 from assigner.runtime.randomness import kept_generators, partition_seed, seed_device
 from assigner.runtime.ranges import Ranges
+from assigner.runtime.readvalues import check_hooks, check_unchanged, facts_of
 from assigner.runtime.separability import is_known
 from assigner.runtime.staging import copied_to
 from assigner.runtime.staterows import kept
@@ -309,10 +311,20 @@ class Executor:
         """One partition's; what it makes for those that it is joined with goes to `made`."""
         name = runner.piece.name
         self.member.at = f"forward of partition {name!r}, micro-batch {micro_batch}"
-        outputs = runner.forward(self._place(micro_batch), *self._inputs(runner, micro_batch, made))
+        step, place, hooks = self._stepped, self._place(micro_batch), hooks_so_far()
+        reads, sizes = self._inputs(runner, micro_batch, made)
+        lent = [
+            (made[value], facts_of(made[value]))
+            for value in runner.piece.reads
+            if value in made and self._is_elsewhere((value, micro_batch))
+        ]
+        outputs = runner.forward(place, reads, sizes)
+        for tensor, before in lent:
+            check_unchanged(runner.piece, tensor, before)
+        if hooks_so_far() != hooks and self.trains:
+            check_hooks(runner.piece, reads)
         if runner.finish is not None:
             return
-        step = self._stepped
         self._hand_on(name, outputs, step.places[micro_batch])
         for index, output in enumerate(outputs):
             key = value, _ = Value(name, index), micro_batch
@@ -322,6 +334,10 @@ class Executor:
             if key in self._sent:
                 step.outbox[key] = output.detach()
             step.keep(key, output, differentiable=self.graph.values[value].gradient, joined=within)
+
+    def _is_elsewhere(self, key: Key) -> bool:
+        """Whether anybody but joined partitions has a value of this rank."""
+        return key in self._stepped.leaves or key in self._sent
 
     def _hand_on(self, partition: str, outputs: Sequence[Any], place: int) -> None:
         """Keep what is state of the next batch, as a micro-batch's first forward made it."""

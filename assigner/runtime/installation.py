@@ -16,11 +16,11 @@ from assigner.runtime.inference import Inference
 from assigner.runtime.localpartitions import LocalPartitions
 from assigner.runtime.microbatch import Cutting, MicroBatch
 from assigner.runtime.needs import Needs, given_pair
+from assigner.runtime.nodes import count_retained
 from assigner.runtime.packedvalues import PackedValue, broadcast
 from assigner.runtime.programs import Programs
 from assigner.runtime.recurrence import CarriedState
 from assigner.runtime.replicas import CHANGED_UNLIKE, MADE_UNLIKE, ReplicaWatch, check_alike
-from assigner.runtime.splitbackward import count_retained
 from assigner.runtime.state import PartitionState, WrittenTensors
 from assigner.runtime.training import Training
 from assigner.runtime.updaters import updaters, updating_ranks

@@ -29,8 +29,9 @@ from assigner.model.marking.singleprocess import as_single_process
 from assigner.model.marking.writing import StepStores
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.compiling import Forward
+from assigner.runtime.nodes import are_made_here, hooks_so_far, is_leaf, nodes_so_far
 from assigner.runtime.randomness import partition_seed, seed_device, seed_python
-from assigner.runtime.splitbackward import WeightPart, hooks_so_far, input_part
+from assigner.runtime.splitbackward import WeightPart, input_part
 from assigner.runtime.state import (
     ForwardStart,
     HeldTensor,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 _NOTHING = contextlib.nullcontext()
-_LEAF = "AccumulateGrad"
 
 
 class ForwardPlace(NamedTuple):
@@ -111,7 +111,7 @@ class JoinedGraph(NamedTuple):
         """
         name = self.runner.piece.name
         nodes = {root.node for root in self.graph.roots if root is not None}
-        return [node.register_prehook(lambda _: note(name)) for node in nodes if type(node).__name__ != _LEAF]
+        return [node.register_prehook(lambda _: note(name)) for node in nodes if not is_leaf(node)]
 
 
 class _Postponed(NamedTuple):
@@ -158,6 +158,7 @@ class PartitionRunner:
     _starts: dict[int, ForwardStart] = field(default_factory=dict)
     _rests: dict[int, _Rest | _Postponed] = field(default_factory=dict)
     _draws: bool | None = None
+    _is_plain: bool | None = None
 
     def __post_init__(self) -> None:
         if self.state is None:
@@ -172,10 +173,13 @@ class PartitionRunner:
     def joins(self, place: ForwardPlace) -> bool:
         """Whether this forward's graph may be one with its neighbours'.
 
-        It is kept, and its backward finds all tensors of the partition as they are then.
+        It is kept, its backward finds all tensors of the partition as they are then, and the first graph was plain:
+        this thread made all of its nodes, by whose order a backward is known to have left a partition, and no hook of
+        the forward's own runs where it comes to one.
         """
         assert self.state is not None
-        return not self.recomputes(place) and self.state.was_watched and not self.state.is_written()
+        is_plain = self._is_plain and self.state.was_watched and not self.state.is_written()
+        return bool(is_plain) and not self.recomputes(place)
 
     def forward(
         self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
@@ -194,7 +198,7 @@ class PartitionRunner:
         if not torch.is_grad_enabled():
             return tuple(output.detach() for output in self._finished(self._run(place, reads, sizes), place))
         assert self.state is not None
-        runs_again, hooks = self.recomputes(place), hooks_so_far()
+        runs_again, hooks, first = self.recomputes(place), hooks_so_far(), nodes_so_far()
         start = self.state.begin(runs_again=runs_again)
         if self.state.was_watched:
             outputs = self._run(place, reads, sizes)
@@ -209,6 +213,8 @@ class PartitionRunner:
             return tuple(output.detach() for output in outputs)
         # what it started from is lost where it was not known to write that
         graph = _Graph(self._roots(outputs), self.state.left(), is_hooked=hooks_so_far() != hooks)
+        if self._is_plain is None:
+            self._is_plain = not graph.is_hooked and are_made_here(graph.roots, range(first, nodes_so_far()))
         self._graphs[place.micro_batch] = graph
         return outputs
 

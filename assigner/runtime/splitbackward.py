@@ -19,41 +19,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, wraps
+from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, Node
-from torch.utils.hooks import RemovableHandle
+
+from assigner.runtime.nodes import is_leaf
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     Gradient = torch.Tensor | None
 
 _PRODUCTS = frozenset(
     f"{name}Backward0" for name in ("Addmm", "Mm", "Bmm", "Baddbmm", "Addbmm", "Addmv", "Mv", "Linear", "Convolution")
 )
-_LEAF = "torch::autograd::AccumulateGrad"
 _WHOLE = frozenset({"CheckpointFunctionBackward"})  # runs a backward of its own, and forbids one that is not whole
 _INPUT = 1  # the bit of what has to be differentiated first
-
-
-def hooks_so_far() -> int:
-    """How many hooks this process has registered: a forward that raises it has hooked on to its tensors."""
-    return RemovableHandle.next_id
-
-
-@cache
-def count_retained() -> None:
-    """Have `retain_grad` count as a hook from now on, which it is in torch's engine: it would add a gradient twice."""
-    plain = torch.Tensor.retain_grad
-
-    @wraps(plain)
-    def retain_grad(self: torch.Tensor) -> None:
-        RemovableHandle.next_id += 1
-        plain(self)
-
-    torch.Tensor.retain_grad = retain_grad  # type: ignore[method-assign, assignment]
 
 
 @dataclass(slots=True)
@@ -204,7 +188,7 @@ class _BackwardGraph:
     def _own(self, node: Node) -> int:
         """A node's own bit; 0: it has none."""
         name = node.name()
-        if name == _LEAF:
+        if is_leaf(node):
             leaf: torch.Tensor = node.variable  # type: ignore[attr-defined]
             self.leaves.append(leaf)
             if not isinstance(leaf, nn.Parameter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,7 @@ from workloads import (
     workload,
 )
 
+from assigner.errors import UsageError
 from assigner.runtime.reduction import Reduction
 
 if TYPE_CHECKING:
@@ -172,10 +174,93 @@ def test_an_error_in_a_joined_backward_names_its_partition(where):
     plan = make_plan(made, micro_batches=2)
     with pipeline_of(made, plan) as pipeline:
         for runner in pipeline._installed.executor.runners.values():
-            runner.state.was_watched = True  # joined from the first step on
+            runner.state.was_watched = runner._is_plain = True  # joined from the first step on
         with pytest.raises(ArithmeticError) as caught:
             pipeline.step(made.make_batch(8, 0))
     assert caught.value.__notes__ == [f"in backward of partition '{where}', micro-batch 1 on worker:0/cpu"]
+
+
+def test_an_error_in_a_hook_names_the_partition_that_has_hooked():
+    """A partition whose forward hooks on to its output is not joined: torch runs that hook before it is there."""
+
+    class Hooking(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made = super().forward(x)
+            made.register_hook(lambda gradient: gradient.no_such_method())
+            return made
+
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Hooking(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), "*")
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
+        for runner in pipeline._installed.executor.runners.values():
+            runner.state.was_watched = True
+        with pytest.raises(AttributeError) as caught:
+            pipeline.step(made.make_batch(8, 0))
+    assert caught.value.__notes__ == ["in backward of partition '1', micro-batch 1 on worker:0/cpu"]
+
+
+class Threaded(nn.Linear):
+    """Computes in a thread, whose nodes have numbers of their own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: list[torch.Tensor] = []
+        thread = threading.Thread(target=lambda: made.append(torch.tanh(super(Threaded, self).forward(x))))
+        thread.start()
+        thread.join()
+        return made[0]
+
+
+def test_what_another_thread_computes_is_not_joined(monkeypatch):
+    """torch's engine takes the nodes of one thread in their order: nobody could tell when the partition is done."""
+    made = workload(lambda: nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(2)], Threaded(WIDTH, 1)), "*")
+    with pipeline_of(made, make_plan(made, micro_batches=2)) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        assert backwards(monkeypatch, pipeline, made.make_batch(8, 1)) == 2 * 2
+
+
+class ReadTwice(nn.Module):
+    """What the first part makes is read by the second, by one behind that, and by the last."""
+
+    def __init__(self, second: type[nn.Linear]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(WIDTH, WIDTH), second(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)])
+        self.last = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.parts[0](x)
+        return self.last(self.parts[2](self.parts[1](made)) + made)
+
+
+class Detaching(nn.Linear):
+    """Cuts what it reads off from its graph."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.detach_())
+
+
+class ReadHooking(nn.Linear):
+    """Hooks on to what it reads."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient * 1.5)
+        return super().forward(x)
+
+
+def test_a_value_that_others_read_elsewhere_stays_what_it_is():
+    """Joined partitions have it with its graph, others without: what one does to the first the others do not see."""
+    made = workload(lambda: ReadTwice(Detaching), "parts.*", "last")
+    plan = make_plan(made, micro_batches=2, remat=["parts.2"])
+    with pytest.raises(UsageError, match=r"'parts.1' changes a value that it reads"):
+        gradients_of(made, plan, made.make_batch(8, 0))
+
+
+@pytest.mark.parametrize("remat", [(), ("parts.1",), ("parts.2",)])
+def test_a_hook_on_a_value_of_another_partition_is_refused(remat):
+    """It would act on a part of the gradient, or twice, as the plan has it."""
+    made = workload(lambda: ReadTwice(ReadHooking), "parts.*", "last")
+    plan = make_plan(made, micro_batches=1, remat=remat)
+    with pytest.raises(UsageError, match=r"'parts.1' hooks on to output 0 of partition 'parts.0'"):
+        gradients_of(made, plan, made.make_batch(8, 0))
 
 
 def test_sums_begin_within_a_joined_backward(monkeypatch):

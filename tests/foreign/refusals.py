@@ -27,7 +27,7 @@ REFUSALS = {
     "blind: a product with a sparse matrix made in forward": "cannot be traced",
     "blind: a table of positions that grows with the sequence, unmarked": "does not hold under the plan",
     "blind: a tensor hook that closes over another hidden value": "holds a",
-    "blind: a tensor hook that moves a buffer (gradient statistics), in a marked module": "changes a buffer",
+    "blind: a tensor hook that moves a buffer (gradient statistics), in a marked module": "hooks on to|a buffer",
     "blind: an autocast island in bfloat16 at the root": "cannot be cut",
     "blind: around a marked call: a class attribute": "is set from outside",
     "blind: around a marked call: the default dtype": "is set from outside",

@@ -1,0 +1,59 @@
+"""Nodes of torch's autograd graphs: who made them, in which order, and what is hooked on to them."""
+
+from __future__ import annotations
+
+from functools import cache, wraps
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.autograd.graph import GradientEdge, Node
+
+_LEAF = "torch::autograd::AccumulateGrad"
+
+
+def is_leaf(node: Node) -> bool:
+    """Whether gradients land there."""
+    return node.name() == _LEAF
+
+
+def hooks_so_far() -> int:
+    """How many hooks this process has registered: a forward that raises it has hooked on to its tensors."""
+    return RemovableHandle.next_id
+
+
+@cache
+def count_retained() -> None:
+    """Have `retain_grad` count as a hook from now on, which it is in torch's engine: it would add a gradient twice."""
+    plain = torch.Tensor.retain_grad
+
+    @wraps(plain)
+    def retain_grad(self: torch.Tensor) -> None:
+        RemovableHandle.next_id += 1
+        plain(self)
+
+    torch.Tensor.retain_grad = retain_grad  # type: ignore[method-assign, assignment]
+
+
+def nodes_so_far() -> int:
+    """How many nodes this thread has made."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+def are_made_here(roots: Sequence[GradientEdge | None], numbers: range) -> bool:
+    """Whether all nodes of a graph but its leaves were made by this thread, as the nodes of these numbers."""
+    seen: set[Node] = set()
+    waiting = [root.node for root in roots if root is not None]
+    while waiting:
+        node = waiting.pop()
+        if node in seen or is_leaf(node):
+            continue
+        if node._sequence_nr() not in numbers:
+            return False
+        seen.add(node)
+        waiting += [each for each, _ in node.next_functions if each is not None]
+    return True
