@@ -53,6 +53,7 @@ _POLL_S = 0.25
 _END_S = 10.0  # its thread ends after a poll; one that starves on a busy machine must not see the interpreter's end
 _STAY_S = 10.0
 _MOMENT_S = 0.6  # more than two polls
+_GONE_S = 1.5
 _ASK_S, _LOOK_S = 1.5, 0.05
 _GRACE_S = 3.0
 _LEAVE_S = 30.0  # more than a stay
@@ -224,14 +225,23 @@ class FailureWatch:
         self.store.set(f"{_KNOWN} {self.worker.partition('/')[0]}", "")
 
     def _stay(self, failure: Failure) -> None:
-        """This rank knows of a failure: come back when all ranks do that are not gone, or time is up."""
+        """This rank knows of a failure: come back when all ranks do, or time is up.
+
+        One that seems to be gone is awaited for a moment: it may only be stuck, and has to learn why it is ended.
+        """
+        everyone = [f"worker:{rank}" for rank in range(self.ranks)]
         gone = set() if failure.kind else set(_WORKER.findall(failure.worker))  # one of several, it may say
-        awaited = [f"{_KNOWN} {worker}" for rank in range(self.ranks) if (worker := f"worker:{rank}") not in gone]
-        until = time.monotonic() + self.stay_s
+        moments = {min(_GONE_S, self.stay_s): everyone, self.stay_s: [each for each in everyone if each not in gone]}
+        begin = time.monotonic()
         with suppress(DistError):  # its host has left, and nobody can read any more
             self._note_known()
-            while time.monotonic() < until and not self.store.check(awaited) and not self.closed.wait(_LOOK_S):
-                pass
+            for end_s, awaited in moments.items():
+                keys = [f"{_KNOWN} {worker}" for worker in awaited]
+                while not self.store.check(keys):
+                    if time.monotonic() - begin >= end_s or self.closed.wait(_LOOK_S):
+                        break
+                else:
+                    return
 
     def _read(self) -> Failure | None:
         if self.store.check([_KEY]):

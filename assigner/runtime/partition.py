@@ -164,6 +164,7 @@ class PartitionRunner:
         if self.state is None:
             self.state = PartitionState(self.module, WrittenTensors([self.module]))
         self._call: Forward = self.run or self.module
+        self._is_compiled = self.run is not None and getattr(self.run, "__self__", None) is not self.module
         self._users = self.finish is not None or has_user_code(self.module)
 
     def recomputes(self, place: ForwardPlace) -> bool:
@@ -175,11 +176,11 @@ class PartitionRunner:
 
         It is kept, its backward finds all tensors of the partition as they are then, and the first graph was plain:
         this thread made all of its nodes, by whose order a backward is known to have left a partition, and no hook of
-        the forward's own runs where it comes to one.
+        the forward's own runs where it comes to one. A compiled forward would be compiled again for what has a graph.
         """
         assert self.state is not None
-        is_plain = self._is_plain and self.state.was_watched and not self.state.is_written()
-        return bool(is_plain) and not self.recomputes(place)
+        is_plain = self._is_plain and self.state.was_watched and not self._is_compiled
+        return bool(is_plain) and not self.recomputes(place) and not self.state.is_written()
 
     def forward(
         self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
@@ -366,7 +367,7 @@ class PartitionRunner:
     ) -> tuple[tuple[torch.Tensor, ...], bool]:
         """The first forward, and what it is seen to write; a compiled one would not run compiled while it is seen."""
         assert self.state is not None
-        if self.run is not None and getattr(self.run, "__self__", None) is not self.module:
+        if self._is_compiled:
             return (outputs := self._run(place, reads, sizes)), self.state.end(start)
         gradients = self.state.gradients()
         with Writes() as writes:

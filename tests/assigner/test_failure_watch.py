@@ -143,6 +143,25 @@ def test_nobody_waits_for_a_rank_that_is_gone(
         assert each.lost(gone, "a step", RuntimeError("closed")).worker == gone
 
 
+def test_a_rank_that_was_only_stuck_learns_that_it_was_taken_for_gone(
+    watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever misses it stays a moment: else the store may be gone before it looks, and it would never end."""
+    monkeypatch.setattr(failure, "_GONE_S", 1e6)
+    monkeypatch.setattr(failure, "_STAY_S", 1e6)
+    store, ended = HashStore(), threading.Event()
+    watch = watching(store, "worker:0")
+    missing = threading.Thread(
+        target=lambda: (watch.lost("worker:1/cpu", "a step", RuntimeError("closed")), ended.set())
+    )
+    missing.start()
+    assert not ended.wait(2.0)
+    stuck = watching(store, "worker:1")
+    assert ended.wait(60.0)
+    assert stuck.printed
+    stuck.known.set()
+
+
 def test_the_store_is_gone(exits: list[int], watching: Callable[..., FailureWatch]) -> None:
     """A main thread that does something for the run, and stays at it, is ended; one that does not may go on."""
     watch = watching(Gone())
