@@ -44,9 +44,11 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def watching() -> Iterator[Callable[..., FailureWatch]]:
-    """Makes watches, and closes them at the end."""
+def watching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FailureWatch]]:
+    """Makes watches, and closes them at the end; without `exits` none of them ends this process on a busy machine."""
     made: list[FailureWatch] = []
+    if "exits" not in request.fixturenames:
+        monkeypatch.setattr(failure, "_GRACE_S", 600.0)
 
     def watch(store: object, worker: str = "worker:1", **more: object) -> FailureWatch:
         made.append(FailureWatch(store, worker, ranks=3, **more))  # type: ignore[arg-type]
