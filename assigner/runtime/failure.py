@@ -231,11 +231,11 @@ class FailureWatch:
         """
         everyone = [f"worker:{rank}" for rank in range(self.ranks)]
         gone = set() if failure.kind else set(_WORKER.findall(failure.worker))  # one of several, it may say
-        moments = {min(_GONE_S, self.stay_s): everyone, self.stay_s: [each for each in everyone if each not in gone]}
+        moments = (min(_GONE_S, self.stay_s), everyone), (self.stay_s, [each for each in everyone if each not in gone])
         begin = time.monotonic()
         with suppress(DistError):  # its host has left, and nobody can read any more
             self._note_known()
-            for end_s, awaited in moments.items():
+            for end_s, awaited in moments:
                 keys = [f"{_KNOWN} {worker}" for worker in awaited]
                 while not self.store.check(keys):
                     if time.monotonic() - begin >= end_s or self.closed.wait(_LOOK_S):

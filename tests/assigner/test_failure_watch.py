@@ -152,7 +152,7 @@ def test_a_rank_that_was_only_stuck_learns_that_it_was_taken_for_gone(
     monkeypatch.setattr(failure, "_GONE_S", 1e6)
     monkeypatch.setattr(failure, "_STAY_S", 1e6)
     store, ended = HashStore(), threading.Event()
-    watch = watching(store, "worker:0")
+    watch, third = watching(store, "worker:0"), watching(store, "worker:2")
     missing = threading.Thread(
         target=lambda: (watch.lost("worker:1/cpu", "a step", RuntimeError("closed")), ended.set())
     )
@@ -161,7 +161,8 @@ def test_a_rank_that_was_only_stuck_learns_that_it_was_taken_for_gone(
     stuck = watching(store, "worker:1")
     assert ended.wait(60.0)
     assert stuck.printed
-    stuck.known.set()
+    for each in (stuck, third):
+        each.known.set()
 
 
 def test_the_store_is_gone(exits: list[int], watching: Callable[..., FailureWatch]) -> None:
