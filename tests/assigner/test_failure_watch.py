@@ -48,7 +48,8 @@ def watching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Makes watches, and closes them at the end; without `exits` none of them ends this process on a busy machine."""
     made: list[FailureWatch] = []
     if "exits" not in request.fixturenames:
-        monkeypatch.setattr(failure, "_GRACE_S", 600.0)
+        for name in ("_GRACE_S", "_LEAVE_S"):
+            monkeypatch.setattr(failure, name, 600.0)
 
     def watch(store: object, worker: str = "worker:1", **more: object) -> FailureWatch:
         made.append(FailureWatch(store, worker, ranks=3, **more))  # type: ignore[arg-type]
