@@ -249,12 +249,14 @@ class PartitionRunner:
             self._rests[place.micro_batch] = _Postponed(reads, sizes, output_gradients)
             return
         graph, start = self._graphs.pop(place.micro_batch, None), self._starts.pop(place.micro_batch, None)
-        if joined:
-            assert graph is not None
-            self._differentiate_all(place, [*joined, JoinedGraph(self, graph, output_gradients)], note)
-        elif graph is not None:
-            with as_they_were(graph.held) if graph.held else _NOTHING, self._checked(place, bool(graph.held)):
-                self._differentiate(place, graph, output_gradients, split=split)
+        if graph is not None:
+            through = [*joined, JoinedGraph(self, graph, output_gradients)]
+            with contextlib.ExitStack() as checks:
+                for each in through:
+                    if each.graph.held:
+                        checks.enter_context(as_they_were(each.graph.held))
+                    checks.enter_context(each.runner._checked(place, bool(each.graph.held)))
+                self._differentiate(place, through, note, split=split)
         elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
             assert self.state is not None
             assert start is not None
@@ -264,7 +266,7 @@ class PartitionRunner:
                 held = self.state.left() if split else []
                 graph = _Graph(self._roots(outputs), held, is_hooked=hooks_so_far() != hooks)
                 with self._unchanged_by_backward():
-                    self._differentiate(place, graph, output_gradients, split=split)
+                    self._differentiate(place, [JoinedGraph(self, graph, output_gradients)], split=split)
 
     def backward_weight(self, place: ForwardPlace) -> None:
         """Run the weight part, behind the input part; all parameters have their gradients then."""
@@ -309,52 +311,34 @@ class PartitionRunner:
             )
 
     def _differentiate(
-        self, place: ForwardPlace, graph: _Graph, output_gradients: Sequence[torch.Tensor | None], *, split: bool
+        self,
+        place: ForwardPlace,
+        through: Sequence[JoinedGraph],
+        note: Callable[[str], None] | None = None,
+        *,
+        split: bool,
     ) -> None:
-        roots, gradients = self._starting(graph, output_gradients)
-        if not roots:
-            return
-        if split:
-            part = input_part(roots, gradients, is_hooked=graph.is_hooked)
-            self._rests[place.micro_batch] = _Rest(part, graph.held)
-        else:
-            torch.autograd.backward(roots, gradients)
-
-    def _starting(
-        self, graph: _Graph, output_gradients: Sequence[torch.Tensor | None]
-    ) -> tuple[list[GradientEdge], list[torch.Tensor | None]]:
-        """The outputs that a backward starts from, and their gradients."""
+        """One backward through partitions that are joined, the last of them first; or the input part of one's."""
         pairs = [
             (root, gradient)
-            for root, gradient in zip(graph.roots, output_gradients, strict=True)
-            if root is not None and (gradient is not None or self.finish is not None)
+            for each in through
+            for root, gradient in zip(each.graph.roots, each.gradients, strict=True)
+            if root is not None and (gradient is not None or each.runner.finish is not None)
         ]
-        return [root for root, _ in pairs], [gradient for _, gradient in pairs]
-
-    @staticmethod
-    def _differentiate_all(
-        place: ForwardPlace, joined: Sequence[JoinedGraph], note: Callable[[str], None] | None
-    ) -> None:
-        """One backward through partitions that are joined, the last of them first."""
-        roots: list[GradientEdge] = []
-        gradients: list[torch.Tensor | None] = []
-        for each in joined:
-            more_roots, more_gradients = each.runner._starting(each.graph, each.gradients)
-            roots += more_roots
-            gradients += more_gradients
-        if not roots:
+        if not pairs:
             return
-        handles = [handle for each in joined[1:] for handle in each.watch(note)] if note is not None else []
-        with contextlib.ExitStack() as checks:
-            for each in joined:
-                if each.graph.held:
-                    checks.enter_context(as_they_were(each.graph.held))
-                checks.enter_context(each.runner._checked(place, bool(each.graph.held)))
-            try:
-                torch.autograd.backward(roots, gradients)
-            finally:
-                for handle in handles:
-                    handle.remove()
+        roots, gradients = [root for root, _ in pairs], [gradient for _, gradient in pairs]
+        if split:
+            (alone,) = through
+            part = input_part(roots, gradients, is_hooked=alone.graph.is_hooked)
+            self._rests[place.micro_batch] = _Rest(part, alone.graph.held)
+            return
+        handles = [] if note is None else [handle for each in through[1:] for handle in each.watch(note)]
+        try:
+            torch.autograd.backward(roots, gradients)
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def forget(self) -> None:
         """Drop the graphs of a step that was not finished."""

@@ -106,7 +106,7 @@ def check_separable(
                 except Exception:
                     if share & wanting:
                         raise
-                    idle = False
+                    idle = False  # it fails over nothing that is trained: its step is left out there
     except Exception as error:
         if all(share in (whole, frozenset()) for share in parts):
             return Conduct(runs_idle=False, changes_gradients=True)
