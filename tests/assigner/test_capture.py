@@ -218,6 +218,50 @@ def test_tensors_that_leave_a_partition_by_the_back_door():
         partition_graph(of(inwards, b=noting))
 
 
+class Steep(nn.Linear):
+    """The slope of what it makes of two values, with respect to the first."""
+
+    def forward(self, x, y):
+        x = x if x.requires_grad else x.detach().requires_grad_()  # in an evaluation
+        with torch.enable_grad():
+            made = (super().forward(x) * y).sum()
+            (slope,) = torch.autograd.grad(made, x, create_graph=True)
+        return slope
+
+
+class SteepInAll(Steep):
+    """Likewise, of the second value alone."""
+
+    def forward(self, x, y):
+        slope = torch.autograd.grad(y.square().sum(), x, create_graph=True, allow_unused=True)[0]
+        return x if slope is None else nn.Linear.forward(self, slope)
+
+
+class SteepByValue(Steep):
+    """Likewise, and what it makes needs the values."""
+
+    def forward(self, x, y):
+        return super().forward(x, y) * float(x.detach().numpy().sum())
+
+
+@pytest.mark.parametrize("kind", [Steep, SteepInAll, SteepByValue])
+def test_gradients_of_what_another_partition_has_made(kind):
+    """The part that goes through the other partition would be missing; where nothing does, the slope is whole."""
+
+    def missing(s, x):
+        first = s.a(x)
+        return s.b(first, s.c(first))
+
+    def whole(s, x):
+        return s.b(s.a(x), s.c(x))
+
+    with pytest.raises(MarkingError, match="the forward of 'b' takes a gradient with respect to one of the values"):
+        partition_graph(of(missing, b=lambda: kind(WIDTH, WIDTH)))
+    if kind is Steep:
+        check(of(whole, b=lambda: kind(WIDTH, WIDTH)))
+        check(of(lambda s, x: s.b(s.a(x).detach().requires_grad_(), s.c(x)), b=lambda: kind(WIDTH, WIDTH)))
+
+
 def test_outputs_that_hold_tensors_in_their_own_way():
     """An output of an unknown type is named; a larger mark is not what helps there."""
 

@@ -1,12 +1,13 @@
-"""What a forward on fake tensors shows: what it writes and reads, whose memory its results lie in, their sizes."""
+"""What a forward on fake tensors shows: what it writes, reads and differentiates, whose memory its results lie in."""
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import operator
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,4 +227,61 @@ def with_own_sizes(made: list[torch.Tensor]) -> list[torch.Tensor]:
     environment.pending_fresh_unbacked_symbols[:] = [
         each for each in environment.pending_fresh_unbacked_symbols if each in mine
     ]
+    return found
+
+
+@contextlib.contextmanager
+def gradients_taken(given: Sequence[torch.Tensor]) -> Iterator[set[tuple[int, int]]]:
+    """Note which gradients a block takes within a forward, as by `torch.autograd.grad`.
+
+    Args:
+        given: The tensors that the forward is given.
+
+    Yields:
+        Pairs of given tensors: with respect to the first, of something that was made of the second. What the second one
+        was made of is not seen there.
+    """
+    found: set[tuple[int, int]] = set()
+    autograd: Any = torch.autograd
+    original = autograd._engine_run_backward
+    places = {edge: n for n, each in enumerate(given) if (edge := _edge(each)) is not None}
+
+    def run_backward(outputs: Any, *arguments: Any, **words: Any) -> Any:
+        inputs = arguments[3] if len(arguments) > 3 else ()
+        edges = [edge for each in inputs if is_tensor(each) and (edge := _edge(each)) is not None]
+        wanted = [places[each] for each in edges if each in places]
+        if wanted:
+            found.update((n, m) for m in _reached(outputs, places) for n in wanted if n != m)
+        return original(outputs, *arguments, **words)
+
+    autograd._engine_run_backward = run_backward
+    try:
+        yield found
+    finally:
+        autograd._engine_run_backward = original
+
+
+def _edge(tensor: torch.Tensor) -> tuple[Any, int] | None:
+    """Where the gradient of a tensor arrives; of a leaf, that it is this tensor."""
+    if tensor.grad_fn is not None:
+        return tensor.grad_fn, tensor.output_nr
+    return (id(tensor), 0) if tensor.requires_grad else None
+
+
+def _reached(outputs: Sequence[torch.Tensor], places: dict[tuple[Any, int], int]) -> set[int]:
+    """Which of some tensors others were made of."""
+    waiting = [edge for each in outputs if is_tensor(each) and (edge := _edge(each)) is not None]
+    found, seen = set[int](), set[tuple[Any, int]]()
+    while waiting:
+        edge = waiting.pop()
+        if edge in seen:
+            continue
+        seen.add(edge)
+        node = edge[0]
+        leaf = getattr(node, "variable", None)
+        place = places.get(edge if leaf is None else (id(leaf), 0))
+        if place is not None:
+            found.add(place)
+        elif not isinstance(node, int):
+            waiting += [each for each in node.next_functions if each[0] is not None]
     return found

@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
 from assigner.model.deferred.mutation import is_random
+from assigner.model.marking.families import call_arguments
 from assigner.model.marking.nodes import behind
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import ONCE, stored
@@ -91,6 +92,7 @@ class Ownership:
         self.counted = {node for node in self.nodes if _is_counted(node)}
         self.free = self._find_free()
         self._assign()
+        self._check_gradients()
         self._check_state()
         self.stores = self._find_stores()
 
@@ -198,6 +200,24 @@ class Ownership:
             else:
                 waiting += node.users
         return found
+
+    def _check_gradients(self) -> None:
+        """A forward that takes a gradient sees what it has computed itself, and not what others have.
+
+        Raises:
+            MarkingError: with respect to a value that another one, of which its result was made, was made of elsewhere.
+        """
+        for node in filter(is_call, self.nodes):
+            number, given, _ = call_arguments(node)
+            call = self.capture.calls[number]
+            for n, m in sorted(call.differentiated):
+                if given[n] in behind(given[m]):
+                    raise MarkingError(
+                        f"the forward of {call.label} takes a gradient with respect to one of the values that it is"
+                        f" given, of what it makes of another one, which was made of the first outside of {call.label}:"
+                        " on another worker that part of the gradient is missing",
+                        hint="mark one larger module that makes the second value of the first, too",
+                    )
 
     def _check_state(self) -> None:
         """What glue changes in a parameter or buffer stays with the partition that runs it.

@@ -86,6 +86,7 @@ class Observation:
         written: Which of the given ones it has written to.
         aliases: Results by their number that share memory with others.
         changed: Names, in the model, of its own parameters and buffers that it has changed.
+        differentiated: Pairs of the given tensors; see `gradients_taken`.
     """
 
     given: tuple[tuple[int, ...], ...]
@@ -94,6 +95,7 @@ class Observation:
     written: frozenset[int]
     aliases: dict[int, Alias]
     changed: frozenset[str]
+    differentiated: frozenset[tuple[int, int]] = frozenset()
 
 
 RETURNED = "return the tensor itself, without .item(), int() or float(), or mark a larger module that uses it up inside"
@@ -144,6 +146,11 @@ class LearntCall:
     def changed(self) -> frozenset[str]:
         """Names of its own tensors that it may change."""
         return frozenset().union(*(call.changed for call in self.calls))
+
+    @property
+    def differentiated(self) -> frozenset[tuple[int, int]]:
+        """Pairs of the given tensors; see `gradients_taken`."""
+        return frozenset().union(*(call.differentiated for call in self.calls))
 
     @property
     def aliases(self) -> dict[int, Alias]:

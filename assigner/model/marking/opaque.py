@@ -34,6 +34,7 @@ from assigner.model.marking.fakeforward import (
     any_way,
     current_tensor,
     fresh_results,
+    gradients_taken,
     is_tensor,
     own_tensors,
     put_back,
@@ -68,6 +69,7 @@ class OpaqueCall:
         written: Which of its tensors its forward writes to in place.
         aliases: Results by their number that share memory with others.
         changed: Names, in the model, of the module's own parameters and buffers that its forward changes.
+        differentiated: Pairs of its tensors; see `gradients_taken`.
         learnt: What is said of its results was learnt from some calls: the next one may have others.
     """
 
@@ -78,6 +80,7 @@ class OpaqueCall:
     written: frozenset[int]
     aliases: dict[int, Alias]
     changed: frozenset[str]
+    differentiated: frozenset[tuple[int, int]] = frozenset()
     learnt: bool = False
 
     @property
@@ -191,6 +194,7 @@ class _Outcome:
     written: set[int]
     ways: list[dict[int, Alias]]
     changed: frozenset[str]
+    differentiated: frozenset[tuple[int, int]]
 
 
 class OpaqueCalls:
@@ -270,7 +274,8 @@ class OpaqueCalls:
             if learnt is not None and mode is not None and environment is not None:
                 with mode:
                     made = learnt.fakes(fakes, environment)
-                seen.update({key: getattr(learnt, key) for key in ("results", "written", "aliases", "changed")})
+                facts = ("results", "written", "aliases", "changed", "differentiated")
+                seen.update({key: getattr(learnt, key) for key in facts})
                 return fresh_results(with_own_sizes(made), [*fakes, *own.values()])
             inner_args, inner_kwargs = fill(arguments, fakes, numbers)
             with _told(label), self._noticed(name, fakes):
@@ -284,6 +289,7 @@ class OpaqueCalls:
             check_plain(label, plain_leaves(results), "returns")
             check_bare(label, made, "returns", _usual_attributes())
             seen["aliases"], seen["results"], seen["changed"] = any_way(outcome.ways), results, outcome.changed
+            seen["differentiated"] = outcome.differentiated
             seen["written"] = frozenset(n for n, fake in enumerate(fakes) if storage_of(fake) in outcome.written)
             return fresh_results(with_own_sizes(made), [*fakes, *own.values()])
 
@@ -294,7 +300,7 @@ class OpaqueCalls:
         self.calls.append(
             OpaqueCall(
                 name, function, arguments, seen["results"], seen["written"], seen["aliases"], seen["changed"],
-                learnt is not None,
+                seen["differentiated"], learnt is not None,
             )
         )  # fmt: skip
         return fill(seen["results"], made)
@@ -326,6 +332,7 @@ class OpaqueCalls:
         state, draws = PythonState.of(inside, with_files=True), GeneratorStates.now()
         own = own_tensors(inside)
         written: set[int] = set()
+        differentiated: set[tuple[int, int]] = set()
         ways: list[dict[int, Alias]] = []
 
         def attempt() -> Any:
@@ -334,11 +341,15 @@ class OpaqueCalls:
                 contextlib.nullcontext() if real else torch.no_grad(),
                 contextlib.nullcontext() if real else OneRecurrentStep(),
             )
-            with alone[0], alone[1], casting_within(self.autocast), Writes() as writes, IdleDropouts(), _inner():
+            with (
+                alone[0], alone[1], casting_within(self.autocast), Writes() as writes, IdleDropouts(), _inner(),
+                gradients_taken(given) as gradients,
+            ):  # fmt: skip
                 try:
                     found = forward()
                 finally:
                     self.isolation.check_own(label, inside, writes.read, [*given, *own.values()])
+            differentiated.update(gradients)
             register_dataclasses(found)
             written.update(writes.storages)
             ways.append(aliases_of(given, [leaf for leaf in pytree.tree_leaves(found) if is_tensor(leaf)]))
@@ -359,7 +370,7 @@ class OpaqueCalls:
             )  # fmt: skip
         finally:
             undo()
-        return _Outcome(result, written, ways, changed)
+        return _Outcome(result, written, ways, changed, frozenset(differentiated))
 
     @contextlib.contextmanager
     def _noticed(self, name: str, fakes: Sequence[torch.Tensor]) -> Iterator[None]:

@@ -140,7 +140,7 @@ class RealCalls(OpaqueCalls):
         self.seen.setdefault(name, []).append(
             Observation(
                 tuple(tuple(each.shape) for each in given), results, tuple(map(Made.of, made)), written,
-                any_way(outcome.ways), outcome.changed,
+                any_way(outcome.ways), outcome.changed, outcome.differentiated,
             )
         )  # fmt: skip
         return fill(results, [each.detach() for each in made])
