@@ -47,7 +47,7 @@ LAUNCHERS = {"run": 3, "bench": 9, "profile": 3}
 
 `bench` starts the ranks of each of its plans anew.
 """
-END_S = 60.0
+END_S = 300.0
 
 STUB = r"""#!{python} -IS
 import json, os, signal, socket, sys
@@ -61,9 +61,12 @@ server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
 asked = json.dumps(dict(words=words, folder=os.getcwd(), variables=dict(os.environ))).encode()
 socket.send_fds(server, [b"%16d" % len(asked)], [0, 1, 2])
+passed_on = [signal.Signals["SIG" + each] for each in ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2")]
+signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
 server.sendall(asked)
-for each in ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2"):
-    signal.signal(signal.Signals["SIG" + each], lambda number, _: server.send(bytes([number])))
+for each in passed_on:
+    signal.signal(each, lambda number, _: server.send(bytes([number])))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
 code = int(server.recv(16) or 1)
 if code < 0:
     if code != -9: signal.signal(-code, signal.SIG_DFL)
@@ -313,6 +316,8 @@ class Server:
         """A signal for a program; where the one who asked was killed: that."""
         try:
             numbers = self._running[pid].recv(64)
+        except KeyError:  # buried since the selector saw it
+            return
         except ConnectionResetError:
             numbers = b""
         for number in numbers or [signal.SIGKILL]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 _LISTENING = "0A"
@@ -11,10 +12,10 @@ _LISTENING = "0A"
 
 def listening(port: int | None = None) -> list[str]:
     """The addresses at which somebody listens on a port; None: this process on any. `::` and `0.0.0.0` are all."""
-    mine = (
-        {link.readlink().name for link in Path("/proc/self/fd").iterdir() if link.is_symlink()} if not port else set()
-    )
-    found = []
+    mine, found = set(), []
+    for link in Path("/proc/self/fd").iterdir() if not port else ():
+        with suppress(FileNotFoundError):  # closed by another thread
+            mine.add(link.readlink().name)
     for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
             words = line.split()

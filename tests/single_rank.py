@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING
+
+from free_ports import free_ports
 
 if TYPE_CHECKING:
     import pytest
@@ -11,9 +12,7 @@ if TYPE_CHECKING:
 
 def be_only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set what a launcher would set, with a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     words = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
     for name, value in {**words, "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, str(value))

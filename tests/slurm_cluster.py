@@ -11,12 +11,14 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
+from free_ports import free_ports
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc")
-_START_S = 60.0
+_START_S = 300.0
 SECOND = "zz-second"
 """The other host's name, which nobody has to resolve: it is behind the first one's in every list."""
 
@@ -63,12 +65,6 @@ def _path() -> str:
     return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
-
-
 @contextlib.contextmanager
 def slurm_cluster(folder: Path) -> Iterator[dict[str, str]]:
     """The environment in which srun and salloc find it; the first host is this one's name."""
@@ -80,7 +76,7 @@ def slurm_cluster(folder: Path) -> Iterator[dict[str, str]]:
     key.chmod(0o400)
     cores = os.cpu_count()
     conf.write_text(
-        _CONF.format(folder=folder, first=first, second=SECOND, ports=_free_ports(3), cores=cores), encoding="utf-8"
+        _CONF.format(folder=folder, first=first, second=SECOND, ports=free_ports(3), cores=cores), encoding="utf-8"
     )
     environment = {**os.environ, "PATH": _path(), "SLURM_CONF": str(conf)}
     begun = [

@@ -30,7 +30,7 @@ def cut_when_all_train(folder: Path, trains: list[bool], cut_s: list[float]) -> 
 
 
 def test_a_cut_wire_is_noticed_and_named(tmp_path, monkeypatch):
-    """All ranks raise within ten seconds: the others name the host behind the wire, and that one says it of itself."""
+    """All ranks raise within seconds: the others name the host behind the wire, and that one says it of itself."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     trains: list[bool] = []
     cut_s: list[float] = []
@@ -42,6 +42,6 @@ def test_a_cut_wire_is_noticed_and_named(tmp_path, monkeypatch):
     assert trains == [True]
     said = [(tmp_path / f"said.{rank}").read_text().partition(" ") for rank in range(3)]
     for rank, (at_s, _, text) in enumerate(said):
-        assert float(at_s) - cut_s[0] < 10
+        assert float(at_s) - cut_s[0] < 30  # about 8 where the machine has time; a wait for a message would take 120
         assert f"worker:{VICTIM}" in text.partition(" failed: ")[0]
         assert ("its host is cut off: no other host answers" in text) == (rank == VICTIM)

@@ -112,7 +112,7 @@ def test_a_run_leaves_nothing_in_the_temporary_folder(root: Path, tmp_path: Path
         "import os, sys\nfrom assigner.launch.ranks import Layout, launch\n"
         "launch([sys.executable, '-c', sys.argv[1]], Layout(2), {})\n"
     )
-    kill = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
+    kill = "import os, signal; os.environ['RANK'] == '0' and os.kill(os.getppid(), signal.SIGKILL)"
     environment = {**os.environ, "TMPDIR": str(temporary)}
     for script, left in ((kill, 1), ("pass", 0)):
         done = subprocess.run([sys.executable, "-c", code, script], env=environment, cwd=root, check=False, timeout=600)

@@ -37,7 +37,7 @@ def pages() -> list[Shown]:
 def browser() -> Iterator[Browser]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install .[dev]")
     with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        started = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=300_000)
         yield started
         started.close()
 
@@ -48,7 +48,7 @@ class Opened:
     def __init__(self, browser: Browser, file: Path, **settings: Any) -> None:
         self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **settings})
         self.page: Page = self.context.new_page()
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(120_000)
         self.said: list[str] = []
         self.asked: list[str] = []
         self.page.on("console", lambda message: self.said.append(message.text))
@@ -320,8 +320,8 @@ def test_a_narrow_page_scrolls_only_its_tables_and_says_so(browser, tmp_path, pa
         const box = node.querySelector(".scroll");
         return [box.scrollWidth > box.clientWidth + 1, getComputedStyle(node, "::after").content.includes("sideways")];
     })"""
+    narrow.page.wait_for_function(f"{told}.every(([cut, said]) => cut === said)")  # said when the browser has drawn it
     found = narrow.page.evaluate(told)
-    assert all(cut == said for cut, said in found)
     assert any(cut for cut, _ in found)
     assert narrow.said == []
     narrow.context.close()

@@ -24,7 +24,7 @@ def test_all_runtimes_stand_side_by_side(root: Path, tmp_path: Path) -> None:
             sys.executable, "benchmarks/runtime/run.py", "--quick", "--rounds", "2", "--cases", "tiny", "real",
             "--json", str(out),
         ],
-        cwd=root, capture_output=True, text=True, timeout=600, check=False,
+        cwd=root, capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())

@@ -256,7 +256,7 @@ class CallComparison:
 
     def _asked(self, number: int) -> dict[int, CallRecord]:
         """The other ranks' records of the comparison of a number, of those that have come to it."""
-        answers = self._member.ask_calls()
+        answers = self._member.ask_calls(number)
         return {rank: each for rank, records in answers.items() for each in records if each.number == number}
 
 

@@ -35,7 +35,7 @@ from assigner.errors import AssignerError, WorkerError
 from assigner.launch.failurereport import FailureReport, hand_over, place_in
 from assigner.launch.seal import clean, seal_first, unseal
 from assigner.launch.shutdown import read_host_failure
-from assigner.runtime.inquiry import is_asked
+from assigner.runtime.inquiry import asked_about
 from assigner.runtime.remoteerrors import remote_error
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ class FailureWatch:
 
     Attributes:
         printed: Another rank's failure stands on this rank's stderr.
-        on_question: Called once, with the store, when another rank asks what this one has called.
+        on_question: Called with the store and the number of a comparison when another rank asks what this one has
+            called, until it says that it has answered.
         busy_since: When the main thread began what it does for the run (`time.monotonic`); None: it does nothing there.
     """
 
@@ -159,7 +160,7 @@ class FailureWatch:
         self.worker, self.ranks = worker, ranks
         self.printed = self._has_noted = False
         self.busy_since: float | None = None
-        self.on_question: Callable[[Store], None] | None = None
+        self.on_question: Callable[[Store, int], bool] | None = None
         self._found: Failure | None = None
         self.grace_s, self.stay_s = _GRACE_S, _STAY_S
         self.known = threading.Event()  # the main thread is about to raise by itself
@@ -271,8 +272,8 @@ class FailureWatch:
         while not self.closed.wait(_POLL_S):
             try:
                 found = self._read()
-                if self.on_question is not None and is_asked(self.store):
-                    self.on_question(self.store)
+                number = None if self.on_question is None else asked_about(self.store)
+                if self.on_question is not None and number is not None and self.on_question(self.store, number):
                     self.on_question = None
             except DistError:  # its host has left, as it may: a rank that waits for somebody mostly finds it closed
                 self._end_without("the job's store is gone")

@@ -5,6 +5,7 @@ anyway (`assigner.runtime.failure`); so a comparison costs nothing more as long 
 
     rank 1: differs from what rank 0 told    asks ····· reads the answers, raises, with both sides
     rank 0: goes on, waits for rank 1        its watching thread answers      learns of the error
+    rank 2: is late                          comes to the same comparison, and answers then
 """
 
 from __future__ import annotations
@@ -40,9 +41,12 @@ class Answer:
     records: tuple[CallRecord, ...]
 
 
-def is_asked(store: Store) -> bool:
-    """Whether a rank has asked."""
-    return bool(store.check([_QUESTION]))
+def asked_about(store: Store) -> int | None:
+    """The number of the comparison that a rank has asked about; None: nobody has asked."""
+    if not store.check([_QUESTION]):
+        return None
+    told = store.get(_QUESTION)
+    return int(told) if told.isdigit() else None  # else a stranger's
 
 
 def answer(store: Store, rank: int, records: Iterable[CallRecord]) -> None:
@@ -50,11 +54,11 @@ def answer(store: Store, rank: int, records: Iterable[CallRecord]) -> None:
     store.set(_name(rank), seal(_name(rank), Answer(tuple(records))))
 
 
-def ask(store: Store, ranks: Iterable[int]) -> dict[int, tuple[CallRecord, ...]]:
-    """What ranks have called; one that gives no answer in time is left out."""
+def ask(store: Store, ranks: Iterable[int], number: int) -> dict[int, tuple[CallRecord, ...]]:
+    """What ranks have called when they came to the comparison of a number; one that does not in time is left out."""
     waiting, found, deadline = set(ranks), {}, time.monotonic() + _WAIT_S
     try:
-        store.set(_QUESTION, "calls")
+        store.set(_QUESTION, str(number))
         while waiting and time.monotonic() < deadline:
             for rank in sorted(waiting):
                 if store.check([_name(rank)]):

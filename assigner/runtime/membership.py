@@ -32,6 +32,8 @@ from assigner.runtime.workergroups import WorkerGroups
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Backend
     from assigner.runtime.callrecord import CallRecord, CallSums
@@ -84,7 +86,7 @@ class Membership:
         if dist.is_initialized():
             name = f"pipeline {next(_count)}"
             self._watch = watched_run(name, group_store(), self.name, group_connections(), ranks=self.world)
-            self._watch.on_question = lambda store: answer(store, self.rank, [each.record() for each in self.calls])
+            self._watch.on_question = self._answer
         with self.guarded("taking its place in the run"):
             self.take_place(plan)
             if self._watch is not None:
@@ -263,9 +265,21 @@ class Membership:
             self.transport.flush()
         return held
 
-    def ask_calls(self) -> dict[int, tuple[CallRecord, ...]]:
-        """The last calls that the other ranks have compared, or are about to; of those that answer within seconds."""
-        return {} if self._watch is None else ask(self._watch.store, {*range(self.world)} - {self.rank})
+    def ask_calls(self, number: int) -> dict[int, tuple[CallRecord, ...]]:
+        """The last calls that the other ranks have compared, or are about to; of those that answer within seconds.
+
+        Args:
+            number: Of the comparison; a rank answers when it has come to it.
+        """
+        return {} if self._watch is None else ask(self._watch.store, {*range(self.world)} - {self.rank}, number)
+
+    def _answer(self, store: Store, number: int) -> bool:
+        """The watching thread's answer to a question; False: this rank has not come to that comparison yet."""
+        calls = self.calls
+        if not calls or calls[-1].number < number:
+            return False
+        answer(store, self.rank, [each.record() for each in calls])
+        return True
 
     def numbers(self, number: float) -> list[float]:
         """Every rank's number, in the ranks' order, on every rank; this rank's has left when it returns."""

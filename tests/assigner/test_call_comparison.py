@@ -54,11 +54,11 @@ class Rank:
         self.heard[rank] += 1
         return self.others[rank].told[self.heard[rank] - 1]
 
-    def ask_calls(self) -> dict[int, tuple[Any, ...]]:
+    def ask_calls(self, number: int) -> dict[int, tuple[Any, ...]]:
         """Through JSON, as the run's store has it; somebody else has not come so far."""
         found: dict[int, tuple[Any, ...]] = {self.rank + 10: ()}
         for rank, each in self.others.items():
-            answer = Answer(tuple(sums.record() for sums in each.calls))
+            answer = Answer(tuple(sums.record() for sums in each.calls if sums.number <= number))
             found[rank] = unseal(Answer, "answer", seal("answer", answer)).records
         return found
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import socket
 import threading
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from free_ports import free_ports
 from single_rank import be_only_rank
 from torch.distributed import DistError, HashStore
 
@@ -35,7 +35,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         codes.append(watch.exit_code)
         watch.closed.set()
 
-    for name, seconds in (("_POLL_S", 0.01), ("_GRACE_S", 0.05), ("_LEAVE_S", 0.1), ("_BUSY_S", 0.1)):
+    for name, seconds in (("_POLL_S", 0.01), ("_GRACE_S", 0.05), ("_LEAVE_S", 600.0), ("_BUSY_S", 0.1)):
         monkeypatch.setattr(failure, name, seconds)
     for name in ("_STAY_S", "_MOMENT_S"):
         monkeypatch.setattr(failure, name, 0.0)
@@ -101,9 +101,10 @@ def test_gloos_words_for_an_unknown_interface(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_main_thread_that_knows_is_ended_where_it_gets_stuck(
-    exits: list[int], watching: Callable[..., FailureWatch]
+    exits: list[int], watching: Callable[..., FailureWatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has some time to leave the run."""
+    monkeypatch.setattr(failure, "_LEAVE_S", 0.1)
     watch = watching(HashStore())
     watch.report("a step", ValueError("x"))
     watch.thread.join(30)
@@ -191,9 +192,7 @@ def test_a_host_is_silent(
 @pytest.mark.distributed
 def test_a_rank_that_does_not_come(forked: ForkedRanks, agent: bool) -> None:
     """Those that have come say how many they are, where rank 0 hosts the store and where a launcher does."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     words = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     words["TORCHELASTIC_USE_AGENT_STORE"] = str(agent)
     (end,) = forked.ended("coming.py", *["agent"] * agent, variables=[words])

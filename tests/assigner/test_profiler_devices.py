@@ -132,14 +132,16 @@ def test_the_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cpu_is_timed_by_the_clock() -> None:
     """Marks are dated when they are made, and forgotten when they are read."""
-    watch = Stopwatch(CPU)
-    for _ in range(2):
+    watch, nothings = Stopwatch(CPU), []
+    for _ in range(5):
         watch.mark()
         time.sleep(0.002)
         watch.mark()
         watch.mark()
         slept, nothing = watch.seconds()
-        assert slept >= 0.002 > nothing
+        assert slept >= 0.002
+        nothings.append(nothing)
+    assert min(nothings) < 0.002
 
 
 @ON_GPU

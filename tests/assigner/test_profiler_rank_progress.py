@@ -94,7 +94,7 @@ def test_nobody_waits_for_a_rank_that_is_lost(monkeypatch):
         ended.append("first")
 
     waiting = threading.Thread(target=wait)
-    monkeypatch.setattr(rankprogress, "_LOST_S", 0.5)
+    monkeypatch.setattr(rankprogress, "_LOST_S", 5.0)
     waiting.start()
     waiting.join(1.0)
     assert not ended

@@ -11,6 +11,7 @@ from single_rank import be_only_rank
 
 from assigner.errors import UsageError
 from assigner.runtime.process import join_run
+from assigner.runtime.rendezvous import leave_group
 
 
 def test_a_run_of_too_few_ranks_leaves_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,4 +25,4 @@ def test_a_run_of_too_few_ranks_leaves_no_group(monkeypatch: pytest.MonkeyPatch)
     alone = replace(plan, stages=(replace(plan.stages[0], partitions=("p0", "p1")),))
     be_only_rank(monkeypatch)
     assert join_run(alone, 30.0)
-    dist.destroy_process_group()
+    leave_group()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import threading
 import time
-from contextlib import suppress
 
 import pytest
+from free_ports import free_ports
 from listening import listening
 from torch.distributed import DistError, HashStore
 
@@ -22,12 +20,8 @@ from assigner.launch.shutdown import HostFailure, OtherHosts, is_done, leaving_t
 
 @pytest.fixture
 def port() -> int:
-    """A free one below those that systems hand out: no other process's connection takes it meanwhile."""
-    for number in random.sample(range(10_000, 30_000), 50):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", number))
-            return number
-    pytest.fail("50 ports are taken")
+    """A free one."""
+    return free_ports(1)[0]
 
 
 def test_host_0_stays_until_the_others_have_left(port):

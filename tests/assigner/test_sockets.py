@@ -10,6 +10,7 @@ import sys
 from contextlib import closing
 
 import pytest
+from free_ports import free_ports
 
 from assigner.launch import sockets
 from assigner.launch.sockets import Connections
@@ -86,10 +87,9 @@ def test_a_users_connection_survives_a_run_with_a_late_rank(tmp_path, programs):
     """One opened while rank 0 waits for rank 1, to a server outside of the run, works after the group is left."""
     code = tmp_path / "rank.py"
     code.write_text(LATE)
-    with socket.create_server(("127.0.0.1", 0)) as outside, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port, free = outside.getsockname()[1], probe.getsockname()[1]
-        probe.close()
+    (free,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", 0)) as outside:
+        port = outside.getsockname()[1]
         common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free)}
         common.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         ranks = [

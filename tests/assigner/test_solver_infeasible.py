@@ -143,7 +143,7 @@ def test_the_users_own_words_are_told():
     """Explained from what the user gave, a way out drops the flag or the mark that there is, pattern and all."""
     profile = marked(heavy(work=[1e-3] * 4, capacity=1.2e7), p0={"colocate": "ends"}, p3={"colocate": "ends"})
     options = SolveOptions(together=(("p1", "p2"),), rematerialise={"p*": "never"}, schedule="gpipe", micro_batches=8)
-    error = explain(profile, options, left_s=5.0)
+    error = explain(profile, options, left_s=60.0)
     assert 'drop colocate="ends" where p0, p3 are marked' in error.hint
     assert "drop --never-remat 'p*'" in error.hint
 
@@ -153,7 +153,7 @@ def test_a_step_time_that_no_plan_meets_is_an_obstacle():
     profile = heavy(capacity=1e9)
     profile = replace(profile, workers=tuple(replace(each, cost_per_hour=1.0) for each in profile.workers))
     options = SolveOptions(objective="cost", max_step_s=1e-3)
-    error = explain(profile, options, left_s=5.0)
+    error = explain(profile, options, left_s=60.0)
     assert error.message.startswith("no plan has a step of 1.00 ms or less")
     (way,) = [each for each in error.ways_out if each.how.startswith("--max-step ")]
     longer = replace(options, max_step_s=float(way.how.split()[1]))
@@ -184,7 +184,7 @@ def test_random_infeasible_problems_have_a_feasible_way_out(seed):
         return
     assert refused(profile, GPIPE).ways_out
     case = Case(*resolve(profile, GPIPE))
-    found, untried = ways_out(case, Enquiry(20.0))
+    found, untried = ways_out(case, Enquiry(600.0))
     assert untried == []
     for way in found:
         changed = way.change.apply(case)

@@ -12,12 +12,10 @@ import gc
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import traceback
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,6 +28,7 @@ from assigner.runtime.remoteerrors import OtherWorkerError
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 
+from free_ports import free_ports
 from workloads import graph_of, make_plan, numbers, sgd
 
 if TYPE_CHECKING:
@@ -155,9 +154,7 @@ def child(rank: int, port: int, body: Callable[[], None]) -> NoReturn:
 def run(folder: Path, body: Callable[[], None], victim: int | None) -> dict[str, Any]:
     folder.mkdir()
     os.chdir(folder)
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     ranks = {}
     for rank in range(WORLD):
         pid = os.fork()
