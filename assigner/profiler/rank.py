@@ -13,6 +13,7 @@ import torch.distributed as dist
 from assigner.errors import FormatError
 from assigner.formats.profile import Measurement
 from assigner.formats.selection import LINKS, Selection
+from assigner.machine.heap import keep_freed_memory
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.profiler.assembly import RankReport, main_dtype, optimizer_name
 from assigner.profiler.collectives import SIZES, CollectiveOptions, measure_collectives
@@ -83,6 +84,8 @@ class RankSession:
         seen = table.to_all("gpus", visible_gpus(), VisibleGpus)
         self.device = rank_device(options.devices, seen, self.rank)
         self.worker = f"worker:{self.rank}/{self.device}"
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.forecast = Forecast()
         self.progress = RanksProgress(table.store, self.rank, table.ranks, self.worker, show)
         self.tell(self.at)

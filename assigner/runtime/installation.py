@@ -8,6 +8,7 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.formats.orders import INPUT
+from assigner.machine.heap import keep_freed_memory
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.callcomparison import CallComparison
 from assigner.runtime.gathering import Gathering
@@ -88,6 +89,8 @@ class Installation:
         scaling: GradientScaling,
     ) -> None:
         settle_vector_maths()
+        if member.device.type == "cpu":
+            keep_freed_memory()
         if any(step.letter == INPUT for steps in plan.listed.values() for step in steps):
             count_retained()
         self.graph = graph
