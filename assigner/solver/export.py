@@ -77,7 +77,13 @@ class ModelFile:
 
 
 def check_exportable(profile: Profile, options: SolveOptions, path: Path) -> None:
-    """As `assigner.solver.check_exportable`."""
+    """Raise UsageError where no integer program states what is asked, or it is too large: before the search.
+
+    Args:
+        profile: The measurements.
+        options: What will be solved.
+        path: Where the model will be written: its ending says how.
+    """
     if path.suffix not in ENDINGS:
         raise UsageError(f"{path}: a model is written as {' or '.join(ENDINGS)}", hint="model.lp, or model.mps")
     if options.objective != "step":
@@ -115,10 +121,31 @@ def _check_size(columns: int) -> None:
 
 
 def export_model(
-    plan: Plan, profile: Profile, options: SolveOptions, path: Path, *, force: bool = False,
+    plan: Plan,
+    profile: Profile,
+    options: SolveOptions,
+    path: Path,
+    *,
+    force: bool = False,
     progress: Callable[[Progress], None] | None = None,
-) -> ModelFile:  # fmt: skip
-    """As `assigner.solver.export_model`."""
+) -> ModelFile:
+    """Write the integer program of the plan's schedule and micro-batch count, with the cuts that close its proof.
+
+    It is over all plans with one stage a worker along an order of which the plan's stages are intervals: of a chain,
+    all that there are.
+
+    Args:
+        plan: What `solve` found.
+        profile: What it was solved from.
+        options: What it was solved with. Closing the proof may take what the search left of the time limit.
+        path: The file, which ends in `.lp` (CPLEX's format) or `.mps` (free MPS).
+        force: An existing file may be replaced.
+        progress: Called now and then while the proof is closed. KeyboardInterrupt ends that, and the model is written
+            with the cuts found until then.
+
+    Raises:
+        UsageError: no integer program states the problem, it is too large, or the file cannot be written.
+    """
     check_exportable(profile, options, path)
     setting = _setting(plan, profile, options, progress)
     _check_size(len(setting.options.all))

@@ -26,6 +26,7 @@ from assigner.schedule.cost import collectives_over
 from assigner.solver import tuning
 from assigner.solver.baselines import find_baselines
 from assigner.solver.contest import GIVEN, PROVEN, Proposal
+from assigner.solver.options import SolveOptions
 from assigner.solver.orders.bounds import least_of_all_s
 from assigner.solver.orders.search import unlisted, with_orders
 from assigner.solver.preference import simpler
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     from assigner.formats.profile import Link, Profile
     from assigner.solver.answer import Progress, Solution
-    from assigner.solver.options import SolveOptions
 
 WIDER = 2.0
 """How many times the bandwidth the thinnest wire has after the change."""
@@ -65,12 +65,13 @@ class Question:
     keeps: bool
 
 
-def cheap(profile: Profile, options: SolveOptions) -> bool:
-    """Whether what-ifs take seconds, judged by the problem alone and not by the clock.
+def what_ifs_are_cheap(profile: Profile, options: SolveOptions | None = None) -> bool:
+    """Whether `price_what_ifs` takes seconds, judged by the size of the problem alone and not by the clock.
 
     Graphs with branches, whose searches are long, are left out, and so are other objectives than the step time, which
     is what a what-if tells.
     """
+    options = options or SolveOptions()
     if options.objective != "step":
         return False
     case = Case(profile, options)
@@ -81,13 +82,25 @@ def cheap(profile: Profile, options: SolveOptions) -> bool:
     return size * times <= tuning.CHEAP and not problem.branched
 
 
-def priced(
-    solution: Solution, profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None
+def price_what_ifs(
+    solution: Solution,
+    profile: Profile,
+    options: SolveOptions | None = None,
+    *,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Solution:
-    """The solution with what-ifs, as many as the time limit leaves room for; arguments as `price_what_ifs`.
+    """The solution with its plan's what-ifs, as many as the time limit leaves room for.
 
     A plan whose own search was interrupted has none: whoever stopped it waits for no more searches.
+
+    Args:
+        solution: What `solve` found; of another objective than "step" it comes back as it is.
+        profile: What it was solved from.
+        options: What it was solved with; what its search left of the time limit is for the what-ifs.
+        progress: Called now and then, with what is priced. KeyboardInterrupt, raised by it or by Ctrl-C, ends the
+            pricing: the what-ifs that are complete are kept.
     """
+    options = options or SolveOptions()
     plan = solution.plan
     found: list[WhatIf | None] = []
     if plan.objective != "step" or plan.solver is None or plan.predicted is None:
