@@ -14,7 +14,7 @@ from assigner.report.plan import SHARED
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver import SolveOptions, solve, solve_baseline
-from assigner.solver.baselines import TITLES, BaselineName, price_baselines
+from assigner.solver.baselines import TITLES, BaselineName, find_baselines
 from assigner.solver.problem import Problem
 from benchmarks.solver.clusters import cluster
 
@@ -23,7 +23,7 @@ CONTIGUOUS = ("single", "equal", "proportional", "balance", "pipedream")
 
 def price(profile, **options):
     """Step times by short name."""
-    found = price_baselines(Problem(profile, SolveOptions(**options), CostModel(profile)))
+    found = [each.row for each in find_baselines(Problem(profile, SolveOptions(**options), CostModel(profile)))]
     assert [each.name for each in found] == list(TITLES.values())
     return {name: each.step_s for name, each in zip(TITLES, found, strict=True)}
 

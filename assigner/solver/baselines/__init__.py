@@ -84,18 +84,16 @@ class FoundBaseline:
 
 
 def find_baselines(problem: Problem) -> tuple[FoundBaseline, ...]:
-    """All baselines in a fixed order; once the time of the problem's search is over, no more than until one fits."""
+    """All baselines in a fixed order, each at its own best micro-batch count.
+
+    Once the time of the problem's search is over, no more than until one fits.
+    """
     pricing, found = BaselinePrices(problem), list[FoundBaseline]()
     for name, title in TITLES.items():
         if problem.clock.over and any(each.plan is not None for each in found):
             break
         found.append(FoundBaseline(title, *pricing.best(_MAKERS[name](pricing))))
     return tuple(found)
-
-
-def price_baselines(problem: Problem) -> tuple[Baseline, ...]:
-    """The baselines in a fixed order, each at its own best micro-batch count."""
-    return tuple(simple.row for simple in find_baselines(problem))
 
 
 def baseline_plan(problem: Problem, name: str) -> Plan | None:
