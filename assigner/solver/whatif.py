@@ -31,7 +31,7 @@ from assigner.solver.orders.bounds import least_of_all_s
 from assigner.solver.orders.search import unlisted, with_orders
 from assigner.solver.preference import simpler
 from assigner.solver.problem import Problem
-from assigner.solver.relief import least_work_s, relieved
+from assigner.solver.relief import relieved
 from assigner.solver.search import Search
 from assigner.solver.why.case import Case, short
 from assigner.solver.why.fleet import largest_of_kinds, wires, with_copy
@@ -165,14 +165,14 @@ def answered(question: Question, plan: Plan, left_s: float, told: Callable[[Prog
     if search.contest.interrupted:
         raise KeyboardInterrupt
     best, bound = min(search.contest.best_value, changed), search.bound
+    of_all = least_of_all_s(search.problem, {setting.micro_batches for setting in search.settings})
     lighter = relieved(search, search.contest.best)
     if lighter is not None and lighter.value < best:
-        best, bound = lighter.value, least_work_s(search.problem)
+        best, bound = lighter.value, of_all
     if search.any_order and not search.covers(plan):  # as the plan at hand was found
         simple = find_baselines(search.problem)
         chosen = with_orders(search, search.contest.best, simple, fastest_s=best, effort=tuning.WHAT_IF_EFFORT)
-        best = best if chosen is None else min(best, chosen.value)
-        bound = least_of_all_s(search.problem, {setting.micro_batches for setting in search.settings})
+        best, bound = best if chosen is None else min(best, chosen.value), of_all
         surely = step * (1 - tuning.MORE_SEARCH)
     if options.schedule == "interleaved" or not search.decided:
         better = simpler(search, find_baselines(search.problem))
