@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.solver.ladder.depths import Depths
     from assigner.solver.ladder.shared import SharedSetting
+    from assigner.solver.ladder.simulated import Pipeline
     from assigner.solver.prices import StageOption
-
-    Pipeline = tuple[StageOption, ...]
 
 
 class ShareSearch:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from assigner.solver.prices import StageOption, StageOptions
     from assigner.solver.problem import Problem
 
+    Pipeline = tuple[StageOption, ...]
+    Point = tuple[Pipeline, Depths]
+
 _Key = tuple[tuple[int, int, tuple[int, ...]], ...]
 """A pipeline: where each stage starts, the group of its worker, what it runs twice."""
 
@@ -200,26 +203,32 @@ class PipelineSetting(Setting):
             yield self._deep[len(pipeline)]
 
     def _deepen(self, pipeline: Sequence[StageOption]) -> float:
-        """The best value of a simulated pipeline after local search over its warm-up depths, where some are untried."""
+        """The best value of a simulated pipeline after local search over what is untried of its plans."""
         key = pipeline_key(pipeline)
         value, depths = self._seen.get(key, (math.inf, _UNKNOWN))
-        if key in self._deepened or self.objective != "step" or not depths or self._all_depths(pipeline):
+        counts = self.shares or self.objective == "step"  # what is searched can change the value
+        if key in self._deepened or not counts or not depths or self._tried_all(pipeline):
             return value
         self._deepened.add(key)
         ranges = self.ranges(pipeline)
 
-        def price(tried: Depths) -> float:
-            self._actions -= 2 * self.micro_batches * len(pipeline)
-            return self.worth(self.plan_of(pipeline, tried))[0]
+        def price(tried: Point) -> float:
+            self._actions -= 2 * self.micro_batches * sum(max(1, len(option.shares)) for option in tried[0])
+            return self.worth(self.plan_of(*tried))[0]
 
-        depths, value = local_search(
-            depths, value, neighbours=lambda at: nearby(at, ranges), price=price, may_go_on=self._may_go_on
-        )
-        self._seen[key] = value, depths
-        self.offer(value, lambda: self.plan_of(pipeline, depths), LOCAL)
-        if value <= self.best_value:
-            self._deep[len(pipeline)] = depths
+        best, value = local_search(
+            (tuple(pipeline), depths), value, neighbours=lambda at: self._near(at, ranges), price=price,
+            may_go_on=self._may_go_on,
+        )  # fmt: skip
+        self._seen[key] = value, best[1]
+        self.offer(value, lambda: self.plan_of(*best), LOCAL)
+        if value <= self.best_value and not self.shares:
+            self._deep[len(pipeline)] = best[1]
         return value
+
+    def _near(self, at: Point, ranges: Sequence[range]) -> Iterator[Point]:
+        """Plans of a pipeline to try next: one stage's warm-up made deeper or shallower."""
+        return ((at[0], depths) for depths in nearby(at[1], ranges))
 
     def plan_of(self, pipeline: Sequence[StageOption], depths: Sequence[int]) -> Plan:
         """A pipeline as a plan with these warm-up depths."""
