@@ -152,7 +152,8 @@ def export_model(
     spent = plan.solver.seconds if plan.solver is not None else 0.0
     setting.contest.clock.stop_within(max(LEAST_S, options.time_limit - spent))
     try:
-        closed = setting.settle()
+        setting.settle()
+        closed = setting.decided
     except (KeyboardInterrupt, OutOfTime):
         closed = False
     best_s = setting.contest.best_value

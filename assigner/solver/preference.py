@@ -54,7 +54,8 @@ def preferred(search: Search, best: Proposal, simple: Sequence[FoundBaseline]) -
     equal = next(
         (each.plan.placement for each in simple if each.title == TITLES["equal"] and each.plan is not None), {}
     )
-    lighter = _lightest(problem, [best, *_bests(search, most)], most)
+    bests = [each.best for each in search.settings if each.best is not None and each.best_value <= most]
+    lighter = _lightest(problem, [best, *bests], most)
     for plan in dict.fromkeys(
         each for light in (lighter, best) for each in (_near(problem, light, equal, most), light)
     ):
@@ -81,13 +82,6 @@ def simpler(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
                 value = value_of(plan, options, search.problem.cost)
                 found.append(Proposal(plan, value, f"{BASELINE}: {each.title}"))
     return min(found, key=lambda proposal: proposal.value, default=None)
-
-
-def _bests(search: Search, most: float) -> Iterator[Proposal]:
-    """The best plan of every setting, as far as it is fast enough."""
-    for setting in search.settings:
-        if setting.best is not None and setting.best_value <= most:
-            yield setting.best
 
 
 def _lightest(problem: Problem, found: Sequence[Proposal], most: float) -> Proposal:
@@ -122,10 +116,10 @@ def _near(problem: Problem, light: Proposal, equal: Mapping[str, str], most: flo
     plan, options = light.plan, problem.options
     if options.order or len(plan.stages) != len(plan.workers):
         return light
-    free = {worker.name: (worker.kind, worker.threads) for worker in problem.workers}
-    stages = []
+    kind = {worker.name: (worker.kind, worker.threads) for worker in problem.workers}
+    free, stages = dict(kind), []
     for stage in plan.stages:
-        name = next(name for name, kind in free.items() if kind == _kind(problem, stage.worker))
+        name = next(name for name in free if kind[name] == kind[stage.worker])
         del free[name]
         stages.append(replace(stage, sole_worker=name, threads=problem.profile.worker[name].threads))
     moved = replace(plan, stages=tuple(stages))
@@ -136,11 +130,6 @@ def _near(problem: Problem, light: Proposal, equal: Mapping[str, str], most: flo
     )
     value = problem.step_s(moved) if allowed else float("inf")
     return Proposal(moved, value, SIMPLER) if value <= most else light
-
-
-def _kind(problem: Problem, name: str) -> tuple[str, int]:
-    worker = problem.profile.worker[name]
-    return worker.kind, worker.threads
 
 
 def _unlike(plan: Plan, equal: Mapping[str, str]) -> int:

@@ -218,12 +218,8 @@ class LadderSetting(PipelineSetting):
         if not (small or self.decided):
             self.settle()
 
-    def settle(self) -> bool:
-        """Have the ILP name pipelines whose bound is below the target, and simulate each; whether none is left."""
-        self._name_and_cut()
-        return self.decided
-
-    def _name_and_cut(self) -> None:
+    def settle(self) -> None:
+        """Have the ILP name pipelines whose bound is below the target, and simulate each: decided if none is left."""
         contest, target = self.contest, self.contest.target
         options = [
             option for option in self.options.all
