@@ -43,7 +43,7 @@ class Hierarchy:
 
     def __init__(
         self, instance: PriceTable, *, price: Callable[[Sequence[StageOption]], float], target: Callable[[], float],
-        watch: Callable[[], None] | None = None,
+        watch: Callable[[], None],
     ) -> None:  # fmt: skip
         self.fleet = KindRelaxation(instance)
         self._price = price
@@ -62,11 +62,6 @@ class Hierarchy:
         """No plan is faster, in seconds; inf: there is none."""
         cells = 0.0 if self._cells is None else self._cells.bound
         return max(self.fleet.quick_bound, cells) * (1 - ROUNDING)
-
-    @property
-    def done(self) -> bool:
-        """True once the bound is as good as it gets here."""
-        return self._cells is not None and self._cells.done
 
     def start(self) -> bool:
         """Look for a first plan: limits on the slowest servers widen until there is a pipeline within them.
@@ -114,7 +109,7 @@ class Hierarchy:
     def _stop(self) -> bool:
         """Whether the time is over; a good moment to tell where the search stands."""
         now = self._clock.now()
-        if self._watch is not None and now - self._watched > tuning.TELL_S:
+        if now - self._watched > tuning.TELL_S:
             self._watched = now
             self._watch()
         return self._clock.over

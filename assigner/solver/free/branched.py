@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Schedule
     from assigner.solver.free.arrangement import Stages
-    from assigner.solver.free.pricing import Pricing
+    from assigner.solver.free.pricing import BoundedPricing
 
 
 class SteadySetting(FreeSetting):
@@ -52,7 +52,7 @@ class SteadySetting(FreeSetting):
         self.schedule = schedule
 
     @cached_property
-    def pricing(self) -> Pricing:
+    def pricing(self) -> BoundedPricing:
         """As of `FreeSetting`."""
         return SteadyPricing(self.room, falling=self.schedule == "1f1b")
 
