@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.errors import UsageError
+from assigner.errors import FormatError, UsageError
 from assigner.files import put
+from assigner.formats.graph import topological_order
 from assigner.schedule.cost import CostModel
 from assigner.solver import tuning
 from assigner.solver.answer import Progress
@@ -207,18 +208,15 @@ def _setting(
 
 def _sequence(plan: Plan, profile: Profile) -> tuple[str, ...]:
     """An order of the partitions of which the plan's stages are intervals; empty: the profile's own is one."""
-    where = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
-    needs: list[set[int]] = [set() for _ in plan.stages]
-    for edge in profile.edges:
-        needs[where[edge.target]].add(where[edge.source])
-    left, done = list(range(len(plan.stages))), list[int]()
-    while left:
-        ready = next((n for n in left if needs[n] <= {n, *done}), None)
-        if ready is None:
-            raise UsageError("the plan's stages wait for each other: no order has them as intervals")
-        left.remove(ready)
-        done.append(ready)
-    order = tuple(name for n in done for name in profile.order if where[name] == n)
+    first = {name: stage.partitions[0] for stage in plan.stages for name in stage.partitions}
+    edges = ((first[edge.source], first[edge.target]) for edge in profile.edges)
+    try:
+        stages = topological_order(
+            [stage.partitions[0] for stage in plan.stages], [pair for pair in edges if pair[0] != pair[1]]
+        )
+    except FormatError as error:
+        raise UsageError("the plan's stages wait for each other: no order has them as intervals") from error
+    order = tuple(name for stage in stages for name in profile.order if first[name] == stage)
     return () if order == profile.order else order
 
 
