@@ -176,7 +176,7 @@ def _setting(
     plan: Plan, profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None
 ) -> LadderSetting:
     """The setting that the plan belongs to, along an order of which its stages are intervals, with the plan at hand."""
-    if plan.schedule not in ("gpipe", "1f1b") or len(plan.stages) > len(plan.workers):
+    if plan.schedule not in ("gpipe", "1f1b") or plan.is_looped:
         raise UsageError(
             f"no integer program states this plan: it is {plan.schedule}, with {len(plan.stages)} stages on"
             f" {len(plan.workers)} workers",

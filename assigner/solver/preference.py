@@ -74,7 +74,7 @@ def simpler(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
     for each in simple:
         if each.plan is None or each.step_s >= contest.best_value * (1 - PROVEN):
             continue
-        kind: Schedule = each.plan.schedule if len(each.plan.stages) <= len(each.plan.workers) else "interleaved"
+        kind: Schedule = "interleaved" if each.plan.is_looped else each.plan.schedule
         others = NAMED if contest.best is None and kind == "gpipe" else ()
         for schedule in (kind, *others):
             plan = replace(each.plan, schedule=schedule, objective=options.objective)
@@ -98,7 +98,7 @@ def _lightest(problem: Problem, found: Sequence[Proposal], most: float) -> Propo
 
 def _shallower(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """The plan under 1F1B with fewer micro-batches in flight."""
-    if problem.options.schedule not in ("auto", "1f1b") or len(plan.stages) > len(plan.workers):
+    if problem.options.schedule not in ("auto", "1f1b") or plan.is_looped:
         return
     depths = [warm_up(plan, n) for n in range(len(plan.stages))]
     usual = [min(plan.micro_batches, sum(len(each.workers) for each in plan.stages[n:])) for n in range(len(depths))]

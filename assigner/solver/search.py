@@ -131,9 +131,9 @@ class Search:
 
     def covers(self, plan: Plan) -> bool:
         """Whether a plan is of those that the bound is about."""
-        several = len(plan.stages) > len(plan.workers)
         return any(
-            plan.schedule == each.schedule and several <= (each.schedule == "interleaved") for each in self.settings
+            plan.schedule == each.schedule and (each.schedule == "interleaved" or not plan.is_looped)
+            for each in self.settings
         )
 
     @property

@@ -297,7 +297,7 @@ class PipelineSetting(Setting):
         if best is self.best and best is not None:
             return
         plan = best.plan if best is not None else self._baseline()
-        if plan is None or len(plan.stages) > len(plan.workers):
+        if plan is None or plan.is_looped:
             return
         group = {name: k for k, members in enumerate(self.instance.groups) for name in members}
         held = [tuple(sorted(group[worker] for worker in stage.workers)) for stage in plan.stages]

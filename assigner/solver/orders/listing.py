@@ -79,9 +79,8 @@ QUICK = RULES[:3]
 
 def rules_for(tasks: PlacedTasks) -> Iterator[PriorityRule]:
     """The rules that differ for a placement."""
-    several = len(tasks.plan.stages) > tasks.workers
     for rule in RULES:
-        if (several or rule.stages == "deepest") and (tasks.split or rule.first != "both parts"):
+        if (tasks.plan.is_looped or rule.stages == "deepest") and (tasks.split or rule.first != "both parts"):
             yield rule
 
 
