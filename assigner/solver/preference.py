@@ -12,12 +12,12 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from assigner.schedule.objective import compared_value
 from assigner.schedule.program import warm_up
 from assigner.schedule.simulate import worker_memory
 from assigner.solver import tuning
 from assigner.solver.baselines import TITLES
 from assigner.solver.contest import BASELINE, PROVEN, Proposal
-from assigner.solver.robust.race import value_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -78,8 +78,9 @@ def simpler(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
         others = NAMED if contest.best is None and kind == "gpipe" else ()
         for schedule in (kind, *others):
             plan = replace(each.plan, schedule=schedule, objective=options.objective)
-            if options.searches(plan) and math.isfinite(search.problem.step_s(plan)):
-                value = value_of(plan, options, search.problem.cost)
+            step = search.problem.step_s(plan) if options.searches(plan) else math.inf
+            if math.isfinite(step):
+                value = compared_value(plan, options.objective, search.problem.cost, step_s=step)
                 found.append(Proposal(plan, value, f"{BASELINE}: {each.title}"))
     return min(found, key=lambda proposal: proposal.value, default=None)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from assigner.errors import AssignerError, FormatError
 from assigner.formats.plan import Plan
 from assigner.formats.stage import Stage
-from assigner.schedule.objective import latency_s, steady_s
+from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
 from assigner.solver import tuning
 from assigner.solver.contest import DYNAMIC_PROGRAM, LOCAL, PROVEN
@@ -120,12 +120,7 @@ class PipelineSetting(Setting):
             step = step_s(plan, self.problem.cost)
         except FormatError:  # two workers that must talk have no link, or a stage would wait for ever
             return math.inf, math.inf
-        return self._value(plan, step), step
-
-    def _value(self, plan: Plan, step_s: float) -> float:
-        if self.objective == "throughput":
-            return self.micro_batches * steady_s(plan, self.problem.cost)
-        return latency_s(plan, self.problem.cost) if self.objective == "latency" else step_s
+        return compared_value(plan, self.objective, self.problem.cost, step_s=step), step
 
     def _check(self, price: float, value: float) -> None:
         """Raise AssignerError if the ladder's price is no bound, or not the value where it should be."""
