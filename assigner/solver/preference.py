@@ -17,7 +17,7 @@ from assigner.schedule.program import warm_up
 from assigner.schedule.simulate import worker_memory
 from assigner.solver import tuning
 from assigner.solver.baselines import TITLES
-from assigner.solver.contest import BASELINE, PROVEN, Proposal
+from assigner.solver.contest import BASELINE, PROVEN, ROUNDING, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,9 +34,6 @@ SIMPLER = "choice among plans within the gap"
 NAMED: tuple[Schedule, ...] = ("1f1b", "interleaved")
 """What a plan under GPipe can run under, too."""
 
-AS_GOOD = 1e-9
-"""A step that is longer by up to this share is as short."""
-
 
 def preferred(search: Search, best: Proposal, simple: Sequence[FoundBaseline]) -> Proposal:
     """The plan to answer with, in place of the fastest one found.
@@ -47,10 +44,10 @@ def preferred(search: Search, best: Proposal, simple: Sequence[FoundBaseline]) -
         simple: The baselines; the equal split among them is what people compare with.
     """
     problem = search.problem
-    most = best.value * (1 + max(search.contest.gap, AS_GOOD))
+    most = best.value * (1 + max(search.contest.gap, ROUNDING))
     if search.contest.sharing is not None:  # that workers may share stages makes no plan slower
         alone = min(each.best_value for each in search.settings if not each.shares)
-        most = min(most, max(alone, best.value) * (1 + AS_GOOD))
+        most = min(most, max(alone, best.value) * (1 + ROUNDING))
     equal = next(
         (each.plan.placement for each in simple if each.title == TITLES["equal"] and each.plan is not None), {}
     )
@@ -59,7 +56,7 @@ def preferred(search: Search, best: Proposal, simple: Sequence[FoundBaseline]) -
     for plan in dict.fromkeys(
         each for light in (lighter, best) for each in (_near(problem, light, equal, most), light)
     ):
-        if plan.value <= best.value * (1 + AS_GOOD) or search.allows(plan.value):
+        if plan.value <= best.value * (1 + ROUNDING) or search.allows(plan.value):
             return plan
     return best
 

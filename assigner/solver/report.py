@@ -12,7 +12,7 @@ from assigner.formats.plan import Candidate, SolverReport
 from assigner.schedule.objective import objective_value
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver.answer import Solution
-from assigner.solver.contest import INTEGER_PROGRAM, PROVEN, RELAXATION, TOTAL_WORK, Proposal
+from assigner.solver.contest import INTEGER_PROGRAM, PROVEN, RELAXATION, ROUNDING, TOTAL_WORK, Proposal
 from assigner.solver.orders.bounds import least_of_all_s
 from assigner.solver.why import explain
 from assigner.version import __version__
@@ -84,7 +84,7 @@ def _check(plan: Plan, told: float, found: float) -> None:
 def _check_memory(prediction: Prediction) -> None:
     """Raise AssignerError if the plan does not fit: a bug, too."""
     for worker in overfull(prediction):
-        if worker.peak_bytes > worker.capacity_bytes * (1 + 1e-9):  # less is rounding
+        if worker.peak_bytes > worker.capacity_bytes * (1 + ROUNDING):
             raise AssignerError(
                 f"the plan needs {worker.peak_bytes:.0f} bytes on {worker.worker}, which has"
                 f" {worker.capacity_bytes:.0f}",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from assigner.solver import tuning
 from assigner.solver.clock import SolveClock
+from assigner.solver.contest import ROUNDING
 from assigner.solver.fleet.assignment import WorkerAssignment
 from assigner.solver.fleet.bottlenecks import BottleneckSearch
 from assigner.solver.fleet.cuts import FixedOrder
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
     from assigner.solver.fleet.path_program import KindPipeline
     from assigner.solver.prices import PriceTable, StageOption
-
-ROUNDING = 1e-9
-"""Share by which bounds are lowered: sums are taken in another order here."""
 
 
 class Hierarchy:
@@ -55,6 +53,7 @@ class Hierarchy:
         self._best = math.inf
 
     def _target(self) -> float:
+        """Of bounds that are lowered by rounding: here, sums are taken in another order."""
         return self._wanted() * (1 + 2 * ROUNDING)
 
     @property

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 from assigner.errors import FormatError
 from assigner.schedule.program import ActionKind, in_flight
 from assigner.schedule.timing import Instead, step_s
-from assigner.solver.contest import ENUMERATION
+from assigner.solver.contest import ENUMERATION, TIE
 from assigner.solver.ladder.depths import falling
 from assigner.solver.ladder.sharings import sharings
-from assigner.solver.ladder.simulated import TIE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

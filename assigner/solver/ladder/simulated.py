@@ -17,7 +17,7 @@ from assigner.formats.stage import Stage
 from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
 from assigner.solver import tuning
-from assigner.solver.contest import DYNAMIC_PROGRAM, LOCAL, PROVEN
+from assigner.solver.contest import DYNAMIC_PROGRAM, LOCAL, PROVEN, TIE
 from assigner.solver.ladder.depths import falling, falling_count, fitting, nearby
 from assigner.solver.local_search import is_better, local_search, pipeline_moves
 from assigner.solver.objectives import GPipeStep, Latency, OneFOneBStep, SteadyState
@@ -42,9 +42,6 @@ _Key = tuple[tuple[int, int, tuple[int, ...]], ...]
 """A pipeline: where each stage starts, the group of its worker, what it runs twice."""
 
 _UNKNOWN: Depths = ()
-
-TIE = 1e-12
-"""Plans that differ by less, as a share, are as good: rounding must not choose between them."""
 
 
 class PipelineSetting(Setting):

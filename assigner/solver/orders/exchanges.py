@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.errors import FormatError
 from assigner.schedule.orders import ActionKind
+from assigner.solver.contest import ROUNDING, TIE
 from assigner.solver.local_search import local_search
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
     from assigner.schedule.timing import Timed
     from assigner.solver.orders.tasks import Orders, PlacedTasks
-
-_SAME = 1e-12
-"""Times that differ by less than this share of the step are one."""
 
 
 class _Move(NamedTuple):
@@ -62,7 +60,7 @@ class Exchanges:
         best = value
 
         def may_go_on() -> bool:
-            return self._left > 0 and best > enough * (1 + 1e-9) and not self._stop()
+            return self._left > 0 and best > enough * (1 + ROUNDING) and not self._stop()
 
         def price(point: Orders) -> float:
             nonlocal best
@@ -71,7 +69,7 @@ class Exchanges:
             return found
 
         def accept(found: float, here: float) -> bool:
-            return found <= here * (1 + _SAME)
+            return found <= here * (1 + TIE)
 
         self._price(orders)
         return local_search(orders, value, neighbours=self._neighbours, price=price, may_go_on=may_go_on, accept=accept)
@@ -140,7 +138,7 @@ def _blocks(tasks: PlacedTasks, orders: Orders, log: Sequence[Timed]) -> Iterato
     senders = _senders(tasks)
     while k >= 0:
         high, order = k, orders[worker]
-        while k and start[order[k]] <= end[order[k - 1]] + tasks.row(order[k - 1]).busy_s + _SAME * step:
+        while k and start[order[k]] <= end[order[k - 1]] + tasks.row(order[k - 1]).busy_s + TIE * step:
             k -= 1
         if high > k:
             yield worker, k, high
