@@ -17,7 +17,6 @@ by less than what the plan's own search left open is no gain: no one knows that 
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +24,7 @@ from assigner.formats.plan import Plan, WhatIf
 from assigner.schedule.cost import collectives_over
 from assigner.solver import tuning
 from assigner.solver.baselines import find_baselines
+from assigner.solver.clock import SolveClock
 from assigner.solver.contest import GIVEN, PROVEN, Proposal
 from assigner.solver.options import SolveOptions
 from assigner.solver.orders.bounds import least_of_all_s
@@ -107,12 +107,12 @@ def price_what_ifs(
         return solution
     if plan.solver.interrupted:
         return solution
-    until = time.monotonic() + options.time_limit - plan.solver.seconds
+    clock = SolveClock(options.time_limit - plan.solver.seconds)
     case = Case(profile, options)
     asked = tuple(questions(plan, case))
     try:
         for n, question in enumerate(asked):
-            left_s = (until - time.monotonic()) / (len(asked) - n)
+            left_s = clock.left_s / (len(asked) - n)
             if left_s <= 0:
                 break
             found.append(answered(question, plan, left_s, _told(progress, n, asked)))

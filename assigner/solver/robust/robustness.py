@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import check_fit, priced
 from assigner.schedule.timing import step_s
 from assigner.solver import solve
+from assigner.solver.clock import SolveClock
 from assigner.solver.hints import resolve
 from assigner.solver.options import ScheduleChoice, SolveOptions
 from assigner.solver.problem import Problem
@@ -193,19 +193,19 @@ def assess(
         UsageError: options that do not fit the profile.
         FormatError: plan and profile do not fit together.
     """
-    start = time.monotonic()
+    clock, pricing = SolveClock(time_limit), SolveClock(time_limit / 4)
     profile, options = resolve(profile, options or SolveOptions())
     check_fit(plan, profile)
     coverage = Coverage.of(profile)
     numbers = random.Random(seed)  # noqa: S311 - a simulation, not a secret
     seeds = [numbers.getrandbits(32) for _ in range(draws if coverage.varies else 1)]
-    steps = _steps_s(plan, profile, seeds, until=start + time_limit / 4)
+    steps = _steps_s(plan, profile, seeds, pricing)
     race = Race(options, [plan])
     try:
         race.plans += (each for each in baselines(profile, options) if options.searches(each))
         rival = rival or resolver(plan, options)
         for number in seeds[: len(steps)]:
-            if race.draws and time.monotonic() - start >= time_limit:
+            if race.draws and clock.over:
                 break
             drawn = resampled(profile, number)
             race.add(CostModel(drawn), rival(drawn))
@@ -226,15 +226,15 @@ def assess(
         within=within,
         seed=seed,
         coverage=coverage,
-        seconds=time.monotonic() - start,
+        seconds=clock.elapsed_s,
     )
 
 
-def _steps_s(plan: Plan, profile: Profile, seeds: Sequence[int], *, until: float) -> tuple[float, ...]:
-    """The plan's step in each draw, in seconds; after `until` no further one begins, but the first always does."""
+def _steps_s(plan: Plan, profile: Profile, seeds: Sequence[int], clock: SolveClock) -> tuple[float, ...]:
+    """The plan's step in each draw, in seconds; once time is over no further one begins, but the first always does."""
     steps: list[float] = []
     for seed in seeds:
-        if steps and time.monotonic() >= until:
+        if steps and clock.over:
             break
         steps.append(step_s(plan, CostModel(resampled(profile, seed))))
     return tuple(steps)
