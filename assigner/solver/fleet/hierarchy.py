@@ -98,9 +98,10 @@ class Hierarchy:
                 return
             paths = self._within(high[0])
             high = min(high[0], paths.largest[0]), min(high[1], paths.largest[1])
+            forward, backward = paths.servers
             self._cells = BottleneckSearch(
                 self._swept, self._target, more=self.fleet.more, low=self.fleet.low, high=high, above=target,
-                servers=paths.servers,
+                servers=(forward, backward if paths.exact else None),
             )  # fmt: skip
 
         self._cells.run(self._stop)
