@@ -95,7 +95,7 @@ def solve_command(
 
     from assigner.formats.plan import load_plan, save_plan
     from assigner.formats.profile import load_profile
-    from assigner.solver import check_exportable, completing
+    from assigner.solver import completing
 
     if output is None and not as_json:
         raise UsageError("no output is named", hint="-o plan.json writes the plan; --json prints it")
@@ -120,6 +120,8 @@ def solve_command(
             console.notice(
                 "one worker a stage (--max-replicas 1): the integer program states no stages that are shared"
             )
+        from assigner.solver.export import check_exportable
+
         check_exportable(loaded, asked, export_model)
     solution, robustness = _solved(loaded, asked, baseline=baseline, robust=robust, what_if=what_if)
     solution = replace(solution, plan=_sign(solution.plan, profile))
@@ -146,7 +148,7 @@ def _guard(outputs: "list[Path | None]", *, force: bool, reads: "list[Path | Non
 def _export(plan: "Plan", profile: "Profile", options: SolveOptions, path: Path, *, force: bool) -> None:
     """Write the integer program, and say of what it is."""
     from assigner import formatting as fmt
-    from assigner.solver import export_model
+    from assigner.solver.export import export_model
 
     from .progress import SolveProgress
 
@@ -174,7 +176,7 @@ def _solved(
     profile: "Profile", options: SolveOptions, *, baseline: str | None, robust: bool, what_if: bool | None
 ) -> "tuple[Solution, Robustness | None]":
     """The plan with what else was found, and how it holds up where that was asked for."""
-    from assigner.solver import Solution, price_what_ifs, solve, solve_baseline, what_ifs_are_cheap
+    from assigner.solver import Solution, solve, solve_baseline
 
     from .progress import SolveProgress
 
@@ -186,6 +188,8 @@ def _solved(
 
             return solve_robust(profile, options, progress=progress.update, draws_progress=progress.draws)
         solution = solve(profile, options, progress=progress.update)
+        from assigner.solver.whatif import price_what_ifs, what_ifs_are_cheap
+
         wanted = what_ifs_are_cheap(profile, options) if what_if is None else what_if
         if wanted:
             solution = price_what_ifs(solution, profile, options, progress=progress.update)

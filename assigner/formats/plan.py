@@ -329,6 +329,11 @@ class Plan(OnScreen):
         return {worker: tuple(held) for worker, held in found.items()}
 
     @property
+    def is_looped(self) -> bool:
+        """Whether there are more stages than workers, so that a worker holds several."""
+        return len(self.stages) > len(self.workers)
+
+    @property
     def partitions(self) -> tuple[str, ...]:
         """All partitions in pipeline order."""
         return tuple(name for stage in self.stages for name in stage.partitions)

@@ -47,6 +47,15 @@ def objective_value(plan: Plan, objective: Objective, cost: CostModel, *, step_s
     return step_s
 
 
+def compared_value(plan: Plan, objective: Objective, cost: CostModel, *, step_s: float) -> float:
+    """What searches compare, the less the better: of throughput seconds of a whole batch, else as `objective_value`.
+
+    So plans with different numbers of micro-batches compare.
+    """
+    value = objective_value(plan, objective, cost, step_s=step_s)
+    return value * plan.micro_batches if objective == "throughput" else value
+
+
 def steady_s(plan: Plan, cost: CostModel) -> float:
     """Seconds per micro-batch when the pipeline is full: the largest load of any worker or directed link.
 

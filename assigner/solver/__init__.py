@@ -38,98 +38,18 @@ from assigner.solver.options import SolveOptions
 from assigner.solver.solve import solve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
-    from assigner.solver.export import ModelFile
 
 __all__ = [
     "FrontierPoint",
     "Progress",
     "Solution",
     "SolveOptions",
-    "check_exportable",
     "completing",
-    "export_model",
-    "price_what_ifs",
     "solve",
     "solve_baseline",
-    "what_ifs_are_cheap",
 ]
-
-
-def price_what_ifs(
-    solution: Solution,
-    profile: Profile,
-    options: SolveOptions | None = None,
-    *,
-    progress: Callable[[Progress], None] | None = None,
-) -> Solution:
-    """The solution with its plan's what-ifs: what more micro-batches, one more worker or a wider wire would bring.
-
-    Args:
-        solution: What `solve` found; of another objective than "step" it comes back as it is.
-        profile: What it was solved from.
-        options: What it was solved with; what its search left of the time limit is for the what-ifs.
-        progress: Called now and then, with what is priced. KeyboardInterrupt, raised by it or by Ctrl-C, ends the
-            pricing: the what-ifs that are complete are kept.
-    """
-    from assigner.solver.whatif import priced
-
-    return priced(solution, profile, options or SolveOptions(), progress)
-
-
-def what_ifs_are_cheap(profile: Profile, options: SolveOptions | None = None) -> bool:
-    """Whether `price_what_ifs` takes seconds, judged by the size of the problem alone and not by the clock."""
-    from assigner.solver.whatif import cheap
-
-    return cheap(profile, options or SolveOptions())
-
-
-def check_exportable(profile: Profile, options: SolveOptions, path: Path) -> None:
-    """Raise UsageError where no integer program states what is asked, or it is too large: before the search.
-
-    Args:
-        profile: The measurements.
-        options: What will be solved.
-        path: Where the model will be written: its ending says how.
-    """
-    from assigner.solver import export
-
-    export.check_exportable(profile, options, path)
-
-
-def export_model(
-    plan: Plan,
-    profile: Profile,
-    options: SolveOptions,
-    path: Path,
-    *,
-    force: bool = False,
-    progress: Callable[[Progress], None] | None = None,
-) -> ModelFile:
-    """Write the integer program of the plan's schedule and micro-batch count, with the cuts that close its proof.
-
-    It is over all plans with one stage a worker along an order of which the plan's stages are intervals: of a chain,
-    all that there are.
-
-    Args:
-        plan: What `solve` found.
-        profile: What it was solved from.
-        options: What it was solved with. Closing the proof may take what the search left of the time limit.
-        path: The file, which ends in `.lp` (CPLEX's format) or `.mps` (free MPS).
-        force: An existing file may be replaced.
-        progress: Called now and then while the proof is closed. KeyboardInterrupt ends that, and the model is written
-            with the cuts found until then.
-
-    Raises:
-        UsageError: no integer program states the problem, it is too large, or the file cannot be written.
-    """
-    from assigner.solver import export
-
-    return export.export_model(plan, profile, options, path, force=force, progress=progress)
 
 
 def solve_baseline(profile: Profile, name: str, options: SolveOptions | None = None) -> Plan:

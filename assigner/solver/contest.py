@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 PROVEN = 1e-6
 """A gap up to this is none: what is left are the solver's tolerances."""
 
+ROUNDING = 1e-9
+"""Values that differ by this share, or less, may be one: sums of the same figures, taken in another order."""
+
+TIE = 1e-12
+"""Plans that differ by less, as a share, are as good: rounding must not choose between them."""
+
 RELAXATION, INTEGER_PROGRAM = "linear relaxation", "integer program"
 """What the solver (HiGHS, CBC) does: where neither is named, it had no part in the answer."""
 

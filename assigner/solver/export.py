@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.errors import UsageError
+from assigner.errors import FormatError, UsageError
 from assigner.files import put
+from assigner.formats.graph import topological_order
 from assigner.schedule.cost import CostModel
 from assigner.solver import tuning
 from assigner.solver.answer import Progress
@@ -77,7 +78,13 @@ class ModelFile:
 
 
 def check_exportable(profile: Profile, options: SolveOptions, path: Path) -> None:
-    """As `assigner.solver.check_exportable`."""
+    """Raise UsageError where no integer program states what is asked, or it is too large: before the search.
+
+    Args:
+        profile: The measurements.
+        options: What will be solved.
+        path: Where the model will be written: its ending says how.
+    """
     if path.suffix not in ENDINGS:
         raise UsageError(f"{path}: a model is written as {' or '.join(ENDINGS)}", hint="model.lp, or model.mps")
     if options.objective != "step":
@@ -115,17 +122,39 @@ def _check_size(columns: int) -> None:
 
 
 def export_model(
-    plan: Plan, profile: Profile, options: SolveOptions, path: Path, *, force: bool = False,
+    plan: Plan,
+    profile: Profile,
+    options: SolveOptions,
+    path: Path,
+    *,
+    force: bool = False,
     progress: Callable[[Progress], None] | None = None,
-) -> ModelFile:  # fmt: skip
-    """As `assigner.solver.export_model`."""
+) -> ModelFile:
+    """Write the integer program of the plan's schedule and micro-batch count, with the cuts that close its proof.
+
+    It is over all plans with one stage a worker along an order of which the plan's stages are intervals: of a chain,
+    all that there are.
+
+    Args:
+        plan: What `solve` found.
+        profile: What it was solved from.
+        options: What it was solved with. Closing the proof may take what the search left of the time limit.
+        path: The file, which ends in `.lp` (CPLEX's format) or `.mps` (free MPS).
+        force: An existing file may be replaced.
+        progress: Called now and then while the proof is closed. KeyboardInterrupt ends that, and the model is written
+            with the cuts found until then.
+
+    Raises:
+        UsageError: no integer program states the problem, it is too large, or the file cannot be written.
+    """
     check_exportable(profile, options, path)
     setting = _setting(plan, profile, options, progress)
     _check_size(len(setting.options.all))
     spent = plan.solver.seconds if plan.solver is not None else 0.0
     setting.contest.clock.stop_within(max(LEAST_S, options.time_limit - spent))
     try:
-        closed = setting.settle()
+        setting.settle()
+        closed = setting.decided
     except (KeyboardInterrupt, OutOfTime):
         closed = False
     best_s = setting.contest.best_value
@@ -147,7 +176,7 @@ def _setting(
     plan: Plan, profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None
 ) -> LadderSetting:
     """The setting that the plan belongs to, along an order of which its stages are intervals, with the plan at hand."""
-    if plan.schedule not in ("gpipe", "1f1b") or len(plan.stages) > len(plan.workers):
+    if plan.schedule not in ("gpipe", "1f1b") or plan.is_looped:
         raise UsageError(
             f"no integer program states this plan: it is {plan.schedule}, with {len(plan.stages)} stages on"
             f" {len(plan.workers)} workers",
@@ -179,18 +208,15 @@ def _setting(
 
 def _sequence(plan: Plan, profile: Profile) -> tuple[str, ...]:
     """An order of the partitions of which the plan's stages are intervals; empty: the profile's own is one."""
-    where = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
-    needs: list[set[int]] = [set() for _ in plan.stages]
-    for edge in profile.edges:
-        needs[where[edge.target]].add(where[edge.source])
-    left, done = list(range(len(plan.stages))), list[int]()
-    while left:
-        ready = next((n for n in left if needs[n] <= {n, *done}), None)
-        if ready is None:
-            raise UsageError("the plan's stages wait for each other: no order has them as intervals")
-        left.remove(ready)
-        done.append(ready)
-    order = tuple(name for n in done for name in profile.order if where[name] == n)
+    first = {name: stage.partitions[0] for stage in plan.stages for name in stage.partitions}
+    edges = ((first[edge.source], first[edge.target]) for edge in profile.edges)
+    try:
+        stages = topological_order(
+            [stage.partitions[0] for stage in plan.stages], [pair for pair in edges if pair[0] != pair[1]]
+        )
+    except FormatError as error:
+        raise UsageError("the plan's stages wait for each other: no order has them as intervals") from error
+    order = tuple(name for stage in stages for name in profile.order if first[name] == stage)
     return () if order == profile.order else order
 
 

@@ -15,7 +15,7 @@ from assigner.errors import UsageError
 from assigner.solver.options import divisors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile, Worker
@@ -54,10 +54,11 @@ def resolve(profile: Profile, options: SolveOptions) -> tuple[Profile, SolveOpti
         raise UsageError(
             f"order: none of its workers may be used; only {', '.join(only)} may", hint="drop one of the two"
         )
+    _check_prices(profile, options, only, order)
     label = {name: " + ".join(group) for group in merged for name in group}
     profile = replace(
         profile,
-        workers=tuple(_capped(replace(profile, workers=tuple(_reserved(profile, options.reserve))), options.memory)),
+        workers=tuple(_limited(profile, options)),
         partitions=tuple(
             replace(each, colocate=label.get(each.name), apart=None, rematerialise=None) for each in profile.partitions
         ),
@@ -131,18 +132,15 @@ def _check_batch(profile: Profile, options: SolveOptions) -> None:
                 f"micro-batches: {options.micro_batches} is not allowed: {obstacle}",
                 hint=f"one of {', '.join(map(str, allowed))}; or change the workload, and profile again",
             )
-    if options.objective == "cost":
-        only, order = tuple(_only(profile, options.only)), tuple(_workers(profile, options.order))
-        free = [
-            worker.name
-            for worker in profile.workers
-            if worker.cost_per_hour is None
-            and (not only or worker.name in only)
-            and (not order or worker.name in order)
-        ]
-        if free:
+
+
+def _check_prices(profile: Profile, options: SolveOptions, only: Sequence[str], order: Sequence[str]) -> None:
+    """Raise UsageError where money is to be compared and a worker that may be used has no price."""
+    for worker in profile.workers if options.objective == "cost" else ():
+        used = (not only or worker.name in only) and (not order or worker.name in order)
+        if worker.cost_per_hour is None and used:
             raise UsageError(
-                f"objective cost: the profile has no cost_per_hour for {free[0]}",
+                f"objective cost: the profile has no cost_per_hour for {worker.name}",
                 hint="--price WORKER=MONEY, of a worker, kind or host, gives it",
             )
 
@@ -232,30 +230,26 @@ def _merge(groups: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return [tuple(group) for group in merged]
 
 
-def _reserved(profile: Profile, reserve: Mapping[str, float]) -> Iterable[Worker]:
-    for spec in reserve:
-        _check_worker(profile, "reserve", spec)
+def _matching(profile: Profile, hint: str, given: Mapping[str, float]) -> Iterator[tuple[Worker, list[float]]]:
+    """Each worker with the values of all that match it, in the order in which they were given."""
+    for spec in given:
+        _check_worker(profile, hint, spec)
     for worker in profile.workers:
-        found = [reserved for spec, reserved in reserve.items() if profile.matches(spec, worker)]
-        yield replace(worker, reserve_bytes=max(found)) if found else worker
+        yield worker, [value for spec, value in given.items() if profile.matches(spec, worker)]
 
 
-def _capped(profile: Profile, memory: Mapping[str, float]) -> Iterable[Worker]:
-    """Workers with no more memory than they may use; what is left free stays free beside it."""
-    for spec in memory:
-        _check_worker(profile, "memory", spec)
-    for worker in profile.workers:
-        found = [size for spec, size in memory.items() if profile.matches(spec, worker)]
-        most = min(found, default=worker.memory_bytes) + (worker.reserve_bytes if found else 0)
-        yield replace(worker, memory_bytes=min(worker.memory_bytes, most))
-
-
-def _priced(profile: Profile, prices: Mapping[str, float]) -> Iterable[Worker]:
-    for spec in prices:
-        _check_worker(profile, "price", spec)
-    for worker in profile.workers:
-        found = [price for spec, price in prices.items() if profile.matches(spec, worker)]
+def _priced(profile: Profile, prices: Mapping[str, float]) -> Iterator[Worker]:
+    for worker, found in _matching(profile, "price", prices):
         yield replace(worker, cost_per_hour=found[-1]) if found else worker
+
+
+def _limited(profile: Profile, options: SolveOptions) -> Iterator[Worker]:
+    """Workers with no more memory than they may use; what is left free stays free beside it."""
+    reserves = _matching(profile, "reserve", options.reserve)
+    for (worker, free), (_, sizes) in zip(reserves, _matching(profile, "memory", options.memory), strict=True):
+        reserve = max(free, default=worker.reserve_bytes)
+        most = min(sizes) + reserve if sizes else worker.memory_bytes
+        yield replace(worker, reserve_bytes=reserve, memory_bytes=min(worker.memory_bytes, most))
 
 
 def _only(profile: Profile, specs: tuple[str, ...]) -> Iterable[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from assigner.solver.contest import ROUNDING, TIE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -20,7 +22,7 @@ Intervals = tuple[tuple[int, int], ...]
 
 def is_better(value: float, than: float) -> bool:
     """Whether a value is lower by more than rounding."""
-    return value < than * (1 - 1e-9)
+    return value < than * (1 - ROUNDING)
 
 
 def local_search(
@@ -47,7 +49,7 @@ def local_search(
             found = price(point)
             if accept(found, here):
                 at, here, moved = point, found, True
-                if here < best[1] * (1 - 1e-12):
+                if here < best[1] * (1 - TIE):
                     best = at, here
                 break
     return best

@@ -30,6 +30,7 @@ from assigner.schedule.cost import PartitionCost
 from assigner.schedule.program import in_flight
 from assigner.schedule.simulate import worker_memory
 from assigner.solver import tuning
+from assigner.solver.contest import ROUNDING
 from assigner.solver.options import RematRule
 
 if TYPE_CHECKING:
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Flags = NDArray[np.bool_]
-
-ROUNDING = 1e-9
-"""Share of a worker's memory that sums taken in another order may differ by: bounds grant it."""
 
 
 @dataclass(frozen=True, slots=True)

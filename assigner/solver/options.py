@@ -256,7 +256,7 @@ class SolveOptions:
 
     def searches(self, plan: Plan) -> bool:
         """True if a plan is of those that are searched, which a bound is about: one stage a worker, or interleaved."""
-        kind = plan.schedule if len(plan.stages) <= len(plan.workers) else "interleaved"
+        kind = "interleaved" if plan.is_looped else plan.schedule
         if self.max_replicas is not None and max(len(stage.workers) for stage in plan.stages) > self.max_replicas:
             return False
         return kind == self.schedule or (self.schedule in ("auto", "one-stage") and kind in ("gpipe", "1f1b"))

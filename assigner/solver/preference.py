@@ -12,12 +12,12 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from assigner.schedule.objective import compared_value
 from assigner.schedule.program import warm_up
 from assigner.schedule.simulate import worker_memory
 from assigner.solver import tuning
 from assigner.solver.baselines import TITLES
-from assigner.solver.contest import BASELINE, PROVEN, Proposal
-from assigner.solver.robust.race import value_of
+from assigner.solver.contest import BASELINE, PROVEN, ROUNDING, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,9 +34,6 @@ SIMPLER = "choice among plans within the gap"
 NAMED: tuple[Schedule, ...] = ("1f1b", "interleaved")
 """What a plan under GPipe can run under, too."""
 
-AS_GOOD = 1e-9
-"""A step that is longer by up to this share is as short."""
-
 
 def preferred(search: Search, best: Proposal, simple: Sequence[FoundBaseline]) -> Proposal:
     """The plan to answer with, in place of the fastest one found.
@@ -47,18 +44,19 @@ def preferred(search: Search, best: Proposal, simple: Sequence[FoundBaseline]) -
         simple: The baselines; the equal split among them is what people compare with.
     """
     problem = search.problem
-    most = best.value * (1 + max(search.contest.gap, AS_GOOD))
+    most = best.value * (1 + max(search.contest.gap, ROUNDING))
     if search.contest.sharing is not None:  # that workers may share stages makes no plan slower
         alone = min(each.best_value for each in search.settings if not each.shares)
-        most = min(most, max(alone, best.value) * (1 + AS_GOOD))
+        most = min(most, max(alone, best.value) * (1 + ROUNDING))
     equal = next(
         (each.plan.placement for each in simple if each.title == TITLES["equal"] and each.plan is not None), {}
     )
-    lighter = _lightest(problem, [best, *_bests(search, most)], most)
+    bests = [each.best for each in search.settings if each.best is not None and each.best_value <= most]
+    lighter = _lightest(problem, [best, *bests], most)
     for plan in dict.fromkeys(
         each for light in (lighter, best) for each in (_near(problem, light, equal, most), light)
     ):
-        if plan.value <= best.value * (1 + AS_GOOD) or search.allows(plan.value):
+        if plan.value <= best.value * (1 + ROUNDING) or search.allows(plan.value):
             return plan
     return best
 
@@ -73,21 +71,15 @@ def simpler(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
     for each in simple:
         if each.plan is None or each.step_s >= contest.best_value * (1 - PROVEN):
             continue
-        kind: Schedule = each.plan.schedule if len(each.plan.stages) <= len(each.plan.workers) else "interleaved"
+        kind: Schedule = "interleaved" if each.plan.is_looped else each.plan.schedule
         others = NAMED if contest.best is None and kind == "gpipe" else ()
         for schedule in (kind, *others):
             plan = replace(each.plan, schedule=schedule, objective=options.objective)
-            if options.searches(plan) and math.isfinite(search.problem.step_s(plan)):
-                value = value_of(plan, options, search.problem.cost)
+            step = search.problem.step_s(plan) if options.searches(plan) else math.inf
+            if math.isfinite(step):
+                value = compared_value(plan, options.objective, search.problem.cost, step_s=step)
                 found.append(Proposal(plan, value, f"{BASELINE}: {each.title}"))
     return min(found, key=lambda proposal: proposal.value, default=None)
-
-
-def _bests(search: Search, most: float) -> Iterator[Proposal]:
-    """The best plan of every setting, as far as it is fast enough."""
-    for setting in search.settings:
-        if setting.best is not None and setting.best_value <= most:
-            yield setting.best
 
 
 def _lightest(problem: Problem, found: Sequence[Proposal], most: float) -> Proposal:
@@ -104,7 +96,7 @@ def _lightest(problem: Problem, found: Sequence[Proposal], most: float) -> Propo
 
 def _shallower(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """The plan under 1F1B with fewer micro-batches in flight."""
-    if problem.options.schedule not in ("auto", "1f1b") or len(plan.stages) > len(plan.workers):
+    if problem.options.schedule not in ("auto", "1f1b") or plan.is_looped:
         return
     depths = [warm_up(plan, n) for n in range(len(plan.stages))]
     usual = [min(plan.micro_batches, sum(len(each.workers) for each in plan.stages[n:])) for n in range(len(depths))]
@@ -122,10 +114,10 @@ def _near(problem: Problem, light: Proposal, equal: Mapping[str, str], most: flo
     plan, options = light.plan, problem.options
     if options.order or len(plan.stages) != len(plan.workers):
         return light
-    free = {worker.name: (worker.kind, worker.threads) for worker in problem.workers}
-    stages = []
+    kind = {worker.name: (worker.kind, worker.threads) for worker in problem.workers}
+    free, stages = dict(kind), []
     for stage in plan.stages:
-        name = next(name for name, kind in free.items() if kind == _kind(problem, stage.worker))
+        name = next(name for name in free if kind[name] == kind[stage.worker])
         del free[name]
         stages.append(replace(stage, sole_worker=name, threads=problem.profile.worker[name].threads))
     moved = replace(plan, stages=tuple(stages))
@@ -136,11 +128,6 @@ def _near(problem: Problem, light: Proposal, equal: Mapping[str, str], most: flo
     )
     value = problem.step_s(moved) if allowed else float("inf")
     return Proposal(moved, value, SIMPLER) if value <= most else light
-
-
-def _kind(problem: Problem, name: str) -> tuple[str, int]:
-    worker = problem.profile.worker[name]
-    return worker.kind, worker.threads
 
 
 def _unlike(plan: Plan, equal: Mapping[str, str]) -> int:

@@ -5,29 +5,23 @@ a micro-batch's activations, its best plans rematerialise, or are none. Those ar
 whole model on every worker: with the state divided (`memory.divided`) they may rematerialise less, at the price of
 handing out what each worker has updated. A plan that is faster so takes the place of the best one.
 
-What the search proves is about plans that divide nothing. Of those that do, the perfect split of all work is the bound.
+What the search proves is about plans that divide nothing. Of those that do, what is proven of all plans is the bound.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from assigner.schedule.replication import taken
 from assigner.solver.baselines.data_parallel import equal_shares, shares_by_speed
 from assigner.solver.baselines.prices import BaselinePrices
-from assigner.solver.contest import PROVEN, TOTAL_WORK, Proposal
+from assigner.solver.contest import PROVEN, Proposal
 from assigner.solver.memory import divided
-from assigner.solver.perfect_split import perfect_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from assigner.formats.plan import Plan
-    from assigner.solver.answer import Solution
     from assigner.solver.problem import Problem
     from assigner.solver.search import Search
 
@@ -54,28 +48,6 @@ def relieved(search: Search, best: Proposal | None) -> Proposal | None:
         if other is not None and (seconds := problem.step_s(other)) < below:
             found, below = Proposal(other, seconds, DIVIDED), seconds
     return found
-
-
-def with_its_proof(solution: Solution) -> Solution:
-    """A solution whose plan divides optimizer state, with what is proven of such plans."""
-    assert solution.plan.solver is not None
-    scope = "all plans, also those that divide optimizer state"
-    return replace(
-        solution,
-        plan=replace(solution.plan, solver=replace(solution.plan.solver, scope=scope, proven_by=(TOTAL_WORK,))),
-    )
-
-
-def least_work_s(problem: Problem) -> float:
-    """No step is shorter, whoever holds what: all work split perfectly among the workers, at the best count."""
-    found = []
-    for count in problem.options.counts(problem.cost):
-        rows = [problem.prices(count).costs(worker.name) for worker in problem.workers]
-        seconds = [[math.inf if each is None else each.forward_s + each.backward_s for each in row] for row in rows]
-        weights, least = perfect_split(np.array(seconds))
-        if np.isfinite(least).all():
-            found.append(count * float(least.sum() / weights.sum()))
-    return min(found)
 
 
 def _busiest_s(problem: Problem, plan: Plan) -> float:

@@ -96,7 +96,7 @@ class ReplicaOptions(StageOptions):
 
     only_shared = True
 
-    def __init__(self, table: PriceTable, *, deep: bool, below: Callable[[], float] = lambda: math.inf) -> None:
+    def __init__(self, table: PriceTable, *, deep: bool, below: Callable[[], float]) -> None:
         super().__init__(table, deep=deep)
         self._each, self._below = table.one_f_one_b, below
         self._known: dict[int, tuple[list[tuple[StageOption, ...]], Floats]] = {}

@@ -12,7 +12,7 @@ from assigner.formats.plan import Candidate, SolverReport
 from assigner.schedule.objective import objective_value
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver.answer import Solution
-from assigner.solver.contest import INTEGER_PROGRAM, PROVEN, RELAXATION, TOTAL_WORK, Proposal
+from assigner.solver.contest import INTEGER_PROGRAM, PROVEN, RELAXATION, ROUNDING, TOTAL_WORK, Proposal
 from assigner.solver.orders.bounds import least_of_all_s
 from assigner.solver.why import explain
 from assigner.version import __version__
@@ -37,7 +37,7 @@ def make_solution(
     Args:
         search: Where it was found.
         best: The plan, and what the search says of it.
-        bound: No plan has a lower value.
+        bound: No plan that the search covers has a lower value.
         options: What was asked for, in the user's own words.
         simple: The baselines.
     """
@@ -48,13 +48,17 @@ def make_solution(
     _check_memory(prediction)
     of_all = min(value, least_of_all_s(search.problem, {each.micro_batches for each in search.settings}))
     any_order_s = of_all if search.any_order else None
-    if not search.covers(plan):
+    covered = search.covers(plan)
+    if plan.is_divided or not covered:
         bound = of_all
     report = _report(search, best.found_by, options, value / unit, min(bound, value) / unit)
-    if not search.covers(plan):
+    if not covered:
         report = replace(
             report, name="assigner", version=__version__, proven_by=(TOTAL_WORK,), scope=_any_scope(search)
         )
+    elif plan.is_divided:
+        scope = "all plans, also those that divide optimizer state"
+        report = replace(report, proven_by=(TOTAL_WORK,), scope=scope)
     elif plan.objective != "cost" and not plan.is_replicated:
         single = min(search.bound_of(shares=False), value) / unit
         report = replace(report, single_bound_s=single if single > report.bound_s else None)
@@ -80,7 +84,7 @@ def _check(plan: Plan, told: float, found: float) -> None:
 def _check_memory(prediction: Prediction) -> None:
     """Raise AssignerError if the plan does not fit: a bug, too."""
     for worker in overfull(prediction):
-        if worker.peak_bytes > worker.capacity_bytes * (1 + 1e-9):  # less is rounding
+        if worker.peak_bytes > worker.capacity_bytes * (1 + ROUNDING):
             raise AssignerError(
                 f"the plan needs {worker.peak_bytes:.0f} bytes on {worker.worker}, which has"
                 f" {worker.capacity_bytes:.0f}",

@@ -37,11 +37,6 @@ def _settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
     options = contest.options
     if options.objective == "step":
         return _step_settings(contest, counts)
-    if options.schedule == "interleaved":
-        raise UsageError(
-            f"schedule interleaved is solved for objective step only, not for {options.objective}",
-            hint="--schedule auto, gpipe or 1f1b",
-        )
     schedules = tuple(each for each in _ONE_STAGE if options.schedule in ("auto", each))
     if options.objective == "throughput":  # of plans as good, one with many micro-batches has the shorter step
         schedules, counts = schedules[::-1], counts[::-1]
@@ -99,9 +94,9 @@ class Search:
     def __init__(
         self, profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None = None
     ) -> None:
-        if options.schedule == "listed" and options.objective != "step":
+        if options.schedule in ("listed", "interleaved") and options.objective != "step":
             raise UsageError(
-                f"schedule listed is solved for objective step only, not for {options.objective}",
+                f"schedule {options.schedule} is solved for objective step only, not for {options.objective}",
                 hint="--schedule auto, gpipe or 1f1b",
             )
         self.listed = options.schedule == "listed"
@@ -131,9 +126,9 @@ class Search:
 
     def covers(self, plan: Plan) -> bool:
         """Whether a plan is of those that the bound is about."""
-        several = len(plan.stages) > len(plan.workers)
         return any(
-            plan.schedule == each.schedule and several <= (each.schedule == "interleaved") for each in self.settings
+            plan.schedule == each.schedule and (each.schedule == "interleaved" or not plan.is_looped)
+            for each in self.settings
         )
 
     @property

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from assigner.solver import tuning
-from assigner.solver.contest import Proposal
+from assigner.solver.contest import TIE, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ class Setting(ABC):
         """
         if value < self.best_value:
             self.best = Proposal(plan(), value, found_by)
-            if value < self.contest.best_value * (1 - 1e-12):
+            if value < self.contest.best_value * (1 - TIE):
                 self.contest.best = self.best
 
     def raise_bound(self, bound: float, proof: str) -> None:

@@ -47,7 +47,7 @@ def solve(
         LimitError: the time limit came before any plan.
     """
     from assigner.solver.baselines import find_baselines
-    from assigner.solver.relief import least_work_s, relieved, with_its_proof
+    from assigner.solver.relief import relieved
     from assigner.solver.report import make_solution, no_plan
     from assigner.solver.search import Search
 
@@ -68,8 +68,6 @@ def solve(
         from assigner.solver.orders.search import with_orders
 
         best = with_orders(search, best, simple, fastest_s=fastest_s)
-    if best is not None and best is lighter:
-        return with_its_proof(make_solution(search, best, least_work_s(search.problem), options, simple))
     if best is None:
         raise no_plan(search, profile, options)
     return make_solution(search, best, search.bound if best is search.contest.best else bound, options, simple)

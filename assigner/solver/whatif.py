@@ -17,7 +17,6 @@ by less than what the plan's own search left open is no gain: no one knows that 
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -25,12 +24,14 @@ from assigner.formats.plan import Plan, WhatIf
 from assigner.schedule.cost import collectives_over
 from assigner.solver import tuning
 from assigner.solver.baselines import find_baselines
+from assigner.solver.clock import SolveClock
 from assigner.solver.contest import GIVEN, PROVEN, Proposal
+from assigner.solver.options import SolveOptions
 from assigner.solver.orders.bounds import least_of_all_s
 from assigner.solver.orders.search import unlisted, with_orders
 from assigner.solver.preference import simpler
 from assigner.solver.problem import Problem
-from assigner.solver.relief import least_work_s, relieved
+from assigner.solver.relief import relieved
 from assigner.solver.search import Search
 from assigner.solver.why.case import Case, short
 from assigner.solver.why.fleet import largest_of_kinds, wires, with_copy
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     from assigner.formats.profile import Link, Profile
     from assigner.solver.answer import Progress, Solution
-    from assigner.solver.options import SolveOptions
 
 WIDER = 2.0
 """How many times the bandwidth the thinnest wire has after the change."""
@@ -65,12 +65,13 @@ class Question:
     keeps: bool
 
 
-def cheap(profile: Profile, options: SolveOptions) -> bool:
-    """Whether what-ifs take seconds, judged by the problem alone and not by the clock.
+def what_ifs_are_cheap(profile: Profile, options: SolveOptions | None = None) -> bool:
+    """Whether `price_what_ifs` takes seconds, judged by the size of the problem alone and not by the clock.
 
     Graphs with branches, whose searches are long, are left out, and so are other objectives than the step time, which
     is what a what-if tells.
     """
+    options = options or SolveOptions()
     if options.objective != "step":
         return False
     case = Case(profile, options)
@@ -81,25 +82,37 @@ def cheap(profile: Profile, options: SolveOptions) -> bool:
     return size * times <= tuning.CHEAP and not problem.branched
 
 
-def priced(
-    solution: Solution, profile: Profile, options: SolveOptions, progress: Callable[[Progress], None] | None
+def price_what_ifs(
+    solution: Solution,
+    profile: Profile,
+    options: SolveOptions | None = None,
+    *,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Solution:
-    """The solution with what-ifs, as many as the time limit leaves room for; arguments as `price_what_ifs`.
+    """The solution with its plan's what-ifs, as many as the time limit leaves room for.
 
     A plan whose own search was interrupted has none: whoever stopped it waits for no more searches.
+
+    Args:
+        solution: What `solve` found; of another objective than "step" it comes back as it is.
+        profile: What it was solved from.
+        options: What it was solved with; what its search left of the time limit is for the what-ifs.
+        progress: Called now and then, with what is priced. KeyboardInterrupt, raised by it or by Ctrl-C, ends the
+            pricing: the what-ifs that are complete are kept.
     """
+    options = options or SolveOptions()
     plan = solution.plan
     found: list[WhatIf | None] = []
     if plan.objective != "step" or plan.solver is None or plan.predicted is None:
         return solution
     if plan.solver.interrupted:
         return solution
-    until = time.monotonic() + options.time_limit - plan.solver.seconds
+    clock = SolveClock(options.time_limit - plan.solver.seconds)
     case = Case(profile, options)
     asked = tuple(questions(plan, case))
     try:
         for n, question in enumerate(asked):
-            left_s = (until - time.monotonic()) / (len(asked) - n)
+            left_s = clock.left_s / (len(asked) - n)
             if left_s <= 0:
                 break
             found.append(answered(question, plan, left_s, _told(progress, n, asked)))
@@ -152,14 +165,14 @@ def answered(question: Question, plan: Plan, left_s: float, told: Callable[[Prog
     if search.contest.interrupted:
         raise KeyboardInterrupt
     best, bound = min(search.contest.best_value, changed), search.bound
+    of_all = least_of_all_s(search.problem, {setting.micro_batches for setting in search.settings})
     lighter = relieved(search, search.contest.best)
     if lighter is not None and lighter.value < best:
-        best, bound = lighter.value, least_work_s(search.problem)
+        best, bound = lighter.value, of_all
     if search.any_order and not search.covers(plan):  # as the plan at hand was found
         simple = find_baselines(search.problem)
         chosen = with_orders(search, search.contest.best, simple, fastest_s=best, effort=tuning.WHAT_IF_EFFORT)
-        best = best if chosen is None else min(best, chosen.value)
-        bound = least_of_all_s(search.problem, {setting.micro_batches for setting in search.settings})
+        best, bound = best if chosen is None else min(best, chosen.value), of_all
         surely = step * (1 - tuning.MORE_SEARCH)
     if options.schedule == "interleaved" or not search.decided:
         better = simpler(search, find_baselines(search.problem))

@@ -26,7 +26,8 @@ from assigner.report.sheet import Line
 from assigner.report.verification import verification_report
 from assigner.runtime.microbatch import micro_batch_count
 from assigner.schedule.cost import CostModel
-from assigner.solver import SolveOptions, price_what_ifs, solve, solve_baseline
+from assigner.solver import SolveOptions, solve, solve_baseline
+from assigner.solver.whatif import price_what_ifs
 from assigner.verification import check_model
 
 

@@ -10,7 +10,8 @@ from brute_force import best_plan, random_instance
 from builders import make_profile, single
 
 from assigner.errors import UsageError
-from assigner.solver import check_exportable, export_model, solve
+from assigner.solver import solve
+from assigner.solver.export import check_exportable, export_model
 
 CASES = [
     {"partitions": 5, "workers": 3, "busy": True, "tight": True, "late_updates": True},

@@ -20,7 +20,8 @@ from assigner.report.plan import status
 from assigner.report.sharing import sharing
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import overfull, predict
-from assigner.solver import SolveOptions, check_exportable, completing, solve, solve_baseline
+from assigner.solver import SolveOptions, completing, solve, solve_baseline
+from assigner.solver.export import check_exportable
 from assigner.solver.options import divisors
 from assigner.solver.replica_options import least_shares, replica_sets
 

@@ -10,8 +10,8 @@ from builders import make_profile, random_chain, worker_name
 from assigner.formats.profile import Link
 from assigner.schedule.cost import CostModel
 from assigner.schedule.timing import step_s
-from assigner.solver import SolveOptions, price_what_ifs, solve, what_ifs_are_cheap
-from assigner.solver.whatif import answered, questions
+from assigner.solver import SolveOptions, solve
+from assigner.solver.whatif import answered, price_what_ifs, questions, what_ifs_are_cheap
 from assigner.solver.why.case import Case
 
 EXACT = SolveOptions(schedule="one-stage", gap=0)

@@ -114,7 +114,7 @@ def test_what_ifs_are_priced_where_that_is_quick_and_where_asked_for(assigner, f
     assert [each.change for each in load_plan(folder / "new.json").what_if].count("worker") == 2
     assigner("solve", "profile.json", "-o", "none.json", "--no-what-if")
     assert load_plan(folder / "none.json").what_if == ()
-    monkeypatch.setattr("assigner.solver.what_ifs_are_cheap", lambda *_: False)
+    monkeypatch.setattr("assigner.solver.whatif.what_ifs_are_cheap", lambda *_: False)
     assigner("solve", "profile.json", "-o", "large.json")
     assert load_plan(folder / "large.json").what_if == ()
     assigner("solve", "profile.json", "-o", "asked.json", "--what-if")

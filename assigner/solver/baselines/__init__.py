@@ -16,7 +16,7 @@ contiguous plan with one worker a stage.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 from assigner.formats.plan import Baseline, Plan
 from assigner.schedule.simulate import priced
@@ -32,35 +32,21 @@ if TYPE_CHECKING:
 
     from assigner.solver.problem import Problem
 
-BaselineName = Literal[
-    "single", "equal", "proportional", "balance", "pipedream", "greedy", "weighted", "data-parallel",
-    "data-parallel-by-speed",
-]  # fmt: skip
+_BASELINES: Mapping[str, tuple[str, Callable[[BaselinePrices], Iterable[Plan]]]] = {
+    "single": ("best single worker", single),
+    "equal": ("equal split", equal),
+    "proportional": ("split in proportion to speed", proportional),
+    "balance": ("balance by time", balanced),
+    "pipedream": ("PipeDream's planner", least_bottleneck),
+    "greedy": ("greedy, earliest finish", earliest_finish),
+    "weighted": ("weighted heuristic", descent),
+    "data-parallel": ("data parallel", equal_shares),
+    "data-parallel-by-speed": ("data parallel by speed", shares_by_speed),
+}
+"""By name: the name in full, and the plans to choose from."""
 
-TITLES: Mapping[str, str] = dict(
-    zip(
-        get_args(BaselineName),
-        (
-            "best single worker",
-            "equal split",
-            "split in proportion to speed",
-            "balance by time",
-            "PipeDream's planner",
-            "greedy, earliest finish",
-            "weighted heuristic",
-            "data parallel",
-            "data parallel by speed",
-        ),
-        strict=True,
-    )
-)
+TITLES: Mapping[str, str] = {name: title for name, (title, _) in _BASELINES.items()}
 """Names of the baselines, short and in full."""
-
-_MAKERS: Mapping[str, Callable[[BaselinePrices], Iterable[Plan]]] = {
-    "single": single, "equal": equal, "proportional": proportional, "balance": balanced, "pipedream": least_bottleneck,
-    "greedy": earliest_finish, "weighted": descent, "data-parallel": equal_shares,
-    "data-parallel-by-speed": shares_by_speed,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,18 +70,16 @@ class FoundBaseline:
 
 
 def find_baselines(problem: Problem) -> tuple[FoundBaseline, ...]:
-    """All baselines in a fixed order; once the time of the problem's search is over, no more than until one fits."""
+    """All baselines in a fixed order, each at its own best micro-batch count.
+
+    Once the time of the problem's search is over, no more than until one fits.
+    """
     pricing, found = BaselinePrices(problem), list[FoundBaseline]()
-    for name, title in TITLES.items():
+    for title, candidates in _BASELINES.values():
         if problem.clock.over and any(each.plan is not None for each in found):
             break
-        found.append(FoundBaseline(title, *pricing.best(_MAKERS[name](pricing))))
+        found.append(FoundBaseline(title, *pricing.best(candidates(pricing))))
     return tuple(found)
-
-
-def price_baselines(problem: Problem) -> tuple[Baseline, ...]:
-    """The baselines in a fixed order, each at its own best micro-batch count."""
-    return tuple(simple.row for simple in find_baselines(problem))
 
 
 def baseline_plan(problem: Problem, name: str) -> Plan | None:
@@ -106,5 +90,6 @@ def baseline_plan(problem: Problem, name: str) -> Plan | None:
         name: A key of `TITLES`.
     """
     pricing = BaselinePrices(problem)
-    plan, _ = pricing.best(_MAKERS[name](pricing))
+    _, candidates = _BASELINES[name]
+    plan, _ = pricing.best(candidates(pricing))
     return plan and priced(plan, problem.profile, problem.cost)

@@ -71,10 +71,11 @@ class _Placing:
         import numpy as np
 
         self.pricing, self.problem, self.count, self.again = pricing, pricing.problem, count, again
-        self.size = pricing.size(count)
+        table = self.problem.prices(count)
+        self.size = table.size
         self.workers = pricing.quickest(count)
         self.devices = [self.problem.profile.worker[worker] for worker in self.workers]
-        self.prices = np.array([_row(pricing.prices_on(worker, count), again=again) for worker in self.workers])
+        self.prices = np.array([_row(table.measured(worker), again=again) for worker in self.workers])
         self.capacity = np.array([device.tensor_bytes for device in self.devices])
         zero = np.zeros(len(self.workers))
         self.start, self.each, self.last, self.done = zero.copy(), zero.copy(), zero.copy(), zero.copy()

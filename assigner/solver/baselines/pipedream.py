@@ -32,7 +32,7 @@ def least_bottleneck(pricing: BaselinePrices) -> Iterator[Plan]:
     for count in pricing.counts:
         seconds = pricing.seconds_on(workers[0], count)
         if seconds:
-            size = pricing.size(count)
+            size = pricing.problem.prices(count).size
             cut_s = [2 * each / bandwidth if bandwidth else math.inf for each in cut_bytes(pricing.problem, size)]
             yield pricing.contiguous(count, workers, least_largest_blocks(seconds, len(workers), cut_s=cut_s))
 

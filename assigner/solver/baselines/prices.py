@@ -14,7 +14,6 @@ from assigner.solver.shares import held_by
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from assigner.schedule.cost import PartitionCost
     from assigner.solver.problem import Problem
 
 
@@ -39,17 +38,9 @@ class BaselinePrices:
         asked = tuple(name for name in self.problem.options.order if name in usable)
         return asked or tuple(sorted(usable, key=lambda name: usable[name].rank))
 
-    def size(self, count: int) -> int:
-        """Samples in a micro-batch."""
-        return self.problem.prices(count).size
-
     def alike(self, worker: str) -> tuple[str, float]:
         """What two workers have in common that have the same prices and capacity."""
         return self.problem.cost.first_alike[worker], self.problem.profile.worker[worker].tensor_bytes
-
-    def prices_on(self, worker: str, count: int) -> tuple[PartitionCost | None, ...]:
-        """Price of each position on a worker at a micro-batch count; None: it cannot be priced there."""
-        return self.problem.prices(count).measured(worker)
 
     def seconds_on(self, worker: str, count: int) -> tuple[float, ...] | None:
         """Forward and backward of each position, in seconds per micro-batch; None: one of them has no price there."""
@@ -57,7 +48,7 @@ class BaselinePrices:
         return found
 
     def _seconds(self, row: str, count: int) -> tuple[float, ...] | None:
-        prices = [price for price in self.prices_on(row, count) if price is not None]
+        prices = [price for price in self.problem.prices(count).measured(row) if price is not None]
         whole = len(prices) == len(self.problem.order)
         return tuple(price.forward_s + price.backward_s for price in prices) if whole else None
 
@@ -98,7 +89,7 @@ class BaselinePrices:
         return Plan(
             workload=problem.workload,
             micro_batches=count,
-            micro_batch_size=self.size(count),
+            micro_batch_size=problem.prices(count).size,
             schedule="1f1b" if replicas else "gpipe",
             stages=tuple(
                 held_by(
@@ -144,8 +135,9 @@ class BaselinePrices:
         """True if every partition has a price where it is, and no pin, colocation, order or other hint is broken."""
         problem, options = self.problem, self.problem.options
         held = [(worker, stage.partitions) for stage in plan.stages for worker in stage.workers]
+        table = problem.prices(plan.micro_batches)
         for worker, names in held:
-            prices = self.prices_on(worker, plan.micro_batches)
+            prices = table.measured(worker)
             if any(prices[problem.position[name]] is None for name in names):
                 return False
         workers = [worker for worker, _ in held]

@@ -106,8 +106,8 @@ def _shares(
     """The figures of these workers at one micro-batch count; None: a unit may be nowhere."""
     import numpy as np
 
-    problem = pricing.problem
-    rows = [pricing.prices_on(worker, count) for worker in workers]
+    problem, table = pricing.problem, pricing.problem.prices(count)
+    rows = [table.measured(worker) for worker in workers]
     held = [[[row[problem.position[name]] for name in unit] for row in rows] for unit in units]
     seconds = np.array([[_seconds(each) for each in unit] for unit in held])
     allowed = np.isfinite(seconds) & [[pricing.may_hold(w, unit) for w in workers] for unit in units]
@@ -121,7 +121,7 @@ def _shares(
     size = np.array([_bytes(pricing, unit, row, count) for unit, row in zip(units, held, strict=True)])
     unit_of = {name: n for n, unit in enumerate(units) for name in unit}
     edges = [edge for edge in problem.profile.edges if unit_of[edge.source] != unit_of[edge.target]]
-    traffic = np.array([edge.bytes_per_sample * pricing.size(count) + edge.fixed_bytes for edge in edges])
+    traffic = np.array([edge.bytes_per_sample * table.size + edge.fixed_bytes for edge in edges])
     return _Shares(
         allowed=allowed,
         work=seconds / whole,
@@ -143,7 +143,7 @@ def _bytes(
     """On each worker: state, values read and, if they are stored, activations of all micro-batches."""
     cost = pricing.problem.cost
     read = dict.fromkeys(output for name in unit for output in cost.reads[name])
-    flying = sum(cost.output_bytes(output, pricing.size(count)) for output in read)
+    flying = sum(cost.output_bytes(output, pricing.problem.prices(count).size) for output in read)
     held = cost.state(unit).total + count * flying
     if pricing.problem.options.remat == "always":
         return [held] * len(row)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.solver import tuning
+from assigner.solver.contest import ROUNDING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,13 +129,13 @@ class WorkerAssignment:
                     if kinds[a] == kinds[b] and line[a] != line[b]:
                         changed = list(line)
                         changed[a], changed[b] = line[b], line[a]
-                        if around({a, b}, changed) < around({a, b}, line) * (1 - 1e-9):
+                        if around({a, b}, changed) < around({a, b}, line) * (1 - ROUNDING):
                             line, improved = changed, True
                 for group in self._groups[kinds[a]]:
                     if free[group]:
                         changed = list(line)
                         changed[a] = int(group)
-                        if around({a}, changed) < around({a}, line) * (1 - 1e-9):
+                        if around({a}, changed) < around({a}, line) * (1 - ROUNDING):
                             free[line[a]] += 1
                             free[group] -= 1
                             line, improved = changed, True

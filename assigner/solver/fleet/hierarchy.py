@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from assigner.solver import tuning
 from assigner.solver.clock import SolveClock
+from assigner.solver.contest import ROUNDING
 from assigner.solver.fleet.assignment import WorkerAssignment
 from assigner.solver.fleet.bottlenecks import BottleneckSearch
 from assigner.solver.fleet.cuts import FixedOrder
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
     from assigner.solver.fleet.path_program import KindPipeline
     from assigner.solver.prices import PriceTable, StageOption
-
-ROUNDING = 1e-9
-"""Share by which bounds are lowered: sums are taken in another order here."""
 
 
 class Hierarchy:
@@ -43,7 +41,7 @@ class Hierarchy:
 
     def __init__(
         self, instance: PriceTable, *, price: Callable[[Sequence[StageOption]], float], target: Callable[[], float],
-        watch: Callable[[], None] | None = None,
+        watch: Callable[[], None],
     ) -> None:  # fmt: skip
         self.fleet = KindRelaxation(instance)
         self._price = price
@@ -55,6 +53,7 @@ class Hierarchy:
         self._best = math.inf
 
     def _target(self) -> float:
+        """Of bounds that are lowered by rounding: here, sums are taken in another order."""
         return self._wanted() * (1 + 2 * ROUNDING)
 
     @property
@@ -62,11 +61,6 @@ class Hierarchy:
         """No plan is faster, in seconds; inf: there is none."""
         cells = 0.0 if self._cells is None else self._cells.bound
         return max(self.fleet.quick_bound, cells) * (1 - ROUNDING)
-
-    @property
-    def done(self) -> bool:
-        """True once the bound is as good as it gets here."""
-        return self._cells is not None and self._cells.done
 
     def start(self) -> bool:
         """Look for a first plan: limits on the slowest servers widen until there is a pipeline within them.
@@ -104,9 +98,10 @@ class Hierarchy:
                 return
             paths = self._within(high[0])
             high = min(high[0], paths.largest[0]), min(high[1], paths.largest[1])
+            forward, backward = paths.servers
             self._cells = BottleneckSearch(
                 self._swept, self._target, more=self.fleet.more, low=self.fleet.low, high=high, above=target,
-                servers=paths.servers,
+                servers=(forward, backward if paths.exact else None),
             )  # fmt: skip
 
         self._cells.run(self._stop)
@@ -114,7 +109,7 @@ class Hierarchy:
     def _stop(self) -> bool:
         """Whether the time is over; a good moment to tell where the search stands."""
         now = self._clock.now()
-        if self._watch is not None and now - self._watched > tuning.TELL_S:
+        if now - self._watched > tuning.TELL_S:
             self._watched = now
             self._watch()
         return self._clock.over

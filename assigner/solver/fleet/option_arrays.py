@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assigner.solver.memory import ROUNDING, least_recompute_s
+from assigner.solver.contest import ROUNDING
+from assigner.solver.memory import least_recompute_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -110,19 +110,13 @@ class KindPaths:
 
     @property
     def largest(self) -> tuple[float, float]:
-        """The slowest that any stage or message is, forward and backward."""
-        hops = self._sweep.boundaries
-        forward = [self.prices.stages.forward, *(hop.forward for hop in hops)]
-        backward = [self.prices.stages.backward, *(hop.backward for hop in hops)]
-        found = [
-            max(float(np.max(each, initial=0.0, where=np.isfinite(each))) for each in way)
-            for way in (forward, backward)
-        ]
-        return found[0], found[1]
+        """The slowest that any stage or message is, forward and backward, in seconds."""
+        forward, backward = self.servers
+        return float(forward.max(initial=0.0)), float(backward.max(initial=0.0))
 
     @property
-    def servers(self) -> tuple[Floats, Floats | None]:
-        """All values that a server forward, and backward, can have, sorted; None: not all are known yet."""
+    def servers(self) -> tuple[Floats, Floats]:
+        """All seconds that a server forward, and backward, can have, sorted; backward, bounds unless `exact`."""
         hops = self._sweep.boundaries
         forward, backward = (
             np.unique(np.concatenate([each[np.isfinite(each)] for each in (first, *more)]))
@@ -131,7 +125,7 @@ class KindPaths:
                 (self.prices.stages.backward, *(hop.backward for hop in hops)),
             )
         )
-        return forward, backward if self.exact else None
+        return forward, backward
 
     def least(self, limit_f: float, limit_b: float) -> KindPipeline | None:
         """The path with the least sum of which no server is above its limit; None: there is none."""

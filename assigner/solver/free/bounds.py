@@ -66,7 +66,7 @@ class Bounds:
     def __init__(self, room: SetMemory) -> None:
         self.room, self.table = room, room.table
         table = self.table
-        self.n, self.more = len(table.problem.order), table.micro_batches - 1
+        self.n = len(table.problem.order)
         prices = [[table.prices[w][i] for w in homes] for i, homes in enumerate(table.homes)]
         self._forward = [min((p.forward_s for p in row if p), default=math.inf) for row in prices]
         self._backward = [min((p.backward_s for p in row if p), default=math.inf) for row in prices]

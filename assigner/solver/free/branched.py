@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from assigner.schedule.objective import compared_value
 from assigner.solver import tuning
 from assigner.solver.clock import OutOfTime, SolveClock
 from assigner.solver.contest import EXHAUSTIVE, INTEGER_PROGRAM, Contest
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Schedule
     from assigner.solver.free.arrangement import Stages
-    from assigner.solver.free.pricing import Pricing
+    from assigner.solver.free.pricing import BoundedPricing
 
 
 class SteadySetting(FreeSetting):
@@ -52,7 +53,7 @@ class SteadySetting(FreeSetting):
         self.schedule = schedule
 
     @cached_property
-    def pricing(self) -> Pricing:
+    def pricing(self) -> BoundedPricing:
         """As of `FreeSetting`."""
         return SteadyPricing(self.room, falling=self.schedule == "1f1b")
 
@@ -142,4 +143,5 @@ class BranchedSetting(LadderSetting):
         )  # fmt: skip
         step_s = problem.step_s(adapted)  # inf where a gradient or a tie needs a link that is missing
         if step_s < math.inf:
-            self.offer(self._value(adapted, step_s), lambda: adapted, EXHAUSTIVE)
+            value = compared_value(adapted, self.objective, problem.cost, step_s=step_s)
+            self.offer(value, lambda: adapted, EXHAUSTIVE)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from assigner.solver.free.arrangement import Arrangement
-    from assigner.solver.free.pricing import Pricing
+    from assigner.solver.free.pricing import BoundedPricing
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Exhaustive:
     """
 
     def __init__(
-        self, pricing: Pricing, *, limit: float, take: Callable[[Arrangement], float], nodes: int,
+        self, pricing: BoundedPricing, *, limit: float, take: Callable[[Arrangement], float], nodes: int,
         stop: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._pricing, self._room, self._table = pricing, pricing.room, pricing.room.table

@@ -32,6 +32,16 @@ class Pricing(Protocol):
     room: SetMemory
     one_stage: bool
 
+    def price(self, stages: Stages) -> Arrangement | None:
+        """The stages with what they rematerialise and their value; None: they do not fit, or a link is missing."""
+
+    def actions(self, stages: Stages) -> int:
+        """How much work it is to price the stages, in timed actions."""
+
+
+class BoundedPricing(Pricing, Protocol):
+    """One that also bounds the value of what is not placed yet."""
+
     def least(self, where: Sequence[int], masks: Sequence[int], limit: float) -> tuple[float, list[Turn]]:
         """A bound of all placements that have these positions there, in seconds, and its turns.
 
@@ -43,12 +53,6 @@ class Pricing(Protocol):
         Returns:
             The bound; inf: there is no such placement. The turns where rows of several stages are to be looked at.
         """
-
-    def price(self, stages: Stages) -> Arrangement | None:
-        """The stages with what they rematerialise and their value; None: they do not fit, or a link is missing."""
-
-    def actions(self, stages: Stages) -> int:
-        """How much work it is to price the stages, in timed actions."""
 
 
 class StepPricing:
@@ -64,7 +68,7 @@ class StepPricing:
         self._bounds, self._convex = Bounds(room), ConvexBounds(room)
 
     def least(self, where: Sequence[int], masks: Sequence[int], limit: float) -> tuple[float, list[Turn]]:
-        """See `Pricing`."""
+        """See `BoundedPricing`."""
         bound, turns = self._bounds.least(where, masks)
         if self.one_stage and bound < limit:
             stages = stages_in_order(self.room.table.before, masks)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from assigner.formats.terms import Schedule
     from assigner.solver.contest import Contest
     from assigner.solver.free.arrangement import Arrangement, Stages
-    from assigner.solver.free.pricing import Pricing
+    from assigner.solver.free.pricing import BoundedPricing
     from assigner.solver.problem import Problem
 
 
@@ -65,7 +65,7 @@ class FreeSetting(Setting):
         return self.small
 
     @cached_property
-    def pricing(self) -> Pricing:
+    def pricing(self) -> BoundedPricing:
         """What a placement is worth."""
         return StepPricing(self.room, one_stage=self.one_stage)
 

@@ -61,7 +61,7 @@ class SteadyPricing:
         self._load_s = cache(self._least_load_s)
 
     def least(self, where: Sequence[int], masks: Sequence[int], limit: float) -> tuple[float, list[Turn]]:
-        """See `Pricing`; there are no turns."""
+        """See `BoundedPricing`; there are no turns."""
         busy, bound = self._messages(where)
         total = sum([share for w, share in zip(where, self._share, strict=True) if w < 0])
         for w, mask in enumerate(masks):

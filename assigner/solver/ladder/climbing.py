@@ -89,9 +89,6 @@ class LadderSetting(PipelineSetting):
 
     def tighten(self) -> None:
         """Climb with more room, for the sake of the bound."""
-        self._narrow()
-
-    def _narrow(self) -> None:
         found = self._climb(tuning.PROOF_WIDTH)
         if self._boxed and not self.shares:
             self._search_depths(found, self.bound)
@@ -136,7 +133,7 @@ class LadderSetting(PipelineSetting):
         """Simulate every pipeline whose price is below the target, the lowest first, while there is room and time."""
         if self.effort > 1:
             self._seen.clear()  # more of their warm-up depths may be tried now
-            self._narrow()
+            LadderSetting.tighten(self)  # however a subclass goes about it
         if self.decided or not self._few:
             self.cut_short = self._wider
             return
@@ -218,12 +215,8 @@ class LadderSetting(PipelineSetting):
         if not (small or self.decided):
             self.settle()
 
-    def settle(self) -> bool:
-        """Have the ILP name pipelines whose bound is below the target, and simulate each; whether none is left."""
-        self._name_and_cut()
-        return self.decided
-
-    def _name_and_cut(self) -> None:
+    def settle(self) -> None:
+        """Have the ILP name pipelines whose bound is below the target, and simulate each: decided if none is left."""
         contest, target = self.contest, self.contest.target
         options = [
             option for option in self.options.all

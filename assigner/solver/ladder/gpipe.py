@@ -90,7 +90,7 @@ class GPipeSetting(LadderSetting):
         elif self._few_columns:
             self.settle()
         else:
-            self._narrow()
+            super().tighten()
 
     def prove(self) -> None:
         """Find a better plan, or prove that there is none."""
@@ -101,7 +101,7 @@ class GPipeSetting(LadderSetting):
             self.settle()
         if self._sharp and not self.decided:
             if self.effort == 1:
-                self._narrow()
+                super().tighten()
             super().prove()
         if not (self._sharp or self.decided):
             self._descend(self.contest.share_s)

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 from assigner.errors import FormatError
 from assigner.schedule.program import ActionKind, in_flight
 from assigner.schedule.timing import Instead, step_s
-from assigner.solver.contest import ENUMERATION
+from assigner.solver.contest import ENUMERATION, TIE
 from assigner.solver.ladder.depths import falling
 from assigner.solver.ladder.sharings import sharings
-from assigner.solver.ladder.simulated import TIE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.solver.ladder.depths import Depths
     from assigner.solver.ladder.shared import SharedSetting
+    from assigner.solver.ladder.simulated import Pipeline
     from assigner.solver.prices import StageOption
-
-    Pipeline = tuple[StageOption, ...]
 
 
 class ShareSearch:

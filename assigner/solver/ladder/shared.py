@@ -16,14 +16,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assigner.solver import tuning
-from assigner.solver.contest import DYNAMIC_PROGRAM, ENUMERATION, LOCAL, PROVEN, TOTAL_WORK
+from assigner.solver.contest import DYNAMIC_PROGRAM, ENUMERATION, PROVEN, TOTAL_WORK
 from assigner.solver.dynamic_program import DynamicProgram, PricedPipelines
 from assigner.solver.kind_prices import by_kinds
 from assigner.solver.ladder.climbing import LadderSetting
-from assigner.solver.ladder.depths import nearby
 from assigner.solver.ladder.share_search import ShareSearch
 from assigner.solver.ladder.simulated import pipeline_key
-from assigner.solver.local_search import local_search
 from assigner.solver.objectives import OneFOneBStep
 from assigner.solver.replica_options import ReplicaOptions
 
@@ -32,11 +30,9 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
     from assigner.solver.ladder.depths import Depths
+    from assigner.solver.ladder.simulated import Pipeline, Point
     from assigner.solver.objectives import PipelineObjective
     from assigner.solver.prices import StageOption
-
-    Pipeline = tuple[StageOption, ...]
-    Point = tuple[Pipeline, Depths]
 
 
 class SharedSetting(LadderSetting):
@@ -216,29 +212,10 @@ class SharedSetting(LadderSetting):
         """As of `LadderSetting`; what a shared stage's option promises of memory need not hold for these shares."""
         return super().worth(plan) if self.problem.fits(plan) else (math.inf, math.inf)
 
-    def _deepen(self, pipeline: Sequence[StageOption]) -> float:
-        """The best value of a simulated pipeline after local search over its warm-up depths and shares."""
-        key = pipeline_key(pipeline)
-        value, depths = self._seen.get(key, (math.inf, ()))
-        if key in self._deepened or not depths or self._tried_all(pipeline):
-            return value
-        self._deepened.add(key)
-        ranges = self.ranges(pipeline)
-
-        def neighbours(at: Point) -> Iterator[Point]:
-            yield from ((shared, at[1]) for shared in _other_shares(at[0]))
-            yield from ((at[0], deeper) for deeper in nearby(at[1], ranges))
-
-        def price(tried: Point) -> float:
-            self._actions -= 2 * self.micro_batches * sum(max(1, len(option.shares)) for option in tried[0])
-            return self.worth(self.plan_of(*tried))[0]
-
-        best, value = local_search(
-            (tuple(pipeline), depths), value, neighbours=neighbours, price=price, may_go_on=self._may_go_on
-        )
-        self._seen[key] = value, best[1]
-        self.offer(value, lambda: self.plan_of(*best), LOCAL)
-        return value
+    def _near(self, at: Point, ranges: Sequence[range]) -> Iterator[Point]:
+        """As of `LadderSetting`; first, one micro-batch handed from one worker to another."""
+        yield from ((shared, at[1]) for shared in _other_shares(at[0]))
+        yield from super()._near(at, ranges)
 
 
 def _other_shares(pipeline: Pipeline) -> Iterator[Pipeline]:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from assigner.errors import AssignerError, FormatError
 from assigner.formats.plan import Plan
 from assigner.formats.stage import Stage
-from assigner.schedule.objective import latency_s, steady_s
+from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
 from assigner.solver import tuning
-from assigner.solver.contest import DYNAMIC_PROGRAM, LOCAL, PROVEN
+from assigner.solver.contest import DYNAMIC_PROGRAM, LOCAL, PROVEN, TIE
 from assigner.solver.ladder.depths import falling, falling_count, fitting, nearby
 from assigner.solver.local_search import is_better, local_search, pipeline_moves
 from assigner.solver.objectives import GPipeStep, Latency, OneFOneBStep, SteadyState
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from assigner.solver.prices import StageOption, StageOptions
     from assigner.solver.problem import Problem
 
+    Pipeline = tuple[StageOption, ...]
+    Point = tuple[Pipeline, Depths]
+
 _Key = tuple[tuple[int, int, tuple[int, ...]], ...]
 """A pipeline: where each stage starts, the group of its worker, what it runs twice."""
 
 _UNKNOWN: Depths = ()
-
-TIE = 1e-12
-"""Plans that differ by less, as a share, are as good: rounding must not choose between them."""
 
 
 class PipelineSetting(Setting):
@@ -117,12 +117,7 @@ class PipelineSetting(Setting):
             step = step_s(plan, self.problem.cost)
         except FormatError:  # two workers that must talk have no link, or a stage would wait for ever
             return math.inf, math.inf
-        return self._value(plan, step), step
-
-    def _value(self, plan: Plan, step_s: float) -> float:
-        if self.objective == "throughput":
-            return self.micro_batches * steady_s(plan, self.problem.cost)
-        return latency_s(plan, self.problem.cost) if self.objective == "latency" else step_s
+        return compared_value(plan, self.objective, self.problem.cost, step_s=step), step
 
     def _check(self, price: float, value: float) -> None:
         """Raise AssignerError if the ladder's price is no bound, or not the value where it should be."""
@@ -200,26 +195,32 @@ class PipelineSetting(Setting):
             yield self._deep[len(pipeline)]
 
     def _deepen(self, pipeline: Sequence[StageOption]) -> float:
-        """The best value of a simulated pipeline after local search over its warm-up depths, where some are untried."""
+        """The best value of a simulated pipeline after local search over what is untried of its plans."""
         key = pipeline_key(pipeline)
         value, depths = self._seen.get(key, (math.inf, _UNKNOWN))
-        if key in self._deepened or self.objective != "step" or not depths or self._all_depths(pipeline):
+        counts = self.shares or self.objective == "step"  # what is searched can change the value
+        if key in self._deepened or not counts or not depths or self._tried_all(pipeline):
             return value
         self._deepened.add(key)
         ranges = self.ranges(pipeline)
 
-        def price(tried: Depths) -> float:
-            self._actions -= 2 * self.micro_batches * len(pipeline)
-            return self.worth(self.plan_of(pipeline, tried))[0]
+        def price(tried: Point) -> float:
+            self._actions -= 2 * self.micro_batches * sum(max(1, len(option.shares)) for option in tried[0])
+            return self.worth(self.plan_of(*tried))[0]
 
-        depths, value = local_search(
-            depths, value, neighbours=lambda at: nearby(at, ranges), price=price, may_go_on=self._may_go_on
-        )
-        self._seen[key] = value, depths
-        self.offer(value, lambda: self.plan_of(pipeline, depths), LOCAL)
-        if value <= self.best_value:
-            self._deep[len(pipeline)] = depths
+        best, value = local_search(
+            (tuple(pipeline), depths), value, neighbours=lambda at: self._near(at, ranges), price=price,
+            may_go_on=self._may_go_on,
+        )  # fmt: skip
+        self._seen[key] = value, best[1]
+        self.offer(value, lambda: self.plan_of(*best), LOCAL)
+        if value <= self.best_value and not self.shares:
+            self._deep[len(pipeline)] = best[1]
         return value
+
+    def _near(self, at: Point, ranges: Sequence[range]) -> Iterator[Point]:
+        """Plans of a pipeline to try next: one stage's warm-up made deeper or shallower."""
+        return ((at[0], depths) for depths in nearby(at[1], ranges))
 
     def plan_of(self, pipeline: Sequence[StageOption], depths: Sequence[int]) -> Plan:
         """A pipeline as a plan with these warm-up depths."""
@@ -288,7 +289,7 @@ class PipelineSetting(Setting):
         if best is self.best and best is not None:
             return
         plan = best.plan if best is not None else self._baseline()
-        if plan is None or len(plan.stages) > len(plan.workers):
+        if plan is None or plan.is_looped:
             return
         group = {name: k for k, members in enumerate(self.instance.groups) for name in members}
         held = [tuple(sorted(group[worker] for worker in stage.workers)) for stage in plan.stages]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.errors import FormatError
 from assigner.schedule.orders import ActionKind
+from assigner.solver.contest import ROUNDING, TIE
 from assigner.solver.local_search import local_search
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
     from assigner.schedule.timing import Timed
     from assigner.solver.orders.tasks import Orders, PlacedTasks
-
-_SAME = 1e-12
-"""Times that differ by less than this share of the step are one."""
 
 
 class _Move(NamedTuple):
@@ -62,7 +60,7 @@ class Exchanges:
         best = value
 
         def may_go_on() -> bool:
-            return self._left > 0 and best > enough * (1 + 1e-9) and not self._stop()
+            return self._left > 0 and best > enough * (1 + ROUNDING) and not self._stop()
 
         def price(point: Orders) -> float:
             nonlocal best
@@ -71,7 +69,7 @@ class Exchanges:
             return found
 
         def accept(found: float, here: float) -> bool:
-            return found <= here * (1 + _SAME)
+            return found <= here * (1 + TIE)
 
         self._price(orders)
         return local_search(orders, value, neighbours=self._neighbours, price=price, may_go_on=may_go_on, accept=accept)
@@ -131,46 +129,34 @@ class Exchanges:
 
 def _blocks(tasks: PlacedTasks, orders: Orders, log: Sequence[Timed]) -> Iterator[tuple[int, int, int]]:
     """The critical path from its end: worker, and first and last place of tasks that follow without a wait."""
-    at = {(timed.worker, timed.job): n for n, timed in enumerate(log)}
-    place, start, end = _places(tasks, orders, log)
-    senders: dict[int, list[int]] = {}
+    start, end = _times(tasks, orders, log)
     last = max(log, key=lambda timed: timed.end_s)
     step = last.end_s
     if last.worker >= tasks.workers:
         return
     worker, k = last.worker, min(last.job, len(orders[last.worker]) - 1)
     senders = _senders(tasks)
-    del at, place
     while k >= 0:
-        high = k
-        task = orders[worker][k]
-        while True:
-            free = end[orders[worker][k - 1]] + tasks.row(orders[worker][k - 1]).busy_s if k else 0.0
-            if k and start[task] <= free + _SAME * step:
-                k -= 1
-                task = orders[worker][k]
-                continue
-            break
+        high, order = k, orders[worker]
+        while k and start[order[k]] <= end[order[k - 1]] + tasks.row(order[k - 1]).busy_s + TIE * step:
+            k -= 1
         if high > k:
             yield worker, k, high
-        before = max(senders.get(task, ()), key=lambda each: end[each], default=None)
+        before = max(senders.get(order[k], ()), key=lambda each: end[each], default=None)
         if before is None:
             return
         worker = tasks.row(before).worker
         k = orders[worker].index(before)
 
 
-def _places(
-    tasks: PlacedTasks, orders: Orders, log: Sequence[Timed]
-) -> tuple[dict[int, int], list[float], list[float]]:
-    """Of each task its place in its order, its start and its end."""
+def _times(tasks: PlacedTasks, orders: Orders, log: Sequence[Timed]) -> tuple[list[float], list[float]]:
+    """Of each task its start and its end, in seconds; 0 where it was not timed."""
     start, end = [0.0] * tasks.count, [0.0] * tasks.count
     kept = (
         [[k for k, step in enumerate(steps) if step[0] is not ActionKind.REDUCE] for steps in tasks.steps(orders)]
         if tasks.plan.is_replicated
         else None
     )
-    place: dict[int, int] = {}
     number = [{job: k for k, job in enumerate(jobs)} for jobs in kept] if kept else None
     for timed in log:
         if timed.worker >= tasks.workers:
@@ -178,8 +164,8 @@ def _places(
         k = number[timed.worker].get(timed.job, -1) if number else timed.job
         if 0 <= k < len(orders[timed.worker]):
             task = orders[timed.worker][k]
-            place[task], start[task], end[task] = k, timed.start_s, timed.end_s
-    return place, start, end
+            start[task], end[task] = timed.start_s, timed.end_s
+    return start, end
 
 
 def _senders(tasks: PlacedTasks) -> dict[int, list[int]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
 from assigner.solver import tuning
+from assigner.solver.contest import ROUNDING
 from assigner.solver.orders.bounds import least_step_s
 from assigner.solver.orders.every import EveryOrder
 from assigner.solver.orders.exchanges import Exchanges
@@ -60,7 +61,7 @@ def best_orders(
                 found.append((tasks.step_s(orders), len(found), orders))
             except FormatError:  # reductions of several stages would wait for each other
                 return False
-            return found[-1][0] <= bound * (1 + _SAME)
+            return found[-1][0] <= bound * (1 + ROUNDING)
         return False
 
     if not any(take(orders) for orders in (*starts, zero_bubble(tasks))):
@@ -75,15 +76,11 @@ def best_orders(
         better, value = Exchanges(tasks, most=most // tuning.ORDER_STARTS, stop=stop).run(start, first, enough=bound)
         if value < step:
             step, orders = value, better
-        if step <= bound * (1 + _SAME) or stop():
+        if step <= bound * (1 + ROUNDING) or stop():
             break
-    if tasks.count <= tuning.EVERY_TASK and step > bound * (1 + _SAME):
-        every = EveryOrder(tasks, limit=step * (1 - _SAME), nodes=tuning.EVERY_NODES)
+    if tasks.count <= tuning.EVERY_TASK and step > bound * (1 + ROUNDING):
+        every = EveryOrder(tasks, limit=step * (1 - ROUNDING), nodes=tuning.EVERY_NODES)
         orders = every.run() or orders
         step = min(step, every.value) if every.best else step
         bound = step if every.finished else bound
     return FoundOrders(orders, step, min(bound, step))
-
-
-_SAME = 1e-9
-"""Steps that differ by less than this share are as long."""

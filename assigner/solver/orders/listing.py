@@ -79,9 +79,8 @@ QUICK = RULES[:3]
 
 def rules_for(tasks: PlacedTasks) -> Iterator[PriorityRule]:
     """The rules that differ for a placement."""
-    several = len(tasks.plan.stages) > tasks.workers
     for rule in RULES:
-        if (several or rule.stages == "deepest") and (tasks.split or rule.first != "both parts"):
+        if (tasks.plan.is_looped or rule.stages == "deepest") and (tasks.split or rule.first != "both parts"):
             yield rule
 
 
@@ -311,8 +310,7 @@ def _depths(tasks: PlacedTasks, rule: PriorityRule) -> dict[tuple[int, int], flo
 def _priorities(tasks: PlacedTasks, rule: PriorityRule) -> list[float]:
     """Of each task its place by the rule: the least goes first."""
     m_count, stages = tasks.micro_batches, len(tasks.plan.stages)
-    width, worlds = len(tasks.kinds), tasks.workers
-    span = float(m_count * stages)
+    worlds, span = tasks.workers, float(m_count * stages)
     found: list[float] = []
     for stage, kind in itertools.product(range(stages), tasks.kinds):
         forward = kind is ActionKind.FORWARD
@@ -330,5 +328,4 @@ def _priorities(tasks: PlacedTasks, rule: PriorityRule) -> list[float]:
                 if kind is ActionKind.BACKWARD_WEIGHT:
                     late = 0.5 if rule.first == "both parts" else 2
                 found.append(place + span * 2 * late)
-    assert len(found) == stages * width * m_count
     return found

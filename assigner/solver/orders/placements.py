@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.solver.free.arrangement import Stages
-    from assigner.solver.free.bounds import Turn
     from assigner.solver.free.set_memory import Masks, SetMemory
 
 
@@ -38,12 +37,8 @@ class ListedPricing:
         self.room, self.limit = room, limit
         self._known: dict[Stages, Arrangement | None] = {}
 
-    def least(self, where: Sequence[int], masks: Sequence[int], limit: float) -> tuple[float, list[Turn]]:
-        """See `Pricing`; the slowest worker's work."""
-        del where, limit
-        return self._load(masks), []
-
     def _load(self, masks: Sequence[int]) -> float:
+        """Seconds of the slowest worker's work."""
         table, longest = self.room.table, 0.0
         for worker, mask in enumerate(masks):
             forward, backward, update = table.forward_s[worker], table.backward_s[worker], table.update_s[worker]

@@ -85,7 +85,7 @@ def _may_share(search: Search, plan: Plan) -> bool:
 
 def _named(plan: Plan) -> Plan:
     """A plan with several stages a worker under GPipe has this schedule's other name."""
-    return replace(plan, schedule="interleaved") if len(plan.stages) > len(plan.workers) else plan
+    return replace(plan, schedule="interleaved") if plan.is_looped else plan
 
 
 class OrderSearch:
@@ -215,8 +215,8 @@ NAMED: tuple[Schedule, ...] = ("interleaved-1f1b", "1f1b")
 
 def named_orders(plan: Plan, tasks: PlacedTasks) -> Iterator[tuple[Plan, Orders]]:
     """What the named schedules make of a plan's stages: its own first, with its warm-up depths."""
-    own: Schedule = "interleaved" if plan.schedule == "gpipe" and len(plan.stages) > tasks.workers else plan.schedule
-    named_gpipe: Schedule = "gpipe" if len(plan.stages) <= tasks.workers else "interleaved"
+    named_gpipe: Schedule = "interleaved" if plan.is_looped else "gpipe"
+    own = named_gpipe if plan.schedule == "gpipe" else plan.schedule
     for schedule in dict.fromkeys((own, named_gpipe, *NAMED)):
         try:
             named = plan if schedule == plan.schedule else _renamed(plan, schedule)
@@ -228,7 +228,7 @@ def named_orders(plan: Plan, tasks: PlacedTasks) -> Iterator[tuple[Plan, Orders]
 
 def unlisted(plan: Plan) -> Plan:
     """A plan with listed orders under the named schedule that any placement has; another one as it is."""
-    return _renamed(plan, "gpipe" if len(plan.stages) <= len(plan.workers) else "interleaved") if plan.orders else plan
+    return _renamed(plan, "interleaved" if plan.is_looped else "gpipe") if plan.orders else plan
 
 
 def _renamed(plan: Plan, schedule: Schedule) -> Plan:

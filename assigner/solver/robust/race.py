@@ -7,21 +7,17 @@ from dataclasses import dataclass, field
 
 from assigner.formats.plan import Plan
 from assigner.schedule.cost import CostModel
-from assigner.schedule.objective import objective_value
+from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
 from assigner.solver.options import SolveOptions
 
 
 def value_of(plan: Plan, options: SolveOptions, cost: CostModel) -> float:
-    """What a search with these options compares, the less the better; inf where the step is longer than asked for.
-
-    Throughput is seconds of a whole batch, so that plans with different numbers of micro-batches compare.
-    """
+    """What a search with these options compares, the less the better; inf where the step is longer than asked for."""
     step, most = step_s(plan, cost), options.max_step_s
     if most is not None and step > most:
         return math.inf
-    value = objective_value(plan, options.objective, cost, step_s=step)
-    return value * plan.micro_batches if options.objective == "throughput" else value
+    return compared_value(plan, options.objective, cost, step_s=step)
 
 
 @dataclass

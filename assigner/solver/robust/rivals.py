@@ -9,9 +9,10 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from assigner.errors import InfeasibleError
+from assigner.schedule.cost import CostModel
 from assigner.solver import tuning
 from assigner.solver.clock import OutOfTime
+from assigner.solver.problem import Problem
 from assigner.solver.robust.race import value_of
 
 if TYPE_CHECKING:
@@ -26,15 +27,16 @@ if TYPE_CHECKING:
 
 
 def baselines(profile: Profile, options: SolveOptions) -> Iterator[Plan]:
-    """The baselines that fit, each at the number of micro-batches that is best for it at the medians."""
-    from assigner.solver import solve_baseline
-    from assigner.solver.baselines import TITLES
+    """The baselines that fit, each at the number of micro-batches that is best for it at the medians.
 
-    for name in TITLES:
-        try:
-            yield solve_baseline(profile, name, options)
-        except InfeasibleError:
-            continue
+    Args:
+        profile: The medians, resolved (hints.py).
+        options: As resolved with it.
+    """
+    from assigner.solver.baselines import find_baselines
+
+    found = find_baselines(Problem(profile, options, CostModel(profile)))
+    return (each.plan for each in found if each.plan is not None)
 
 
 def resolver(plan: Plan, options: SolveOptions, *, seconds: float = tuning.RESOLVE_S) -> Rival:

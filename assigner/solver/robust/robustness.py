@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
 from assigner.formats.terms import Objective
 from assigner.schedule.cost import CostModel
-from assigner.schedule.simulate import overfull, predict, priced
+from assigner.schedule.simulate import check_fit, priced
 from assigner.schedule.timing import step_s
 from assigner.solver import solve
+from assigner.solver.clock import SolveClock
 from assigner.solver.hints import resolve
 from assigner.solver.options import ScheduleChoice, SolveOptions
 from assigner.solver.problem import Problem
@@ -136,7 +136,7 @@ def solve_robust(
     """
     if options.objective == "cost":
         raise UsageError("robust goes with objectives step, throughput and latency", hint="leave out one of the two")
-    from assigner.solver.baselines import price_baselines  # it needs numpy, which only a search may load
+    from assigner.solver.baselines import find_baselines  # it needs numpy, which only a search may load
 
     solution = solve(slow_end(profile), options, progress=progress)
     assert solution.plan.solver is not None
@@ -144,7 +144,7 @@ def solve_robust(
     plan = replace(
         priced(solution.plan, profile),
         solver=replace(solution.plan.solver, options={**solution.plan.solver.options, "robust": True}),
-        baselines=price_baselines(Problem(resolved, plain, CostModel(resolved))),
+        baselines=tuple(each.row for each in find_baselines(Problem(resolved, plain, CostModel(resolved)))),
     )
     found = assess(plan, profile, options=options, time_limit=options.time_limit, progress=draws_progress)
     return replace(solution, plan=plan), found
@@ -177,37 +177,35 @@ def assess(
     draw.
 
     Args:
-        plan: What was chosen; it must fit the workers.
+        plan: What was chosen, as `solve` found it: it fits the workers.
         profile: The measurements.
         options: What the plan was solved with: objective and hints hold for baselines and rivals too. None: the
             defaults.
         rival: Makes a plan for a draw that may be better there, or None if it finds none. None: `rivals.resolver`.
         draws: How many draws to make, 1 or more; where nothing varies it is one.
         seed: Of the draws.
-        within: The regret up to which the plan counts as near the best, as a share.
-        time_limit: Seconds after which no further draw is solved again; the first one always is. Pricing the draws
-            takes at most a quarter of it.
+        within: The regret up to which the plan counts as near the best, as a share, 0 or more.
+        time_limit: Seconds, more than 0, after which no further draw is solved again; the first one always is. Pricing
+            the draws takes at most a quarter of it.
         progress: Called with (draws solved again, draws in all) after each.
 
     Raises:
-        UsageError: a number that cannot be used, options that do not fit the profile, or a plan that does not fit the
-            workers.
+        UsageError: options that do not fit the profile.
         FormatError: plan and profile do not fit together.
     """
-    _check_numbers(draws=draws, within=within, time_limit=time_limit)
-    start = time.monotonic()
+    clock, pricing = SolveClock(time_limit), SolveClock(time_limit / 4)
     profile, options = resolve(profile, options or SolveOptions())
-    _check_memory(plan, profile)
+    check_fit(plan, profile)
     coverage = Coverage.of(profile)
     numbers = random.Random(seed)  # noqa: S311 - a simulation, not a secret
     seeds = [numbers.getrandbits(32) for _ in range(draws if coverage.varies else 1)]
-    steps = _steps_s(plan, profile, seeds, until=start + time_limit / 4)
+    steps = _steps_s(plan, profile, seeds, pricing)
     race = Race(options, [plan])
     try:
         race.plans += (each for each in baselines(profile, options) if options.searches(each))
         rival = rival or resolver(plan, options)
         for number in seeds[: len(steps)]:
-            if race.draws and time.monotonic() - start >= time_limit:
+            if race.draws and clock.over:
                 break
             drawn = resampled(profile, number)
             race.add(CostModel(drawn), rival(drawn))
@@ -228,34 +226,15 @@ def assess(
         within=within,
         seed=seed,
         coverage=coverage,
-        seconds=time.monotonic() - start,
+        seconds=clock.elapsed_s,
     )
 
 
-def _steps_s(plan: Plan, profile: Profile, seeds: Sequence[int], *, until: float) -> tuple[float, ...]:
-    """The plan's step in each draw, in seconds; after `until` no further one begins, but the first always does."""
+def _steps_s(plan: Plan, profile: Profile, seeds: Sequence[int], clock: SolveClock) -> tuple[float, ...]:
+    """The plan's step in each draw, in seconds; once time is over no further one begins, but the first always does."""
     steps: list[float] = []
     for seed in seeds:
-        if steps and time.monotonic() >= until:
+        if steps and clock.over:
             break
         steps.append(step_s(plan, CostModel(resampled(profile, seed))))
     return tuple(steps)
-
-
-def _check_numbers(*, draws: int, within: float, time_limit: float) -> None:
-    if draws < 1:
-        raise UsageError(f"draws: {draws!r} is not allowed; expected a whole number, 1 or more")
-    if not 0 <= within < math.inf:
-        raise UsageError(f"within: {within!r} is not allowed; expected a share, 0 or more")
-    if not time_limit > 0:
-        raise UsageError(f"time limit: {time_limit!r} is not allowed; expected seconds, more than 0")
-
-
-def _check_memory(plan: Plan, profile: Profile) -> None:
-    for worker in overfull(predict(plan, profile)):
-        if worker.peak_bytes > worker.capacity_bytes * (1 + 1e-9):  # less is rounding
-            raise UsageError(
-                f"the plan needs {worker.peak_bytes:.0f} bytes on {worker.worker}, which has"
-                f" {worker.capacity_bytes:.0f}: it cannot be held against plans that fit",
-                hint="assigner solve finds a plan that fits, if any",
-            )

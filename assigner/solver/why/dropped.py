@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from shlex import quote
@@ -110,19 +111,19 @@ def _flags(case: Case) -> Iterator[Change]:
     options = case.options
     for pattern, pin in options.pins.items():
         flag = f"--pin {quote(f'{pattern}={pin}')}"
-        yield _dropped(f"{pattern} not pinned to {pin}", flag, partial(_unpinned, pattern))
+        yield _dropped(f"{pattern} not pinned to {pin}", flag, partial(_without, "pins", pattern))
     for pair in options.forbid:
         flag = f"--forbid {quote('='.join(pair))}"
-        yield _dropped(f"{pair[0]} allowed on {pair[1]}", flag, partial(_allowed, pair))
+        yield _dropped(f"{pair[0]} allowed on {pair[1]}", flag, partial(_without, "forbid", pair))
     for spec, size in options.memory.items():
         flag = f"--memory {quote(f'{spec}={figure(size)}')}"
-        yield _dropped(f"all the memory of {spec}", flag, partial(_uncapped, spec))
+        yield _dropped(f"all the memory of {spec}", flag, partial(_without, "memory", spec))
     for group in options.together:
         names = ",".join(group)
-        yield _dropped(f"{names} on any workers", f"--together {quote(names)}", partial(_ungrouped, "together", group))
+        yield _dropped(f"{names} on any workers", f"--together {quote(names)}", partial(_without, "together", group))
     for group in options.apart:
         names = ",".join(group)
-        yield _dropped(f"{names} on one worker or more", f"--apart {quote(names)}", partial(_ungrouped, "apart", group))
+        yield _dropped(f"{names} on one worker or more", f"--apart {quote(names)}", partial(_without, "apart", group))
     if options.order:
         flag = f"--order {quote(','.join(options.order))}"
         yield _dropped("workers in any order", flag, partial(Case.with_options, order=()))
@@ -131,32 +132,18 @@ def _flags(case: Case) -> Iterator[Change]:
         yield _dropped("any workers used", flag, partial(Case.with_options, only=()))
     for pattern, rule in options.rematerialise.items():
         flag = f"--{rule}-remat {quote(pattern)}"
-        yield _dropped(f"{pattern} rematerialised as it suits", flag, partial(_unruled, pattern))
+        yield _dropped(f"{pattern} rematerialised as it suits", flag, partial(_without, "rematerialise", pattern))
 
 
 def _dropped(what: str, flag: str, apply: Callable[[Case], Case]) -> Change:
     return Change(what, f"drop {flag}", apply)
 
 
-def _allowed(pair: tuple[str, str], case: Case) -> Case:
-    return case.with_options(forbid=tuple(each for each in case.options.forbid if each != pair))
-
-
-def _uncapped(spec: str, case: Case) -> Case:
-    return case.with_options(memory={name: size for name, size in case.options.memory.items() if name != spec})
-
-
-def _unpinned(pattern: str, case: Case) -> Case:
-    return case.with_options(pins={name: pin for name, pin in case.options.pins.items() if name != pattern})
-
-
-def _unruled(pattern: str, case: Case) -> Case:
-    rules = {name: rule for name, rule in case.options.rematerialise.items() if name != pattern}
-    return case.with_options(rematerialise=rules)
-
-
-def _ungrouped(field: str, group: tuple[str, ...], case: Case) -> Case:
-    return case.with_options(**{field: tuple(each for each in getattr(case.options, field) if each != group)})
+def _without(field: str, item: object, case: Case) -> Case:
+    """The case with one entry less of an option: of a mapping the one with this key, of others this one."""
+    given = getattr(case.options, field)
+    kept = tuple(each for each in given if each != item)
+    return case.with_options(**{field: {key: given[key] for key in kept} if isinstance(given, Mapping) else kept})
 
 
 def _marks(case: Case) -> Iterator[Change]:

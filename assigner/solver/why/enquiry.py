@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
 from assigner.schedule.simulate import predict
 from assigner.solver import tuning
+from assigner.solver.clock import SolveClock
 from assigner.solver.search import Search
 from assigner.solver.why.case import Remedy
 
@@ -29,13 +29,13 @@ class Enquiry:
     """
 
     def __init__(self, seconds: float) -> None:
-        self._end = self._until = time.monotonic() + seconds
+        self._clock = self._share = SolveClock(seconds)
         self.undecided = False
 
     @property
     def over(self) -> bool:
         """True once all time is spent."""
-        return time.monotonic() >= self._end
+        return self._clock.over
 
     def share(self, parts: int) -> None:
         """Give the questions that follow one of `parts` shares of what is left: twice an equal one, for most need less.
@@ -43,8 +43,7 @@ class Enquiry:
         Args:
             parts: The shares still to be given, with this one.
         """
-        now = time.monotonic()
-        self._until = now + max(0.0, self._end - now) * min(1.0, 2 / parts)
+        self._share = SolveClock(self._clock.left_s * min(1.0, 2 / parts), within=self._clock)
         self.undecided = False
 
     def plan(self, case: Case) -> Plan | None:
@@ -61,7 +60,7 @@ class Enquiry:
         except UsageError:  # with one hint less, or a smaller batch, others may no longer make sense
             return None
         except KeyboardInterrupt:  # that there is no plan is known, and so are the ways out so far
-            self._end = self._until = -math.inf
+            self._clock.stop_within(0.0)
             self.undecided = True
             return None
 
@@ -70,7 +69,7 @@ class Enquiry:
         profile, options = case.resolved
         limit = options.max_step_s or math.inf
         for last in (not first_plan, True):
-            left_s = min(tuning.QUESTION_S, self._until - time.monotonic())
+            left_s = min(tuning.QUESTION_S, self._share.left_s)
             if left_s <= 0:
                 break
             search = Search(profile, replace(options, objective="step", max_step_s=None, time_limit=left_s))
