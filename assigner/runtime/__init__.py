@@ -1,6 +1,6 @@
 """The runtime: executes a plan's program with tensors.
 
-    pipeline, modelstate, participant     what a training script calls: steps; the model's state; the run
+    pipeline, modelstate                  what a training script calls: steps; the run and the state of its model
     installation, relocation              all that executes one plan on a rank; and to another plan during a run
     membership, process, rendezvous, allgather
                                           this process in its run; facts of all ranks, on every rank
