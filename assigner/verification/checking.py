@@ -19,7 +19,7 @@ from assigner.machine.generators import kept_python
 from assigner.model.marking.normalisation import batch_norms
 from assigner.runtime.optimizer import CLOSURE_HINT, built_optimizer, closure_words, needs_closure, stand_ins
 from assigner.runtime.randomness import kept_generators
-from assigner.runtime.vectormaths import settle_vector_maths
+from assigner.runtime.process import settle_vector_maths
 from assigner.verification.comparing import differences
 from assigner.verification.draws import seed_modules
 from assigner.verification.exercise import Exercise

@@ -9,7 +9,7 @@ import torch
 
 from assigner.errors import MarkingError
 from assigner.runtime.membership import Membership
-from assigner.runtime.missinggradients import is_missing, missing_gradient
+from assigner.runtime.transport import is_missing, missing_gradient
 from assigner.runtime.transport import Transport
 
 if TYPE_CHECKING:
