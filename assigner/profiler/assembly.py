@@ -24,7 +24,7 @@ from assigner.formats.profile import (
 )
 from assigner.formats.profilewarnings import other_warnings, with_warnings
 from assigner.machine.reference import ReferenceTimes
-from assigner.model.marking.normalisation import batch_norms
+from assigner.model.marking.modules import batch_norms
 from assigner.profiler.collectives import CollectiveSweep
 from assigner.profiler.host import HostFacts, allocator_share
 from assigner.profiler.links import LinkSweep, SweepPoint, with_unmeasured

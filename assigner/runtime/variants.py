@@ -24,7 +24,7 @@ from assigner.location import Location
 from assigner.model.marking import PartitionGraph
 from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import InputKey, input_key
-from assigner.model.marking.normalisation import TOO_FEW_VALUES
+from assigner.model.marking.modules import TOO_FEW_VALUES
 from assigner.runtime.headers import header_routes
 from assigner.runtime.microbatch import MicroBatch, micro_batch_count
 from assigner.runtime.replicas import check_stores

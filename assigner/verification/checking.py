@@ -16,7 +16,7 @@ from assigner.errors import UsageError
 from assigner.formats.profile import Verification
 from assigner.machine.cgroup import free_memory
 from assigner.machine.generators import kept_python
-from assigner.model.marking.normalisation import batch_norms
+from assigner.model.marking.modules import batch_norms
 from assigner.runtime.optimizer import CLOSURE_HINT, built_optimizer, closure_words, needs_closure, stand_ins
 from assigner.runtime.randomness import kept_generators
 from assigner.runtime.process import settle_vector_maths
