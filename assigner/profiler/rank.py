@@ -17,7 +17,7 @@ from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.profiler.assembly import RankReport, main_dtype, optimizer_name
 from assigner.profiler.collectives import SIZES, CollectiveOptions, measure_collectives
 from assigner.profiler.computetimes import ComputeMeasurement
-from assigner.profiler.forecast import Forecast
+from assigner.profiler.rankprogress import Forecast
 from assigner.profiler.host import VisibleGpus, device_place, host_facts, rank_device, start_up, visible_gpus
 from assigner.profiler.journal import Head, Journal, Note, OptimizerSize, journal_path
 from assigner.profiler.links import LinkOptions, measure_links
@@ -32,7 +32,7 @@ from assigner.version import __version__
 if TYPE_CHECKING:
     from assigner.model.workload import Workload
     from assigner.profiler.exchange import Exchange
-    from assigner.profiler.forecast import RankProgress
+    from assigner.profiler.rankprogress import RankProgress
     from assigner.profiler.options import ProfileOptions
 
 _ROUND_S = 5.0  # a round of links, until one is measured

@@ -11,7 +11,7 @@ import torch
 from assigner.errors import MeasurementError
 from assigner.profiler import computetimes, links
 from assigner.profiler.computetimes import ComputeMeasurement
-from assigner.profiler.forecast import Forecast
+from assigner.profiler.rankprogress import Forecast
 from assigner.profiler.links import LinkOptions, LinkSweep
 from assigner.profiler.sampling import Sample
 

@@ -13,9 +13,8 @@ from torch import nn
 
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import Workload
-from assigner.profiler import stage as stage_module
 from assigner.profiler import stagegroups
-from assigner.profiler.stage import StageBench
+from assigner.profiler.stagegroups import StageBench
 from assigner.profiler.stagegroups import stage_partitions, stages
 from assigner.profiler.tasks import Point
 from assigner.profiler.walk import collect_inputs
@@ -130,7 +129,7 @@ def test_every_third_run_compares_backwards_in_parts_where_that_is_asked_for() -
 def test_where_memory_is_short_pages_are_given_back_before_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """And only there: it takes time from what is measured next."""
     given: list[int] = []
-    monkeypatch.setattr(stage_module, "return_free_pages", lambda: given.append(1))
+    monkeypatch.setattr(stagegroups, "return_free_pages", lambda: given.append(1))
     Three().stage.run()
     assert not given
     three = Three(is_crowded=True)
