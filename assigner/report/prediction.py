@@ -10,7 +10,7 @@ from assigner.report.memory import fullness_text, misfit
 from assigner.report.plan import describe_prediction, title
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.report.timeline import PIPED, timeline, timeline_data
-from assigner.report.transfers import transfers
+from assigner.report.links import transfers
 from assigner.schedule.program import in_flight, warm_up
 from assigner.schedule.simulate import overfull
 

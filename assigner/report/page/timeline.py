@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from assigner.report.hosts import host_names
+from assigner.report.sheet import host_names
 from assigner.schedule.criticalpath import critical_path
 from assigner.schedule.program import CALLED, TOGETHER, ActionKind
 from assigner.schedule.timing import compute_s, route_bytes, together_bytes
