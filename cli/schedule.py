@@ -81,7 +81,7 @@ def schedule_command(
 
 def _with_orders(plan: "Plan", path: Path) -> "Plan":
     """The plan with the orders of a file."""
-    from assigner.formats.orderfiles import load_orders
+    from assigner.formats.orders import load_orders
 
     stages = tuple(replace(stage, in_flight=None) for stage in plan.stages)
     listing = load_orders(path, plan.workers)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 VARIABLE = "ASSIGNER_CAUSES"
+LEFT = "ended with exit code 0 while others waited for it"
+LEFT_HINT = "every rank joins the run and makes all of its calls; sys.exit, os._exit or its script's end came too soon"
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in .+$', re.MULTILINE)
 
 
@@ -152,3 +155,13 @@ def hand_over_uncaught() -> None:
             before(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def how_it_ended(code: int) -> str:
+    """How a process ended, an exit code as the second half of a sentence; negative: the number of the signal that killed the process."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal between the first and the last has no name
+        return f"was killed by signal {-code}"

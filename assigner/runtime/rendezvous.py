@@ -27,7 +27,7 @@ from torch.distributed import DistError, PrefixStore, rendezvous  # type: ignore
 
 from assigner.errors import UsageError, WorkerError
 from assigner.formats.terms import Backend
-from assigner.launch.exitstatus import LEFT, LEFT_HINT
+from assigner.launch.failurereport import LEFT, LEFT_HINT
 from assigner.launch.hostnames import wait_for_name
 from assigner.launch.launcherwatch import end_with_launcher
 from assigner.launch.seal import seal, unseal
