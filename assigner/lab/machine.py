@@ -1,4 +1,4 @@
-"""What this machine has to share out: cores, memory, which processor it is; and what a cluster asks of it beyond that."""
+"""What this machine has to share out: cores, memory, which processor it is; and what a cluster asks beyond that."""
 
 from __future__ import annotations
 

@@ -158,7 +158,11 @@ def hand_over_uncaught() -> None:
 
 
 def how_it_ended(code: int) -> str:
-    """How a process ended, an exit code as the second half of a sentence; negative: the number of the signal that killed the process."""
+    """How a process ended, as the second half of a sentence.
+
+    Args:
+        code: Its exit code; negative: the number of the signal that killed it.
+    """
     if code >= 0:
         return f"ended with exit code {code}"
     try:
