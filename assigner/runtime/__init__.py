@@ -11,14 +11,13 @@
     localpartitions, graph, training, inference, variants
                                           this rank's partitions and programs; steps and forwards through the graphs
                                           that a batch needs
-    executor, partition, stepvalues, stepmessages, microbatch, division, lookahead, headers, outputs
+    executor, partition, stepvalues, stepmessages, microbatch, division, headers, outputs
                                           a step of a rank, action by action; its batch, its values and their messages
     loss, metrics, results                 what is made of the model's output, and what a step gives to the script
     transport, carriers, ordering, sending, staging, nccl, handshake, directmessages, hostmemory, mpi
                                           messages: gloo, NCCL, MPI, pinned and shared memory
     recurrence, staterows                 state from batch to batch
-    splitbackward, nodes, readvalues      a backward in two parts: of what was read, and of the weights; torch's graphs;
-                                          what a forward may not do to what others read too
+    splitbackward, nodes                  a backward in two parts: of what was read, and of the weights; torch's graphs
     remat, batchnorm, randomness, compiling, attributes
                                           what a partition's forward does besides its own, and what it leaves in Python
     optimizer, optimizerstate, separability, gradients, scaling
