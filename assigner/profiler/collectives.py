@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from assigner.formats.terms import Backend
 from assigner.machine.starvation import DISTURBED, StarvationWatch
 from assigner.profiler.busy import ComputeLoad
-from assigner.profiler.links import SweepPoint
+from assigner.profiler.links import SweepOptions, SweepPoint
 from assigner.profiler.pairs import ALONE_UP_TO, rounds_of
 from assigner.profiler.sampling import summarise
 from assigner.runtime.nccl import direct_ranks
@@ -38,25 +37,6 @@ _STREAM_S = 0.3  # of them; the median counts
 _WATCH_S = 0.5  # five periods of a quota, which may have been used up when computing begins
 _TRIES = 2  # of a set whose workers other programs disturb
 _MEMORY_SHARE = 8  # a tensor takes no more than this part of the smallest worker's memory
-
-
-@dataclass(frozen=True)
-class CollectiveOptions:
-    """What is measured of all-reduces.
-
-    Args:
-        largest: The largest tensor, in bytes.
-        dtype: What it is made of.
-        timeout_s: A wait for another rank that takes longer ends the run.
-        force_busy: None is measured again where other programs had much of a worker's processor time.
-        backend: What carries messages, as `Pipeline` has it. MPI adds up nothing: gloo does, beside it.
-    """
-
-    largest: int
-    dtype: torch.dtype = torch.float32
-    timeout_s: float = 600.0
-    force_busy: bool = False
-    backend: Backend | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +61,7 @@ class CollectiveSweep:
 def measure_collectives(
     fleet: Sequence[HostFacts],
     sets: Sequence[Sequence[int]],
-    options: CollectiveOptions,
+    options: SweepOptions,
     device: torch.device,
     *,
     done: Callable[[CollectiveSweep], None],
@@ -136,7 +116,7 @@ def planned_rounds(sets: Sequence[Sequence[int]], workers: int) -> list[list[tup
     return rounds + [[tuple(each)] for each in sets if len(each) > 2]
 
 
-def _measured(group: WorkerGroup, ranks: Sequence[int], options: CollectiveOptions) -> CollectiveSweep:
+def _measured(group: WorkerGroup, ranks: Sequence[int], options: SweepOptions) -> CollectiveSweep:
     """One set; where its workers were disturbed a second time, of which the quieter one counts.
 
     Settings may differ between hosts: the smallest tensor that a member asks for is the largest one, and one that wants

@@ -51,21 +51,23 @@ _MEMORY_SHARE = 8  # a message takes no more than this part of the smallest work
 
 
 @dataclass(frozen=True)
-class LinkOptions:
-    """What is measured of the links.
+class SweepOptions:
+    """What is measured of links, and of all-reduces.
 
     Args:
-        largest: The largest message, in bytes.
-        typical: The message at which the busy shares are measured, in bytes: one that training sends.
-        pairs: "all", "sampled", or "auto": all in a fleet of up to 16 workers.
+        largest: The largest message or tensor, in bytes.
+        typical: The message at which a link's busy shares are measured, in bytes: one that training sends.
+        pairs: Which links: "all", "sampled", or "auto": all in a fleet of up to 16 workers.
+        dtype: What is added up.
         timeout_s: A wait for another rank that takes longer ends the run.
-        force_busy: A link is not measured again where other programs had much of an end's processor time.
-        backend: What carries the messages, as `Pipeline` has it.
+        force_busy: None is measured again where other programs had much of a worker's processor time.
+        backend: What carries messages, as `Pipeline` has it. MPI adds up nothing: gloo does, beside it.
     """
 
     largest: int
-    typical: int
+    typical: int = 1
     pairs: Links = "auto"
+    dtype: torch.dtype = torch.float32
     timeout_s: float = 600.0
     force_busy: bool = False
     backend: Backend | None = None
@@ -108,7 +110,7 @@ def message_sizes(largest: int) -> list[int]:
 
 def measure_links(
     fleet: Sequence[HostFacts],
-    options: LinkOptions,
+    options: SweepOptions,
     device: Any,
     *,
     wanted: Callable[[int, int], bool],
@@ -200,7 +202,7 @@ def _same_host(fleet: Sequence[HostFacts], source: int, target: int) -> bool:
     return (fleet[source].host, fleet[source].node) == (fleet[target].host, fleet[target].node)
 
 
-def _measure_pair(lane: Lane, source: int, target: int, options: LinkOptions, *, one_clock: bool) -> list[LinkSweep]:
+def _measure_pair(lane: Lane, source: int, target: int, options: SweepOptions, *, one_clock: bool) -> list[LinkSweep]:
     """One directed link; the source gets the result, the target plays along."""
     if lane.rank == target:
         answer_clock(source)
@@ -222,7 +224,7 @@ def _measure_pair(lane: Lane, source: int, target: int, options: LinkOptions, *,
     return [min(found, key=lambda sweep: sweep.starved)]
 
 
-def _measure_once(lane: Lane, source: int, target: int, options: LinkOptions, offset: float) -> LinkSweep:
+def _measure_once(lane: Lane, source: int, target: int, options: SweepOptions, offset: float) -> LinkSweep:
     """The source's side of a link's measurement."""
     watch = StarvationWatch(torch.get_num_threads())
     points = _sweep(lane, target, message_sizes(options.largest), offset)

@@ -13,7 +13,7 @@ import torch
 
 from assigner.profiler import links
 from assigner.profiler.host import HostFacts
-from assigner.profiler.links import LinkOptions, SweepPoint, message_sizes
+from assigner.profiler.links import SweepOptions, SweepPoint, message_sizes
 from assigner.profiler.sampling import Sample
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def test_ranks_of_one_host_read_one_clock(monkeypatch: pytest.MonkeyPatch, node:
     fleet = [HostFacts("shed", each, "cpu", "CPU", 1 << 30, 1) for each in (0, node)]
     one_clock = links._same_host(fleet, 0, 1)
     lane: Any = SimpleNamespace(rank=0, tell=lambda *_: None, ask=lambda _: 0.0, carrier_to=lambda _: "gloo")
-    options = LinkOptions(largest=1024, typical=1024, force_busy=True)
+    options = SweepOptions(largest=1024, typical=1024, force_busy=True)
     links._measure_pair(lane, 0, 1, options, one_clock=one_clock)
     assert offsets == [offset]
 
