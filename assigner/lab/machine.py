@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.machine.cgroup import core_limit, free_memory
+from assigner.machine.kernel import processor_model, usable_cores
 if TYPE_CHECKING:
     from assigner.lab.cluster import Cluster
 
@@ -35,21 +33,8 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """The machine that this process runs on."""
-        cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-        return cls(min(cores, core_limit() or cores), free_memory(), _processor())
-
-
-def _processor() -> str:
-    return _value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
-
-
-def _value(file: str, name: str) -> str | None:
-    """What stands behind a name in a list of the kernel's; None: it is not there, as on other systems."""
-    try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
+        cores = float(usable_cores())
+        return cls(min(cores, core_limit() or cores), free_memory(), processor_model())
 
 
 def split_share(kind: str) -> tuple[str, float | None]:
