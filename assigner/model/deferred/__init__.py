@@ -138,3 +138,18 @@ def settle_mode(model: Any) -> None:
     for module in model.modules() if isinstance(model, nn.Module) else ():
         if type(module).train is not nn.Module.train:
             module.train(module.training)
+
+
+def slot_of(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Where a module holds a tensor.
+
+    Args:
+        model: The module that the name begins at.
+        name: The tensor's, with dots.
+
+    Returns:
+        The parameters of the module that has it, where it is one of them, else that module's buffers; and its key.
+    """
+    path, _, key = name.rpartition(".")
+    holder = model.get_submodule(path)
+    return (holder._parameters if key in holder._parameters else holder._buffers), key
