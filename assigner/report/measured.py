@@ -42,7 +42,7 @@ def measured(plans: Sequence[tuple[str, Plan]], found: Mapping[str, PlanRuns], *
         rows.append(
             (
                 name if steps.planned else f"{name} (remat {steps.remat})",
-                fmt.count(len(steps.steps_s)),
+                fmt.count(len(steps.seconds)),
                 time.show(steps.median_s, digits=digits),
                 time.show(steps.iqr_s, digits=digits),
                 "baseline" if steps is base else _gain_text(speed_up(plan, steps, baseline, base), digits),
@@ -84,7 +84,7 @@ def conclusions(plans: Sequence[tuple[str, Plan]], found: Mapping[str, PlanRuns]
             text = f"{name}: a run rematerialised by {', '.join(others)!r}, not as the plan says"
             lines.append(Line(f"{text}; its steps stand apart, and the prediction is not of them", "warning"))
         lines += [Line(f"{name}: {each.busy}; its steps took longer", "warning") for each in mine.kinds if each.busy]
-    few = [name for name, mine in found.items() if len(mine.first.steps_s) < LEAST]
+    few = [name for name, mine in found.items() if len(mine.first.seconds) < LEAST]
     if few and len(found) > 1:
         lines.append(Line(f"fewer than {LEAST} steps of {', '.join(few)}: too few to tell a difference from noise"))
     return (*lines, *_verdict(plans, found))
@@ -133,7 +133,7 @@ def _steps_data(steps: Steps, plan: Plan, baseline: Plan, base: PlanRuns | None)
     gain = speed_up(plan, steps, baseline, base.first if base else None)
     return {
         "traces": list(steps.traces),
-        "steps_s": list(steps.steps_s),
+        "steps_s": list(steps.seconds),
         "median_s": steps.median_s,
         "iqr_s": steps.iqr_s,
         "remat": steps.remat,

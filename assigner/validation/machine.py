@@ -15,8 +15,7 @@ from assigner.formats.profilewarnings import busy_text, ranks_text
 from assigner.location import Location
 from assigner.machine.reference import ReferenceTimes
 from assigner.machine.starvation import NOTICED
-from assigner.schedule.orders import counted
-from assigner.schedule.program import ActionKind
+from assigner.schedule.orders import TOGETHER, computes_of
 from assigner.schedule.timing import Instead, compute_s, route_bytes, step_s
 
 if TYPE_CHECKING:
@@ -76,13 +75,7 @@ def paced_step_s(
     if not changed:
         return None
     pace = {each.worker: each for each in changed}
-    keys = [
-        (kind, n, worker)
-        for n, stage in enumerate(plan.stages)
-        for worker in stage.workers
-        for kind in counted(plan, n, worker)
-    ]
-    keys += [(ActionKind.UPDATE, -1, worker) for worker in plan.workers]
+    keys = [key for key in computes_of(plan) if key[0] not in TOGETHER]
     host = {name: worker.host for name, worker in cost.profile.worker.items()}
     flights = {
         route: cost.transfer_s(route.source, route.target, route_bytes(cost, route, plan.micro_batch_size))
