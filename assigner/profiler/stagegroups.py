@@ -225,7 +225,7 @@ class StageBench:
         self.watch.mark()
         for micro_batch in reversed(range(self.depth)):
             for bench in reversed(self.benches):
-                bench.backward_input(micro_batch)
+                bench.backward(micro_batch, split=True)
                 self.watch.mark()
             for bench in reversed(self.benches):
                 bench.backward_weight(micro_batch)

@@ -59,13 +59,10 @@ class Bench:
         self.calls.append(f"{'RF'[not again]} {self.name}{micro_batch}")
         self.time.now += self.forward_s * (1 + micro_batch)
 
-    def backward(self, micro_batch: int, *, again: bool) -> None:
-        self.calls.append(f"B {self.name}{micro_batch}")
-        self.time.now += self.backward_s * (1 + micro_batch) + (0.5 * self.forward_s if again else 0.0)
-
-    def backward_input(self, micro_batch: int) -> None:
-        self.calls.append(f"I {self.name}{micro_batch}")
-        self.time.now += 0.5 * self.backward_s * (1 + micro_batch)
+    def backward(self, micro_batch: int, *, again: bool = False, split: bool = False) -> None:
+        self.calls.append(f"{'BI'[split]} {self.name}{micro_batch}")
+        whole_s = self.backward_s * (1 + micro_batch) + (0.5 * self.forward_s if again else 0.0)
+        self.time.now += 0.5 * whole_s if split else whole_s
 
     def backward_weight(self, micro_batch: int) -> None:
         self.calls.append(f"W {self.name}{micro_batch}")
