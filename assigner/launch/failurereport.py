@@ -99,12 +99,21 @@ def hand_over(cause: FailureReport) -> bool:
     if place.exists():
         return True
     try:
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False, encoding="utf-8") as file:
-            json.dump(asdict(cause), file)
-        Path(file.name).rename(place)  # whoever reads it finds all of it
+        hand_file(place, json.dumps(asdict(cause)))
     except OSError:
         return False
     return True
+
+
+def hand_file(place: Path, text: str) -> None:
+    """Write a file for the launcher, whole under its name from the first moment.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with tempfile.NamedTemporaryFile("w", dir=place.parent, suffix=".part", delete=False, encoding="utf-8") as file:
+        file.write(text)
+    Path(file.name).rename(place)
 
 
 def listening(folder: Path) -> str:
