@@ -20,7 +20,7 @@ from assigner.export.exported import Exported, as_json
 from assigner.formats.orders import ListedStep
 from assigner.formats.partitioncontent import PartitionContent
 from assigner.formats.plan import refuse_replicas
-from assigner.location import Location
+from assigner.location import rank_of
 from assigner.schedule.deadlock import played
 from assigner.schedule.orders import LETTERS
 from assigner.schedule.program import build_program
@@ -103,7 +103,7 @@ def _check_runs(rows: Mapping[str, Sequence[ListedStep]], stages: int) -> None:
 
 
 def _order(plan: Plan) -> tuple[str, ...]:
-    ranks = [Location.parse(worker).rank for worker in plan.workers]
+    ranks = [rank_of(worker) for worker in plan.workers]
     notes = []
     if ranks != list(range(len(ranks))):
         notes.append(f"ranks 0 to {len(ranks) - 1} of the pipeline are, in this order, {', '.join(plan.workers)}")

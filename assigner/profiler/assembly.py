@@ -5,12 +5,12 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from assigner.formats.merging import updated
+from assigner.formats.document import now
 from assigner.formats.profile import (
     Collective,
     Link,
@@ -31,6 +31,7 @@ from assigner.profiler.links import LinkSweep, SweepPoint, with_unmeasured
 from assigner.profiler.partitionbench import state_bytes
 from assigner.profiler.sampling import Sample
 from assigner.runtime.optimizer import built_optimizer, stand_ins
+from assigner.runtime.packedvalues import dtype_name
 from assigner.runtime.process import float32_precision
 from assigner.runtime.replicas import obstacles
 from assigner.version import __version__
@@ -73,7 +74,7 @@ def assemble(
     sweeps = [sweep for report in reports for sweep in report.sweeps]
     alone = obstacles(workload, graph)
     profile = Profile(
-        created_at=_now(),
+        created_at=now(),
         tool_version=__version__,
         environment=_environment(workload, [report.facts for report in reports]),
         workload=workload_reference(workload, graph, entry),
@@ -93,7 +94,7 @@ def assemble(
 def workload_reference(workload: Workload, graph: PartitionGraph, entry: str) -> WorkloadReference:
     """What a profile says of its workload."""
     name = workload.name or entry.rpartition(".py:")[0].rpartition("/")[2]
-    dtype = str(main_dtype(graph.deferred.tensors())).removeprefix("torch.")
+    dtype = dtype_name(main_dtype(graph.deferred.tensors()))
     optimizer = optimizer_name(workload, graph)
     norms, inputs = batch_norms(graph.deferred.model), graph.domain.example.noted
     return WorkloadReference(
@@ -134,7 +135,7 @@ def renew(old: Profile, reports: Sequence[RankReport]) -> Profile:
         links=_links(reports, sweeps),
         collectives=_collectives(reports),
         notes=[note for report in reports for note in report.notes],
-        created_at=_now(),
+        created_at=now(),
     )
 
 
@@ -144,10 +145,6 @@ def _looked_at_again(old: Profile, reports: Sequence[RankReport]) -> Iterator[Wo
         points = {(each.partition, each.micro_batch) for each in old.measurements if each.worker == worker.name}
         again = {(each.partition, each.micro_batch) for each in report.measurements}
         yield replace(worker, reference=report.reference) if points and points <= again else worker
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _workers(reports: Sequence[RankReport], reserve: float) -> tuple[Worker, ...]:

@@ -20,7 +20,7 @@ from assigner.errors import FormatError
 from assigner.files import read_bytes
 from assigner.formats.document import Count, Range, decode, encode, shown
 from assigner.formats.profile import Measurement
-from assigner.location import Location
+from assigner.location import rank_of
 from assigner.profiler.collectives import CollectiveSweep
 from assigner.profiler.links import LinkSweep, SweepPoint
 from assigner.profiler.tasks import Point
@@ -231,14 +231,14 @@ class Journal:
 
     def _check_sweep(self, found: LinkSweep) -> None:
         """A link of this rank with growing sizes, and shares that are shares."""
-        rank = Location.parse(self.head.worker).rank
+        rank = rank_of(self.head.worker)
         if found.source != rank or found.target == rank or not 0 <= found.target < self.head.ranks:
             raise FormatError(f"the link from {found.source} to {found.target} is none of {self.head.worker}")
         _check_swept(f"the link to {found.target}", found.points, found.sender_busy, found.receiver_busy)
 
     def _check_collective(self, found: CollectiveSweep) -> None:
         """Two or more ranks of the run in their order, this one first."""
-        rank, ranks = Location.parse(self.head.worker).rank, list(found.ranks)
+        rank, ranks = rank_of(self.head.worker), list(found.ranks)
         if len(ranks) < 2 or ranks != sorted(set(ranks)) or ranks[0] != rank or ranks[-1] >= self.head.ranks:
             raise FormatError(f"the all-reduce among {ranks} is none of {self.head.worker}")
         _check_swept(f"the all-reduce among {ranks}", found.points, found.busy)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import DistError
 
 from assigner.launch.seal import seal, unseal
-from assigner.location import Location
+from assigner.location import rank_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -200,7 +200,7 @@ class RanksProgress:
 
     def _is_lost(self, behind: Iterable[RankProgress], seen: dict[str, tuple[bytes, float]]) -> bool:
         """Whether a rank that is waited for has not beaten for a while; `seen`: its last beat, and since when."""
-        names = [_key(Location.parse(each.worker).rank) for each in behind]
+        names = [_key(rank_of(each.worker)) for each in behind]
         beats = self._values(names) or [b""] * len(names)
         now = time.perf_counter()
         for name, beat in zip(names, beats, strict=True):

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from assigner.runtime.handshake import Handshake, Signal, Told
-from assigner.runtime.nccl import DirectChannels, rank_of
+from assigner.location import rank_of
+from assigner.runtime.nccl import DirectChannels
 from assigner.runtime.sending import PendingSends, checked
 from assigner.runtime.staging import computed
 

@@ -20,7 +20,7 @@ from torch import fx
 
 from assigner.errors import AssignerError, FormatError, MarkingError, UsageError
 from assigner.formats.fineness import ANY
-from assigner.location import Location
+from assigner.location import rank_of
 from assigner.model.marking import PartitionGraph
 from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import InputKey, input_key
@@ -115,7 +115,7 @@ class Variant:
     @property
     def makers(self) -> tuple[int, ...]:
         """The ranks that make the model's output, each of some micro-batches; that of the first worker first."""
-        return tuple(Location.parse(worker).rank for worker in self.programs.plan.holders[self.graph.last.name])
+        return tuple(rank_of(worker) for worker in self.programs.plan.holders[self.graph.last.name])
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from assigner.errors import UsageError
 from assigner.model.deferred.memento import Memento
 from assigner.runtime.callrecord import checksum
 from assigner.runtime.localpartitions import set_buffer
-from assigner.runtime.packedvalues import PackedValue, broadcast, copy_of, facts_of, receive, refuse_unplain, send
+from assigner.runtime.packedvalues import DTYPES, PackedValue, broadcast, copy_of, facts_of, receive, refuse_unplain, send
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,7 +185,7 @@ class WholeState:
             shape, kind = gives[name]
             if list(tensor.shape) != shape:
                 raise UsageError(f"{name!r} has shape {tuple(shape)} in the state_dict, and {tuple(tensor.shape)} here")
-            if not torch.can_cast(getattr(torch, kind), tensor.dtype):
+            if not torch.can_cast(DTYPES[kind], tensor.dtype):
                 raise UsageError(f"{name!r} is {kind} in the state_dict, and {tensor.dtype} here: values would be lost")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assigner.formats.profilewarnings import busy_text, ranks_text
-from assigner.location import Location
+from assigner.location import Location, rank_of
 from assigner.machine.reference import ReferenceTimes
 from assigner.machine.starvation import NOTICED
 from assigner.schedule.orders import TOGETHER, computes_of
@@ -117,7 +117,7 @@ def busy_run(*traces: Trace) -> str | None:
     """Where and how much other programs disturbed runs; None: nowhere by much."""
     starved: dict[int, float] = {}
     for each in (worker for trace in traces for worker in trace.workers if worker.starved >= NOTICED):
-        rank = Location.parse(each.worker).rank
+        rank = rank_of(each.worker)
         starved[rank] = max(each.starved, starved.get(rank, 0.0))
     if not starved:
         return None

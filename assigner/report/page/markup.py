@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
-from assigner.location import Location
+from assigner.location import rank_of
 from assigner.report.sheet import Line, Sheet
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _strip(page: Shown, *, named: bool) -> str:
         again = len(stage.rematerialise)
         text = f"{' + '.join(stage.workers)}: {fmt.ranges(stage.partitions)}"
         text += f"; {again} rematerialised" if again else ""
-        shade = Location.parse(stage.workers[0]).rank % SHADES
+        shade = rank_of(stage.workers[0]) % SHADES
         held = " + ".join(short(worker) for worker in stage.workers)
         kind = f"grow{len(stage.partitions)} shade{shade}{' again' if again else ''}"
         stages.append(
