@@ -27,9 +27,8 @@ from assigner.machine.reference import ReferenceTimes
 from assigner.model.marking.modules import batch_norms
 from assigner.profiler.collectives import CollectiveSweep
 from assigner.profiler.host import HostFacts, allocator_share
-from assigner.profiler.links import LinkSweep, SweepPoint, with_unmeasured
+from assigner.profiler.links import LinkSweep, with_unmeasured
 from assigner.profiler.partitionbench import state_bytes
-from assigner.profiler.sampling import Sample
 from assigner.runtime.optimizer import built_optimizer, stand_ins
 from assigner.runtime.packedvalues import dtype_name
 from assigner.runtime.process import float32_precision
@@ -178,10 +177,9 @@ def _links(reports: Sequence[RankReport], sweeps: Sequence[LinkSweep]) -> tuple[
 
 
 def _as_sweep(profile: Profile, link: Link) -> LinkSweep:
-    points = tuple(SweepPoint(int(each.bytes), Sample(each.seconds, each.spread, each.samples)) for each in link.points)
     source, target = (profile.worker[name].rank for name in (link.source, link.target))
     busy = link.sender_busy, link.receiver_busy, link.starved, link.backend
-    return LinkSweep(source, target, points, *busy, link.sender_s, link.receiver_s)
+    return LinkSweep(source, target, link.points, *busy, link.sender_s, link.receiver_s)
 
 
 def _host_names(facts: Sequence[HostFacts]) -> list[str]:
@@ -195,11 +193,7 @@ def _host_names(facts: Sequence[HostFacts]) -> list[str]:
 def _link(names: Sequence[str], sweep: LinkSweep) -> Link:
     ends = names[sweep.source], names[sweep.target]
     busy = sweep.sender_busy, sweep.receiver_busy, sweep.starved, sweep.sender_s, sweep.receiver_s
-    return Link(*ends, _points(sweep.points), sweep.backend, *busy)
-
-
-def _points(points: Sequence[SweepPoint]) -> tuple[LinkPoint, ...]:
-    return tuple(LinkPoint(each.size, each.sample.median, each.sample.count, each.sample.spread) for each in points)
+    return Link(*ends, sweep.points, sweep.backend, *busy)
 
 
 def _collectives(reports: Sequence[RankReport]) -> tuple[Collective, ...]:
@@ -209,9 +203,7 @@ def _collectives(reports: Sequence[RankReport]) -> tuple[Collective, ...]:
         (each for report in reports for each in report.collectives), key=lambda each: (len(each.ranks), each.ranks)
     )
     return tuple(
-        Collective(
-            tuple(names[rank] for rank in each.ranks), _points(each.points), each.backend, each.busy, each.starved
-        )
+        Collective(tuple(names[rank] for rank in each.ranks), each.points, each.backend, each.busy, each.starved)
         for each in found
     )
 

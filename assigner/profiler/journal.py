@@ -22,12 +22,14 @@ from assigner.formats.document import Count, Range, decode, encode, shown
 from assigner.formats.profile import Measurement
 from assigner.location import rank_of
 from assigner.profiler.collectives import CollectiveSweep
-from assigner.profiler.links import LinkSweep, SweepPoint
+from assigner.profiler.links import LinkSweep
 from assigner.profiler.tasks import Point
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from assigner.formats.profile import LinkPoint
 
 _HINT = "without --resume it is measured from the start"
 
@@ -244,8 +246,8 @@ class Journal:
         _check_swept(f"the all-reduce among {ranks}", found.points, found.busy)
 
 
-def _check_swept(what: str, points: Sequence[SweepPoint], *shares: float) -> None:
-    sizes = [point.size for point in points]
+def _check_swept(what: str, points: Sequence[LinkPoint], *shares: float) -> None:
+    sizes = [point.bytes for point in points]
     if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
         raise FormatError(f"{what}: sizes must grow, each once; found {sizes[:6]}")
     if max(shares) > 1:

@@ -12,8 +12,8 @@ import torch
 from assigner.machine import starvation
 from assigner.profiler import busy
 from assigner.profiler.busy import ComputeLoad
-from assigner.profiler.links import SweepPoint, _handled, is_known, parts
-from assigner.profiler.sampling import Sample
+from assigner.formats.profile import LinkPoint
+from assigner.profiler.links import _handled, is_known, parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,10 +173,10 @@ def test_a_median_that_is_known_needs_no_more_samples() -> None:
 
 def test_on_a_slow_wire_a_smaller_message_is_looked_at() -> None:
     """One that takes a second would take as long as all else, and costs its ends next to nothing of it."""
-    points = [SweepPoint(size, Sample(size / 1e6, 0.0, 3)) for size in (1024, 65536, 1048576)]
+    points = [LinkPoint(size, size / 1e6, 3, 0.0) for size in (1024, 65536, 1048576)]
     assert _handled(points, 100_000) == 65536
     assert _handled(points, 2048) == 2048
-    assert _handled([SweepPoint(1024, Sample(3.0, 0.0, 3))], 2048) == 1024
+    assert _handled([LinkPoint(1024, 3.0, 3, 0.0)], 2048) == 1024
 
 
 def test_cores_beside_those_that_compute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ import torch
 
 from assigner.profiler import links
 from assigner.profiler.host import HostFacts
-from assigner.profiler.links import SweepOptions, SweepPoint, message_sizes
-from assigner.profiler.sampling import Sample
+from assigner.formats.profile import LinkPoint
+from assigner.profiler.links import SweepOptions, message_sizes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,9 +34,9 @@ def test_ranks_of_one_host_read_one_clock(monkeypatch: pytest.MonkeyPatch, node:
     """The compared offset is applied between hosts alone: on one it is an error of the comparison."""
     offsets: list[float] = []
 
-    def sweep(_lane: object, _target: int, _sizes: object, offset: float) -> list[SweepPoint]:
+    def sweep(_lane: object, _target: int, _sizes: object, offset: float) -> list[LinkPoint]:
         offsets.append(offset)
-        return [SweepPoint(1024, Sample(1e-4, 0.0, 9))]
+        return [LinkPoint(1024, 1e-4, 9, 0.0)]
 
     monkeypatch.setattr(links, "compare_clock", lambda _: SimpleNamespace(ahead_s=5.0))
     monkeypatch.setattr(links, "_sweep", sweep)
@@ -90,5 +90,5 @@ def test_the_message_that_pins_memory_does_not_count(monkeypatch: pytest.MonkeyP
         tell=lambda *_: None, send=lambda _, size: sent.append(size), ask=ask,
     )  # fmt: skip
     (point,) = links._sweep(lane, 1, [1024], 0.0)
-    assert (point.sample.median > 5) is not on_gpu
-    assert point.sample.count == 1
+    assert (point.seconds > 5) is not on_gpu
+    assert point.samples == 1

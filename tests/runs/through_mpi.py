@@ -122,7 +122,7 @@ def measured_links() -> list[str]:
         [host_facts(CPU)] * 2, options, CPU,
         wanted=lambda _source, _target: True, done=found.append, progress=lambda _done, _all: None,
     )  # fmt: skip
-    return [each.backend for each in found if all(point.sample.median > 0 for point in each.points)]
+    return [each.backend for each in found if all(point.seconds > 0 for point in each.points)]
 
 
 def trained(backend: Any, *, shared: bool) -> list[float]:
