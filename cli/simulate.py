@@ -116,8 +116,8 @@ def _predict(
 ) -> "tuple[list[Spans], Timeline]":
     """What the profile says of the plan."""
     from assigner.formats.origin import is_origin
-    from assigner.report.sheet import host_width, with_hosts
     from assigner.report.prediction import prediction_data, prediction_report
+    from assigner.report.sheet import host_width, with_hosts
     from assigner.report.timeline import drawn_width
     from assigner.schedule.occupancy import memory_over_time
     from assigner.schedule.simulate import simulated, summary

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from assigner import formatting as fmt
 from assigner.machine.cgroup import core_limit, free_memory
 from assigner.machine.kernel import processor_model, usable_cores
+
 if TYPE_CHECKING:
     from assigner.lab.cluster import Cluster
 

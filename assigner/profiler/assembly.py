@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from assigner.formats.merging import updated
 from assigner.formats.document import now
+from assigner.formats.merging import updated
 from assigner.formats.profile import (
     Collective,
     Link,
-    LinkPoint,
     Measurement,
     Partition,
     Profile,

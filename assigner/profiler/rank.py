@@ -17,12 +17,11 @@ from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.profiler.assembly import RankReport, main_dtype, optimizer_name
 from assigner.profiler.collectives import SIZES, measure_collectives
 from assigner.profiler.computetimes import ComputeMeasurement
-from assigner.profiler.rankprogress import Forecast
 from assigner.profiler.host import VisibleGpus, device_place, host_facts, rank_device, start_up, visible_gpus
 from assigner.profiler.journal import Head, Journal, Note, OptimizerSize, journal_path
 from assigner.profiler.links import SweepOptions, measure_links
 from assigner.profiler.partitionbench import state_bytes
-from assigner.profiler.rankprogress import RanksProgress
+from assigner.profiler.rankprogress import Forecast, RanksProgress
 from assigner.profiler.tasks import Point, RankState, Start, assign_tasks, check_states
 from assigner.profiler.walk import representatives
 from assigner.runtime.randomness import kept_generators
@@ -32,8 +31,8 @@ from assigner.version import __version__
 if TYPE_CHECKING:
     from assigner.model.workload import Workload
     from assigner.profiler.exchange import Exchange
-    from assigner.profiler.rankprogress import RankProgress
     from assigner.profiler.options import Links, ProfileOptions
+    from assigner.profiler.rankprogress import RankProgress
 
 _ROUND_S = 5.0  # a round of links, until one is measured
 _REDUCES_S = 2.0  # a round of all-reduces

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from assigner.formats.fineness import Fineness
     from assigner.formats.profile import Verification
     from assigner.model.workload import Workload
-    from assigner.profiler.rankprogress import RankProgress
     from assigner.profiler.options import ProfileDestination, ProfileOptions
+    from assigner.profiler.rankprogress import RankProgress
 
 _count = itertools.count()  # the n-th run of every rank is the same one
 

@@ -221,6 +221,7 @@ def _escape(text: str) -> str:
         text = text.replace(sign, f"\\{sign}")
     return text
 
+
 def host_names(profile: Profile | None) -> dict[str, str]:
     """The host of each worker; nothing where all are on one, or nobody knows."""
     found = {} if profile is None else {worker.name: worker.host for worker in profile.workers}

@@ -1,4 +1,4 @@
-"""What one change would bring: another micro-batch count, one more worker; where no plan is, the changes that give one."""
+"""What one change would bring: another micro-batch count, one more worker; and which changes give a plan at all."""
 
 from __future__ import annotations
 
@@ -101,6 +101,7 @@ def solve_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
     from assigner.solver.options import SolveOptions
 
     return tuple(f"{flag} {shlex.quote(value)}" for flag, value in flags(SolveOptions, options))
+
 
 def ways_out_report(error: InfeasibleError) -> Report:
     """What stands below the error: the changes with which there is a plan, and what was not tried; empty: neither."""

@@ -164,11 +164,7 @@ def relocate(
         elif rank == target:
             found[partition] = RelocatedState.unpacked(transport.get(source), transport.get(source))
     after = updaters(graph, new)
-    stay = {
-        name: each
-        for name, each in share.updated.items()
-        if rank in (rank_of(worker) for worker in after[name])
-    }
+    stay = {name: each for name, each in share.updated.items() if rank in (rank_of(worker) for worker in after[name])}
     moments = [OptimizerState.of(stay, optimizer)]
     for names, source, target in _state_removals(graph, old, new):
         assert transport is not None

@@ -189,8 +189,6 @@ def _what(route: Route) -> str:
     return f"{kind} {route.output} of partition {route.partition!r}"
 
 
-
-
 def posted_ahead(graph: PartitionGraph, program: Program, worker: str, micro_batches: Sequence[MicroBatch]) -> int:
     """For so many forwards and backwards to come a worker has posted the receives: 4 where its messages are small.
 

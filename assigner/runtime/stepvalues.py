@@ -95,8 +95,6 @@ class StepValues:
         return total
 
 
-
-
 def facts_of(tensor: torch.Tensor) -> Facts:
     """What a forward can change of a tensor so that others with the same values do not see it."""
     return tensor.requires_grad, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()

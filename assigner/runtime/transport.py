@@ -30,11 +30,11 @@ import torch.distributed as dist
 
 from assigner.errors import UsageError
 from assigner.formats.terms import MOST_MICRO_BATCHES
+from assigner.location import rank_of
 from assigner.runtime.carriers import GlooCarrier, MessageUnderWay
 from assigner.runtime.clock import ClockComparison, answer_clock, compare_clock
 from assigner.runtime.directmessages import DirectMessages
 from assigner.runtime.hostmemory import is_elsewhere, unannounced
-from assigner.location import rank_of
 from assigner.runtime.sending import LostConnectionError, PendingSends, checked
 from assigner.runtime.staging import Staging
 from assigner.schedule.program import Payload

@@ -25,7 +25,16 @@ from assigner.errors import UsageError
 from assigner.model.deferred.memento import Memento
 from assigner.runtime.callrecord import checksum
 from assigner.runtime.localpartitions import set_buffer
-from assigner.runtime.packedvalues import DTYPES, PackedValue, broadcast, copy_of, facts_of, receive, refuse_unplain, send
+from assigner.runtime.packedvalues import (
+    DTYPES,
+    PackedValue,
+    broadcast,
+    copy_of,
+    facts_of,
+    receive,
+    refuse_unplain,
+    send,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

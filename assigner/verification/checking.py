@@ -20,16 +20,15 @@ from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.recorder import is_meta
 from assigner.model.marking.modules import batch_norms
 from assigner.runtime.optimizer import CLOSURE_HINT, built_optimizer, closure_words, needs_closure, stand_ins
-from assigner.runtime.randomness import kept_generators
 from assigner.runtime.process import settle_vector_maths
-from assigner.verification.comparing import differences
+from assigner.runtime.randomness import kept_generators
+from assigner.verification.comparing import differences, refusal
 from assigner.verification.draws import seed_modules
 from assigner.verification.exercise import Exercise
 from assigner.verification.locating import find_beginning
 from assigner.verification.partitions import Partitions, capture_ahead
 from assigner.verification.pieces import forward_differences
 from assigner.verification.plain import PlainModel
-from assigner.verification.comparing import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

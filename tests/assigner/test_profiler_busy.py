@@ -11,8 +11,8 @@ import torch
 from assigner.errors import MeasurementError
 from assigner.profiler import computetimes, links
 from assigner.profiler.computetimes import ComputeMeasurement
+from assigner.profiler.links import LinkSweep, SweepOptions
 from assigner.profiler.rankprogress import Forecast
-from assigner.profiler.links import SweepOptions, LinkSweep
 from assigner.profiler.sampling import Sample
 
 if TYPE_CHECKING:

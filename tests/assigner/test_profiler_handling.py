@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from assigner.formats.profile import LinkPoint
 from assigner.machine import starvation
 from assigner.profiler import busy
 from assigner.profiler.busy import ComputeLoad
-from assigner.formats.profile import LinkPoint
 from assigner.profiler.links import _handled, is_known, parts
 
 if TYPE_CHECKING:

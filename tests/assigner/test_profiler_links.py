@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from assigner.formats.profile import LinkPoint
 from assigner.profiler import links
 from assigner.profiler.host import HostFacts
-from assigner.formats.profile import LinkPoint
 from assigner.profiler.links import SweepOptions, message_sizes
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from assigner.profiler.host import HostFacts
 from assigner.formats.profile import LinkPoint
+from assigner.profiler.host import HostFacts
 from assigner.profiler.links import LinkSweep, planned_rounds, with_unmeasured
 from assigner.profiler.pairs import Classes, Pair, ring, rounds_of, sampled_pairs, tournament
 

@@ -14,8 +14,7 @@ from torch import nn
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import Workload
 from assigner.profiler import stagegroups
-from assigner.profiler.stagegroups import StageBench
-from assigner.profiler.stagegroups import stage_partitions, stages
+from assigner.profiler.stagegroups import StageBench, stage_partitions, stages
 from assigner.profiler.tasks import Point
 from assigner.profiler.walk import collect_inputs
 from assigner.profiler.workbench import Workbench

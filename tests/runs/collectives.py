@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from assigner.profiler import busy, collectives
 from assigner.profiler.collectives import CollectiveSweep, measure_collectives
-from assigner.profiler.links import SweepOptions
 from assigner.profiler.host import host_facts
+from assigner.profiler.links import SweepOptions
 from assigner.runtime.sending import LostConnectionError
 
 TIMEOUT_S = 60.0

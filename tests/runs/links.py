@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from assigner.profiler import busy, contention, links
 from assigner.profiler.host import host_facts
-from assigner.profiler.links import SweepOptions, LinkSweep, measure_links
+from assigner.profiler.links import LinkSweep, SweepOptions, measure_links
 from assigner.runtime import carriers, nccl
 
 TIMEOUT_S = 60.0

@@ -22,7 +22,7 @@ from assigner.errors import UsageError
 from assigner.machine.launchedrank import launched
 from assigner.profiler import busy, contention, links
 from assigner.profiler.host import host_facts
-from assigner.profiler.links import SweepOptions, LinkSweep, measure_links
+from assigner.profiler.links import LinkSweep, SweepOptions, measure_links
 from assigner.runtime import mpi
 from assigner.runtime.carriers import open_carrier
 from assigner.runtime.ordering import Message

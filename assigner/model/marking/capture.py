@@ -87,7 +87,9 @@ class Capture:
     def holds_for_any_rows(self) -> bool:
         """No input's number of rows is fixed in it."""
         values = {node.name: node.meta.get("val") for node in self.graph.nodes if node.op == "placeholder"}
-        carried = [(values.get(name), dim) for name, dim in zip(self.users, self.carriers, strict=True) if dim is not None]
+        carried = [
+            (values.get(name), dim) for name, dim in zip(self.users, self.carriers, strict=True) if dim is not None
+        ]
         rows = [each.shape[dim] for each, dim in carried if isinstance(each, torch.Tensor)]
         return all(isinstance(each, torch.SymInt) and each.node.expr.free_symbols for each in rows)
 

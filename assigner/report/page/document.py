@@ -17,14 +17,12 @@ from assigner import formatting as fmt
 from assigner.report.candidates import candidates
 from assigner.report.collectives import collectives
 from assigner.report.comparison import Named, comparison_report
-from assigner.report.sheet import with_hosts
 from assigner.report.page import sections
 from assigner.report.page.figures import page_data
 from assigner.report.page.links import matrices
-from assigner.report.page.markup import cards_html, json_html, matrix_html, parts_html
-from assigner.report.page.markup import placement_css, placement_html
+from assigner.report.page.markup import cards_html, json_html, matrix_html, parts_html, placement_css, placement_html
 from assigner.report.page.shown import unlike_batches
-from assigner.report.sheet import Line
+from assigner.report.sheet import Line, with_hosts
 from assigner.report.whatif import what_if, what_if_hint
 from assigner.validation.steps import runs_by_plan
 

@@ -1,4 +1,4 @@
-"""Sheets, lines, matrices and placements as HTML. Every text goes through `escape` here, so no name can become markup."""
+"""Sheets, lines, matrices and placements as HTML. Every text goes through `escape`, so no name can become markup."""
 
 from __future__ import annotations
 
@@ -129,6 +129,7 @@ def json_html(data: Any) -> str:
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
+
 
 def placement_html(pages: Sequence[Shown]) -> str:
     """Where the partitions are: a strip for each plan, one above the other, so that a partition stands at one place.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from assigner import formatting as fmt
 from assigner.report.agreement import agreement_report, missed_by, other_remat
+from assigner.report.links import transfers
 from assigner.report.memory import PARTS, fullness, misfit
 from assigner.report.page.markup import barred
 from assigner.report.page.search import beaten, bound_s, changed
@@ -24,7 +25,6 @@ from assigner.report.plan import (
     speed_up,
 )
 from assigner.report.sheet import Column, Line, Report, Sheet
-from assigner.report.links import transfers
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.criticalpath import path_shares, time_on_path
 from assigner.schedule.program import ActionKind, in_flight
@@ -299,6 +299,7 @@ def _plain(value: object) -> str:
 
 def _pairs(title: str, rows: Sequence[tuple[str, str]]) -> Sheet:
     return Sheet(title, (Column("", "name"), Column("", "text")), tuple(rows))
+
 
 def starts_sheet(page: Shown) -> Report:
     """A row for each micro-batch, a forward's and a backward's start for each stage; the stages' table has lengths."""
