@@ -195,14 +195,8 @@ class RankSession:
         return at
 
     def _measure_links(self) -> None:
-        named = self.selection.words and LINKS not in self.selection.words
-        options = self._sweep_options(
-            self._largest_message(),
-            typical=largest_message(self.graph, self.sizes[len(self.sizes) // 2]),
-            pairs="all" if named and self.start.links == "auto" else self.start.links,
-        )
         notes = measure_links(
-            [offer.facts for offer in self.offers], options, self.device,
+            [offer.facts for offer in self.offers], self._link_options(), self.device,
             wanted=lambda source, target: (source, target) in self.task.links, done=self.journal.add,
             progress=self._rounds("links"),
         )  # fmt: skip
@@ -218,6 +212,14 @@ class RankSession:
             [offer.facts for offer in self.offers], self.task.collectives, options, self.device,
             done=self.journal.add, progress=self._rounds("all-reduces"),
         )  # fmt: skip
+
+    def _link_options(self) -> SweepOptions:
+        named = self.selection.words and LINKS not in self.selection.words
+        return self._sweep_options(
+            self._largest_message(),
+            typical=largest_message(self.graph, self.sizes[len(self.sizes) // 2]),
+            pairs="all" if named and self.start.links == "auto" else self.start.links,
+        )
 
     def _sweep_options(self, largest: int, *, typical: int = 1, pairs: Links = "auto") -> SweepOptions:
         return SweepOptions(
