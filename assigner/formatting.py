@@ -20,7 +20,7 @@ LONGEST = 2000
 """Characters of a message; what is longer is cut in its middle."""
 
 _DIGITS = re.compile(r"(\d+)")
-_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a text of a file could steer a terminal with; line breaks and tabs are left."""
 
 
@@ -35,7 +35,7 @@ def printable(text: str, *, most: int | None = None) -> str:
         behind = most // 4
         cut = len(text) - most
         text = f"{text[: most - behind]} [... {cut:,} more characters ...] {text[-behind:]}"
-    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -43,3 +44,9 @@ class Location:
 
     def __str__(self) -> str:
         return f"worker:{self.rank}/{self.device}"
+
+
+@functools.cache
+def rank_of(worker: str) -> int:
+    """The rank of a worker's name, `worker:1/cuda:0`; errors as `Location.parse`."""
+    return Location.parse(worker).rank

@@ -102,7 +102,7 @@ class Commands(TyperGroup):
             _trace(error)
             fail(named_by_origin(ctx, error.message), error.hint or _next_step(ctx, error))
             if isinstance(error, InfeasibleError) and not as_json:
-                from assigner.report.infeasible import ways_out_report
+                from assigner.report.whatif import ways_out_report
 
                 explain(ways_out_report(error))
             raise typer.Exit(error.exit_code) from error

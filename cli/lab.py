@@ -91,7 +91,7 @@ def lab_command(
 
 def _run(path: Path, command: list[str], timeout: float | None, grace: float, port: int) -> None:
     from assigner.lab import Limits, Machine, load_cluster, require, run_on_hosts
-    from assigner.lab.strain import strains
+    from assigner.lab.machine import strains
 
     cluster = load_cluster(path)
     require(cluster)
@@ -127,7 +127,7 @@ def _derive(profile: Path, here: Path | None, output: Path | None, settings: Pat
     from assigner.files import put, refuse_existing
     from assigner.formats.profile import load_profile
     from assigner.lab import Machine, lacks, parse_cluster
-    from assigner.lab.clusterfile import cluster_text
+    from assigner.lab.cluster import cluster_text
     from assigner.lab.derive import derive
 
     refuse_existing(output, force=force, reads=[profile, here, settings])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.machine.cgroup import core_limit, free_memory, memory_limit
+from assigner.machine.kernel import usable_cores
 from assigner.report.machine import Finding
 
 from .packages import ASK_SOLVERS, extras, installed, programs
@@ -67,12 +68,8 @@ def _ask_solvers() -> dict[str, Any] | None:
     return None if installed("pulp") is None else _ask(ASK_SOLVERS)
 
 
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _cores() -> Finding:
-    usable = _usable_cores()
+    usable = usable_cores()
     limit, text = core_limit(), fmt.plural(usable, "core")
     if limit is not None and limit < usable:
         text += f", limited to {limit:.1f} by a control group"
@@ -82,7 +79,7 @@ def _cores() -> Finding:
 def _threads(torch: dict[str, Any] | None) -> Finding:
     """Compute threads that torch takes by itself; more of them than cores slow each other down."""
     limit, asked = core_limit(), os.environ.get("OMP_NUM_THREADS")
-    cores = max(1, int(min(_usable_cores(), limit if limit is not None else _usable_cores())))
+    cores = max(1, int(min(usable_cores(), limit if limit is not None else usable_cores())))
     if torch is None:
         return Finding("threads", "note", "unknown; torch does not start", group="machine")
     found = torch["threads"]

@@ -10,7 +10,7 @@ from . import console
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from assigner.profiler.forecast import RankProgress
+    from assigner.profiler.rankprogress import RankProgress
 
 _DRAW_S = 0.25
 _BAR, _FIGURES = 20, len(" 100% 1 h 20 min left ")

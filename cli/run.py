@@ -58,7 +58,7 @@ def run_command(
         variables = {"OMP_NUM_THREADS": str(threads), "ASSIGNER_PLAN": str(plan.resolve())}
         found = launch(program, where, variables, notice=console.notice)
     if found is not None:
-        from assigner.report.steptimes import step_times_text
+        from assigner.report.measured import step_times_text
 
         console.notice(step_times_text(found, behind(loaded, plan).checked.plan))
     if watch.share() >= NOTICED:

@@ -49,8 +49,8 @@ def schedule_command(
     from assigner.formats.origin import profile_path
     from assigner.formats.plan import load_plan, save_plan
     from assigner.formats.profile import load_profile
-    from assigner.report.hosts import host_width, with_hosts
     from assigner.report.order import order_data, order_report
+    from assigner.report.sheet import host_width, with_hosts
     from assigner.report.timeline import drawn_width
     from assigner.schedule import orders as rules
     from assigner.schedule.cost import CostModel
@@ -81,7 +81,7 @@ def schedule_command(
 
 def _with_orders(plan: "Plan", path: Path) -> "Plan":
     """The plan with the orders of a file."""
-    from assigner.formats.orderfiles import load_orders
+    from assigner.formats.orders import load_orders
 
     stages = tuple(replace(stage, in_flight=None) for stage in plan.stages)
     listing = load_orders(path, plan.workers)

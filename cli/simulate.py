@@ -116,8 +116,8 @@ def _predict(
 ) -> "tuple[list[Spans], Timeline]":
     """What the profile says of the plan."""
     from assigner.formats.origin import is_origin
-    from assigner.report.hosts import host_width, with_hosts
     from assigner.report.prediction import prediction_data, prediction_report
+    from assigner.report.sheet import host_width, with_hosts
     from assigner.report.timeline import drawn_width
     from assigner.schedule.occupancy import memory_over_time
     from assigner.schedule.simulate import simulated, summary
@@ -142,7 +142,7 @@ def _compare(
 ) -> "tuple[list[Spans], Timeline]":  # fmt: skip
     """Predicted beside measured, and the profile that follows from it."""
     from assigner.report.agreement import agreement_data, agreement_report
-    from assigner.report.hosts import host_width, with_hosts
+    from assigner.report.sheet import host_width, with_hosts
     from assigner.report.timeline import drawn_width
     from assigner.schedule.simulate import simulated
     from assigner.validation import agree

@@ -216,15 +216,15 @@ def _show(solution: "Solution", profile: "Profile", robustness: "Robustness | No
 def _sign(plan: "Plan", profile: Path) -> "Plan":
     """The plan saying where it comes from."""
     from dataclasses import replace
-    from datetime import UTC, datetime
 
+    from assigner.formats.document import now
     from assigner.formats.origin import file_hash
     from assigner.formats.plan import ProfileReference
     from assigner.version import __version__
 
     return replace(
         plan,
-        created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        created_at=now(),
         tool_version=__version__,
         profile=ProfileReference(str(profile), file_hash(profile)),
     )

@@ -248,10 +248,10 @@ def called(words: Sequence[str]) -> str:
 
 def measure_briefly() -> None:
     """Make this process's profiles short: few runs of each partition, where a run takes long; one to settle memory."""
-    from assigner.profiler import busy, collectives, computetimes, links, sampling, stage
+    from assigner.profiler import busy, collectives, computetimes, links, sampling, stagegroups
 
     sampling.WARM_UP_S, sampling.SAMPLE_S, sampling.LIMIT_S = 0.02, 0.01, 0.05
-    sampling.WARM_UP_RUNS = stage.WARM_UP_RUNS = computetimes._SETTLING_RUNS = 1
+    sampling.WARM_UP_RUNS = stagegroups.WARM_UP_RUNS = computetimes._SETTLING_RUNS = 1
     sampling.MINIMUM_SAMPLES = 3
     links._BUDGET_S, busy._ALONE_S, busy._STREAM_S = 0.02, 0.002, 0.05
     collectives._STREAM_S, collectives._BUDGET_S = 0.02, 0.02

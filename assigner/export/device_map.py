@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError
-from assigner.export.devices import local_devices, shared_cpu
-from assigner.export.exported import Exported, as_json
+from assigner.export.exported import Exported, as_json, local_devices, shared_cpu
 from assigner.formats.partitioncontent import PartitionContent
 from assigner.formats.plan import refuse_replicas
 from assigner.schedule.simulate import check_fit

@@ -1,10 +1,18 @@
-"""What an export is: a text for another tool, and what that tool does otherwise than the plan says."""
+"""What an export is: a text for another tool, what that tool does otherwise, and a plan's devices as it sees them."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from assigner.errors import FormatError
+from assigner.formatting import plural
+
+if TYPE_CHECKING:
+    from assigner.formats.plan import Plan
+    from assigner.formats.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -32,3 +40,46 @@ def _lines(data: Any) -> str:
         rows = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in data.items()]
         return "{\n" + ",\n".join(f"  {row}" for row in rows) + "\n}"
     return "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in data) + "\n]"
+
+
+def local_devices(plan: Plan, profile: Profile, *, tool: str) -> dict[str, str]:
+    """The device of each worker of the plan as one process sees it, `cuda:0` or `cpu`, by the worker's name.
+
+    Args:
+        plan: Its workers are in `profile`.
+        profile: Says on which host each worker is.
+        tool: What wants them, for the message.
+
+    Raises:
+        FormatError: the workers are on several hosts, or several of them have one GPU.
+    """
+    hosts: dict[str, list[str]] = defaultdict(list)
+    for worker in plan.workers:
+        hosts[profile.worker[worker].host].append(worker)
+    if len(hosts) > 1:
+        largest = max(hosts.values(), key=len)
+        raise FormatError(
+            f"{tool} is for the devices of one host, and the plan's workers are on {len(hosts)}:"
+            f" {', '.join(list(hosts)[:4])}{', ...' if len(hosts) > 4 else ''}",
+            hint=f"solve for one host: assigner solve PROFILE -o PLAN --only {profile.worker[largest[0]].host}",
+        )
+    sharing: dict[str, list[str]] = defaultdict(list)
+    for worker in plan.workers:
+        sharing[profile.worker[worker].device].append(worker)
+    for device, workers in sharing.items():
+        if device != "cpu" and len(workers) > 1:
+            raise FormatError(
+                f"{' and '.join(workers)} are all {device} here: one process cannot tell them apart",
+                hint="profile with all GPUs visible to every rank: --devices cuda:0,cuda:1",
+            )
+    return {worker: profile.worker[worker].device for worker in plan.workers}
+
+
+def shared_cpu(devices: dict[str, str], *, tool: str) -> tuple[str, ...]:
+    """A note where several workers are one device of a process."""
+    count = sum(device == "cpu" for device in devices.values())
+    if count < 2:
+        return ()
+    return (
+        f"the plan has {plural(count, 'CPU worker')}, which are processes of their own; {tool} has one device, cpu",
+    )

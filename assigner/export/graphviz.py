@@ -14,7 +14,6 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.export import palette
 from assigner.export.exported import Exported
 from assigner.schedule.cost import CostModel
 from assigner.schedule.replication import lanes
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
 _FONT = "Helvetica,Arial,sans-serif"
 _LEAST_RUN = 3
 _SWATCHES = 4  # a row of the legend
+_BASE = ("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#0072B2", "#D55E00", "#BBBBBB")
+_SHADES = (0.0, 0.55, -0.45)  # towards white, towards black
+_DARK, _LIGHT = "#000000", "#FFFFFF"
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class _Drawing:
         self.nodes = [_Node(f"n{k}", run, n, run[0] in plan.stages[n].rematerialise) for k, (n, run) in enumerate(runs)]
         self.lanes = lanes(plan)
         self.holder = {partition: node for node in self.nodes for partition in node.partitions}
-        self.colour = {worker: palette.fill(n) for n, worker in enumerate(plan.workers)}
+        self.colour = {worker: worker_colour(n) for n, worker in enumerate(plan.workers)}
 
     def lines(self) -> Iterator[str]:
         yield "digraph plan {"
@@ -133,7 +135,7 @@ class _Drawing:
         look = ', style="filled,dashed", penwidth=2' if node.again else ""
         look += ", peripheries=2" if len(names) > 1 else ""
         label, tip = _quoted(fmt.ranges(names) + "\n" + self.figures(node)), _quoted(", ".join(names))
-        fill = f'fillcolor="{colour}", fontcolor="{palette.text(colour)}"'
+        fill = f'fillcolor="{colour}", fontcolor="{text_colour(colour)}"'
         return f"{node.name} [label={label}, {fill}{look}, tooltip={tip}];"
 
     def figures(self, node: _Node) -> str:
@@ -207,3 +209,37 @@ def _quoted(text: str) -> str:
 def _plain(name: str) -> str:
     r"""A name on one line: signs that cannot be printed as in Python, a line break as `\n`."""
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in name)
+
+
+def worker_colour(number: int) -> str:
+    """The colour of worker `number`, 0 or more, as #RRGGBB: people with any colour vision can tell them apart.
+
+    The first eight are those of Okabe and Ito, Color Universal Design, 2008, black left out for grey; further ones are
+    the same in lighter and darker shades. A colour is never the only sign: what is coloured also says its worker.
+    """
+    base, shade = _BASE[number % len(_BASE)], _SHADES[number // len(_BASE) % len(_SHADES)]
+    end, share = (255, shade) if shade > 0 else (0, -shade)
+    return "#" + "".join(f"{round(level + (end - level) * share):02X}" for level in _levels(base))
+
+
+def text_colour(colour: str) -> str:
+    """Black or white, whichever contrasts more with a colour."""
+    return max(_DARK, _LIGHT, key=lambda each: contrast(each, colour))
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two colours, 1 to 21 (W3C, WCAG 2.2, relative luminance)."""
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _levels(colour: str) -> tuple[int, int, int]:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def _luminance(colour: str) -> float:
+    linear = [
+        level / 12.92 if level <= 0.04045 else ((level + 0.055) / 1.055) ** 2.4
+        for level in (each / 255 for each in _levels(colour))
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -17,22 +17,21 @@ from typing import TYPE_CHECKING
 from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.export.exported import Exported, as_json
-from assigner.formats.orders import BACKWARD, FORWARD, WEIGHT
+from assigner.formats.orders import ListedStep
 from assigner.formats.partitioncontent import PartitionContent
 from assigner.formats.plan import refuse_replicas
-from assigner.location import Location
+from assigner.location import rank_of
+from assigner.schedule.deadlock import played
 from assigner.schedule.orders import LETTERS
 from assigner.schedule.program import build_program
 from assigner.schedule.simulate import check_fit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from assigner.formats.partitioncontent import ModelContent
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
-
-_Cell = tuple[int, str, int]
 
 
 def schedule_csv(plan: Plan, profile: Profile) -> Exported:
@@ -46,12 +45,16 @@ def schedule_csv(plan: Plan, profile: Profile) -> Exported:
     refuse_replicas(plan, "the export for torch.distributed.pipelining")
     check_fit(plan, profile)
     program = build_program(plan, profile.edges, profile.ties)
-    rows: list[list[_Cell]] = [
-        [(each.stage, LETTERS[each.kind], each.micro_batch) for each in program.actions[worker] if each.kind in LETTERS]
+    rows = {
+        worker: [
+            ListedStep(each.stage, LETTERS[each.kind], each.micro_batch)
+            for each in program.actions[worker]
+            if each.kind in LETTERS
+        ]
         for worker in plan.workers
-    ]
+    }
     _check_runs(rows, len(plan.stages))
-    text = "".join(",".join(f"{stage}{letter}{m}" for stage, letter, m in row) + "\n" for row in rows)
+    text = "".join(",".join(str(step) for step in row) + "\n" for row in rows.values())
     return Exported(text, text, (*_order(plan), *_skips(plan, profile), *_remat(plan)))
 
 
@@ -87,35 +90,20 @@ def module_names(plan: Plan, profile: Profile, held: ModelContent | None = None)
     return as_json(stages, (*notes, *_ties(profile)))
 
 
-def _check_runs(rows: Sequence[Sequence[_Cell]], stages: int) -> None:
+def _check_runs(rows: Mapping[str, Sequence[ListedStep]], stages: int) -> None:
     """Play the rows, each value going to the neighbouring stage; raise FormatError if all ranks wait."""
-    done: set[_Cell] = set()
-    position = [0] * len(rows)
-    moved = True
-    while moved:
-        moved = False
-        for rank, row in enumerate(rows):
-            while position[rank] < len(row):
-                stage, letter, m = row[position[rank]]
-                if letter != WEIGHT:
-                    before = (stage - 1, FORWARD, m) if letter == FORWARD else (stage + 1, BACKWARD, m)
-                    if 0 <= before[0] < stages and before not in done:
-                        break
-                    done.add((stage, FORWARD if letter == FORWARD else BACKWARD, m))
-                position[rank] += 1
-                moved = True
-    for rank, row in enumerate(rows):
-        if position[rank] < len(row):
-            stage, letter, m = row[position[rank]]
-            raise FormatError(
-                f"stages[{stage}] would wait for ever at {stage}{letter}{m}: torch.distributed.pipelining hands every"
-                " value from one stage to the next, and the plan's stages do not all hang together in that way",
-                hint="assigner solve --schedule gpipe --max-replicas 1 makes a plan that can be exported",
-            )
+    at, stuck = played(rows, {n: (n - 1,) for n in range(1, stages)}, {n: (n + 1,) for n in range(stages - 1)})
+    step = next((row[at[worker]] for worker, row in rows.items() if worker in stuck), None)
+    if step is not None:
+        raise FormatError(
+            f"stages[{step.stage}] would wait for ever at {step}: torch.distributed.pipelining hands every value from"
+            " one stage to the next, and the plan's stages do not all hang together in that way",
+            hint="assigner solve --schedule gpipe --max-replicas 1 makes a plan that can be exported",
+        )
 
 
 def _order(plan: Plan) -> tuple[str, ...]:
-    ranks = [Location.parse(worker).rank for worker in plan.workers]
+    ranks = [rank_of(worker) for worker in plan.workers]
     notes = []
     if ranks != list(range(len(ranks))):
         notes.append(f"ranks 0 to {len(ranks) - 1} of the pipeline are, in this order, {', '.join(plan.workers)}")

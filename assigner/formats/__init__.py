@@ -2,7 +2,7 @@
 
 profile, plan, trace          the three of them, as frozen dataclasses
 stage                         of a plan: its partitions, and the workers that run them
-orders, orderfiles            of a plan that lists them: the steps of each worker, and when they are sound; in files
+orders                        of a plan that lists them: the steps of each worker, when they are sound, and in files
 document                      how such a dataclass is read and written
 profilechecks                 what makes a profile's parts fit together
 profilewarnings               what a profile's own figures say against it

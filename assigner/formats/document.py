@@ -7,6 +7,7 @@ parsed document against them, `schema` writes the same rules as a JSON Schema, s
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
 import json
 import math
@@ -62,6 +63,11 @@ Name = Annotated[str, SingleLine()]
 Count = Annotated[int, Range(1, MOST_ROWS)]
 Threads = Annotated[int, Range(1, 65_536)]
 Share = Annotated[float, Range(0, 1)]
+
+
+def now() -> str:
+    """The present time as files have it: `2026-03-01T12:00:00Z`."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def shown(value: object) -> str:

@@ -15,7 +15,7 @@ from assigner.formats.profile import WorkloadReference
 from assigner.formats.screen import OnScreen
 from assigner.formats.stage import MicroBatches, Replica, Stage, check_stages, scaled_shares
 from assigner.formats.terms import Objective, Schedule
-from assigner.location import Location
+from assigner.location import rank_of
 
 MAJORS = 1, 2
 """A plan that a reader of format 1 would run wrongly is of format 2: several workers a stage, or listed orders."""
@@ -341,7 +341,7 @@ class Plan(OnScreen):
     @property
     def world_size(self) -> int:
         """The smallest number of ranks that the plan can run on."""
-        return 1 + max(Location.parse(worker).rank for worker in self.workers)
+        return 1 + max(rank_of(worker) for worker in self.workers)
 
     def cut(self, micro_batches: int, micro_batch_size: int, *, batch_size: int) -> Plan:
         """The plan with other micro-batches; no stage keeps more of them than there are.

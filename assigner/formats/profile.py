@@ -12,7 +12,7 @@ from assigner.formats.fineness import Fineness
 from assigner.formats.graph import topological_order
 from assigner.formats.profilechecks import check_profile
 from assigner.formats.screen import OnScreen
-from assigner.location import Location
+from assigner.location import rank_of
 from assigner.machine.reference import ReferenceTimes
 
 MAJOR = 1
@@ -98,7 +98,7 @@ class Worker:
     @property
     def rank(self) -> int:
         """The worker's rank in a run."""
-        return Location.parse(self.name).rank
+        return rank_of(self.name)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,12 @@ named         what `package.module:Class` or `FILE.py:Class(width=64)` is
 inputs        what the model takes and gives, tried with fake tensors
 proposal      which of its submodules would be good partitions
 modeldraft    all of that: a `Draft`
-draft, text   what is known of the model; the file that says it
-example       the draft of nobody's model in particular
+draft, text   what is known of the model; the file that says it, and of nobody's model in particular
 """
 
 from __future__ import annotations
 
 from assigner.init.draft import Code, Draft, DraftOutput, MarkPattern, Tensor
-from assigner.init.example import EXAMPLE
-from assigner.init.text import RESERVED, workload_text
+from assigner.init.text import EXAMPLE, RESERVED, workload_text
 
 __all__ = ["EXAMPLE", "RESERVED", "Code", "Draft", "DraftOutput", "MarkPattern", "Tensor", "workload_text"]

@@ -3,14 +3,14 @@
 In a program: `run_on_hosts(load_cluster("mixed3.toml"), ["assigner", "profile", "model.py:workload", "-o", "p.json"])`.
 
 Modules:
-    cluster, clusterfile    the cluster file: hosts, shares, limits, wires; one as text
+    cluster      the cluster file: hosts, shares, limits, wires; one as text
     derive       a cluster file whose hosts behave like a profile's workers
     command      the command as each host gets it
     running      all hosts at once: output, time-out, the first failure
     hosts        what exists while a lab is up, and what a killed one left behind
-    network, cgroups, mounts, machine, relay, interruption    what these are made of
+    network, cgroups, mounts, relay, interruption    what these are made of
+    machine      what this machine has, and what a cluster asks beyond that
     missing      what this machine lacks, and how to get it
-    strain       what a cluster asks beyond what this machine has
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
-from assigner.lab.mounts import words
+from assigner.machine.kernel import words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,18 +6,24 @@ written by hand and a misspelt limit would be no limit.
 
 from __future__ import annotations
 
+import json
 import re
+import textwrap
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from assigner.errors import FormatError
 from assigner.files import parse_toml, read_text
 from assigner.formats.document import Count, Range, check_unique, decode
 
+if TYPE_CHECKING:
+    from assigner.lab.derive import Derived, DerivedField
+
 MOST_HOSTS = 250
 HOST_NAME = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # without a letter it is an address
+_WIDTH = 110  # of the comments in a file that is written
 
 Cores = Annotated[float, Range(0.01, 4096)]
 MebiBytes = Annotated[float, Range(1, 1 << 40)]
@@ -151,3 +157,33 @@ def _refuse_unknown(table: Any, kind: type, path: str) -> None:
                 f"{path}{name}: unknown; a cluster file has {', '.join(known)} here",
                 hint=f"did you mean {near[0]}?" if near else "examples/clusters/README.md lists the fields",
             )
+
+
+def cluster_text(derived: Derived, source: str) -> str:
+    """A derived cluster as the text of a cluster file: each number with a comment that says where it comes from.
+
+    Args:
+        derived: The hosts.
+        source: The command that made them, for the first line.
+    """
+    notes = [line for note in derived.notes for line in textwrap.wrap(note, _WIDTH)]
+    blocks = ["\n".join(f"# {line}" for line in (f"Made by: {source}", *notes))]
+    blocks += [_table("[[host]]", host) for host in derived.hosts]
+    if derived.rack_link:
+        blocks.append(_table("[rack_link]", derived.rack_link))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _table(head: str, fields: dict[str, DerivedField]) -> str:
+    lines = [head]
+    for name, setting in fields.items():
+        comment = f"  # {setting.comment}" if setting.comment else ""
+        if setting.value is None:
+            lines.append(f"# {name}: {setting.comment}")
+        else:
+            lines.append(f"{name} = {_toml(setting.value)}{comment}")
+    return "\n".join(lines)
+
+
+def _toml(value: float | str) -> str:
+    return json.dumps(value) if isinstance(value, str) else f"{value:.6g}"

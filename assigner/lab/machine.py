@@ -1,15 +1,19 @@
-"""What this machine has to share out: cores, memory, and which processor it is."""
+"""What this machine has to share out: cores, memory, which processor it is; and what a cluster asks beyond that."""
 
 from __future__ import annotations
 
-import os
-import platform
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
+from assigner import formatting as fmt
 from assigner.machine.cgroup import core_limit, free_memory
+from assigner.machine.kernel import processor_model, usable_cores
 
+if TYPE_CHECKING:
+    from assigner.lab.cluster import Cluster
+
+_MIB = 1 << 20
 _SHARE = re.compile(r"(?P<model>.*) \((?P<cores>\d+\.\d+) cores\)")
 
 
@@ -30,24 +34,32 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """The machine that this process runs on."""
-        cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-        return cls(min(cores, core_limit() or cores), free_memory(), _processor())
-
-
-def _processor() -> str:
-    return _value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
-
-
-def _value(file: str, name: str) -> str | None:
-    """What stands behind a name in a list of the kernel's; None: it is not there, as on other systems."""
-    try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
+        cores = float(usable_cores())
+        return cls(min(cores, core_limit() or cores), free_memory(), processor_model())
 
 
 def split_share(kind: str) -> tuple[str, float | None]:
     """A worker's kind, as `AMD EPYC (0.40 cores)`: the processor's model, and the cores of a quota; None: no quota."""
     match = _SHARE.fullmatch(kind)
     return (match["model"], float(match["cores"])) if match else (kind, None)
+
+
+def strains(cluster: Cluster, machine: Machine) -> list[str]:
+    """A sentence for each thing of which the hosts together want more than there is.
+
+    Hosts that slow each other down tell nothing about plans.
+    """
+    found = []
+    wanted = sum(host.nproc if host.cpu is None else host.cpu for host in cluster.host)
+    if wanted > machine.cores:
+        found.append(
+            f"the hosts want {wanted:.2f} cores together and this machine has {machine.cores:.2f}:"
+            " they will slow each other down, and no figure holds"
+        )
+    limits = sum((host.memory_mib or 0.0) * _MIB for host in cluster.host)
+    if limits > machine.memory_bytes:
+        found.append(
+            f"the hosts' memory limits are {fmt.size(limits)} together and this machine has"
+            f" {fmt.size(machine.memory_bytes)} free: it may run out before a host does"
+        )
+    return found

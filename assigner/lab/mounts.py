@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assigner.machine.kernel import words
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -73,11 +75,3 @@ def _controllers(path: Path) -> frozenset[str]:
     """Those of all lines `4:cpu,cpuacct:/group`."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return frozenset(name for line in lines for name in line.split(":", 2)[1].split(","))
-
-
-def words(path: Path) -> list[str]:
-    """The words of a small file; none where it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8").split()
-    except OSError:
-        return []

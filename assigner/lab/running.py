@@ -17,7 +17,7 @@ from assigner.lab.hosts import existing
 from assigner.lab.interruption import Interruption
 from assigner.lab.missing import require
 from assigner.lab.relay import Relay
-from assigner.launch.exitstatus import how_it_ended
+from assigner.launch.failurereport import how_it_ended
 from assigner.launch.seal import secret
 
 if TYPE_CHECKING:

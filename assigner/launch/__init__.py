@@ -2,7 +2,7 @@
 
 ranks, agent                  a command on the ranks of a run, by torchrun's launcher; its agent for one host
 stopping                      signals that ask a run to stop: noted by ranks, passed on by their launcher
-failurereport, exitstatus     the first cause, said once; how a process ended, in words
+failurereport                 the first cause, said once; how a process ended, in words
 launcherwatch                 ranks end with their launcher
 shutdown                      hosts leave together
 hostnames                     a meeting point whose name nobody knows

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 VARIABLE = "ASSIGNER_CAUSES"
+LEFT = "ended with exit code 0 while others waited for it"
+LEFT_HINT = "every rank joins the run and makes all of its calls; sys.exit, os._exit or its script's end came too soon"
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in .+$', re.MULTILINE)
 
 
@@ -96,12 +99,21 @@ def hand_over(cause: FailureReport) -> bool:
     if place.exists():
         return True
     try:
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False, encoding="utf-8") as file:
-            json.dump(asdict(cause), file)
-        Path(file.name).rename(place)  # whoever reads it finds all of it
+        hand_file(place, json.dumps(asdict(cause)))
     except OSError:
         return False
     return True
+
+
+def hand_file(place: Path, text: str) -> None:
+    """Write a file for the launcher, whole under its name from the first moment.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with tempfile.NamedTemporaryFile("w", dir=place.parent, suffix=".part", delete=False, encoding="utf-8") as file:
+        file.write(text)
+    Path(file.name).rename(place)
 
 
 def listening(folder: Path) -> str:
@@ -152,3 +164,17 @@ def hand_over_uncaught() -> None:
             before(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def how_it_ended(code: int) -> str:
+    """How a process ended, as the second half of a sentence.
+
+    Args:
+        code: Its exit code; negative: the number of the signal that killed it.
+    """
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal between the first and the last has no name
+        return f"was killed by signal {-code}"

@@ -17,11 +17,11 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError, WorkerError
 from assigner.launch.failurereport import VARIABLE
+from assigner.machine.kernel import process_facts
 from assigner.machine.launchedrank import launched, launched_rank, launcher_process
 
 if TYPE_CHECKING:
@@ -34,23 +34,15 @@ _watched: set[int] = set()
 
 def began(process: int) -> str:
     """When a process began, in clock ticks since the machine's start; empty: there is none, or nobody has buried it."""
-    facts = _facts(process)
+    facts = process_facts(process)
     return facts[19] if facts and facts[0] not in "ZX" else ""
-
-
-def _facts(process: int) -> list[str]:
-    """What the kernel says of a process, from its state on; empty: there is none, or this is no Linux."""
-    try:
-        return (Path("/proc") / str(process) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
 
 
 def _is_above(process: int) -> bool:
     """Whether this process stems from one: its id may be another process's here, in a container."""
     at = os.getppid()
     while at > 1 and at != process:
-        facts = _facts(at)
+        facts = process_facts(at)
         at = int(facts[1]) if facts else 0
     return at == process
 

@@ -20,8 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from assigner.errors import FormatError, UsageError, WorkerError
 from assigner.launch.agent import RanksAgent
-from assigner.launch.exitstatus import LEFT, LEFT_HINT, how_it_ended
-from assigner.launch.failurereport import VARIABLE, first_report, listening
+from assigner.launch.failurereport import LEFT, LEFT_HINT, VARIABLE, first_report, how_it_ended, listening
 from assigner.launch.launcherwatch import began
 from assigner.launch.seal import clean, secret
 from assigner.launch.shutdown import HostFailure, OtherHosts, leaving_together

@@ -15,19 +15,17 @@ import hashlib
 import hmac
 import json
 import os
-import re
 import secrets
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from assigner.errors import FormatError, WorkerError
 from assigner.formats.document import decode, encode
+from assigner.formatting import STEERING
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 SECRET = "ASSIGNER_SECRET"  # noqa: S105 - a variable's name
-
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 T = TypeVar("T")
 
@@ -81,7 +79,7 @@ def seal_first(store: Store, name: str, value: T) -> T:
 
 def clean(text: str) -> str:
     """A text that another process wrote, for a screen: without what moves a terminal's cursor or changes its state."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    return STEERING.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _mark(name: str, text: str) -> str:

@@ -41,6 +41,7 @@ _ENDED = "assigner/ended well"
 _DONE = "assigner/done"
 _STAY_S = 1.1  # more than two looks of the others
 _LOOK_S = 0.5
+_LEAVING_S = 0.005
 _GRACE_S = 3.0
 
 
@@ -202,11 +203,23 @@ def leaving_together(*, nodes: int, node: int, address: str, port: int) -> Itera
                 _say(store, _ENDED)
     finally:
         others.close()
+    take_leave(store, nodes, stays=node == 0, limit_s=FAREWELL_S)
+
+
+def take_leave(store: Store, members: int, *, stays: bool, limit_s: float) -> None:
+    """Say that this member has left; whoever was later would find the store closed, and torch prints a page about that.
+
+    Args:
+        store: Where the members count themselves.
+        members: How many there are.
+        stays: This one keeps the store, and returns once all have left.
+        limit_s: How long it stays at most, in seconds.
+    """
     try:
         left = store.add(_LEFT, 1)
-        until = time.monotonic() + FAREWELL_S
-        while node == 0 and left < nodes and time.monotonic() < until:
-            time.sleep(0.02)
+        until = time.monotonic() + limit_s
+        while stays and left < members and time.monotonic() < until:
+            time.sleep(_LEAVING_S)
             left = store.add(_LEFT, 0)
     except DistError:
-        return  # host 0 has waited long enough and is gone: nobody is left to take leave of
+        return  # who keeps it has waited long enough and is gone: nobody is left to take leave of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from assigner.formats.document import decode, encode
 from assigner.formats.plan import Plan
-from assigner.launch.failurereport import launcher_folder
+from assigner.launch.failurereport import hand_file, launcher_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,9 +70,7 @@ class StepClock:
             return
         found = StepTimes(self._plan, self._remat, tuple(self._seconds))
         with suppress(OSError):  # a full disk: the run has not failed for that
-            part = folder / f"{_FILE}.part"
-            part.write_text(json.dumps(encode(found)), encoding="utf-8")
-            part.rename(folder / _FILE)  # whoever reads it finds all of it
+            hand_file(folder / _FILE, json.dumps(encode(found)))
 
 
 def handed_over(folder: Path) -> StepTimes | None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from assigner.errors import FormatError, UsageError
 from assigner.formats.document import Range, decode
-from assigner.launch.failurereport import launcher_folder
+from assigner.launch.failurereport import hand_file, launcher_folder
 from assigner.machine.launchedrank import launched_rank
 
 if TYPE_CHECKING:
@@ -114,11 +114,11 @@ class StopSignals:
         folder = launcher_folder()
         if folder is None or not self._before:
             return
-        part = folder / f"{self._process}.{id(self)}.part"
         told = NotedSignals(tuple(sorted(self._before)), self.grace_s)
+        file = folder / f"{self._process}.{id(self)}.{_FILE}"
         with suppress(OSError):  # a full disk: its launcher then ends this process as any other
-            part.write_text(json.dumps(asdict(told)), encoding="utf-8")
-            self._file = part.rename(part.with_name(f"{self._process}.{id(self)}.{_FILE}"))
+            hand_file(file, json.dumps(asdict(told)))
+            self._file = file
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         before = self._before.get(number, signal.SIG_DFL)

@@ -1,6 +1,7 @@
 """This process on its machine.
 
 launchedrank                  which rank of a run it is, as its launcher says
+kernel                        what the kernel says of the machine and of processes
 cgroup                        cores and memory that control groups leave to it
 starvation                    whether other programs take the processor's time
 heap                          what becomes of memory that it frees

@@ -6,6 +6,8 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from assigner.machine.kernel import process_facts, words
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,9 +23,9 @@ def core_limit() -> float | None:
         quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
         if quota is not None and period and quota > 0:
             limits.append(quota / period)
-        words = _words(folder / "cpu.max")
-        if len(words) == 2 and words[0] != "max":
-            limits.append(int(words[0]) / int(words[1]))
+        told = words(folder / "cpu.max")
+        if len(told) == 2 and told[0] != "max":
+            limits.append(int(told[0]) / int(told[1]))
     return min(limits, default=None)
 
 
@@ -31,8 +33,8 @@ def throttled_s() -> float:
     """Seconds for which this process's groups have been stopped by their quotas, on all cores together, until now."""
     total = 0.0
     for folder in _folders("cpu"):
-        words = _words(folder / "cpu.stat")
-        told = dict(zip(words[::2], words[1::2], strict=False))
+        rows = words(folder / "cpu.stat")
+        told = dict(zip(rows[::2], rows[1::2], strict=False))
         total += int(told.get("throttled_usec", 0)) / 1e6 + int(told.get("throttled_time", 0)) / 1e9
     return total
 
@@ -80,8 +82,8 @@ def _cached(folder: Path) -> int:
         lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
-    words = dict(line.split(maxsplit=1) for line in lines if " " in line)
-    cached, shared = words.get("total_cache", words.get("file", "0")), words.get("total_shmem", words.get("shmem", "0"))
+    told = dict(line.split(maxsplit=1) for line in lines if " " in line)
+    cached, shared = told.get("total_cache", told.get("file", "0")), told.get("total_shmem", told.get("shmem", "0"))
     return int(cached) - int(shared)
 
 
@@ -120,23 +122,17 @@ def _tree() -> Path | None:
     """
     process = "self"
     while process != "0":
-        tree = Path("/proc") / process / "root" / _TREE
+        tree = Path("/proc", process, "root", _TREE)
         try:
             if any(tree.iterdir()):
                 return tree
-            process = (Path("/proc") / process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
         except OSError:
             return None
+        facts = process_facts(process)
+        process = facts[1] if facts else "0"
     return None
 
 
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").split()
-    except OSError:  # the root has no limits, and not every group has every controller
-        return []
-
-
 def _number(path: Path) -> int | None:
-    words = _words(path)
-    return int(words[0]) if words and words[0].lstrip("-").isdigit() else None
+    told = words(path)
+    return int(told[0]) if told and told[0].lstrip("-").isdigit() else None

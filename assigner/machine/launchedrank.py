@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assigner.errors import UsageError
+from assigner.machine.kernel import process_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -120,9 +121,12 @@ def launcher_process(variable: str) -> int:
         try:
             if f"{variable}=".encode() not in (Path("/proc") / str(pid) / "environ").read_bytes():
                 return pid
-            pid = int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:  # another user's process, or no such folder on this system
             return pid
+        facts = process_facts(pid)
+        if not facts:
+            return pid
+        pid = int(facts[1])
     return pid
 
 

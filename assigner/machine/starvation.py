@@ -12,7 +12,6 @@ takes nothing from it. So what a process got is held against its share of the ma
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from assigner.machine.cgroup import core_limit, throttled_s
+from assigner.machine.kernel import usable_cores
 from assigner.machine.launchedrank import launched
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ def spare_cores(threads: int) -> float:
 
 
 def _cores() -> float:
-    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    limit = core_limit()
+    cores, limit = float(usable_cores()), core_limit()
     return cores if limit is None else min(cores, limit)
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from assigner.formats.document import now
 from assigner.formats.merging import updated
 from assigner.formats.profile import (
     Collective,
     Link,
-    LinkPoint,
     Measurement,
     Partition,
     Profile,
@@ -24,13 +23,13 @@ from assigner.formats.profile import (
 )
 from assigner.formats.profilewarnings import other_warnings, with_warnings
 from assigner.machine.reference import ReferenceTimes
-from assigner.model.marking.normalisation import batch_norms
+from assigner.model.marking.modules import batch_norms
 from assigner.profiler.collectives import CollectiveSweep
 from assigner.profiler.host import HostFacts, allocator_share
-from assigner.profiler.links import LinkSweep, SweepPoint, with_unmeasured
+from assigner.profiler.links import LinkSweep, with_unmeasured
 from assigner.profiler.partitionbench import state_bytes
-from assigner.profiler.sampling import Sample
 from assigner.runtime.optimizer import built_optimizer, stand_ins
+from assigner.runtime.packedvalues import dtype_name
 from assigner.runtime.process import float32_precision
 from assigner.runtime.replicas import obstacles
 from assigner.version import __version__
@@ -73,7 +72,7 @@ def assemble(
     sweeps = [sweep for report in reports for sweep in report.sweeps]
     alone = obstacles(workload, graph)
     profile = Profile(
-        created_at=_now(),
+        created_at=now(),
         tool_version=__version__,
         environment=_environment(workload, [report.facts for report in reports]),
         workload=workload_reference(workload, graph, entry),
@@ -93,7 +92,7 @@ def assemble(
 def workload_reference(workload: Workload, graph: PartitionGraph, entry: str) -> WorkloadReference:
     """What a profile says of its workload."""
     name = workload.name or entry.rpartition(".py:")[0].rpartition("/")[2]
-    dtype = str(main_dtype(graph.deferred.tensors())).removeprefix("torch.")
+    dtype = dtype_name(main_dtype(graph.deferred.tensors()))
     optimizer = optimizer_name(workload, graph)
     norms, inputs = batch_norms(graph.deferred.model), graph.domain.example.noted
     return WorkloadReference(
@@ -134,7 +133,7 @@ def renew(old: Profile, reports: Sequence[RankReport]) -> Profile:
         links=_links(reports, sweeps),
         collectives=_collectives(reports),
         notes=[note for report in reports for note in report.notes],
-        created_at=_now(),
+        created_at=now(),
     )
 
 
@@ -144,10 +143,6 @@ def _looked_at_again(old: Profile, reports: Sequence[RankReport]) -> Iterator[Wo
         points = {(each.partition, each.micro_batch) for each in old.measurements if each.worker == worker.name}
         again = {(each.partition, each.micro_batch) for each in report.measurements}
         yield replace(worker, reference=report.reference) if points and points <= again else worker
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _workers(reports: Sequence[RankReport], reserve: float) -> tuple[Worker, ...]:
@@ -181,10 +176,9 @@ def _links(reports: Sequence[RankReport], sweeps: Sequence[LinkSweep]) -> tuple[
 
 
 def _as_sweep(profile: Profile, link: Link) -> LinkSweep:
-    points = tuple(SweepPoint(int(each.bytes), Sample(each.seconds, each.spread, each.samples)) for each in link.points)
     source, target = (profile.worker[name].rank for name in (link.source, link.target))
     busy = link.sender_busy, link.receiver_busy, link.starved, link.backend
-    return LinkSweep(source, target, points, *busy, link.sender_s, link.receiver_s)
+    return LinkSweep(source, target, link.points, *busy, link.sender_s, link.receiver_s)
 
 
 def _host_names(facts: Sequence[HostFacts]) -> list[str]:
@@ -198,11 +192,7 @@ def _host_names(facts: Sequence[HostFacts]) -> list[str]:
 def _link(names: Sequence[str], sweep: LinkSweep) -> Link:
     ends = names[sweep.source], names[sweep.target]
     busy = sweep.sender_busy, sweep.receiver_busy, sweep.starved, sweep.sender_s, sweep.receiver_s
-    return Link(*ends, _points(sweep.points), sweep.backend, *busy)
-
-
-def _points(points: Sequence[SweepPoint]) -> tuple[LinkPoint, ...]:
-    return tuple(LinkPoint(each.size, each.sample.median, each.sample.count, each.sample.spread) for each in points)
+    return Link(*ends, sweep.points, sweep.backend, *busy)
 
 
 def _collectives(reports: Sequence[RankReport]) -> tuple[Collective, ...]:
@@ -212,9 +202,7 @@ def _collectives(reports: Sequence[RankReport]) -> tuple[Collective, ...]:
         (each for report in reports for each in report.collectives), key=lambda each: (len(each.ranks), each.ranks)
     )
     return tuple(
-        Collective(
-            tuple(names[rank] for rank in each.ranks), _points(each.points), each.backend, each.busy, each.starved
-        )
+        Collective(tuple(names[rank] for rank in each.ranks), each.points, each.backend, each.busy, each.starved)
         for each in found
     )
 

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from assigner.formats.terms import Backend
+from assigner.formats.profile import LinkPoint
 from assigner.machine.starvation import DISTURBED, StarvationWatch
 from assigner.profiler.busy import ComputeLoad
-from assigner.profiler.links import SweepPoint
+from assigner.profiler.links import SweepOptions, timed_point
 from assigner.profiler.pairs import ALONE_UP_TO, rounds_of
-from assigner.profiler.sampling import summarise
 from assigner.runtime.nccl import direct_ranks
 from assigner.runtime.workergroups import WorkerGroups
 
@@ -41,25 +40,6 @@ _MEMORY_SHARE = 8  # a tensor takes no more than this part of the smallest worke
 
 
 @dataclass(frozen=True)
-class CollectiveOptions:
-    """What is measured of all-reduces.
-
-    Args:
-        largest: The largest tensor, in bytes.
-        dtype: What it is made of.
-        timeout_s: A wait for another rank that takes longer ends the run.
-        force_busy: None is measured again where other programs had much of a worker's processor time.
-        backend: What carries messages, as `Pipeline` has it. MPI adds up nothing: gloo does, beside it.
-    """
-
-    largest: int
-    dtype: torch.dtype = torch.float32
-    timeout_s: float = 600.0
-    force_busy: bool = False
-    backend: Backend | None = None
-
-
-@dataclass(frozen=True)
 class CollectiveSweep:
     """What is known of the all-reduces of some ranks.
 
@@ -72,7 +52,7 @@ class CollectiveSweep:
     """
 
     ranks: tuple[int, ...]
-    points: tuple[SweepPoint, ...]
+    points: tuple[LinkPoint, ...]
     backend: str
     busy: float
     starved: float = 0.0
@@ -81,7 +61,7 @@ class CollectiveSweep:
 def measure_collectives(
     fleet: Sequence[HostFacts],
     sets: Sequence[Sequence[int]],
-    options: CollectiveOptions,
+    options: SweepOptions,
     device: torch.device,
     *,
     done: Callable[[CollectiveSweep], None],
@@ -136,7 +116,7 @@ def planned_rounds(sets: Sequence[Sequence[int]], workers: int) -> list[list[tup
     return rounds + [[tuple(each)] for each in sets if len(each) > 2]
 
 
-def _measured(group: WorkerGroup, ranks: Sequence[int], options: CollectiveOptions) -> CollectiveSweep:
+def _measured(group: WorkerGroup, ranks: Sequence[int], options: SweepOptions) -> CollectiveSweep:
     """One set; where its workers were disturbed a second time, of which the quieter one counts.
 
     Settings may differ between hosts: the smallest tensor that a member asks for is the largest one, and one that wants
@@ -150,18 +130,18 @@ def _measured(group: WorkerGroup, ranks: Sequence[int], options: CollectiveOptio
         starved = _starved(group)
         points = _sweep(group, sizes, options.dtype)
         steady = max(
-            (each for each in points if each.sample.median <= _BUDGET_S), key=lambda each: each.size, default=points[0]
+            (each for each in points if each.seconds <= _BUDGET_S), key=lambda each: each.bytes, default=points[0]
         )
-        busy = _busy_share(group, _tensor(group, steady.size, options.dtype), steady.sample.median)
+        busy = _busy_share(group, _tensor(group, int(steady.bytes), options.dtype), steady.seconds)
         backend = "nccl" if group.direct else "gloo"
         found.append(CollectiveSweep(tuple(ranks), points, backend, busy, starved))
         if len(found) >= tries or starved < DISTURBED:
             return min(found, key=lambda sweep: sweep.starved)
 
 
-def _sweep(group: WorkerGroup, sizes: Sequence[int], dtype: torch.dtype) -> tuple[SweepPoint, ...]:
+def _sweep(group: WorkerGroup, sizes: Sequence[int], dtype: torch.dtype) -> tuple[LinkPoint, ...]:
     """All members do the same: how often each size is tried follows from a first time that all know."""
-    points: list[SweepPoint] = []
+    points: list[LinkPoint] = []
     for n, size in enumerate(sizes):
         buffer = _tensor(group, size, dtype)
         once = _largest(group, _reduce_s(group, buffer))
@@ -169,8 +149,8 @@ def _sweep(group: WorkerGroup, sizes: Sequence[int], dtype: torch.dtype) -> tupl
             once = _largest(group, _reduce_s(group, buffer))
         count = max(_FEWEST, min(_MOST, int(_BUDGET_S / max(once, 1e-6))))
         mine = torch.tensor([_reduce_s(group, buffer) for _ in range(count)], dtype=torch.float64, device=group.device)
-        points.append(SweepPoint(buffer.nbytes, summarise(group.largest(mine).tolist())))
-        if n + 1 < len(sizes) and points[-1].sample.median * sizes[n + 1] / size > _LONGEST_S:
+        points.append(timed_point(buffer.nbytes, group.largest(mine).tolist()))
+        if n + 1 < len(sizes) and points[-1].seconds * sizes[n + 1] / size > _LONGEST_S:
             break
     return tuple(points)
 

@@ -17,10 +17,10 @@ from assigner.formats.profilewarnings import launch_bound
 from assigner.machine.starvation import DISTURBED, REFUSED, StarvationWatch
 from assigner.model.marking import PartitionGraph
 from assigner.model.workload import Workload
-from assigner.profiler.forecast import Forecast
 from assigner.profiler.host import allocator_share
 from assigner.profiler.journal import Note, OptimizerSize
 from assigner.profiler.memory import growth, memory_errors, peak_bytes, return_free_pages
+from assigner.profiler.rankprogress import Forecast
 from assigner.profiler.sampling import Sample, measure_interleaved
 from assigner.profiler.stagegroups import MeasuredStage, alone, in_turn, stage_partitions, stages
 from assigner.profiler.tasks import Point

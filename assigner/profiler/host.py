@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
-import platform
 import socket
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from assigner.errors import UsageError
 from assigner.machine.cgroup import core_limit
+from assigner.machine.kernel import processor_model
 from assigner.machine.launchedrank import launched
 from assigner.profiler.update import optimizer_share
 from assigner.runtime.memory import free_bytes
@@ -211,11 +210,5 @@ def _interface() -> str:
 
 def _cpu_kind() -> str:
     """The CPU's model name, and how much of it a cgroup leaves."""
-    model = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        model = model or "CPU"
-    share = core_limit()
+    share, model = core_limit(), processor_model()
     return model if share is None else f"{model} ({share:.2f} cores)"

@@ -20,14 +20,16 @@ from assigner.errors import FormatError
 from assigner.files import read_bytes
 from assigner.formats.document import Count, Range, decode, encode, shown
 from assigner.formats.profile import Measurement
-from assigner.location import Location
+from assigner.location import rank_of
 from assigner.profiler.collectives import CollectiveSweep
-from assigner.profiler.links import LinkSweep, SweepPoint
+from assigner.profiler.links import LinkSweep
 from assigner.profiler.tasks import Point
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from assigner.formats.profile import LinkPoint
 
 _HINT = "without --resume it is measured from the start"
 
@@ -231,21 +233,21 @@ class Journal:
 
     def _check_sweep(self, found: LinkSweep) -> None:
         """A link of this rank with growing sizes, and shares that are shares."""
-        rank = Location.parse(self.head.worker).rank
+        rank = rank_of(self.head.worker)
         if found.source != rank or found.target == rank or not 0 <= found.target < self.head.ranks:
             raise FormatError(f"the link from {found.source} to {found.target} is none of {self.head.worker}")
         _check_swept(f"the link to {found.target}", found.points, found.sender_busy, found.receiver_busy)
 
     def _check_collective(self, found: CollectiveSweep) -> None:
         """Two or more ranks of the run in their order, this one first."""
-        rank, ranks = Location.parse(self.head.worker).rank, list(found.ranks)
+        rank, ranks = rank_of(self.head.worker), list(found.ranks)
         if len(ranks) < 2 or ranks != sorted(set(ranks)) or ranks[0] != rank or ranks[-1] >= self.head.ranks:
             raise FormatError(f"the all-reduce among {ranks} is none of {self.head.worker}")
         _check_swept(f"the all-reduce among {ranks}", found.points, found.busy)
 
 
-def _check_swept(what: str, points: Sequence[SweepPoint], *shares: float) -> None:
-    sizes = [point.size for point in points]
+def _check_swept(what: str, points: Sequence[LinkPoint], *shares: float) -> None:
+    sizes = [point.bytes for point in points]
     if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
         raise FormatError(f"{what}: sizes must grow, each once; found {sizes[:6]}")
     if max(shares) > 1:

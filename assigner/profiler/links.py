@@ -25,7 +25,7 @@ from assigner.profiler.contention import find_shared_wires
 from assigner.profiler.lane import Lane
 from assigner.profiler.options import Links
 from assigner.profiler.pairs import ALONE_UP_TO, Classes, is_sampled, ring, rounds_of, sampled_pairs, tournament
-from assigner.profiler.sampling import Sample, summarise
+from assigner.profiler.sampling import summarise
 from assigner.runtime.clock import answer_clock, compare_clock
 from assigner.schedule.cost import message_s
 
@@ -51,32 +51,26 @@ _MEMORY_SHARE = 8  # a message takes no more than this part of the smallest work
 
 
 @dataclass(frozen=True)
-class LinkOptions:
-    """What is measured of the links.
+class SweepOptions:
+    """What is measured of links, and of all-reduces.
 
     Args:
-        largest: The largest message, in bytes.
-        typical: The message at which the busy shares are measured, in bytes: one that training sends.
-        pairs: "all", "sampled", or "auto": all in a fleet of up to 16 workers.
+        largest: The largest message or tensor, in bytes.
+        typical: The message at which a link's busy shares are measured, in bytes: one that training sends.
+        pairs: Which links: "all", "sampled", or "auto": all in a fleet of up to 16 workers.
+        dtype: What is added up.
         timeout_s: A wait for another rank that takes longer ends the run.
-        force_busy: A link is not measured again where other programs had much of an end's processor time.
-        backend: What carries the messages, as `Pipeline` has it.
+        force_busy: None is measured again where other programs had much of a worker's processor time.
+        backend: What carries messages, as `Pipeline` has it. MPI adds up nothing: gloo does, beside it.
     """
 
     largest: int
-    typical: int
+    typical: int = 1
     pairs: Links = "auto"
+    dtype: torch.dtype = torch.float32
     timeout_s: float = 600.0
     force_busy: bool = False
     backend: Backend | None = None
-
-
-@dataclass(frozen=True)
-class SweepPoint:
-    """The one-way time of one message size; a sample of count 0 stands for links that were measured."""
-
-    size: int
-    sample: Sample
 
 
 @dataclass(frozen=True)
@@ -89,7 +83,7 @@ class LinkSweep:
 
     source: int
     target: int
-    points: tuple[SweepPoint, ...]
+    points: tuple[LinkPoint, ...]
     sender_busy: float
     receiver_busy: float
     starved: float = 0.0
@@ -108,7 +102,7 @@ def message_sizes(largest: int) -> list[int]:
 
 def measure_links(
     fleet: Sequence[HostFacts],
-    options: LinkOptions,
+    options: SweepOptions,
     device: Any,
     *,
     wanted: Callable[[int, int], bool],
@@ -170,7 +164,7 @@ def planned_rounds(fleet: Sequence[HostFacts], pairs: str, *, alone: bool) -> li
 def with_unmeasured(sweeps: Sequence[LinkSweep], fleet: Sequence[HostFacts]) -> list[LinkSweep]:
     """The measured links, and for every other pair that has measured ones of its class those links' median.
 
-    A point that was not measured has a sample of count 0, whose spread is that over the measured links.
+    A point that was not measured has no samples, and the spread over the measured links.
     """
     classes = Classes(fleet)
     alike: dict[Any, list[LinkSweep]] = {}
@@ -185,9 +179,9 @@ def with_unmeasured(sweeps: Sequence[LinkSweep], fleet: Sequence[HostFacts]) -> 
 
 def _median_sweep(sweeps: Sequence[LinkSweep]) -> LinkSweep:
     """The medians of some links, at the sizes that all of them have."""
-    times = [{point.size: point.sample.median for point in sweep.points} for sweep in sweeps]
+    times = [{point.bytes: point.seconds for point in sweep.points} for sweep in sweeps]
     sizes = sorted(set(times[0]).intersection(*times))
-    points = [SweepPoint(size, replace(summarise([each[size] for each in times]), count=0)) for size in sizes]
+    points = [replace(timed_point(size, [each[size] for each in times]), samples=0) for size in sizes]
     busy = {
         name: median(getattr(each, name) for each in sweeps)
         for name in ("sender_busy", "receiver_busy", "sender_s", "receiver_s")
@@ -200,7 +194,7 @@ def _same_host(fleet: Sequence[HostFacts], source: int, target: int) -> bool:
     return (fleet[source].host, fleet[source].node) == (fleet[target].host, fleet[target].node)
 
 
-def _measure_pair(lane: Lane, source: int, target: int, options: LinkOptions, *, one_clock: bool) -> list[LinkSweep]:
+def _measure_pair(lane: Lane, source: int, target: int, options: SweepOptions, *, one_clock: bool) -> list[LinkSweep]:
     """One directed link; the source gets the result, the target plays along."""
     if lane.rank == target:
         answer_clock(source)
@@ -222,14 +216,13 @@ def _measure_pair(lane: Lane, source: int, target: int, options: LinkOptions, *,
     return [min(found, key=lambda sweep: sweep.starved)]
 
 
-def _measure_once(lane: Lane, source: int, target: int, options: LinkOptions, offset: float) -> LinkSweep:
+def _measure_once(lane: Lane, source: int, target: int, options: SweepOptions, offset: float) -> LinkSweep:
     """The source's side of a link's measurement."""
     watch = StarvationWatch(torch.get_num_threads())
     points = _sweep(lane, target, message_sizes(options.largest), offset)
-    known = [LinkPoint(point.size, point.sample.median) for point in points]
-    smallest, size = points[0].size, _handled(points, options.typical)
-    small, large = send_busy(lane, target, [(each, message_s(known, each)) for each in (smallest, size)])
-    seconds = message_s(known, size) if size > smallest else 0.0
+    smallest, size = int(points[0].bytes), _handled(points, options.typical)
+    small, large = send_busy(lane, target, [(each, message_s(points, each)) for each in (smallest, size)])
+    seconds = message_s(points, size) if size > smallest else 0.0
     ends = [parts(*lost, seconds) for lost in zip(small, large, strict=True)]
     (sender_s, sender_busy), (receiver_s, receiver_busy) = ends
     starved, carrier = max(watch.share(), lane.ask(target)), lane.carrier_to(target)
@@ -237,10 +230,10 @@ def _measure_once(lane: Lane, source: int, target: int, options: LinkOptions, of
     return LinkSweep(source, target, tuple(points), *busy)
 
 
-def _handled(points: Sequence[SweepPoint], typical: int) -> int:
+def _handled(points: Sequence[LinkPoint], typical: int) -> int:
     """The message whose handling is measured: the typical one, or the largest that is soon there."""
-    soon = max((point.size for point in points if point.sample.median <= _SOON_S), default=points[0].size)
-    return min(typical, soon)
+    soon = max((point.bytes for point in points if point.seconds <= _SOON_S), default=points[0].bytes)
+    return min(typical, int(soon))
 
 
 def parts(small_s: float, large_s: float, seconds: float) -> tuple[float, float]:
@@ -257,12 +250,12 @@ def parts(small_s: float, large_s: float, seconds: float) -> tuple[float, float]
     return max(0.0, large_s - share * seconds), share  # the last digit may fall below
 
 
-def _sweep(lane: Lane, target: int, sizes: Sequence[int], offset: float) -> list[SweepPoint]:
+def _sweep(lane: Lane, target: int, sizes: Sequence[int], offset: float) -> list[LinkPoint]:
     """Source's side: announce each message's size (0 ends the sweep), send it, learn when it arrived.
 
     Where an end is a GPU the first message of each size does not count.
     """
-    points: list[SweepPoint] = []
+    points: list[LinkPoint] = []
     work = ComputeLoad(lane.device)
     first = int(lane.reaches_gpu((lane.rank, target)))  # a message of this size pins the memory that others then have
     for size in sizes:
@@ -276,11 +269,17 @@ def _sweep(lane: Lane, target: int, sizes: Sequence[int], offset: float) -> list
             begin = time.perf_counter()
             lane.send(target, buffer)
             times.append(max(_SHORTEST_S, lane.ask(target) - offset - begin))
-        points.append(SweepPoint(size, summarise(times[first:])))
-        if points[-1].sample.median * _GROWTH > _LONGEST_S:
+        points.append(timed_point(size, times[first:]))
+        if points[-1].seconds * _GROWTH > _LONGEST_S:
             break
     lane.tell(target, 0)
     return points
+
+
+def timed_point(size: float, seconds: Sequence[float]) -> LinkPoint:
+    """What was measured, more than once, of messages or tensors of one size, in bytes and seconds."""
+    found = summarise(seconds)
+    return LinkPoint(size, found.median, found.count, found.spread)
 
 
 def is_known(times: Sequence[float]) -> bool:

@@ -189,19 +189,12 @@ class PartitionBench:
         outputs = self._runner(again).forward(ForwardPlace(0, 0, micro_batch), self.reads[micro_batch], self.sizes)
         return tuple(output.detach() for output in outputs)
 
-    def backward(self, micro_batch: int, *, again: bool = False) -> None:
-        """Run the backward of one micro-batch; its forward has run, in the same way."""
+    def backward(self, micro_batch: int, *, again: bool = False, split: bool = False) -> None:
+        """Run the backward of one micro-batch, or with `split` its input part; its forward has run, in the same way."""
         for value in self.reads[micro_batch]:
             value.grad = None  # in a step each micro-batch has leaves of its own
         place = ForwardPlace(0, 0, micro_batch)
-        self._runner(again).backward(place, self.reads[micro_batch], self.sizes, self.gradients)
-
-    def backward_input(self, micro_batch: int) -> None:
-        """Run the input part of the backward of one micro-batch; its forward has run."""
-        for value in self.reads[micro_batch]:
-            value.grad = None
-        place = ForwardPlace(0, 0, micro_batch)
-        self.runner.backward(place, self.reads[micro_batch], self.sizes, self.gradients, split=True)
+        self._runner(again).backward(place, self.reads[micro_batch], self.sizes, self.gradients, split=split)
 
     def backward_weight(self, micro_batch: int) -> None:
         """Run the weight part; the input part has run."""
@@ -223,10 +216,7 @@ class PartitionBench:
         """
         if not self.compared:
             return None
-        size = math.ceil(len(self.compared) / _GROUPS)
-        groups = [self.compared[n : n + size] for n in range(0, len(self.compared), size)]
-        ratios = [sum(again for _, again in group) / sum(stored for stored, _ in group) for group in groups]
-        longer_s = (forward_s + backward_s) * (statistics.median(ratios) - 1)
+        longer_s = (forward_s + backward_s) * (_usual_share(self.compared, 1) - 1)
         return min(max(0.0, longer_s), _DEAREST * forward_s)
 
     def parts(self, backward_s: float, activation_bytes: float) -> tuple[float, float, float] | tuple[None, None, None]:
@@ -240,18 +230,13 @@ class PartitionBench:
         """
         if not self.compared_parts:
             return None, None, None
-        size = math.ceil(len(self.compared_parts) / _GROUPS)
-        groups = [self.compared_parts[n : n + size] for n in range(0, len(self.compared_parts), size)]
-        input_share, weight_share = (
-            statistics.median(sum(run[part] for run in group) / sum(run[0] for run in group) for group in groups)
-            for part in (1, 2)
-        )
+        input_share, weight_share = _usual_share(self.compared_parts, 1), _usual_share(self.compared_parts, 2)
         return input_share * backward_s, weight_share * backward_s, self.waiting_bytes(activation_bytes)
 
     def waiting_bytes(self, activation_bytes: float) -> float:
         """What waits between the parts of a backward, what was read left out; a graph keeps `activation_bytes`."""
         self.forward(0)
-        self.backward_input(0)
+        self.backward(0, split=True)
         tensors, is_whole = self.runner.waiting(ForwardPlace(0, 0, 0))
         known = counted_elsewhere(self.runner, self.reads[0], self.device)
         waiting = storage_bytes(tensors, without=known) + (activation_bytes if is_whole else 0)
@@ -282,6 +267,13 @@ class PartitionBench:
             del outputs
 
         return PartitionBytes(kept, max(0, peak_bytes(both, self.device) - kept - outputs), outputs)
+
+
+def _usual_share(runs: Sequence[tuple[float, ...]], part: int) -> float:
+    """A part of runs as a share of their first one, in seconds: the median over a few groups of them."""
+    size = math.ceil(len(runs) / _GROUPS)
+    groups = [runs[n : n + size] for n in range(0, len(runs), size)]
+    return statistics.median(sum(run[part] for run in group) / sum(run[0] for run in group) for group in groups)
 
 
 def state_bytes(piece: Piece, tensors: dict[str, torch.Tensor]) -> tuple[int, int, int]:

@@ -16,14 +16,13 @@ from assigner.formats.selection import LINKS, Selection
 from assigner.machine.heap import keep_freed_memory
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.profiler.assembly import RankReport, main_dtype, optimizer_name
-from assigner.profiler.collectives import SIZES, CollectiveOptions, measure_collectives
+from assigner.profiler.collectives import SIZES, measure_collectives
 from assigner.profiler.computetimes import ComputeMeasurement
-from assigner.profiler.forecast import Forecast
 from assigner.profiler.host import VisibleGpus, device_place, host_facts, rank_device, start_up, visible_gpus
 from assigner.profiler.journal import Head, Journal, Note, OptimizerSize, journal_path
-from assigner.profiler.links import LinkOptions, measure_links
+from assigner.profiler.links import SweepOptions, measure_links
 from assigner.profiler.partitionbench import state_bytes
-from assigner.profiler.rankprogress import RanksProgress
+from assigner.profiler.rankprogress import Forecast, RanksProgress
 from assigner.profiler.tasks import Point, RankState, Start, assign_tasks, check_states
 from assigner.profiler.walk import representatives
 from assigner.runtime.randomness import kept_generators
@@ -33,8 +32,8 @@ from assigner.version import __version__
 if TYPE_CHECKING:
     from assigner.model.workload import Workload
     from assigner.profiler.exchange import Exchange
-    from assigner.profiler.forecast import RankProgress
-    from assigner.profiler.options import ProfileOptions
+    from assigner.profiler.options import Links, ProfileOptions
+    from assigner.profiler.rankprogress import RankProgress
 
 _ROUND_S = 5.0  # a round of links, until one is measured
 _REDUCES_S = 2.0  # a round of all-reduces
@@ -185,58 +184,51 @@ class RankSession:
         if point is None or point in self.task.keep:
             self.journal.add(found)
 
-    def _measure_links(self) -> None:
-        def at(done: int, rounds: int) -> None:
-            self.forecast.works["links"].pieces = rounds
-            self.forecast.work("links", done)
-            self.tell(f"links, round {done + 1} of {rounds}")
+    def _rounds(self, kind: str) -> Callable[[int, int], None]:
+        """From here on all ranks measure this kind of work together; what is called before each of its rounds."""
 
-        self.forecast.begin("links")
+        def at(done: int, rounds: int) -> None:
+            self.forecast.works[kind].pieces = rounds
+            self.forecast.work(kind, done)
+            self.tell(f"{kind}, round {done + 1} of {rounds}")
+
+        self.forecast.begin(kind)
         self.progress.together = True
-        self.tell("links")
+        self.tell(kind)
+        return at
+
+    def _measure_links(self) -> None:
         notes = measure_links(
             [offer.facts for offer in self.offers], self._link_options(), self.device,
-            wanted=lambda source, target: (source, target) in self.task.links, done=self.journal.add, progress=at,
+            wanted=lambda source, target: (source, target) in self.task.links, done=self.journal.add,
+            progress=self._rounds("links"),
         )  # fmt: skip
         for note in notes if self.rank == 0 else ():
             self.journal.add(Note(note))
 
     def _measure_collectives(self) -> None:
-        def at(done: int, rounds: int) -> None:
-            self.forecast.works["all-reduces"].pieces = rounds
-            self.forecast.work("all-reduces", done)
-            self.tell(f"all-reduces, round {done + 1} of {rounds}")
-
-        self.forecast.begin("all-reduces")
-        self.progress.together = True
-        self.tell("all-reduces")
-        measure_collectives(
-            [offer.facts for offer in self.offers], self.task.collectives, self._collective_options(), self.device,
-            done=self.journal.add, progress=at,
-        )  # fmt: skip
-
-    def _collective_options(self) -> CollectiveOptions:
         """No tensor is larger than all gradients of the model, or than what links may carry."""
         tensors = self.graph.deferred.tensors()
         gradients = sum(state_bytes(piece, tensors)[1] for piece in self.graph.pieces)
-        return CollectiveOptions(
-            largest=min(self.options.max_message or SIZES[-1], max(SIZES[0], gradients)),
-            dtype=main_dtype(tensors),
-            timeout_s=self.options.timeout_s,
-            force_busy=self.options.force_busy,
-            backend=self.options.backend,
-        )
+        options = self._sweep_options(min(self.options.max_message or SIZES[-1], max(SIZES[0], gradients)))
+        measure_collectives(
+            [offer.facts for offer in self.offers], self.task.collectives, options, self.device,
+            done=self.journal.add, progress=self._rounds("all-reduces"),
+        )  # fmt: skip
 
-    def _link_options(self) -> LinkOptions:
+    def _link_options(self) -> SweepOptions:
         named = self.selection.words and LINKS not in self.selection.words
-        return LinkOptions(
-            largest=self._largest_message(),
+        return self._sweep_options(
+            self._largest_message(),
             typical=largest_message(self.graph, self.sizes[len(self.sizes) // 2]),
             pairs="all" if named and self.start.links == "auto" else self.start.links,
-            timeout_s=self.options.timeout_s,
-            force_busy=self.options.force_busy,
-            backend=self.options.backend,
         )
+
+    def _sweep_options(self, largest: int, *, typical: int = 1, pairs: Links = "auto") -> SweepOptions:
+        return SweepOptions(
+            largest, typical, pairs, main_dtype(self.graph.deferred.tensors()), timeout_s=self.options.timeout_s,
+            force_busy=self.options.force_busy, backend=self.options.backend,
+        )  # fmt: skip
 
     def _largest_message(self) -> int:
         return self.options.max_message or largest_message(self.graph, self.workload.batch_size)

@@ -1,5 +1,7 @@
 """Where the ranks of a profiling run stand: each tells the others, rank 0 shows the one that will take longest.
 
+How long a rank will still take is what is left of its work, at the pace of what is done.
+
 A rank that is done with its part waits for the others by looking at what they tell, however long that takes: they are
 at work as long as their hearts beat. Where one has stopped, the wait is over, and whatever the ranks do together next
 finds out why.
@@ -10,26 +12,106 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistError
 
 from assigner.launch.seal import seal, unseal
-from assigner.location import Location
-from assigner.profiler.forecast import RankProgress, slowest
+from assigner.location import rank_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-    from assigner.profiler.forecast import Forecast
-
 _TELL_S = 1.0
 _LOOK_S = 0.3
 _BEAT_S = 5.0
 _LOST_S = 30.0
+
+
+@dataclass(frozen=True)
+class RankProgress:
+    """Where a rank stands.
+
+    Args:
+        worker: Its worker.
+        what: What it measures now.
+        share: The share of its work that is done, 0 to 1, by time.
+        left_s: Seconds that it will still take; None: not known yet.
+        phase: How many phases it has behind it.
+    """
+
+    worker: str
+    what: str
+    share: float
+    left_s: float | None
+    phase: int = 0
+
+
+@dataclass
+class _TaskKind:
+    """One kind of work: pieces that take about the same time each."""
+
+    pieces: float
+    planned_s: float
+    done: float = 0.0
+    spent_s: float = 0.0
+
+    def left_s(self) -> float:
+        """The plan counts as one piece, so that the first short one does not decide alone."""
+        pace = (self.planned_s + self.spent_s) / (1 + self.done)
+        return max(0.0, self.pieces - self.done) * pace
+
+
+class Forecast:
+    """Time left of one rank's work.
+
+    Args:
+        clock: Gives seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self.begun = clock()
+        self.works: dict[str, _TaskKind] = {}
+        self._current: _TaskKind | None = None
+        self._since = self.begun
+
+    def plan(self, kind: str, pieces: float, each_s: float) -> None:
+        """There are so many pieces of a kind of work, of about `each_s` seconds."""
+        self.works[kind] = _TaskKind(pieces, each_s)
+
+    def begin(self, kind: str) -> None:
+        """From here on this kind of work goes on."""
+        now = self.clock()
+        if self._current is not None:
+            self._current.spent_s += now - self._since
+        self._current, self._since = self.works[kind], now
+
+    def work(self, kind: str, done: float) -> None:
+        """This kind of work goes on, and so many of its pieces are done."""
+        self.begin(kind)
+        self.works[kind].done = done
+
+    def done(self, kind: str) -> float:
+        """How many pieces of a kind of work are done."""
+        return self.works[kind].done
+
+    def left_s(self) -> float | None:
+        """Seconds until all that was planned is done; None: nothing was planned yet."""
+        return sum(work.left_s() for work in self.works.values()) if self.works else None
+
+    def share(self) -> float:
+        """The share that is done, by time."""
+        elapsed, left = self.clock() - self.begun, self.left_s()
+        return 0.0 if left is None or elapsed + left == 0 else elapsed / (elapsed + left)
+
+
+def slowest(ranks: Iterable[RankProgress]) -> RankProgress:
+    """Of several ranks the one that will take longest."""
+    return max(ranks, key=lambda each: float("inf") if each.left_s is None else each.left_s)
 
 
 class Heartbeat:
@@ -118,7 +200,7 @@ class RanksProgress:
 
     def _is_lost(self, behind: Iterable[RankProgress], seen: dict[str, tuple[bytes, float]]) -> bool:
         """Whether a rank that is waited for has not beaten for a while; `seen`: its last beat, and since when."""
-        names = [_key(Location.parse(each.worker).rank) for each in behind]
+        names = [_key(rank_of(each.worker)) for each in behind]
         beats = self._values(names) or [b""] * len(names)
         now = time.perf_counter()
         for name, beat in zip(names, beats, strict=True):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]
 
@@ -15,10 +17,10 @@ from assigner.formats.fineness import ANY
 from assigner.formats.merging import check_same_partitions, check_same_workload, merged
 from assigner.formats.profile import Profile, load_profile, save_profile
 from assigner.formats.selection import Selection
+from assigner.machine.generators import GeneratorStates
 from assigner.machine.launchedrank import launched
 from assigner.profiler.assembly import RankReport, assemble, renew, verified, workload_reference
 from assigner.profiler.exchange import Exchange
-from assigner.profiler.processstate import process_state_kept
 from assigner.profiler.rank import Keeping, RankSession
 from assigner.profiler.rankprogress import Heartbeat
 from assigner.profiler.tasks import RefusedError, Start, describe
@@ -35,13 +37,13 @@ from assigner.runtime.sending import LostConnectionError
 from assigner.usercode import user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from assigner.formats.fineness import Fineness
     from assigner.formats.profile import Verification
     from assigner.model.workload import Workload
-    from assigner.profiler.forecast import RankProgress
     from assigner.profiler.options import ProfileDestination, ProfileOptions
+    from assigner.profiler.rankprogress import RankProgress
 
 _count = itertools.count()  # the n-th run of every rank is the same one
 
@@ -225,3 +227,24 @@ def _read(session: RankSession, output: ProfileDestination) -> _First:
         kinds = {piece.name: piece.kind for piece in graph.pieces}
         check_same_partitions(kinds, profile, names=("this run", name))
     return _First(old, others)
+
+
+@contextlib.contextmanager
+def process_state_kept() -> Iterator[None]:
+    """Put back Python's, numpy's and torch's generators, the grad mode, the default dtype and the thread count.
+
+    Profiling changes nothing; a model's builder and its batches are the user's code, and may draw from any generator.
+    """
+    drawn, torch_drawn = GeneratorStates.now(), torch.get_rng_state()
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    grad, dtype, threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
+    try:
+        yield
+    finally:
+        drawn.put_back()
+        torch.set_rng_state(torch_drawn)
+        if on_gpus:
+            torch.cuda.set_rng_state_all(on_gpus)
+        torch.set_grad_enabled(grad)
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(threads)

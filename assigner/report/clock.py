@@ -20,7 +20,7 @@ from assigner.formats.orders import WEIGHT
 from assigner.formats.profile import Edge
 from assigner.report.sheet import Line, Strip
 from assigner.schedule.orders import LETTERS
-from assigner.schedule.program import ActionKind, build_program
+from assigner.schedule.program import ActionKind, build_program, grouped
 from assigner.schedule.timing import Job, Queue, run_queues
 
 if TYPE_CHECKING:
@@ -85,19 +85,13 @@ def _ticked(program: Program, *, exact: bool) -> Clock:
     for worker, actions in program.actions.items():
         queue: Queue = []
         mine: list[tuple[int, ActionKind, int]] = []
-        waits: list[Arrivals] = []
-        for action in actions:
-            if action.kind is ActionKind.RECEIVE and action.route:
-                waits.append(arrivals[action.route])
-            elif action.kind is ActionKind.SEND and action.route:
-                job, m = queue[-1]
-                target = number[action.route.target]
-                sends = (*job.sends, (arrivals[action.route], number[worker] * len(number) + target, 0.0, target))
-                queue[-1] = job._replace(sends=sends), m
-            elif action.kind in LETTERS:
-                queue.append((Job(1.0, tuple(waits), 0.0, ()), action.micro_batch))
+        for action, receives, sends in grouped(actions):
+            if action.kind in LETTERS:
+                ways = [(number[each.route.target], arrivals[each.route]) for each in sends if each.route]
+                sent = tuple((there, number[worker] * len(number) + target, 0.0, target) for target, there in ways)
+                job = Job(1.0, tuple(arrivals[route] for route in receives), 0.0, sent)
+                queue.append((job, action.micro_batch))
                 mine.append((action.stage, action.kind, action.micro_batch))
-                waits = []
         queues.append(queue)
         names.append(mine)
     log: list[Timed] = []

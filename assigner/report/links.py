@@ -1,4 +1,4 @@
-"""The links of a profile as two matrices: what they carry, and how long they take to begin.
+"""The links of a profile as two matrices: what they carry, and how long they take to begin; and what a step sends.
 
 Workers are its rows and columns while they fit; else workers of one host and kind are put together, with the median of
 their links; and where that is too wide still, kinds of workers are listed in pairs, on one host and between hosts.
@@ -16,11 +16,14 @@ from assigner import formatting as fmt
 from assigner.formats.profile import Link
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.schedule.cost import CostModel, PartitionOutput, message_s
+from assigner.schedule.program import Payload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from assigner.formats.plan import Prediction, TransferPrediction
     from assigner.formats.profile import Profile, Worker
+    from assigner.schedule.program import Program
 
 MATRIX_LIMIT = 16
 """Rows up to which there is a matrix."""
@@ -161,3 +164,40 @@ def _extremes(profile: Profile, figure: Figure) -> str:
         f"{word} {link.source} -> {link.target}, {figure.unit.text(figure.value(link))}" for word, link in told.items()
     )
     return f"of {fmt.plural(len(ordered), 'link')}: {'; '.join(said)} (-v has a row for each worker)"
+
+
+def transfers(now: Prediction, program: Program | None = None, *, most: int | None = None) -> Report:
+    """What a step sends over each link, the busiest first: a row for each that is used; nothing where nothing is sent.
+
+    Args:
+        now: What the simulator says.
+        program: Of the same plan: what the messages are, and how many.
+        most: Links that are shown, the busiest; None: all.
+    """
+    if not now.transfers:
+        return ()
+    time = fmt.time_unit(*(each.seconds for each in now.transfers))
+    size = fmt.byte_unit(*(each.bytes for each in now.transfers))
+    rows = tuple(
+        (
+            each.source, each.target, *(_messages(each, program) if program else ()), size.show(each.bytes),
+            time.show(each.seconds), fmt.points(fmt.against(each.seconds, now.step_s)),
+        )
+        for each in sorted(now.transfers, key=lambda each: -each.seconds)[:most]
+    )  # fmt: skip
+    columns = (
+        Column("from", "name"), Column("to", "name"),
+        *((Column("what", "text"), Column("messages")) if program else ()),
+        Column(size.name), Column(f"on the link {time.name}"), Column("of the step %"),
+    )  # fmt: skip
+    left_out = len(now.transfers) - len(rows)
+    more = (Line(f"and {fmt.plural(left_out, 'link')} that are less busy"),) if left_out else ()
+    return (Sheet("messages of a step, by link", columns, rows), *more)
+
+
+def _messages(link: TransferPrediction, program: Program) -> tuple[str, str]:
+    """Payloads and partitions of a link's messages, and how many a step has."""
+    mine = [route for route in program.routes if (route.source, route.target) == (link.source, link.target)]
+    what = ", ".join(dict.fromkeys(f"{route.payload} of {route.partition}" for route in mine))
+    count = sum(1 if route.payload is Payload.TIE else program.plan.micro_batches for route in mine)
+    return what, fmt.count(count)

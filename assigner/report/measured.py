@@ -1,4 +1,4 @@
-"""What runs of the compared plans took: the median step with its spread, and what that makes of the predictions."""
+"""What runs took: the median step with its spread, and what that makes of the predictions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
+from assigner.errors import FormatError
+from assigner.formats.trace import check_same_plan
+from assigner.report.agreement import step_text
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.validation.bootstrap import LEAST
+from assigner.validation.comparison import Compared
+from assigner.validation.observed import Samples
 from assigner.validation.steps import PlanRuns, SpeedUp, Steps, overtaken, speed_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from assigner.formats.plan import Plan
+    from assigner.launch.steptimes import StepTimes
 
 
 def measured(plans: Sequence[tuple[str, Plan]], found: Mapping[str, PlanRuns], *, digits: int | None = None) -> Report:
@@ -36,7 +42,7 @@ def measured(plans: Sequence[tuple[str, Plan]], found: Mapping[str, PlanRuns], *
         rows.append(
             (
                 name if steps.planned else f"{name} (remat {steps.remat})",
-                fmt.count(len(steps.steps_s)),
+                fmt.count(len(steps.seconds)),
                 time.show(steps.median_s, digits=digits),
                 time.show(steps.iqr_s, digits=digits),
                 "baseline" if steps is base else _gain_text(speed_up(plan, steps, baseline, base), digits),
@@ -78,7 +84,7 @@ def conclusions(plans: Sequence[tuple[str, Plan]], found: Mapping[str, PlanRuns]
             text = f"{name}: a run rematerialised by {', '.join(others)!r}, not as the plan says"
             lines.append(Line(f"{text}; its steps stand apart, and the prediction is not of them", "warning"))
         lines += [Line(f"{name}: {each.busy}; its steps took longer", "warning") for each in mine.kinds if each.busy]
-    few = [name for name, mine in found.items() if len(mine.first.steps_s) < LEAST]
+    few = [name for name, mine in found.items() if len(mine.first.seconds) < LEAST]
     if few and len(found) > 1:
         lines.append(Line(f"fewer than {LEAST} steps of {', '.join(few)}: too few to tell a difference from noise"))
     return (*lines, *_verdict(plans, found))
@@ -127,7 +133,7 @@ def _steps_data(steps: Steps, plan: Plan, baseline: Plan, base: PlanRuns | None)
     gain = speed_up(plan, steps, baseline, base.first if base else None)
     return {
         "traces": list(steps.traces),
-        "steps_s": list(steps.steps_s),
+        "steps_s": list(steps.seconds),
         "median_s": steps.median_s,
         "iqr_s": steps.iqr_s,
         "remat": steps.remat,
@@ -135,3 +141,28 @@ def _steps_data(steps: Steps, plan: Plan, baseline: Plan, base: PlanRuns | None)
         "speed_up_interval": list(gain.interval) if gain and gain.interval else None,
         "error": steps.error(plan),
     }
+
+
+def step_times_text(found: StepTimes, plan: Plan) -> str:
+    """A run's step beside its plan's prediction, in one line: what `assigner run` says at its end.
+
+    Args:
+        found: The steps of the run.
+        plan: What it was started with; without a prediction where none holds.
+    """
+    took = Samples(found.seconds)
+    if plan.predicted is not None and (why := _other_run(found, plan)) is None:
+        return step_text(Compared(plan.predicted.step_s, took.median_s, took.iqr_s, len(took.seconds)))
+    measured = f"{fmt.seconds(took.median_s)} measured (median of {fmt.plural(len(took.seconds), 'step')})"
+    return f"step: {measured}; {'the plan has no prediction' if plan.predicted is None else why}"
+
+
+def _other_run(found: StepTimes, plan: Plan) -> str | None:
+    """Why a plan's prediction is not of these steps; None: it is."""
+    if found.remat != "plan":
+        return f"the run rematerialised by {found.remat!r}, not as the plan says: its prediction is of another run"
+    try:
+        check_same_plan(found.plan, plan)
+    except FormatError:
+        return "the script ran another plan than it was started with: the prediction is of that one"
+    return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.orders import written_order
-from assigner.location import Location
+from assigner.location import rank_of
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.schedule.orders import warm_up
 
@@ -93,7 +93,7 @@ def _orders(plan: Plan) -> str:
 
 
 def _ranks(stage: Stage) -> str:
-    return "+".join(str(Location.parse(worker).rank) for worker in stage.workers)
+    return "+".join(str(rank_of(worker)) for worker in stage.workers)
 
 
 def changed_settings(baseline: Plan, other: Plan) -> dict[str, tuple[str, str]]:
@@ -187,7 +187,7 @@ def _cell(place: PartitionPlace, label: dict[str, str]) -> str:
 def _labels(found: Sequence[dict[str, PartitionPlace]]) -> dict[str, str]:
     """Workers by their ranks; by their names where two devices have one rank."""
     workers = list(dict.fromkeys(worker for each in found for place in each.values() for worker in place.workers))
-    ranks = {worker: str(Location.parse(worker).rank) for worker in workers}
+    ranks = {worker: str(rank_of(worker)) for worker in workers}
     return ranks if len(set(ranks.values())) == len(workers) else {worker: worker for worker in workers}
 
 

@@ -8,10 +8,9 @@ from assigner import formatting as fmt
 from assigner.formats.document import encode
 from assigner.report.candidates import candidates
 from assigner.report.clock import clock_data, clock_table
-from assigner.report.hosts import with_hosts
 from assigner.report.memory import fullness, fullness_text, memory_bars, memory_data
 from assigner.report.sharing import sharing
-from assigner.report.sheet import LEAST_TEXT, Column, Line, Part, Report, Sheet
+from assigner.report.sheet import LEAST_TEXT, Column, Line, Part, Report, Sheet, with_hosts
 from assigner.report.whatif import SOLVERS, what_if, what_if_data, what_if_hint
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.cost import CostModel

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
 from assigner.formats.document import encode
+from assigner.report.links import transfers
 from assigner.report.memory import fullness_text, misfit
 from assigner.report.plan import describe_prediction, title
 from assigner.report.sheet import Column, Line, Report, Sheet
 from assigner.report.timeline import PIPED, timeline, timeline_data
-from assigner.report.transfers import transfers
 from assigner.schedule.program import in_flight, warm_up
 from assigner.schedule.simulate import overfull
 

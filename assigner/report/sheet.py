@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Literal
 from assigner.formatting import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
+    from assigner.formats.profile import Profile
+
 GAP = 2
 """Spaces between two columns."""
 LEAST_TEXT = 24
 """Columns of the terminal that a wrapping column gets before others are left out."""
+_HOST_RANK = 2
+"""It leaves a table that is too wide before the figures that a plan is judged by."""
 
 
 @dataclass(frozen=True)
@@ -216,3 +220,34 @@ def _escape(text: str) -> str:
     for sign in "\\|*_<":
         text = text.replace(sign, f"\\{sign}")
     return text
+
+
+def host_names(profile: Profile | None) -> dict[str, str]:
+    """The host of each worker; nothing where all are on one, or nobody knows."""
+    found = {} if profile is None else {worker.name: worker.host for worker in profile.workers}
+    return found if len(set(found.values())) > 1 else {}
+
+
+def host_width(profile: Profile | None) -> int:
+    """Columns of the terminal that the names take beside others."""
+    return max((max(len("host"), len(host)) + GAP for host in host_names(profile).values()), default=0)
+
+
+def with_hosts(report: Iterable[Part], profile: Profile | None) -> tuple[Part, ...]:
+    """A report whose tables of workers name their hosts.
+
+    Args:
+        report: Tables with a column `worker` get one more behind it.
+        profile: What knows the hosts.
+    """
+    hosts = host_names(profile)
+    return tuple(_named(part, hosts) if hosts and isinstance(part, Sheet) else part for part in report)
+
+
+def _named(sheet: Sheet, hosts: Mapping[str, str]) -> Sheet:
+    place = next((n + 1 for n, column in enumerate(sheet.columns) if column.header == "worker"), 0)
+    if not place or not any(row[place - 1] in hosts for row in sheet.rows):
+        return sheet
+    columns = (*sheet.columns[:place], Column("host", "name", rank=_HOST_RANK), *sheet.columns[place:])
+    rows = tuple((*row[:place], hosts.get(row[place - 1], ""), *row[place:]) for row in sheet.rows)
+    return replace(sheet, columns=columns, rows=rows)

@@ -1,4 +1,4 @@
-"""What one change would bring: another micro-batch count, one more worker of a kind, a link twice as fast."""
+"""What one change would bring: another micro-batch count, one more worker; and which changes give a plan at all."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from assigner.errors import InfeasibleError
     from assigner.formats.plan import Plan, WhatIf
 
 SOLVERS = ("HiGHS", "CBC")
 """Who made a plan by a search; others are simple placements."""
+CHEAPEST = " (cheapest)"
+"""Marks the way out that changes least: flags before training, and training before machines."""
 
 
 def what_if(plan: Plan) -> Report:
@@ -98,3 +101,19 @@ def solve_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
     from assigner.solver.options import SolveOptions
 
     return tuple(f"{flag} {shlex.quote(value)}" for flag, value in flags(SolveOptions, options))
+
+
+def ways_out_report(error: InfeasibleError) -> Report:
+    """What stands below the error: the changes with which there is a plan, and what was not tried; empty: neither."""
+    parts: list[Sheet | Line] = []
+    if error.ways_out:
+        time = fmt.time_unit(*(way.step_s for way in error.ways_out))
+        columns = (Column("what changes", "text"), Column("how", "text"), Column(f"step {time.name}"))
+        rows = tuple(
+            (way.what + (CHEAPEST if n == 0 else ""), way.how, time.show(way.step_s))
+            for n, way in enumerate(error.ways_out)
+        )
+        parts.append(Sheet("with one of these changes there is a plan", columns, rows, frozenset({0})))
+    if error.untried:
+        parts.append(Line(f"not known, for the time was over: {', '.join(error.untried)}", "warning"))
+    return tuple(parts)

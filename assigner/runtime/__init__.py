@@ -1,6 +1,6 @@
 """The runtime: executes a plan's program with tensors.
 
-    pipeline, modelstate, participant     what a training script calls: steps; the model's state; the run
+    pipeline, modelstate                  what a training script calls: steps; the run and the state of its model
     installation, relocation              all that executes one plan on a rank; and to another plan during a run
     membership, process, rendezvous, allgather
                                           this process in its run; facts of all ranks, on every rank
@@ -8,18 +8,17 @@
     callcomparison, callrecord, inquiry, needs, outline
                                           whether all ranks do the same, and in what they differ; what each needs of a
                                           batch, and is told of the rest
-    localpartitions, graph, programs, training, inference, variants
+    localpartitions, graph, training, inference, variants
                                           this rank's partitions and programs; steps and forwards through the graphs
                                           that a batch needs
-    executor, partition, stepvalues, stepmessages, microbatch, division, lookahead, headers, outputs, missinggradients
+    executor, partition, stepvalues, stepmessages, microbatch, division, headers, outputs
                                           a step of a rank, action by action; its batch, its values and their messages
     loss, metrics, results                 what is made of the model's output, and what a step gives to the script
     transport, carriers, ordering, sending, staging, nccl, handshake, directmessages, hostmemory, mpi
                                           messages: gloo, NCCL, MPI, pinned and shared memory
     recurrence, staterows                 state from batch to batch
-    splitbackward, nodes, readvalues      a backward in two parts: of what was read, and of the weights; torch's graphs;
-                                          what a forward may not do to what others read too
-    remat, batchnorm, randomness, compiling, attributes, vectormaths
+    splitbackward, nodes                  a backward in two parts: of what was read, and of the weights; torch's graphs
+    remat, batchnorm, randomness, compiling, attributes
                                           what a partition's forward does besides its own, and what it leaves in Python
     optimizer, optimizerstate, separability, gradients, scaling
                                           the update, as one over all ranks

@@ -6,7 +6,6 @@ later. It goes to the other ranks as JSON.
 
 from __future__ import annotations
 
-import functools
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from assigner.formatting import Unquoted
+from assigner.runtime.packedvalues import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -212,15 +212,10 @@ def described(leaf: Any) -> str:
     if isinstance(leaf, torch.Tensor) and leaf.is_nested:
         return "a nested tensor"
     if isinstance(leaf, torch.Tensor):
-        return f"{_type_name(leaf.dtype)}{list(leaf.shape)}"
+        return f"{dtype_name(leaf.dtype)}{list(leaf.shape)}"
     if isinstance(leaf, np.ndarray):
         return f"array {leaf.dtype}{list(leaf.shape)}"
     return repr(leaf) if isinstance(leaf, _PLAIN) else type(leaf).__name__
-
-
-@functools.cache
-def _type_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def checksum(batch: Any) -> int:

@@ -26,7 +26,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from assigner.errors import FormatError, UsageError
 from assigner.formats.document import Range, decode, shown
 from assigner.runtime.optimizerstate import OptimizerState
-from assigner.runtime.packedvalues import PackedValue
+from assigner.runtime.packedvalues import PackedValue, dtype_name
 from assigner.runtime.plainvalues import from_json, to_json
 from assigner.runtime.recurrence import StatePart
 from assigner.runtime.savedstate import check_saved, packed_state, read_state
@@ -335,7 +335,7 @@ def _check_like(path: Path, name: str, found: torch.Tensor | None, wanted: torch
         raise FormatError(f"{path}: {name!r} is missing", hint="was it saved from the same model?")
     for what, one, other in (
         ("shape", tuple(found.shape), tuple(wanted.shape)),
-        ("type", str(found.dtype).removeprefix("torch."), str(wanted.dtype).removeprefix("torch.")),
+        ("type", dtype_name(found.dtype), dtype_name(wanted.dtype)),
     ):
         if one != other:
             raise FormatError(

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from assigner.location import rank_of
 from assigner.runtime.handshake import Handshake, Signal, Told
-from assigner.runtime.nccl import DirectChannels, rank_of
 from assigner.runtime.sending import PendingSends, checked
 from assigner.runtime.staging import computed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from assigner.runtime.nccl import DirectChannels
     from assigner.runtime.ordering import Message
     from assigner.runtime.recorder import RecordedSpan
 

@@ -18,18 +18,16 @@ from typing import TYPE_CHECKING, Any
 from assigner.model.marking import PartitionGraph, Value
 from assigner.model.marking.writing import StepStores
 from assigner.runtime.compiling import compiled
-from assigner.runtime.lookahead import posted_ahead
 from assigner.runtime.loss import StepLoss
 from assigner.runtime.nodes import hooks_so_far
 from assigner.runtime.partition import ForwardPlace, PartitionRunner
 from assigner.runtime.randomness import kept_generators, partition_seed, seed_device
 from assigner.runtime.ranges import Ranges
-from assigner.runtime.readvalues import check_hooks, check_unchanged, facts_of
 from assigner.runtime.separability import is_known
 from assigner.runtime.staging import copied_to
 from assigner.runtime.staterows import kept
-from assigner.runtime.stepmessages import COMPUTE, StepMessages
-from assigner.runtime.stepvalues import Key, Neighbours, StepValues
+from assigner.runtime.stepmessages import COMPUTE, StepMessages, posted_ahead
+from assigner.runtime.stepvalues import Key, Neighbours, StepValues, check_hooks, check_unchanged, facts_of
 from assigner.schedule.orders import ActionKind, reduced_within
 from assigner.schedule.program import Action, Program, Step
 

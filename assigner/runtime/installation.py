@@ -19,14 +19,13 @@ from assigner.runtime.microbatch import Cutting, MicroBatch
 from assigner.runtime.needs import Needs, given_pair
 from assigner.runtime.nodes import count_retained
 from assigner.runtime.packedvalues import PackedValue, broadcast
-from assigner.runtime.programs import Programs
+from assigner.runtime.process import settle_vector_maths
 from assigner.runtime.recurrence import CarriedState
 from assigner.runtime.replicas import CHANGED_UNLIKE, MADE_UNLIKE, ReplicaWatch, check_alike
 from assigner.runtime.state import PartitionState, WrittenTensors
 from assigner.runtime.training import Training
 from assigner.runtime.updaters import updaters, updating_ranks
-from assigner.runtime.variants import Variants
-from assigner.runtime.vectormaths import settle_vector_maths
+from assigner.runtime.variants import Programs, Variants
 from assigner.schedule.replication import is_exchanged, tie_holders
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from assigner.errors import FormatError, UsageError
 from assigner.launch.stopping import StopSignals
-from assigner.location import Location
+from assigner.location import rank_of
 from assigner.runtime.carriers import open_carrier
 from assigner.runtime.failure import FailureWatch, watched_run
 from assigner.runtime.hostmemory import host_memory
@@ -107,7 +107,7 @@ class Membership:
         Raises:
             UsageError: this rank has no such device, or computes on another one already.
         """
-        mine = [worker for worker in plan.workers if Location.parse(worker).rank == self.rank]
+        mine = [worker for worker in plan.workers if rank_of(worker) == self.rank]
         worker = mine[0] if mine else None
         device = worker_device(worker)
         if self.transport is not None and worker is not None and device != self.device:

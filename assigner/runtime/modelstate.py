@@ -1,33 +1,38 @@
-"""The state of the model in a run: this rank's tensors, the whole model's, and checkpoints."""
+"""What `Pipeline` offers beside steps: the rank in its run, and the state of the model, in memory and in files."""
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from assigner.errors import FormatError, UsageError
+from assigner.launch.stopping import GRACE_S, SIGNALS
 from assigner.model.marking.marks import matches
+from assigner.runtime.callcomparison import LEAVING
 from assigner.runtime.checkpoint import Checkpoint, Saving, TrainingProgress
-from assigner.runtime.participant import Participant
+from assigner.runtime.packedvalues import PackedValue, broadcast
 from assigner.runtime.wholestate import UnreadState, WholeState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
     from torch import nn
     from torch.nn.modules.module import _IncompatibleKeys
 
     from assigner.formats.plan import Plan
+    from assigner.launch.steptimes import StepClock
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
+    from assigner.runtime.installation import Installation
+    from assigner.runtime.membership import Membership
     from assigner.runtime.optimizer import PipelineOptimizer
     from assigner.runtime.scaling import GradientScaling
 
 
-class ModelState(Participant):
-    """What `Pipeline` offers of parameters, buffers, gradients and checkpoints."""
+class ModelState:
+    """What `Pipeline` offers of the run itself, and of parameters, buffers, gradients and checkpoints."""
 
     workload: Workload
     plan: Plan
@@ -35,10 +40,82 @@ class ModelState(Participant):
     optimizer: PipelineOptimizer
     scaler: torch.amp.GradScaler
     steps: int
+    _member: Membership
+    _installed: Installation
+    _clock: StepClock
     _batches: int
     _trains: bool
     _unread: UnreadState
     _scaling: GradientScaling
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self._member.rank
+
+    @property
+    def worker(self) -> str | None:
+        """This rank's worker, `worker:1/cpu`; None: the plan leaves this rank out."""
+        return self._member.worker
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """Names of the partitions that this rank holds."""
+        return self._installed.share.partitions
+
+    def _compare(self, call: str, at: str, *, shown: str = "") -> None:
+        """All ranks make this call, or every one of them is told which does not; see `SameCall.check`."""
+        with self._member.guarded(at):
+            self._installed.same.check(call, shown)
+
+    def share(self, value: Any = None, source: int = 0) -> Any:
+        """A value of one rank, on every rank: what only that one knows decides what all of them do.
+
+            if pipeline.share(clock.left() < 60 if pipeline.rank == 0 else None):
+                break
+
+        Args:
+            value: On rank `source` plain values, tensors, or lists, tuples and dicts of these; ignored on the others.
+            source: The rank whose value it is.
+
+        Returns:
+            The value of rank `source`, a copy on every rank; tensors are on the CPU.
+
+        Raises:
+            UsageError: it holds something else, on every rank alike; or there is no such rank.
+            WorkerError: another rank failed; the message has its error.
+        """
+        self._member.check_rank(source)
+        at = f"sharing a value of worker:{source}"
+        self._compare(f"share(source={source})", at)
+        packed = self._member.agree(at, lambda: PackedValue.of(value, "value") if self.rank == source else None)
+        with self._member.guarded(at):
+            return broadcast(self._member, source, packed).value
+
+    def stop_requested(self, *, signals: Sequence[str] = SIGNALS, grace_s: float = GRACE_S) -> bool:
+        """Whether a signal has asked any rank to stop: the same answer on every rank, at the same step.
+
+            for batch in batches:
+                pipeline.step(batch)
+                if pipeline.stop_requested():
+                    break
+
+        From the first call on, until the pipeline is closed, a first signal is noted instead of ending the process.
+        The same one again, more than 2 s later, ends it as usual. What the script has made of a signal itself is called
+        too; one that is ignored stays ignored. `assigner run` passes signals on and waits for its ranks to end.
+
+        Args:
+            signals: Their names; the same in every call.
+            grace_s: How long `assigner run` waits for the ranks to end after a signal, in seconds.
+
+        Raises:
+            UsageError: there is no such signal; other arguments than in the first call; or the first call is not made
+                in the main thread.
+            WorkerError: another rank failed; the message has its error.
+        """
+        signals = (signals,) if isinstance(signals, str) else tuple(signals)
+        self._compare(f"stop_requested(signals={signals}, grace_s={grace_s})", "the question whether to stop")
+        return self._member.stop_requested(signals, grace_s)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters under the model's own names; a shared one once, by its first name.
@@ -259,3 +336,17 @@ class ModelState(Participant):
             self._installed.gradients.drop()
             self._scaling.load(found.progress.scaler)
         return found.progress.state
+
+    def close(self) -> None:
+        """Leave the run, together with the other ranks; one that has failed leaves alone. A `with` block does it."""
+        if self.rank == 0:
+            self._clock.hand_over()
+        self._member.close(check=lambda: self._installed.same.check(LEAVING))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
+            self._member.fail("the training script", error)
+        self.close()

@@ -16,7 +16,7 @@ import os
 from collections import Counter
 from contextlib import nullcontext, suppress
 from datetime import timedelta
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from assigner.errors import UsageError
-from assigner.location import Location
+from assigner.location import Location, rank_of
 from assigner.runtime.allgather import all_gather
 from assigner.runtime.ordering import Posting, sending_orders
 from assigner.schedule.program import Payload
@@ -44,12 +44,6 @@ _ORDERED = (Payload.ACTIVATION, Payload.GRADIENT, Payload.TIE)  # what programs 
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 _MOST_QUEUES = "32"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-@cache
-def rank_of(worker: str) -> int:
-    """The rank of a worker's name."""
-    return Location.parse(worker).rank
 
 
 def check_workers(plan: Plan, backend: Backend | None) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
-from assigner.location import Location
+from assigner.location import rank_of
 from assigner.model.marking.rows import EXAMPLE_ROWS
 from assigner.runtime.microbatch import check_pair
 
@@ -60,7 +60,7 @@ class Needs:
         graph, holders = variants.planned.graph, variants.plan.holders
         reading = [piece.name for piece in graph.pieces if any(not value.partition for value in piece.reads)]
         readers = [worker for name in reading for worker in holders[name]]
-        self.teller = min(Location.parse(worker).rank for worker in readers or variants.plan.stages[0].workers)
+        self.teller = min(rank_of(worker) for worker in readers or variants.plan.stages[0].workers)
         self.judge = variants.planned.makers[0]
         self.weighs = workload.weight is not None
 

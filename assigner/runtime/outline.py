@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from assigner.errors import UsageError, WorkerError
+from assigner.runtime.packedvalues import DTYPES, dtype_name
 
 _SINGLE = (bool, int, float, str, type(None))
 _CONTAINERS = (list, tuple, torch.Size)
-_DTYPES = {str(each).removeprefix("torch."): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 
 
 def outline(inputs: Any) -> str:
@@ -65,7 +65,7 @@ def _told(value: Any, where: str) -> Any:
     if isinstance(value, torch.Tensor):
         if value.is_nested or value.layout is not torch.strided:
             raise UsageError(f"{where} is {'nested' if value.is_nested else f'of layout {value.layout}'}")
-        dtype = str(value.dtype).removeprefix("torch.")
+        dtype = dtype_name(value.dtype)
         return ["tensor", dtype, list(value.shape), list(value.stride())]
     if kind in _SINGLE:
         return value
@@ -76,7 +76,7 @@ def _told(value: Any, where: str) -> Any:
             raise UsageError(f"{where} has keys that are neither text nor numbers")
         return [kind.__name__, *([key, _told(each, f"{where}[{key!r}]")] for key, each in value.items())]
     if kind is torch.dtype:
-        return ["dtype", str(value).removeprefix("torch.")]
+        return ["dtype", dtype_name(value)]
     raise UsageError(f"{where} is a {kind.__name__}")
 
 
@@ -86,9 +86,9 @@ def _made(found: Any) -> Any:
     name, *parts = found
     if name == "tensor":
         dtype, sizes, strides = parts
-        return torch.empty_strided(sizes, strides, dtype=_DTYPES[dtype], device="meta")
+        return torch.empty_strided(sizes, strides, dtype=DTYPES[dtype], device="meta")
     if name == "dtype":
-        return _DTYPES[parts[0]]
+        return DTYPES[parts[0]]
     if name in ("dict", "OrderedDict"):
         pairs = [(key, _made(each)) for key, each in parts]
         return dict(pairs) if name == "dict" else OrderedDict(pairs)

@@ -16,10 +16,11 @@ import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
-from assigner.location import Location
+from assigner.location import Location, rank_of
 from assigner.model.marking.graph import ModelOutput
 from assigner.runtime.headers import Header, header_route, post_header, receive_header, send_header
 from assigner.runtime.ordering import Message
+from assigner.runtime.packedvalues import DTYPES
 from assigner.runtime.results import exact_sum
 from assigner.schedule.program import Payload, Route
 from assigner.schedule.replication import takers
@@ -39,7 +40,7 @@ Receiver = int | Literal["all"]
 """The rank that wants outputs, or every rank."""
 
 _NUMBERS = (bool, int, float)
-_DTYPES = sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)
+_DTYPES = sorted(DTYPES.values(), key=str)  # a header has their numbers
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ def _maker_of(group: VariantGroup) -> Iterator[tuple[int, MicroBatch, int]]:
     plan = group.variant.programs.counted(len(group.places), training=False).plan
     last = next(n for n, stage in enumerate(plan.stages) if group.variant.graph.last.name in stage.partitions)
     for place, cut, worker in zip(group.places, group.micro_batches, takers(plan, last), strict=True):
-        yield place, cut, Location.parse(worker).rank
+        yield place, cut, rank_of(worker)
 
 
 def _copied(leaf: Any) -> Any:
@@ -225,7 +226,7 @@ class OutputRoutes:
     """
 
     def __init__(self, plan: Plan, maker: int, graph: PartitionGraph, targets: Iterable[int]) -> None:
-        names = {Location.parse(worker).rank: worker for worker in plan.workers}
+        names = {rank_of(worker): worker for worker in plan.workers}
         self.targets, self.made = tuple(targets), graph.output.made
         self.routes = {
             (rank, index): Route(

@@ -7,6 +7,7 @@ Nothing is pickled, and what comes out is the same on every rank, also on the on
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from assigner.runtime.membership import Membership
 
+DTYPES = {str(each).removeprefix("torch."): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+"""Torch's types by their names, as `float32`."""
 _SIMPLER = "share fewer and simpler values"
 
 
@@ -82,6 +85,12 @@ def refuse_unplain(tensor: torch.Tensor, where: str) -> None:
         raise UsageError(f"{where} is {what}", hint="only plain, dense tensors go to other ranks")
 
 
+@functools.cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name by which `DTYPES` has a type."""
+    return str(dtype).removeprefix("torch.")
+
+
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's values in memory of their own, contiguous and on the CPU."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
@@ -89,7 +98,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def facts_of(tensor: torch.Tensor) -> list[Any]:
     """A tensor's shape and type, for JSON."""
-    return [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+    return [list(tensor.shape), dtype_name(tensor.dtype)]
 
 
 def send(member: Membership, tensor: torch.Tensor, targets: Iterable[int]) -> None:
@@ -105,7 +114,7 @@ def receive(member: Membership, source: int, told: list[Any]) -> torch.Tensor:
     """A tensor that another rank sends, of which it has told this."""
     assert member.transport is not None
     shape, kind = told
-    return member.transport.get_tensor(source, tuple(shape), getattr(torch, kind))
+    return member.transport.get_tensor(source, tuple(shape), DTYPES[kind])
 
 
 def broadcast(member: Membership, source: int, parcel: PackedValue | None) -> PackedValue:

@@ -125,7 +125,7 @@ class Pipeline(ModelState):
     def _check_room(self, remat: Rematerialisation, *, given_back: int = 0) -> None:
         if self._checks_memory and self._trains and remat.takes_planned_memory:
             with self._member.guarded("the check of the memory"):
-                check_memory(self.plan, self.worker, self._member.device, given_back=given_back)
+                check_memory(self.plan, self._member, given_back=given_back)
 
     def _install(self, remat: Rematerialisation) -> Installation:
         """Build this rank's part of the plan and what executes it."""

@@ -1,7 +1,8 @@
-"""This process in a run: its process group, its device and its compute threads."""
+"""This process in a run: its process group, its device, its compute threads, and what it computes once beforehand."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,12 @@ from assigner.runtime.rendezvous import check_backend, join_group, leave_group
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Backend
+
+_VECTOR_MATHS = (
+    torch.acos, torch.asin, torch.atan, torch.ceil, torch.cos, torch.cosh, torch.erf, torch.erfc, torch.erfinv,
+    torch.exp, torch.expm1, torch.floor, torch.lgamma, torch.log, torch.log10, torch.log1p, torch.log2, torch.round,
+    torch.rsqrt, torch.sin, torch.sinh, torch.sqrt, torch.tan, torch.tanh, torch.trunc,
+)  # fmt: skip
 
 
 def join_run(plan: Plan, timeout_s: float, backend: Backend | None = None) -> bool:
@@ -167,3 +174,18 @@ def start_computing(device: torch.device) -> None:
     with torch.enable_grad():
         number = torch.ones(1, 1, device=device, requires_grad=True)
         torch.mm(number, number).sum().backward()  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def settle_vector_maths() -> None:
+    """Call each function of vector maths once with one element, in single and in double precision.
+
+    Intel's MKL settles which code a function like the square root runs by when the function is first called. Where two
+    threads of one operation make that call at once, one of them may compute its part with a relative error near 3e-4
+    (https://github.com/pytorch/pytorch/issues/188792, with oneMKL 2024.2, which torch's own packages have). An
+    optimizer's first step is such a call. One element is never cut into parts, so that one thread makes its call.
+    """
+    for dtype in (torch.float32, torch.float64):
+        one = torch.full((1,), 0.5, dtype=dtype, device="cpu")
+        for function in _VECTOR_MATHS:
+            function(one)

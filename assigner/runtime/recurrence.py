@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import TreeSpec
 
 from assigner.errors import UsageError
-from assigner.location import Location
+from assigner.location import Location, rank_of
 from assigner.model.marking.graph import Value
 from assigner.model.workload import StatePlace
 from assigner.runtime.ordering import Message
@@ -315,7 +315,7 @@ class CarriedState:
             leaf.holders |= {want.target}
 
     def _route(self, want: _Want) -> Route:
-        names = {Location.parse(worker).rank: worker for worker in self._plan.workers}
+        names = {rank_of(worker): worker for worker in self._plan.workers}
         ends = [names.get(rank) or str(Location(rank, "cpu")) for rank in (want.source, want.target)]
         return Route(Payload.STATE, "", want.leaf, *ends)
 
@@ -360,4 +360,4 @@ def _with_inputs(cut: MicroBatch, inputs: list[Any], structure: TreeSpec) -> Mic
 
 
 def _rank(plan: Plan, partition: str) -> int:
-    return Location.parse(plan.holders[partition][0]).rank  # it has one: see `replicas`
+    return rank_of(plan.holders[partition][0])  # it has one: see `replicas`

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load, save
 
-from assigner.location import Location
+from assigner.location import rank_of
 from assigner.runtime.attributes import packed_attributes
 from assigner.runtime.optimizerstate import OptimizerState
 from assigner.runtime.plainvalues import from_json
@@ -87,8 +87,8 @@ def _section(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, Any]:
 def removals(old: Plan, new: Plan) -> Iterator[tuple[str, int, int]]:
     """(partition, the first rank that has it, a rank that gets it) of every partition that goes to a rank."""
     for partition, workers in new.holders.items():
-        held = [Location.parse(worker).rank for worker in old.holders[partition]]
-        for target in (Location.parse(worker).rank for worker in workers):
+        held = [rank_of(worker) for worker in old.holders[partition]]
+        for target in (rank_of(worker) for worker in workers):
             if target not in held:
                 yield partition, held[0], target
 
@@ -100,8 +100,8 @@ def _state_removals(graph: PartitionGraph, old: Plan, new: Plan) -> Iterator[tup
     for piece in graph.pieces:
         ways: dict[tuple[int, int], list[str]] = defaultdict(list)
         for name in dict.fromkeys(graph.canonical[each] for each in piece.parameters):
-            before = [Location.parse(worker).rank for worker in had[name]]
-            for target in (Location.parse(worker).rank for worker in has[name]):
+            before = [rank_of(worker) for worker in had[name]]
+            for target in (rank_of(worker) for worker in has[name]):
                 if name not in done and target not in before:
                     ways[before[0], target].append(name)
             done.add(name)
@@ -155,7 +155,7 @@ def relocate(
     """
     found: dict[str, RelocatedState] = {}
     for partition in share.partitions:
-        if rank in (Location.parse(worker).rank for worker in new.holders[partition]):
+        if rank in (rank_of(worker) for worker in new.holders[partition]):
             found[partition] = RelocatedState.of(partition, share)
     for partition, source, target in removals(old, new):
         assert transport is not None
@@ -164,11 +164,7 @@ def relocate(
         elif rank == target:
             found[partition] = RelocatedState.unpacked(transport.get(source), transport.get(source))
     after = updaters(graph, new)
-    stay = {
-        name: each
-        for name, each in share.updated.items()
-        if rank in (Location.parse(worker).rank for worker in after[name])
-    }
+    stay = {name: each for name, each in share.updated.items() if rank in (rank_of(worker) for worker in after[name])}
     moments = [OptimizerState.of(stay, optimizer)]
     for names, source, target in _state_removals(graph, old, new):
         assert transport is not None

@@ -27,11 +27,11 @@ from torch.distributed import DistError, PrefixStore, rendezvous  # type: ignore
 
 from assigner.errors import UsageError, WorkerError
 from assigner.formats.terms import Backend
-from assigner.launch.exitstatus import LEFT, LEFT_HINT
+from assigner.launch.failurereport import LEFT, LEFT_HINT
 from assigner.launch.hostnames import wait_for_name
 from assigner.launch.launcherwatch import end_with_launcher
 from assigner.launch.seal import seal, unseal
-from assigner.launch.shutdown import is_done, local_store
+from assigner.launch.shutdown import is_done, local_store, take_leave
 from assigner.launch.sockets import Connections
 from assigner.machine.launchedrank import first_host, launcher_process
 from assigner.runtime.failure import joining
@@ -299,19 +299,6 @@ def leave_group() -> None:
 
 
 def farewell() -> Callable[[], None]:
-    """What each rank calls once it has left the group for good: the one that hosts the store stays until all have.
-
-    Whoever was later would find the connection closed, and torch prints a page about that.
-    """
-    return functools.partial(_take_leave, group_store(), dist.get_rank(), dist.get_world_size())
-
-
-def _take_leave(store: Store, rank: int, ranks: int) -> None:
-    try:
-        left = store.add("assigner/left", 1)
-        until = time.monotonic() + _FAREWELL_S
-        while rank == 0 and left < ranks and time.monotonic() < until:
-            time.sleep(0.005)
-            left = store.add("assigner/left", 0)
-    except DistError:
-        return  # rank 0 has waited long enough
+    """What each rank calls once it has left the group for good: the one that hosts the store stays until all have."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    return functools.partial(take_leave, group_store(), ranks, stays=rank == 0, limit_s=_FAREWELL_S)

@@ -9,14 +9,13 @@ import contextlib
 import json
 import platform
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from assigner.errors import UsageError
 from assigner.files import refuse_existing
-from assigner.formats.document import decode, encode
+from assigner.formats.document import decode, encode, now
 from assigner.formats.plan import Plan
 from assigner.formats.trace import Trace, TracedAction, TracedMessage, WorkerTrace, save_trace
 from assigner.machine.starvation import StarvationWatch
@@ -111,7 +110,7 @@ class Tracing:
         found = {each.worker: each for each in (decode(WorkerTrace, json.loads(text)) for text in texts)}
         plan = self.settings.plan
         return Trace(
-            created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            created_at=now(),
             tool_version=__version__,
             environment={
                 "torch": torch.__version__,

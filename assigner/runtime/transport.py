@@ -30,12 +30,11 @@ import torch.distributed as dist
 
 from assigner.errors import UsageError
 from assigner.formats.terms import MOST_MICRO_BATCHES
+from assigner.location import rank_of
 from assigner.runtime.carriers import GlooCarrier, MessageUnderWay
 from assigner.runtime.clock import ClockComparison, answer_clock, compare_clock
 from assigner.runtime.directmessages import DirectMessages
 from assigner.runtime.hostmemory import is_elsewhere, unannounced
-from assigner.runtime.missinggradients import is_missing, missing_gradient
-from assigner.runtime.nccl import rank_of
 from assigner.runtime.sending import LostConnectionError, PendingSends, checked
 from assigner.runtime.staging import Staging
 from assigner.schedule.program import Payload
@@ -50,8 +49,26 @@ if TYPE_CHECKING:
     from assigner.runtime.recorder import RecordedSpan
     from assigner.schedule.program import Program, Route
 
+_MISSING = -5  # 0xFFFB as int16
 _ROUTE_TAGS = MOST_MICRO_BATCHES + 1  # a message of no micro-batch has the number -1
 _LARGEST_PART = 1 << 26  # bytes; MPI counts them in 31 bits, and each part may take the whole time-out
+
+
+def missing_gradient(tensor: torch.Tensor) -> torch.Tensor:
+    """The message in place of the gradient of `tensor`, which has none; of its shape, type and device.
+
+    The receiver waits for one, and zeros would be another thing: AdamW moves a parameter whose gradient is zero by its
+    weight decay, and leaves one without a gradient alone. So an absent gradient travels as a bit pattern that no
+    computation makes: every 16 bits are 0xFFFB, in each floating-point type a NaN whose payload no processor and no GPU
+    writes.
+    """
+    lanes = tensor.numel() * tensor.element_size() // 2
+    return torch.full((lanes,), _MISSING, dtype=torch.int16, device=tensor.device).view(tensor.dtype).view(tensor.shape)
+
+
+def is_missing(message: torch.Tensor) -> bool:
+    """Whether a message says that there is no gradient; one without elements never does."""
+    return message.numel() > 0 and bool((message.flatten()[:1].view(torch.int16) == _MISSING).all())
 
 
 @dataclass(slots=True)

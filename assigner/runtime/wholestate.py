@@ -24,7 +24,17 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX, _IncompatibleKeys
 from assigner.errors import UsageError
 from assigner.model.deferred.memento import Memento
 from assigner.runtime.callrecord import checksum
-from assigner.runtime.packedvalues import PackedValue, broadcast, copy_of, facts_of, receive, refuse_unplain, send
+from assigner.runtime.localpartitions import set_buffer
+from assigner.runtime.packedvalues import (
+    DTYPES,
+    PackedValue,
+    broadcast,
+    copy_of,
+    facts_of,
+    receive,
+    refuse_unplain,
+    send,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,8 +146,7 @@ class WholeState:
                 if first in found or name in self.graph.persistent:  # one that a forward has set to None is not found
                     module._buffers[leaf] = found.get(first)
         for name in found.keys() - filled:  # buffers that forwards have registered
-            path, _, leaf = name.rpartition(".")
-            model.get_submodule(path)._buffers[leaf] = found[name]
+            set_buffer(model, name, found[name])
 
     def hand_out(self, state: Mapping[str, Any] | None, *, strict: bool) -> _IncompatibleKeys:
         """Take over a plain model's state; see `Pipeline.load_state_dict`."""
@@ -185,7 +194,7 @@ class WholeState:
             shape, kind = gives[name]
             if list(tensor.shape) != shape:
                 raise UsageError(f"{name!r} has shape {tuple(shape)} in the state_dict, and {tuple(tensor.shape)} here")
-            if not torch.can_cast(getattr(torch, kind), tensor.dtype):
+            if not torch.can_cast(DTYPES[kind], tensor.dtype):
                 raise UsageError(f"{name!r} is {kind} in the state_dict, and {tensor.dtype} here: values would be lost")
 
 

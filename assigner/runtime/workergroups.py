@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from assigner.location import rank_of
 from assigner.runtime import nccl
 from assigner.runtime.handshake import Meeting
 from assigner.runtime.rendezvous import settle_group
@@ -93,7 +94,7 @@ class WorkerGroup:
 
     def hand_out(self, tensor: torch.Tensor, source: str) -> PendingTensor:
         """Begin to copy one member's contiguous tensor into those of the others, of its size and type."""
-        rank = nccl.rank_of(source)
+        rank = rank_of(source)
         return self._pending(tensor, lambda: dist.broadcast(tensor, rank, group=self.group, async_op=True))
 
     def _begin(self, tensor: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> PendingTensor:
@@ -139,13 +140,13 @@ class WorkerGroups:
         """
         found: dict[tuple[str, ...], WorkerGroup] = {}
         for workers in dict.fromkeys(tuple(each) for each in sets):
-            ranks = tuple(sorted(map(nccl.rank_of, workers)))
+            ranks = tuple(sorted(map(rank_of, workers)))
             if len(ranks) < 2:
                 continue
             reached = direct and self._direct.issuperset(ranks)
             key = reached, ranks
             is_new = key not in self._groups
-            others = [worker for worker in workers if nccl.rank_of(worker) != self._rank]
+            others = [worker for worker in workers if rank_of(worker) != self._rank]
             peer = others[0] if len(workers) == 2 else f"one of {', '.join(others)}"
             if is_new:
                 self._groups[key] = checked(peer, functools.partial(self._made, ranks, direct=reached))

@@ -13,7 +13,7 @@ from assigner.errors import FormatError
 from assigner.formats.orders import FORWARD, WEIGHT, ListedStep
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Edge
@@ -32,16 +32,34 @@ def check_orders_run(plan: Plan, edges: Sequence[Edge]) -> None:
     Raises:
         FormatError: some steps cannot run; the message names who waits for whom.
     """
-    read, used = _dependencies(plan, edges)
-    needs: dict[str, list[list[Need]]] = {
-        worker: [_needs(step, read, used) for step in steps] for worker, steps in plan.listed.items()
-    }
-    at, done = dict.fromkeys(plan.listed, 0), set[Need]()
+    at, stuck = played(plan.listed, *_dependencies(plan, edges))
+    if stuck:
+        raise FormatError(
+            f"the listed orders would wait for ever: {_circle(plan, at, stuck)}",
+            hint="move one of these steps",
+        )
+
+
+def played(
+    listed: Mapping[str, Sequence[ListedStep]], read: Mapping[int, Iterable[int]], used: Mapping[int, Iterable[int]]
+) -> tuple[dict[str, int], dict[str, Need]]:
+    """Play the orders of workers against each other, as far as they go.
+
+    Args:
+        listed: The steps of each worker.
+        read: By stage, those whose values it reads.
+        used: By stage, those that send a gradient back to it.
+
+    Returns:
+        How many steps each worker can make, and what those wait for that cannot make all of them.
+    """
+    needs = {worker: [_needs(step, read, used) for step in steps] for worker, steps in listed.items()}
+    at, done = dict.fromkeys(listed, 0), set[Need]()
     waiting: dict[Need, list[str]] = defaultdict(list)
-    ready = list(plan.listed)
+    ready = list(listed)
     while ready:
         worker = ready.pop()
-        steps = plan.listed[worker]
+        steps = listed[worker]
         while at[worker] < len(steps):
             missing = next((need for need in needs[worker][at[worker]] if need not in done), None)
             if missing is not None:
@@ -53,12 +71,7 @@ def check_orders_run(plan: Plan, edges: Sequence[Edge]) -> None:
                 made = step.stage, step.letter == FORWARD, step.micro_batch
                 done.add(made)
                 ready += waiting.pop(made, ())
-    stuck = {worker: need for need, workers in waiting.items() for worker in workers}
-    if stuck:
-        raise FormatError(
-            f"the listed orders would wait for ever: {_circle(plan, at, stuck)}",
-            hint="move one of these steps",
-        )
+    return at, {worker: need for need, workers in waiting.items() for worker in workers}
 
 
 def _dependencies(plan: Plan, edges: Sequence[Edge]) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
@@ -75,7 +88,7 @@ def _dependencies(plan: Plan, edges: Sequence[Edge]) -> tuple[dict[int, set[int]
     return read, used
 
 
-def _needs(step: ListedStep, read: Mapping[int, set[int]], used: Mapping[int, set[int]]) -> list[Need]:
+def _needs(step: ListedStep, read: Mapping[int, Iterable[int]], used: Mapping[int, Iterable[int]]) -> list[Need]:
     if step.letter == WEIGHT:
         return []
     forward = step.letter == FORWARD

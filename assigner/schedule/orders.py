@@ -123,6 +123,19 @@ def counted(plan: Plan, stage: int, worker: str) -> dict[ActionKind, int]:
     return {kind: found[kind] for kind in LETTERS if found[kind]}
 
 
+def computes_of(plan: Plan) -> list[tuple[ActionKind, int, str]]:
+    """Each action of a step but its messages once, whatever its micro-batch: what it does, its stage, its worker.
+
+    Stage by stage and worker by worker, with the reduction and the gathering of a stage behind its computing; last the
+    updates, of stage -1.
+    """
+    found = []
+    for n, stage in enumerate(plan.stages):
+        together = [ActionKind.REDUCE] * bool(stage.replicas) + [ActionKind.GATHER] * stage.is_divided
+        found += [(kind, n, worker) for worker in stage.workers for kind in (*counted(plan, n, worker), *together)]
+    return [*found, *((ActionKind.UPDATE, -1, worker) for worker in plan.workers)]
+
+
 class Halves(NamedTuple):
     """What a worker holds of a stage whose backwards run in two parts.
 

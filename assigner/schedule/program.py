@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.errors import FormatError
 from assigner.formats.plan import Plan
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from assigner.formats.profile import Edge, Tie
 
 __all__ = [
-    "CALLED", "TOGETHER", "Action", "ActionKind", "Payload", "Program", "Route", "Step", "Wiring",
-    "build_forward_program", "build_program", "in_flight", "order_of", "warm_up", "wire",
+    "CALLED", "TOGETHER", "Action", "ActionGroup", "ActionKind", "Payload", "Program", "Route", "Step", "Wiring",
+    "build_forward_program", "build_program", "grouped", "in_flight", "order_of", "warm_up", "wire",
 ]  # fmt: skip
 
 
@@ -115,6 +115,30 @@ class Program:
     plan: Plan
     actions: Mapping[str, tuple[Action, ...]]
     routes: tuple[Route, ...]
+
+
+class ActionGroup(NamedTuple):
+    """An action that is no message itself, with the messages that it waits for and those that it makes."""
+
+    action: Action
+    receives: list[Route]
+    sends: list[Action]
+
+
+def grouped(actions: Iterable[Action]) -> list[ActionGroup]:
+    """A worker's actions in its program's order, each with the receives right before it and the sends right behind."""
+    groups: list[ActionGroup] = []
+    receives: list[Route] = []
+    for action in actions:
+        if action.kind is ActionKind.RECEIVE:
+            assert action.route is not None
+            receives.append(action.route)
+        elif action.kind is ActionKind.SEND:
+            groups[-1].sends.append(action)
+        else:
+            groups.append(ActionGroup(action, receives, []))
+            receives = []
+    return groups
 
 
 Hung = Mapping[tuple[int, int], "Sequence[Route]"]

@@ -16,7 +16,7 @@ from assigner.errors import FormatError
 from assigner.formats.plan import Prediction, TransferPrediction, WorkerPrediction
 from assigner.schedule.cost import CostModel
 from assigner.schedule.orders import halves, order_of
-from assigner.schedule.program import TOGETHER, Action, ActionKind, Program, Route, build_program, in_flight
+from assigner.schedule.program import TOGETHER, Action, ActionKind, Program, build_program, grouped, in_flight
 from assigner.schedule.replication import leaving
 from assigner.schedule.timing import (
     Compute,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Memory, Plan
     from assigner.formats.profile import Profile
+    from assigner.schedule.program import ActionGroup, Route
 
 __all__ = [
     "Event", "Timeline", "check_fit", "overfull", "predict", "priced", "route_bytes", "run_program",
@@ -79,29 +80,6 @@ class Timeline:
     step_s: float
 
 
-class _Group(NamedTuple):
-    """A compute action with the messages that it waits for and those that it makes."""
-
-    action: Action
-    receives: list[Route]
-    sends: list[Action]
-
-
-def _grouped(actions: Iterable[Action]) -> list[_Group]:
-    groups: list[_Group] = []
-    receives: list[Route] = []
-    for action in actions:
-        if action.kind is ActionKind.RECEIVE:
-            assert action.route is not None
-            receives.append(action.route)
-        elif action.kind is ActionKind.SEND:
-            groups[-1].sends.append(action)
-        else:
-            groups.append(_Group(action, receives, []))
-            receives = []
-    return groups
-
-
 def run_program(program: Program, cost: CostModel) -> Timeline:
     """Time every action and message of a program.
 
@@ -109,7 +87,7 @@ def run_program(program: Program, cost: CostModel) -> Timeline:
         FormatError: the profile cannot price an action, a link is missing, or the program waits for itself.
     """
     prices = Prices(program.plan, cost, program.routes)
-    groups = [_grouped(actions) for actions in program.actions.values()]
+    groups = [grouped(actions) for actions in program.actions.values()]
     queues = [_queue(prices, worker, mine) for worker, mine in zip(program.actions, groups, strict=True)]
     log: list[Timed] = []
     done, last = run_queues([*queues, *prices.collectives()], log)
@@ -123,7 +101,7 @@ def run_program(program: Program, cost: CostModel) -> Timeline:
     return Timeline(program, tuple(_events(log, groups, queues, workers, ended_s)), last)
 
 
-def _queue(prices: Prices, worker: str, groups: Iterable[_Group]) -> Queue:
+def _queue(prices: Prices, worker: str, groups: Iterable[ActionGroup]) -> Queue:
     """One worker's jobs; micro-batches of one stage share theirs, unless their messages differ."""
     queue: Queue = []
     made: dict[Compute, tuple[list[Route], list[Route], Job]] = {}
@@ -139,7 +117,7 @@ def _queue(prices: Prices, worker: str, groups: Iterable[_Group]) -> Queue:
 
 def _events(
     log: Iterable[Timed],
-    groups: Sequence[Sequence[_Group]],
+    groups: Sequence[Sequence[ActionGroup]],
     queues: Sequence[Queue],
     workers: Sequence[str],
     ended_s: Mapping[tuple[ActionKind, int], float],

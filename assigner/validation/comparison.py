@@ -10,7 +10,7 @@ from assigner.errors import FormatError
 from assigner.formats.plan import Plan
 from assigner.formats.trace import Trace, check_same_plan
 from assigner.schedule.cost import CostModel
-from assigner.schedule.orders import counted
+from assigner.schedule.orders import computes_of
 from assigner.schedule.program import ActionKind, Program, Route
 from assigner.schedule.simulate import simulated, worker_memory
 from assigner.schedule.timing import compute_s, route_bytes
@@ -191,27 +191,11 @@ def _compared(predicted_s: float, found: Samples | None) -> Compared:
 
 
 def _computes(plan: Plan, cost: CostModel, seen: Observed) -> Iterator[ComputeAgreement]:
-    keys = [
-        (kind, n, worker)
-        for n, stage in enumerate(plan.stages)
-        for worker in stage.workers
-        for kind in _kinds(plan, n, worker)
-    ]
-    for key in (*keys, *((ActionKind.UPDATE, -1, worker) for worker in plan.workers)):
+    for key in computes_of(plan):
         kind, stage, worker = key
         count, position = actions_of(plan, key), None if kind is ActionKind.UPDATE else stage
         once = _compared(compute_s(cost, plan, key), seen.compute.get(key))
         yield ComputeAgreement(kind.value, position, worker, count, once)
-
-
-def _kinds(plan: Plan, n: int, worker: str) -> list[ActionKind]:
-    """What a worker of a stage does for it in a step, messages and updates left out."""
-    stage, found = plan.stages[n], [*counted(plan, n, worker)]
-    if stage.replicas:
-        found.append(ActionKind.REDUCE)
-    if stage.is_divided:
-        found.append(ActionKind.GATHER)
-    return found
 
 
 def _routes(program: Program, cost: CostModel, seen: Observed) -> Iterator[RouteAgreement]:

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assigner.formats.profilewarnings import busy_text, ranks_text
-from assigner.location import Location
+from assigner.location import Location, rank_of
 from assigner.machine.reference import ReferenceTimes
 from assigner.machine.starvation import NOTICED
-from assigner.schedule.orders import counted
-from assigner.schedule.program import ActionKind
+from assigner.schedule.orders import TOGETHER, computes_of
 from assigner.schedule.timing import Instead, compute_s, route_bytes, step_s
 
 if TYPE_CHECKING:
@@ -76,13 +75,7 @@ def paced_step_s(
     if not changed:
         return None
     pace = {each.worker: each for each in changed}
-    keys = [
-        (kind, n, worker)
-        for n, stage in enumerate(plan.stages)
-        for worker in stage.workers
-        for kind in counted(plan, n, worker)
-    ]
-    keys += [(ActionKind.UPDATE, -1, worker) for worker in plan.workers]
+    keys = [key for key in computes_of(plan) if key[0] not in TOGETHER]
     host = {name: worker.host for name, worker in cost.profile.worker.items()}
     flights = {
         route: cost.transfer_s(route.source, route.target, route_bytes(cost, route, plan.micro_batch_size))
@@ -124,7 +117,7 @@ def busy_run(*traces: Trace) -> str | None:
     """Where and how much other programs disturbed runs; None: nowhere by much."""
     starved: dict[int, float] = {}
     for each in (worker for trace in traces for worker in trace.workers if worker.starved >= NOTICED):
-        rank = Location.parse(each.worker).rank
+        rank = rank_of(each.worker)
         starved[rank] = max(each.starved, starved.get(rank, 0.0))
     if not starved:
         return None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.validation.bootstrap import ratio_interval
 from assigner.validation.machine import busy_run
+from assigner.validation.observed import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,17 +22,16 @@ AS_PLANNED = "plan"
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(Samples):
     """The steps of all traces of one plan whose runs rematerialised alike.
 
     Args:
-        steps_s: Seconds of each.
+        seconds: Of each.
         traces: Their files.
         remat: What the runs did with the plan's rematerialisation: "plan", or what else a trace says.
         busy: Where other programs took the processor's time, as `busy_run` says it; None: nowhere by much.
     """
 
-    steps_s: tuple[float, ...]
     traces: tuple[str, ...]
     remat: str = AS_PLANNED
     busy: str | None = None
@@ -42,19 +40,6 @@ class Steps:
     def planned(self) -> bool:
         """Whether the runs did what the plan says; only then its prediction is of them."""
         return self.remat == AS_PLANNED
-
-    @cached_property
-    def median_s(self) -> float:
-        """The middle one."""
-        return median(self.steps_s)
-
-    @property
-    def iqr_s(self) -> float:
-        """How far the middle half spreads."""
-        if len(self.steps_s) < 2:
-            return 0.0
-        low, _, high = quantiles(self.steps_s, n=4, method="inclusive")
-        return high - low
 
     def error(self, plan: Plan) -> float | None:
         """How far the plan's prediction is above (+) or below (-) the median, as a share of that.
@@ -173,7 +158,7 @@ def speed_up(plan: Plan, mine: Steps, baseline: Plan, base: Steps | None) -> Spe
     if base is None:
         return None
     share = plan.workload.batch_size / baseline.workload.batch_size
-    interval = ratio_interval(base.steps_s, mine.steps_s)
+    interval = ratio_interval(base.seconds, mine.seconds)
     return SpeedUp(share * base.median_s / mine.median_s, interval and (share * interval[0], share * interval[1]))
 
 

@@ -1,11 +1,11 @@
 """Does a model that is cut into partitions compute what it computes as it is? Asked before anything is measured.
 
-checking, refusal             the check, and what is said of a model that fails it
-exercise, draws, initial      what both sides get: batches, comparable random draws, initial values
+checking                      the check
+exercise, draws               what both sides get: batches, comparable random draws
 plain, partitions, pieces     the sides: an ordinary loop; partitions on workers; one partition in memory at a time
 workers, turns                workers without processes: messages as copies, one thread at a time
 observing, comparing, locating
-what is compared, whether it differs, and in which module that begins
+what is compared, whether it differs, what is said then, and in which module that begins
 """
 
 from __future__ import annotations

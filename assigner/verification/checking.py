@@ -16,23 +16,24 @@ from assigner.errors import UsageError
 from assigner.formats.profile import Verification
 from assigner.machine.cgroup import free_memory
 from assigner.machine.generators import kept_python
-from assigner.model.marking.normalisation import batch_norms
+from assigner.model.deferred import DeferredModel
+from assigner.model.deferred.recorder import is_meta
+from assigner.model.marking.modules import batch_norms
 from assigner.runtime.optimizer import CLOSURE_HINT, built_optimizer, closure_words, needs_closure, stand_ins
+from assigner.runtime.process import settle_vector_maths
 from assigner.runtime.randomness import kept_generators
-from assigner.runtime.vectormaths import settle_vector_maths
-from assigner.verification.comparing import differences
+from assigner.verification.comparing import differences, refusal
 from assigner.verification.draws import seed_modules
 from assigner.verification.exercise import Exercise
-from assigner.verification.initial import ReplayedModel
 from assigner.verification.locating import find_beginning
 from assigner.verification.partitions import Partitions, capture_ahead
 from assigner.verification.pieces import forward_differences
 from assigner.verification.plain import PlainModel
-from assigner.verification.refusal import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from assigner.model.deferred.replay import ReplayedMemory
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
     from assigner.verification.comparing import Difference, Moment
@@ -47,6 +48,33 @@ _FORWARDS_ALONE = (
     "the model does not fit here twice with its gradients and its optimizer: forwards were compared, and nothing is"
     " known of gradients, updates and rematerialisation; a check on a host with more memory tells"
 )
+
+
+class ReplayedModel(DeferredModel):
+    """A model without memory beside its initial values, of which every materialised tensor is a copy.
+
+    Each partition alone would replay the draws of the whole model before its own. The values are kept while sides are
+    built, and made again for later ones: beside sides that train they would be in the way.
+
+    Args:
+        deferred: The model; it stays as it is.
+    """
+
+    def __init__(self, deferred: DeferredModel) -> None:
+        vars(self).update(vars(deferred))
+        self._deferred = deferred
+        self._values: dict[int, ReplayedMemory] = {}
+
+    def replayed(self, storages: set[int]) -> dict[int, ReplayedMemory]:
+        """Copies of the memory behind some storages."""
+        if not self._values:
+            every = {tensor.untyped_storage()._cdata for tensor in self.tensors().values() if is_meta(tensor)}
+            self._values = self._deferred.replayed(every)
+        return {storage: self._values[storage].copy() for storage in storages}
+
+    def forget(self) -> None:
+        """Do not keep the values any longer."""
+        self._values = {}
 
 
 def check_model(workload: Workload, graph: PartitionGraph) -> Verification:

@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from assigner.model.deferred import slot_of
 from assigner.model.marking import Value
 from assigner.model.marking.casting import casting
 from assigner.model.marking.cut import recut
@@ -106,10 +107,8 @@ def _streamed(exercise: Exercise, cut: MicroBatch) -> Any:
 
 def _put(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
-        path, _, leaf = name.rpartition(".")
-        holder = model.get_submodule(path)
-        held: dict[str, Any] = holder._parameters if leaf in holder._parameters else holder._buffers
-        held[leaf] = tensor
+        space, key = slot_of(model, name)
+        space[key] = tensor
 
 
 def _chained(graph: PartitionGraph, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:

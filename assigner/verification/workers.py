@@ -9,8 +9,7 @@ import torch
 
 from assigner.errors import MarkingError
 from assigner.runtime.membership import Membership
-from assigner.runtime.missinggradients import is_missing, missing_gradient
-from assigner.runtime.transport import Transport
+from assigner.runtime.transport import Transport, is_missing, missing_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

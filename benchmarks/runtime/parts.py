@@ -67,7 +67,7 @@ def parts_s(bench: PartitionBench) -> tuple[float, float]:
     for m in reversed(range(-1, bench.depth)):
         begin = time.process_time()
         if m >= 0:
-            bench.backward_input(m)
+            bench.backward(m, split=True)
         between = time.process_time()
         if m + 1 < bench.depth:
             bench.backward_weight(m + 1)

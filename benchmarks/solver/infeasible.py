@@ -32,7 +32,7 @@ from assigner.formats.plan import Plan
 from assigner.formats.profile import Link, LinkPoint
 from assigner.formats.stage import Stage
 from assigner.schedule.cost import CostModel
-from assigner.schedule.program import SCHEDULES
+from assigner.schedule.orders import SCHEDULES
 from assigner.schedule.simulate import overfull, predict, worker_memory
 from assigner.solver import SolveOptions, solve
 from assigner.solver.options import divisors

@@ -9,7 +9,7 @@ from drawn_plans import drawn
 
 from assigner import formatting
 from assigner.formats.plan import SolverReport
-from assigner.report.page.critical import critical_sheet
+from assigner.report.page.sections import critical_sheet
 from assigner.schedule.bottleneck import limiting
 from assigner.schedule.cost import CostModel
 from assigner.schedule.criticalpath import path_shares

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from assigner.launch.exitstatus import how_it_ended
+from assigner.launch.failurereport import how_it_ended
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from builders import make_plan, make_profile
 
 from assigner.errors import FormatError
-from assigner.export import palette, partition_drawing
+from assigner.export import graphviz, partition_drawing
 from assigner.formats.profile import Tie
 
 ODD = 'a"quoted\\name', "two\nlines", "<b>&amp;</b>", "\\N\\", "null\0", "größe.0"
@@ -65,7 +65,7 @@ def test_boxes_arrows_and_stages(laid_out):
     assert len(arrows) == len(profile.edges)
     assert {each["label"] for each in arrows} == {"195 KiB"}  # two samples of 100 kB
     assert ["worker:1/cpu on host1" in each["label"] for each in clusters] == [False, True]
-    assert {box["fillcolor"] for box in boxes} == {palette.fill(0), palette.fill(1)}
+    assert {box["fillcolor"] for box in boxes} == {graphviz.worker_colour(0), graphviz.worker_colour(1)}
 
 
 def test_arrows_between_workers_stand_out(laid_out):
@@ -119,10 +119,10 @@ def test_shared_parameters_are_dotted(laid_out):
 
 def test_colours_are_legible_and_differ():
     """Text on each of 24 colours has a contrast of 4.5 or more (WCAG AA), and no two workers have one colour."""
-    colours = [palette.fill(n) for n in range(24)]
+    colours = [graphviz.worker_colour(n) for n in range(24)]
     assert len(set(colours)) == 24
-    assert min(palette.contrast(each, palette.text(each)) for each in colours) >= 4.5
-    assert palette.contrast("#FFFFFF", "#000000") == pytest.approx(21)
+    assert min(graphviz.contrast(each, graphviz.text_colour(each)) for each in colours) >= 4.5
+    assert graphviz.contrast("#FFFFFF", "#000000") == pytest.approx(21)
 
 
 def test_a_profile_of_another_workload_is_refused():

@@ -17,7 +17,7 @@ import torch
 
 from assigner.runtime import hostmemory
 from assigner.runtime.hostmemory import SWITCH, Arena, HostMemory, is_elsewhere, openable, own_place, unannounced
-from assigner.runtime.missinggradients import is_missing, missing_gradient
+from assigner.runtime.transport import is_missing, missing_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

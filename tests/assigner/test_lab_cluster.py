@@ -8,8 +8,7 @@ import pytest
 
 from assigner.errors import FormatError, UsageError
 from assigner.lab.cluster import Cluster, Host, RackLink, load_cluster, parse_cluster
-from assigner.lab.machine import Machine
-from assigner.lab.strain import strains
+from assigner.lab.machine import Machine, strains
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples" / "clusters").glob("*.toml"))
 MACHINE = Machine(cores=2.0, memory_bytes=4 * 2**30, processor="test")

@@ -9,8 +9,7 @@ from builders import make_profile, worker_name
 
 from assigner.errors import FormatError, UsageError
 from assigner.formats.profile import LinkPoint
-from assigner.lab.cluster import parse_cluster
-from assigner.lab.clusterfile import cluster_text
+from assigner.lab.cluster import cluster_text, parse_cluster
 from assigner.lab.derive import START_UP_BYTES, derive
 from assigner.lab.machine import Machine, split_share
 from assigner.lab.wires import find_wires

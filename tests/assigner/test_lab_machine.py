@@ -7,6 +7,7 @@ from pathlib import Path
 from assigner.lab import machine
 from assigner.lab.machine import Machine
 from assigner.lab.mounts import Mounts
+from assigner.machine import kernel
 
 
 def test_this_machine_has_something():
@@ -27,13 +28,13 @@ def test_limits_of_control_groups_count(monkeypatch):
 def test_other_systems_have_no_proc(monkeypatch, tmp_path):
     """Without /proc there are no control groups, and the processor still has a name."""
     assert Mounts.here(tmp_path).all == ()
-    monkeypatch.setattr(machine, "_value", lambda *_: None)
-    assert machine._processor()
+    monkeypatch.setattr(kernel, "listed", lambda *_: None)
+    assert kernel.processor_model()
 
 
 def test_values_of_the_kernels_lists(tmp_path):
     """The first line of a name counts."""
     path = Path(tmp_path, "cpuinfo")
     path.write_text("processor : 0\nmodel name\t: AMD EPYC\nmodel name\t: other\n")
-    assert machine._value(str(path), "model name") == "AMD EPYC"
-    assert machine._value(str(path), "flags") is None
+    assert kernel.listed(path, "model name") == "AMD EPYC"
+    assert kernel.listed(path, "flags") is None

@@ -9,13 +9,12 @@ from assigner.formats.profile import Collective, LinkPoint
 from assigner.profiler.assembly import RankReport, renew
 from assigner.profiler.collectives import CollectiveSweep
 from assigner.profiler.host import HostFacts
-from assigner.profiler.links import LinkSweep, SweepPoint
-from assigner.profiler.sampling import Sample
+from assigner.profiler.links import LinkSweep
 
 
 def make_report(rank, *targets, seconds=2e-3):
     """Of a rank whose links to some others took so long."""
-    points = tuple(SweepPoint(size, Sample(seconds * (n + 1), 0.01, 9)) for n, size in enumerate((1000, 100_000)))
+    points = tuple(LinkPoint(size, seconds * (n + 1), 9, 0.01) for n, size in enumerate((1000, 100_000)))
     sweeps = tuple(LinkSweep(rank, target, points, 0.1, 0.2) for target in targets)
     return RankReport(HostFacts(f"host{rank}", rank, "cpu", "CPU", 10**9, 1), (), {}, sweeps)
 
@@ -48,7 +47,7 @@ def test_without_new_links_the_old_ones_stay():
 
 def test_all_reduces_are_named_by_their_workers_and_replace_older_ones():
     """The smallest sets first; what was not measured again stays as it was."""
-    points = (SweepPoint(1 << 18, Sample(2e-3, 0.01, 9)),)
+    points = (LinkPoint(1 << 18, 2e-3, 9, 0.01),)
     stays = Collective(("worker:0/cpu", "worker:2/cpu"), (LinkPoint(1 << 18, 7.0),))
     older = Collective(("worker:1/cpu", "worker:0/cpu"), (LinkPoint(1 << 18, 9.0),))
     old = replace(make_profile(work=[1e-3], slowness=[1.0] * 3), collectives=(older, stays))

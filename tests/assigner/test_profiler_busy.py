@@ -11,8 +11,8 @@ import torch
 from assigner.errors import MeasurementError
 from assigner.profiler import computetimes, links
 from assigner.profiler.computetimes import ComputeMeasurement
-from assigner.profiler.forecast import Forecast
-from assigner.profiler.links import LinkOptions, LinkSweep
+from assigner.profiler.links import LinkSweep, SweepOptions
+from assigner.profiler.rankprogress import Forecast
 from assigner.profiler.sampling import Sample
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def test_a_link_with_a_disturbed_end_is_measured_again(
     waiting, wire = list(shares), Wire()
     monkeypatch.setattr(links, "compare_clock", lambda _: SimpleNamespace(ahead_s=0.0))
     monkeypatch.setattr(links, "_measure_once", lambda *_: LinkSweep(0, 1, (), 0.0, 0.0, waiting.pop(0)))
-    options = LinkOptions(largest=1024, typical=1024, force_busy=force_busy)
+    options = SweepOptions(largest=1024, typical=1024, force_busy=force_busy)
     (sweep,) = links._measure_pair(cast("Lane", wire), 0, 1, options, one_clock=True)
     assert sweep.starved == kept
     assert wire.told == told

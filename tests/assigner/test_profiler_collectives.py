@@ -63,9 +63,9 @@ def test_three_ranks_give_collectives(forked: ForkedRanks, tmp_path: Path) -> No
     pair, everybody = reports[0]["found"]
     assert (pair["ranks"], everybody["ranks"]) == ([0, 1], [0, 1, 2])
     for each in (pair, everybody):
-        assert [point["size"] for point in each["points"]] == [1 << 14, 100_000]
-        assert all(point["sample"]["median"] > 0 for point in each["points"])
-        assert all(point["sample"]["count"] >= 3 for point in each["points"])
+        assert [point["bytes"] for point in each["points"]] == [1 << 14, 100_000]
+        assert all(point["seconds"] > 0 for point in each["points"])
+        assert all(point["samples"] >= 3 for point in each["points"])
         assert 0 <= each["busy"] <= 1
         assert each["backend"] == "gloo"
 

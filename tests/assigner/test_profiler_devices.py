@@ -21,7 +21,7 @@ from assigner.profiler.host import (
     start_up,
     visible_gpus,
 )
-from assigner.profiler.stopwatch import Stopwatch
+from assigner.profiler.sampling import Stopwatch
 from assigner.runtime.memory import free_bytes
 
 CPU = torch.device("cpu")

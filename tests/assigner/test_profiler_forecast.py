@@ -2,7 +2,7 @@
 
 import pytest
 
-from assigner.profiler.forecast import Forecast, RankProgress, slowest
+from assigner.profiler.rankprogress import Forecast, RankProgress, slowest
 
 
 class Clock:

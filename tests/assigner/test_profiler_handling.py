@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from assigner.formats.profile import LinkPoint
 from assigner.machine import starvation
 from assigner.profiler import busy
 from assigner.profiler.busy import ComputeLoad
-from assigner.profiler.links import SweepPoint, _handled, is_known, parts
-from assigner.profiler.sampling import Sample
+from assigner.profiler.links import _handled, is_known, parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,15 +173,15 @@ def test_a_median_that_is_known_needs_no_more_samples() -> None:
 
 def test_on_a_slow_wire_a_smaller_message_is_looked_at() -> None:
     """One that takes a second would take as long as all else, and costs its ends next to nothing of it."""
-    points = [SweepPoint(size, Sample(size / 1e6, 0.0, 3)) for size in (1024, 65536, 1048576)]
+    points = [LinkPoint(size, size / 1e6, 3, 0.0) for size in (1024, 65536, 1048576)]
     assert _handled(points, 100_000) == 65536
     assert _handled(points, 2048) == 2048
-    assert _handled([SweepPoint(1024, Sample(3.0, 0.0, 3))], 2048) == 1024
+    assert _handled([LinkPoint(1024, 3.0, 3, 0.0)], 2048) == 1024
 
 
 def test_cores_beside_those_that_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this host: what affinity and quota leave, less each rank's threads."""
-    monkeypatch.setattr(starvation.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(starvation, "usable_cores", lambda: 8)
     monkeypatch.setattr(starvation, "launched", lambda: SimpleNamespace(local_ranks=2))
     monkeypatch.setattr(starvation, "core_limit", lambda: None)
     assert starvation.spare_cores(3) == 2

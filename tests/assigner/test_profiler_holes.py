@@ -11,9 +11,9 @@ import torch
 
 from assigner.profiler import computetimes
 from assigner.profiler.computetimes import ComputeMeasurement
-from assigner.profiler.forecast import Forecast
 from assigner.profiler.host import allocator_share
 from assigner.profiler.memory import Growth
+from assigner.profiler.rankprogress import Forecast
 from assigner.profiler.sampling import Sample
 from assigner.profiler.tasks import Point
 

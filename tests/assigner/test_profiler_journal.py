@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 
 from assigner.errors import FormatError
-from assigner.formats.profile import Measurement
+from assigner.formats.profile import LinkPoint, Measurement
 from assigner.profiler.collectives import CollectiveSweep
 from assigner.profiler.journal import Head, Journal, Note, OptimizerSize, journal_path
-from assigner.profiler.links import LinkSweep, SweepPoint
-from assigner.profiler.sampling import Sample
+from assigner.profiler.links import LinkSweep
 from assigner.profiler.tasks import Point
 
 HEAD = Head(
@@ -20,20 +19,20 @@ HEAD = Head(
 )  # fmt: skip
 POINT = Measurement("embed", "worker:1/cpu", 2, 1e-3, 2e-3, 1e-4, 10, 20, 7, 0.01, update_spread=0.2)
 BAD = Measurement("head", "worker:1/cpu", 4, infeasible="out of memory when measured")
-LINK = LinkSweep(1, 0, (SweepPoint(1024, Sample(1e-4, 0.02, 30)),), 0.1, 0.2)
-REDUCED = CollectiveSweep((1, 2), (SweepPoint(1 << 18, Sample(1e-3, 0.02, 30)),), "gloo", 0.3, 0.01)
+LINK = LinkSweep(1, 0, (LinkPoint(1024, 1e-4, 30, 0.02),), 0.1, 0.2)
+REDUCED = CollectiveSweep((1, 2), (LinkPoint(1 << 18, 1e-3, 30, 0.02),), "gloo", 0.3, 0.01)
 
 
 def link(*, points=(1024,), **changes):
     """The line of a link."""
-    sizes = [{"size": size, "sample": {"median": 1e-4, "spread": 0, "count": 9}} for size in points]
+    sizes = [{"bytes": size, "seconds": 1e-4, "samples": 9} for size in points]
     same = {"source": 1, "target": 0, "points": sizes, "sender_busy": 0, "receiver_busy": 0}
     return json.dumps({"link": {**same, **changes}})
 
 
 def reduced(*, points=(1024,), **changes):
     """The line of an all-reduce."""
-    sizes = [{"size": size, "sample": {"median": 1e-4, "spread": 0, "count": 9}} for size in points]
+    sizes = [{"bytes": size, "seconds": 1e-4, "samples": 9} for size in points]
     return json.dumps({"collective": {"ranks": [1, 2], "points": sizes, "backend": "gloo", "busy": 0, **changes}})
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from assigner.formats.profile import LinkPoint
 from assigner.profiler import links
 from assigner.profiler.host import HostFacts
-from assigner.profiler.links import LinkOptions, SweepPoint, message_sizes
-from assigner.profiler.sampling import Sample
+from assigner.profiler.links import SweepOptions, message_sizes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,9 +34,9 @@ def test_ranks_of_one_host_read_one_clock(monkeypatch: pytest.MonkeyPatch, node:
     """The compared offset is applied between hosts alone: on one it is an error of the comparison."""
     offsets: list[float] = []
 
-    def sweep(_lane: object, _target: int, _sizes: object, offset: float) -> list[SweepPoint]:
+    def sweep(_lane: object, _target: int, _sizes: object, offset: float) -> list[LinkPoint]:
         offsets.append(offset)
-        return [SweepPoint(1024, Sample(1e-4, 0.0, 9))]
+        return [LinkPoint(1024, 1e-4, 9, 0.0)]
 
     monkeypatch.setattr(links, "compare_clock", lambda _: SimpleNamespace(ahead_s=5.0))
     monkeypatch.setattr(links, "_sweep", sweep)
@@ -44,7 +44,7 @@ def test_ranks_of_one_host_read_one_clock(monkeypatch: pytest.MonkeyPatch, node:
     fleet = [HostFacts("shed", each, "cpu", "CPU", 1 << 30, 1) for each in (0, node)]
     one_clock = links._same_host(fleet, 0, 1)
     lane: Any = SimpleNamespace(rank=0, tell=lambda *_: None, ask=lambda _: 0.0, carrier_to=lambda _: "gloo")
-    options = LinkOptions(largest=1024, typical=1024, force_busy=True)
+    options = SweepOptions(largest=1024, typical=1024, force_busy=True)
     links._measure_pair(lane, 0, 1, options, one_clock=one_clock)
     assert offsets == [offset]
 
@@ -63,9 +63,9 @@ def test_both_directions_are_measured(forked: ForkedRanks, tmp_path: Path, way: 
     for rank, made in enumerate(both):
         (link,) = made["links"]
         assert (link["source"], link["target"]) == (rank, 1 - rank)
-        assert [point["size"] for point in link["points"]] == message_sizes(100_000)
-        assert all(point["sample"]["median"] > 0 for point in link["points"])
-        assert all(point["sample"]["count"] >= 3 for point in link["points"])
+        assert [point["bytes"] for point in link["points"]] == message_sizes(100_000)
+        assert all(point["seconds"] > 0 for point in link["points"])
+        assert all(point["samples"] >= 3 for point in link["points"])
         assert 0 <= link["sender_busy"] <= 1
         assert 0 <= link["receiver_busy"] <= 1
         assert min(link["sender_s"], link["receiver_s"]) >= 0
@@ -90,5 +90,5 @@ def test_the_message_that_pins_memory_does_not_count(monkeypatch: pytest.MonkeyP
         tell=lambda *_: None, send=lambda _, size: sent.append(size), ask=ask,
     )  # fmt: skip
     (point,) = links._sweep(lane, 1, [1024], 0.0)
-    assert (point.sample.median > 5) is not on_gpu
-    assert point.sample.count == 1
+    assert (point.seconds > 5) is not on_gpu
+    assert point.samples == 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from assigner.formats.profile import LinkPoint
 from assigner.profiler.host import HostFacts
-from assigner.profiler.links import LinkSweep, SweepPoint, planned_rounds, with_unmeasured
+from assigner.profiler.links import LinkSweep, planned_rounds, with_unmeasured
 from assigner.profiler.pairs import Classes, Pair, ring, rounds_of, sampled_pairs, tournament
-from assigner.profiler.sampling import Sample
 
 
 def make_fleet(hosts: int, *, gpus: int = 1, cpus: int = 1) -> list[HostFacts]:
@@ -17,7 +17,7 @@ def make_fleet(hosts: int, *, gpus: int = 1, cpus: int = 1) -> list[HostFacts]:
 
 
 def make_sweep(source: int, target: int, *seconds: float) -> LinkSweep:
-    points = tuple(SweepPoint(1024 * 4**n, Sample(each, 0.01, 9)) for n, each in enumerate(seconds))
+    points = tuple(LinkPoint(1024 * 4**n, each, 9, 0.01) for n, each in enumerate(seconds))
     return LinkSweep(source, target, points, 0.1 * source, 0.2)
 
 
@@ -80,11 +80,11 @@ def test_unmeasured_links_have_the_median_of_their_class() -> None:
     assert len(found) == 12
     assert [found[0, 1], found[1, 2], found[2, 3]] == measured
     filled = found[3, 0]
-    assert [(point.size, point.sample.median, point.sample.count) for point in filled.points] == [
+    assert [(point.bytes, point.seconds, point.samples) for point in filled.points] == [
         (1024, 2.0, 0),
         (4096, 6.0, 0),
     ]
-    assert filled.points[0].sample.spread == pytest.approx(0.75)
+    assert filled.points[0].spread == pytest.approx(0.75)
     assert (filled.sender_busy, filled.receiver_busy) == (pytest.approx(0.1), 0.2)
 
 

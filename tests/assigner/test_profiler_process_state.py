@@ -13,8 +13,7 @@ from torch import nn
 
 from assigner.model.workload import Workload
 from assigner.profiler.options import ProfileDestination, ProfileOptions
-from assigner.profiler.processstate import process_state_kept
-from assigner.profiler.session import profile_workload
+from assigner.profiler.session import process_state_kept, profile_workload
 
 if TYPE_CHECKING:
     from pathlib import Path

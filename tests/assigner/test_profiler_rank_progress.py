@@ -7,8 +7,7 @@ import torch.distributed as dist
 
 from assigner.launch.seal import unseal
 from assigner.profiler import rankprogress
-from assigner.profiler.forecast import Forecast, RankProgress
-from assigner.profiler.rankprogress import Heartbeat, RanksProgress
+from assigner.profiler.rankprogress import Forecast, Heartbeat, RankProgress, RanksProgress
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,11 @@ from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import Workload
 from assigner.profiler import computetimes, partitionbench, sampling
 from assigner.profiler.computetimes import ComputeMeasurement
-from assigner.profiler.forecast import Forecast
 from assigner.profiler.journal import OptimizerSize
 from assigner.profiler.memory import memory_errors
 from assigner.profiler.partitionbench import PartitionBench, PartitionBytes, TooLargeError
-from assigner.profiler.stage import StageBench
+from assigner.profiler.rankprogress import Forecast
+from assigner.profiler.stagegroups import StageBench
 from assigner.profiler.tasks import Point
 from assigner.profiler.update import UpdateBench, optimizer_share
 from assigner.profiler.walk import collect_inputs

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store
 
-    from assigner.profiler.forecast import RankProgress
+    from assigner.profiler.rankprogress import RankProgress
 
 OPTIONS = ProfileOptions(micro_batches=(2,), force_busy=True)
 

@@ -13,10 +13,8 @@ from torch import nn
 
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import Workload
-from assigner.profiler import stage as stage_module
 from assigner.profiler import stagegroups
-from assigner.profiler.stage import StageBench
-from assigner.profiler.stagegroups import stage_partitions, stages
+from assigner.profiler.stagegroups import StageBench, stage_partitions, stages
 from assigner.profiler.tasks import Point
 from assigner.profiler.walk import collect_inputs
 from assigner.profiler.workbench import Workbench
@@ -60,13 +58,10 @@ class Bench:
         self.calls.append(f"{'RF'[not again]} {self.name}{micro_batch}")
         self.time.now += self.forward_s * (1 + micro_batch)
 
-    def backward(self, micro_batch: int, *, again: bool) -> None:
-        self.calls.append(f"B {self.name}{micro_batch}")
-        self.time.now += self.backward_s * (1 + micro_batch) + (0.5 * self.forward_s if again else 0.0)
-
-    def backward_input(self, micro_batch: int) -> None:
-        self.calls.append(f"I {self.name}{micro_batch}")
-        self.time.now += 0.5 * self.backward_s * (1 + micro_batch)
+    def backward(self, micro_batch: int, *, again: bool = False, split: bool = False) -> None:
+        self.calls.append(f"{'BI'[split]} {self.name}{micro_batch}")
+        whole_s = self.backward_s * (1 + micro_batch) + (0.5 * self.forward_s if again else 0.0)
+        self.time.now += 0.5 * whole_s if split else whole_s
 
     def backward_weight(self, micro_batch: int) -> None:
         self.calls.append(f"W {self.name}{micro_batch}")
@@ -130,7 +125,7 @@ def test_every_third_run_compares_backwards_in_parts_where_that_is_asked_for() -
 def test_where_memory_is_short_pages_are_given_back_before_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """And only there: it takes time from what is measured next."""
     given: list[int] = []
-    monkeypatch.setattr(stage_module, "return_free_pages", lambda: given.append(1))
+    monkeypatch.setattr(stagegroups, "return_free_pages", lambda: given.append(1))
     Three().stage.run()
     assert not given
     three = Three(is_crowded=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from assigner.errors import InfeasibleError, WayOut
-from assigner.report.infeasible import ways_out_report
+from assigner.report.whatif import ways_out_report
 
 
 def test_a_row_for_each_way_out_and_a_line_for_what_was_not_tried():

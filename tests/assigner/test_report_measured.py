@@ -46,7 +46,7 @@ def test_a_trace_finds_its_plan():
     found = runs_by_plan(PLANS, [("a", trace(BETTER)), ("b", trace(EQUAL)), ("c", trace(BETTER, slower=1.1))])
     assert found["better"].traces == ("a", "c")
     assert found["equal"].traces == ("b",)
-    assert len(found["better"].first.steps_s) == 6
+    assert len(found["better"].first.seconds) == 6
     assert found["equal"].first.median_s == pytest.approx(EQUAL.predicted.step_s, rel=0.01)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from builders import make_plan, make_profile
 
+from assigner.report.links import transfers
 from assigner.report.sheet import Line, Sheet
-from assigner.report.transfers import transfers
 from assigner.schedule.cost import CostModel
 from assigner.schedule.simulate import simulated, summary
 

@@ -9,7 +9,7 @@ from builders import make_plan, make_profile
 from assigner.errors import FormatError
 from assigner.launch.failurereport import VARIABLE
 from assigner.launch.steptimes import StepClock, StepTimes, handed_over
-from assigner.report.steptimes import step_times_text
+from assigner.report.measured import step_times_text
 from assigner.schedule.simulate import priced
 
 

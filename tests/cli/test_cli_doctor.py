@@ -95,7 +95,7 @@ def test_solvers_really_solve():
 def test_more_threads_than_cores_are_noted(monkeypatch):
     """In a container torch may see more cores than it is given."""
     monkeypatch.setattr(machine, "core_limit", lambda: 1.5)
-    monkeypatch.setattr(machine, "_usable_cores", lambda: 64)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 64)
     finding = machine._threads({"threads": 64})
     assert (finding.state, finding.remedy) == ("note", "export OMP_NUM_THREADS=1")
     assert machine._threads({"threads": 1}).state == "ok"

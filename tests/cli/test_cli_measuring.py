@@ -6,7 +6,7 @@ import sys
 import pytest
 from assigner_cli.measuring import MeasuringProgress, left_text
 
-from assigner.profiler.forecast import RankProgress
+from assigner.profiler.rankprogress import RankProgress
 
 
 @pytest.mark.parametrize(

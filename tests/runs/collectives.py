@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 
 from assigner.profiler import busy, collectives
-from assigner.profiler.collectives import CollectiveOptions, CollectiveSweep, measure_collectives
+from assigner.profiler.collectives import CollectiveSweep, measure_collectives
 from assigner.profiler.host import host_facts
+from assigner.profiler.links import SweepOptions
 from assigner.runtime.sending import LostConnectionError
 
 TIMEOUT_S = 60.0
@@ -41,7 +42,7 @@ def main(folder: Path) -> None:
             os._exit(0)
 
     # as on hosts with other flags: the smallest size that anyone allows counts for all
-    options = CollectiveOptions(largest=100_000 + 50_000 * rank, timeout_s=TIMEOUT_S, force_busy=rank == 1)
+    options = SweepOptions(largest=100_000 + 50_000 * rank, timeout_s=TIMEOUT_S, force_busy=rank == 1)
     error = ""
     try:
         measure_collectives(

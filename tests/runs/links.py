@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from assigner.profiler import busy, contention, links
 from assigner.profiler.host import host_facts
-from assigner.profiler.links import LinkOptions, LinkSweep, measure_links
+from assigner.profiler.links import LinkSweep, SweepOptions, measure_links
 from assigner.runtime import carriers, nccl
 
 TIMEOUT_S = 60.0
@@ -37,7 +37,7 @@ def main(path: Path) -> None:
     cpu = torch.device("cpu")
     found: list[LinkSweep] = []
     notes = measure_links(
-        [host_facts(cpu)] * 2, LinkOptions(largest=100_000, typical=20_000, timeout_s=TIMEOUT_S), cpu,
+        [host_facts(cpu)] * 2, SweepOptions(largest=100_000, typical=20_000, timeout_s=TIMEOUT_S), cpu,
         wanted=lambda _source, _target: True, done=found.append, progress=lambda _done, _all: None,
     )  # fmt: skip
     policies = [os.sched_getscheduler(thread) for thread in carriers._threads("gloo_tcp_loop")]

@@ -22,7 +22,7 @@ from assigner.errors import UsageError
 from assigner.machine.launchedrank import launched
 from assigner.profiler import busy, contention, links
 from assigner.profiler.host import host_facts
-from assigner.profiler.links import LinkOptions, LinkSweep, measure_links
+from assigner.profiler.links import LinkSweep, SweepOptions, measure_links
 from assigner.runtime import mpi
 from assigner.runtime.carriers import open_carrier
 from assigner.runtime.ordering import Message
@@ -117,12 +117,12 @@ def measured_links() -> list[str]:
     links._BUDGET_S, busy._ALONE_S, busy._STREAM_S = 0.02, 0.002, 0.05
     contention._LARGEST_BYTES = 1 << 20
     found: list[LinkSweep] = []
-    options = LinkOptions(largest=100_000, typical=20_000, timeout_s=WAIT_S, backend="mpi", force_busy=True)
+    options = SweepOptions(largest=100_000, typical=20_000, timeout_s=WAIT_S, backend="mpi", force_busy=True)
     measure_links(
         [host_facts(CPU)] * 2, options, CPU,
         wanted=lambda _source, _target: True, done=found.append, progress=lambda _done, _all: None,
     )  # fmt: skip
-    return [each.backend for each in found if all(point.sample.median > 0 for point in each.points)]
+    return [each.backend for each in found if all(point.seconds > 0 for point in each.points)]
 
 
 def trained(backend: Any, *, shared: bool) -> list[float]:

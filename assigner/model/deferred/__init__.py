@@ -9,8 +9,9 @@ scratch memory where the tensor is not wanted: the generator then passes through
 and each part gets, to the last bit, the values that it has there. At no time does more than the wanted part and one
 scratch tensor exist. Tensors are followed by their storage, so views, `.data =` and module.to() need no special care.
 
-    recorder, replay, draws       what the builder did; running again what some tensors need; where its draws start
-    mutation, disguise, errors    which operations write; what a builder sees of the meta device; what has no replay
+    recorder, replay, draws       what the builder did; running again what some tensors need; where its draws start, and
+                                  what has no replay
+    mutation, disguise            which operations write; what a builder sees of the meta device
     likeness, surroundings        tensors with what the builder hung on them; objects that the script holds too
     memento                       the Python values of modules as they are at one time
 
@@ -27,7 +28,7 @@ from torch import nn
 
 from assigner.errors import UsageError
 from assigner.model.deferred.disguise import LooksReal
-from assigner.model.deferred.errors import BuilderError
+from assigner.model.deferred.draws import BuilderError
 from assigner.model.deferred.likeness import check_hung, in_likeness
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.recorder import CallRecorder, is_meta
@@ -137,3 +138,18 @@ def settle_mode(model: Any) -> None:
     for module in model.modules() if isinstance(model, nn.Module) else ():
         if type(module).train is not nn.Module.train:
             module.train(module.training)
+
+
+def slot_of(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Where a module holds a tensor.
+
+    Args:
+        model: The module that the name begins at.
+        name: The tensor's, with dots.
+
+    Returns:
+        The parameters of the module that has it, where it is one of them, else that module's buffers; and its key.
+    """
+    path, _, key = name.rpartition(".")
+    holder = model.get_submodule(path)
+    return (holder._parameters if key in holder._parameters else holder._buffers), key

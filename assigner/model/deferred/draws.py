@@ -3,7 +3,7 @@
 Draws on the meta device leave a generator alone, so after each of them the generator is given a state that no generator
 comes to by itself, its mark. A generator that is found at a mark goes on where that draw has ended; this holds for a
 state that was kept and set again, for forks, and for a generator that took over another's state. Any other state is a
-seed.
+seed. What cannot be followed so, or in another way, is a `BuilderError`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,24 @@ import hashlib
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from assigner.model.deferred.errors import BuilderError
+from assigner.errors import AssignerError
 
 # 64-bit words of a state amid the Mersenne Twister's own, which have 32 bits each. The seed, that torch.initial_seed()
 # tells, lies outside.
 _SIGN, _NUMBER = 300, 301
 _MARKED = 0xA551_6E4D
+
+
+class BuilderError(AssignerError):
+    """The builder does what cannot be replayed.
+
+    Args:
+        message: What it does, as in "the model's builder ... at LINE".
+        hint: What to do instead.
+    """
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message, hint=hint)
 
 
 class Draws:

@@ -15,8 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from assigner.errors import UsageError
-from assigner.model.deferred.draws import Draws
-from assigner.model.deferred.errors import BuilderError
+from assigner.model.deferred.draws import BuilderError, Draws
 from assigner.model.deferred.mutation import written_tensors
 from assigner.model.deferred.replay import Call, Replay, View
 from assigner.usercode import user_line

@@ -4,7 +4,8 @@ What a training script hands over becomes pieces that a rank can build and run a
 
     marks                                 which modules are partitions
     capture, cut, glue, graph             one forward as a graph, cut into partitions; who runs what lies between them
-    opaque, modules                       modules and Functions as one call of that graph, and which modules
+    opaque, modules                       modules and Functions as one call of that graph; which modules, and which of
+                                          them look at a whole micro-batch
     interception, regions, decisions, lengths, isolation, leftovers, pythonstate
                                           what the forward does that no graph holds, caught while it runs: hooks,
                                           regions without gradient, both ways of a decision, Python state
@@ -13,8 +14,7 @@ What a training script hands over becomes pieces that a rank can build and run a
     fakeforward, observation, realforward what a module gives: on fake tensors, or learnt from a few rows with values
     domain, rows                          for which inputs a graph holds; what of a batch carries its rows
     piece, module, content                one partition as a graph and as a module; what it holds
-    casting, normalisation, singleprocess autocast; modules that look at a whole micro-batch; the user's code without
-                                          the run's process group
+    casting, singleprocess                autocast; the user's code without the run's process group
     silence                               what torch writes meanwhile, kept off the screen
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,13 +73,23 @@ class Capture:
     domain: Domain
     deferred_statistics: frozenset[str]
 
+    @cached_property
+    def kinds(self) -> dict[str, tuple[InputKind, str]]:
+        """What each placeholder stands for, by its name: its kind, and the parameter, buffer or constant."""
+        return _input_kinds(self.program)
+
+    @cached_property
+    def users(self) -> list[str]:
+        """The placeholders of the model's inputs, in the order of `inputs`."""
+        return [name for name, (kind, _) in self.kinds.items() if kind is InputKind.USER_INPUT]
+
     @property
     def holds_for_any_rows(self) -> bool:
         """No input's number of rows is fixed in it."""
-        specs = self.program.graph_signature.input_specs
-        users = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
         values = {node.name: node.meta.get("val") for node in self.graph.nodes if node.op == "placeholder"}
-        carried = [(values.get(name), dim) for name, dim in zip(users, self.carriers, strict=True) if dim is not None]
+        carried = [
+            (values.get(name), dim) for name, dim in zip(self.users, self.carriers, strict=True) if dim is not None
+        ]
         rows = [each.shape[dim] for each, dim in carried if isinstance(each, torch.Tensor)]
         return all(isinstance(each, torch.SymInt) and each.node.expr.free_symbols for each in rows)
 
@@ -272,8 +282,7 @@ def _export(
             ))  # fmt: skip
     _check_ways_out(model, program)
     domain = find_domain(program, input_key(input_structure(inputs), leaves))
-    stands_for = {spec.arg.name: (spec.kind, spec.target or "") for spec in program.graph_signature.input_specs}
-    functional = Functional(without_regions(program.graph_module), stands_for, opaque.calls, caught.hooks)
+    functional = Functional(without_regions(program.graph_module), _input_kinds(program), opaque.calls, caught.hooks)
     statistics = frozenset(
         f"{name}.{key}"
         for name, module in model.named_modules(remove_duplicate=False)
@@ -385,6 +394,10 @@ def _each_its_own(leaves: Sequence[Any]) -> list[Any]:
 def _constants(program: ExportedProgram) -> list[Any]:
     words = [leaf for node in program.graph.nodes for leaf in pytree.tree_leaves((node.args, node.kwargs))]
     return [*program.constants.values(), *words]
+
+
+def _input_kinds(program: ExportedProgram) -> dict[str, tuple[InputKind, str]]:
+    return {spec.arg.name: (spec.kind, spec.target or "") for spec in program.graph_signature.input_specs}
 
 
 def find_carriers(known: RowLeaves | None, inputs: Any, leaves: Sequence[Any]) -> tuple[int | None, list[int | None]]:

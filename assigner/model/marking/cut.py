@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
-from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
@@ -138,12 +137,9 @@ class Symbols:
     def __init__(self, captured: Capture) -> None:
         self.places: dict[Any, tuple[int, int]] = {}
         self.example: dict[Any, int] = {}
-        users = [
-            spec.arg.name for spec in captured.program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT
-        ]
         nodes = {node.name: node for node in captured.graph.nodes if node.op == "placeholder"}
         self.rows: set[Any] = set()
-        for leaf, name in enumerate(users):
+        for leaf, name in enumerate(captured.users):
             value = nodes[name].meta.get("val") if name in nodes else None
             if not isinstance(value, torch.Tensor):
                 continue

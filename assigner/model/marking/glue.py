@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from assigner.errors import MarkingError
 from assigner.model.deferred.mutation import is_random
 from assigner.model.marking.families import call_arguments
-from assigner.model.marking.nodes import behind
+from assigner.model.marking.nodes import behind, is_item
 from assigner.model.marking.opaque import is_call
 from assigner.model.marking.writing import ONCE, stored
 
@@ -260,7 +260,7 @@ class Ownership:
 
     def _settle(self, owned: list[fx.Node]) -> None:
         """Move nodes to where fewer bytes cross; an item of a tuple goes where its tuple goes."""
-        movable = [node for node in owned if node not in self._fixed and not is_getitem(node) and self.owner[node] >= 0]
+        movable = [node for node in owned if node not in self._fixed and not is_item(node) and self.owner[node] >= 0]
         for node in reversed(movable):
             self._move_if_cheap(node, self._first_reader(node), or_equal=True)
         for node in movable:
@@ -282,7 +282,7 @@ class Ownership:
     def _move(self, node: fx.Node, place: int) -> None:
         self.owner[node] = place
         for user in node.users:
-            if is_getitem(user):
+            if is_item(user):
                 self._move(user, place)
 
     def _sources(self, node: fx.Node) -> list[fx.Node]:
@@ -296,7 +296,7 @@ class Ownership:
         """The owned nodes that read a node's value, also through the items of its tuple."""
         found: list[fx.Node] = []
         for user in node.users:
-            found += self._readers(user) if is_getitem(user) or user in self.counted else [user]
+            found += self._readers(user) if is_item(user) or user in self.counted else [user]
         return [each for each in found if each in self.owner]
 
     def _bytes(self, node: fx.Node, place: int) -> float:
@@ -315,8 +315,7 @@ class Ownership:
 
 def placeholder_names(capture: Capture) -> dict[fx.Node, tuple[InputKind, str]]:
     """What each placeholder stands for: its kind, and the name of the parameter, buffer or constant."""
-    specs = {spec.arg.name: (spec.kind, spec.target or "") for spec in capture.program.graph_signature.input_specs}
-    return {node: specs[node.name] for node in capture.graph.nodes if node.op == "placeholder"}
+    return {node: capture.kinds[node.name] for node in capture.graph.nodes if node.op == "placeholder"}
 
 
 def is_size(node: fx.Node) -> bool:
@@ -331,11 +330,6 @@ def _is_counted(node: fx.Node) -> bool:
 
 def _is_random(node: fx.Node) -> bool:
     return is_random(node.target) or bool(getattr(node.target, "is_random", False))
-
-
-def is_getitem(node: fx.Node) -> bool:
-    """True if a node takes one item of another's result."""
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
 
 
 def value_bytes(node: fx.Node, evaluate: Any) -> float:

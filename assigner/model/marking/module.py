@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from assigner.model.deferred import slot_of
 from assigner.model.deferred.memento import Memento
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def build_module(
     for name in piece.state:
         owner = next((each for each in root if name.startswith(each + ".")), None)
         if owner is not None:
-            _set_tensor(root[owner], name.removeprefix(owner + "."), tensors[name])
+            space, key = slot_of(root[owner], name.removeprefix(owner + "."))
+            space[key] = tensors[name]
     return _assemble(root, piece, device)
 
 
@@ -75,12 +77,6 @@ def _assemble(root: dict[str, Any], piece: Piece, device: torch.device) -> fx.Gr
     graph.output(graph.graph_copy(piece.graph, {}))
     _retarget(graph, device)
     return fx.GraphModule(root, graph, class_name="Partition")
-
-
-def _set_tensor(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    path, _, leaf = name.rpartition(".")
-    holder = module.get_submodule(path)
-    (holder._parameters if leaf in holder._parameters else holder._buffers)[leaf] = tensor  # type: ignore[assignment]
 
 
 def _retarget(graph: fx.Graph, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Which of a model's modules a capture calls as a whole, and which it follows."""
+"""Which of a model's modules a capture calls as a whole, which it follows, and which look at a whole micro-batch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import inspect
 from typing import TYPE_CHECKING
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from assigner import formatting as fmt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+TOO_FEW_VALUES = "more than 1 value per channel"
+"""What torch says where a batch leaves BatchNorm or InstanceNorm nothing to normalise by."""
 
 
 def opaque_modules(model: nn.Module, marked: Sequence[str]) -> list[str]:
@@ -45,3 +51,9 @@ def modules_around(model: nn.Module, marked: Sequence[str]) -> list[tuple[str, n
 def modules_inside(model: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
     """A module and those in it, by their names in the model."""
     return [(f"{name}.{inner}".rstrip("."), each) for inner, each in model.get_submodule(name).named_modules()]
+
+
+def batch_norms(model: nn.Module) -> str | None:
+    """The BatchNorm modules of a model that are in training mode, in words; None: there are none."""
+    found = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm) and module.training]
+    return f"BatchNorm ({fmt.first_of(found)}) normalises each by itself" if found else None

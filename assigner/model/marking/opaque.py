@@ -42,8 +42,7 @@ from assigner.model.marking.fakeforward import (
 )
 from assigner.model.marking.isolation import Isolation, check_bare, check_plain
 from assigner.model.marking.leftovers import Leftovers
-from assigner.model.marking.modules import modules_inside
-from assigner.model.marking.normalisation import TOO_FEW_VALUES
+from assigner.model.marking.modules import TOO_FEW_VALUES, modules_inside
 from assigner.model.marking.observation import RETURNED, LearntCall, Trouble
 from assigner.model.marking.pythonstate import PythonState
 from assigner.usercode import user_line

@@ -12,8 +12,9 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
-from assigner.model.marking.glue import is_getitem, is_size
+from assigner.model.marking.glue import is_size
 from assigner.model.marking.graph import Piece, Size, Value
+from assigner.model.marking.nodes import is_item
 from assigner.model.marking.opaque import OpaqueCall, Slot, fill, is_call, split
 from assigner.model.marking.writing import ONCE
 
@@ -94,12 +95,7 @@ class PieceBuilder:
         self.constants: dict[str, torch.Tensor] = {}
         self.direct: dict[str, fx.Node] = {}
         self.modules: dict[str, None] = {}
-        users = [
-            spec.arg.name
-            for spec in cutter.captured.program.graph_signature.input_specs
-            if spec.kind is InputKind.USER_INPUT
-        ]
-        self.input_index = {name: n for n, name in enumerate(users)}
+        self.input_index = {name: n for n, name in enumerate(cutter.captured.users)}
 
     def build(self) -> Piece:
         """The piece: its nodes in the order of the model's forward."""
@@ -153,7 +149,7 @@ class PieceBuilder:
             return self._read(self.cutter.crossing[node], node)
         if is_call(node):
             return self._call(node)
-        if is_getitem(node) and isinstance(whole := self.copy(node.args[0]), _Single):  # type: ignore[arg-type]
+        if is_item(node) and isinstance(whole := self.copy(node.args[0]), _Single):  # type: ignore[arg-type]
             return whole.node
         made = self.graph.node_copy(node, self._value)
         if node.target in ONCE:
@@ -221,10 +217,7 @@ class PieceBuilder:
             made = self.graph.call_function(on_tensors(call), (*tensors, *sizes))
             made.meta["val"] = node.meta["val"]
             return made
-        slots = {"tensor": tensors, "size": sizes}
-        args, kwargs = pytree.tree_map(
-            lambda leaf: slots[leaf.kind][leaf.index] if isinstance(leaf, Slot) else leaf, call.arguments
-        )
+        args, kwargs = fill(call.arguments, tensors, sizes)
         self.modules[call.module] = None
         made = self.graph.create_node("call_module", call.module, tuple(args), dict(kwargs))
         made.meta["val"] = node.meta["val"]

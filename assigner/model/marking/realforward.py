@@ -21,6 +21,7 @@ from assigner.errors import AssignerError, MarkingError
 from assigner.formatting import size as in_bytes
 from assigner.machine.cgroup import free_memory
 from assigner.machine.generators import GeneratorStates
+from assigner.model.deferred import DeferredModel, slot_of
 from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.marking.casting import casting
@@ -37,7 +38,6 @@ from assigner.usercode import user_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from assigner.model.deferred import DeferredModel
 
 _ROWS = (4, 8, 12)
 _SHARE = 4  # of the free memory: what all weights together may take, with as much for making them
@@ -272,7 +272,7 @@ class _Weights:
                     " modules",
                 )
             tensors = self.deferred.materialise(names)
-        held = [(self._place(name), name.rpartition(".")[2]) for name in names]
+        held = [slot_of(self.deferred.model, name) for name in names]
         before = [place[key] for place, key in held]
         for (place, key), name in zip(held, names, strict=True):
             place[key] = tensors[name]
@@ -281,11 +281,6 @@ class _Weights:
         finally:
             for (place, key), tensor in zip(held, before, strict=True):
                 place[key] = tensor
-
-    def _place(self, name: str) -> dict[str, Any]:
-        path, _, key = name.rpartition(".")
-        module = self.deferred.model.get_submodule(path)
-        return module._parameters if key in module._parameters else module._buffers
 
 
 def _bytes(tensors: Any) -> int:

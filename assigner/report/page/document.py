@@ -17,16 +17,12 @@ from assigner import formatting as fmt
 from assigner.report.candidates import candidates
 from assigner.report.collectives import collectives
 from assigner.report.comparison import Named, comparison_report
-from assigner.report.hosts import with_hosts
 from assigner.report.page import sections
-from assigner.report.page.critical import critical_sheet
 from assigner.report.page.figures import page_data
 from assigner.report.page.links import matrices
-from assigner.report.page.markup import cards_html, json_html, matrix_html, parts_html
-from assigner.report.page.placement import placement_css, placement_html
+from assigner.report.page.markup import cards_html, json_html, matrix_html, parts_html, placement_css, placement_html
 from assigner.report.page.shown import unlike_batches
-from assigner.report.page.starts import starts_sheet
-from assigner.report.sheet import Line
+from assigner.report.sheet import Line, with_hosts
 from assigner.report.whatif import what_if, what_if_hint
 from assigner.validation.steps import runs_by_plan
 
@@ -66,7 +62,7 @@ def page_html(pages: Sequence[Shown], *, title: str, made_at: str, priced_by: st
         plans=_choice(pages),
         summary=_of_each(pages, lambda page: _summary(pages, page)),
         comparison=_comparison(pages, priced_by),
-        starts=_of_each(pages, lambda page: _tables(page, starts_sheet(page))),
+        starts=_of_each(pages, lambda page: _tables(page, sections.starts_sheet(page))),
         memory=_of_each(pages, lambda page: _tables(page, (sections.memory_sheet(page),))),
         links=_of_each(pages, _links),
         splits=_of_each(pages, _splits),
@@ -135,7 +131,7 @@ def _speed(pages: Sequence[Shown], page: Shown) -> str:
 
 def _summary(pages: Sequence[Shown], page: Shown) -> str:
     strip = placement_html([page]) if len(pages) == 1 else ""
-    said = parts_html((*sections.summary(page), critical_sheet(page.timeline)))
+    said = parts_html((*sections.summary(page), sections.critical_sheet(page.timeline)))
     beside = parts_html(sections.steps(pages, page))
     halves = f'<div class="halves"><div>{said}</div><div>{beside}</div></div>'
     return cards_html(sections.cards(pages, page)) + strip + halves

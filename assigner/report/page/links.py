@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
-from assigner.location import Location
+from assigner.location import rank_of
 from assigner.report.links import message_bytes
 from assigner.report.links import rate as link_rate
 from assigner.schedule.timing import route_bytes
@@ -53,7 +53,7 @@ class Matrix:
 def matrices(page: Shown) -> tuple[Matrix, ...]:
     """Bandwidth, latency, and what a step of the plan sends; none where there is no link."""
     links = {(link.source, link.target): link for link in page.profile.links}
-    names = tuple(sorted(page.profile.worker, key=lambda name: Location.parse(name).rank))
+    names = tuple(sorted(page.profile.worker, key=rank_of))
     if len(names) > MOST_WORKERS:
         names = tuple(name for name in names if name in page.plan.workers)
     shown = {ends: link for ends, link in links.items() if ends[0] in names and ends[1] in names}

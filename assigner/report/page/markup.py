@@ -1,4 +1,4 @@
-"""Sheets, lines and matrices as HTML. Every text goes through `escape` here, so no name can become markup."""
+"""Sheets, lines, matrices and placements as HTML. Every text goes through `escape`, so no name can become markup."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from assigner import formatting as fmt
+from assigner.location import rank_of
 from assigner.report.sheet import Line, Sheet
 
 if TYPE_CHECKING:
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
 
     from assigner.report.page.links import Matrix
     from assigner.report.page.sections import Card
+    from assigner.report.page.shown import Shown
     from assigner.report.sheet import Column, Part
 
+SHADES = 8
+"""Colours of workers, by rank; further ranks begin again."""
 _MARKED = '<tr class="marked">'
 _BAR = re.compile(r"^(.*?)[█▌░!]+ *([\d.]+) %$")
 
@@ -125,3 +129,36 @@ def json_html(data: Any) -> str:
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
+
+
+def placement_html(pages: Sequence[Shown]) -> str:
+    """Where the partitions are: a strip for each plan, one above the other, so that a partition stands at one place.
+
+    Partitions go from left to right, one colour for each worker. A stage of several workers names all of them, and has
+    the colour of the first.
+    """
+    rows = "".join(_strip(page, named=len(pages) > 1) for page in pages)
+    return f'<div class="placement">{rows}</div>'
+
+
+def _strip(page: Shown, *, named: bool) -> str:
+    name = f"<p>{escape(page.name)}</p>" if named else ""
+    stages = []
+    for stage in page.plan.stages:
+        again = len(stage.rematerialise)
+        text = f"{' + '.join(stage.workers)}: {fmt.ranges(stage.partitions)}"
+        text += f"; {again} rematerialised" if again else ""
+        shade = rank_of(stage.workers[0]) % SHADES
+        held = " + ".join(short(worker) for worker in stage.workers)
+        kind = f"grow{len(stage.partitions)} shade{shade}{' again' if again else ''}"
+        stages.append(
+            f'<li class="{kind}" title="{escape(text)}"><b>{escape(held)}</b> '
+            f"<span>{escape(fmt.ranges(stage.partitions))}{', remat' if again else ''}</span></li>"
+        )
+    return f"{name}<ol>{''.join(stages)}</ol>"
+
+
+def placement_css(pages: Sequence[Shown]) -> str:
+    """How wide stages are: by their partitions. Rules, since the page allows no styles in its elements."""
+    sizes = sorted({len(stage.partitions) for page in pages for stage in page.plan.stages})
+    return "".join(f".grow{size}{{flex:{size} 1 0}}\n" for size in sizes)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner import formatting as fmt
 from assigner.report.agreement import agreement_report, missed_by, other_remat
+from assigner.report.links import transfers
 from assigner.report.memory import PARTS, fullness, misfit
 from assigner.report.page.markup import barred
 from assigner.report.page.search import beaten, bound_s, changed
@@ -23,9 +25,8 @@ from assigner.report.plan import (
     speed_up,
 )
 from assigner.report.sheet import Column, Line, Report, Sheet
-from assigner.report.transfers import transfers
 from assigner.schedule.bottleneck import limiting
-from assigner.schedule.criticalpath import path_shares
+from assigner.schedule.criticalpath import path_shares, time_on_path
 from assigner.schedule.program import ActionKind, in_flight
 from assigner.schedule.replication import taken
 from assigner.schedule.timing import stage_s
@@ -36,6 +37,15 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import SolverReport
     from assigner.report.page.shown import Run, Shown
+    from assigner.schedule.simulate import Timeline
+
+MOST_STARTS = 4096
+"""Actions above which a table of all of them helps nobody, and makes the page large."""
+MOST_ON_PATH = 10
+"""Rows of the critical path's table; what takes least is added up in the last one."""
+_WORDS = {
+    "forward": "forward", "backward": "backward", "backward_input": "input part", "backward_weight": "weight part"
+}  # fmt: skip
 
 
 class Card(NamedTuple):
@@ -289,3 +299,48 @@ def _plain(value: object) -> str:
 
 def _pairs(title: str, rows: Sequence[tuple[str, str]]) -> Sheet:
     return Sheet(title, (Column("", "name"), Column("", "text")), tuple(rows))
+
+
+def starts_sheet(page: Shown) -> Report:
+    """A row for each micro-batch, a forward's and a backward's start for each stage; the stages' table has lengths."""
+    plan, count = page.plan, len(page.plan.stages)
+    if 2 * count * plan.micro_batches > MOST_STARTS:
+        text = f"More than {MOST_STARTS:,} actions: their starts are in the figures of `assigner report --json`."
+        return (Line(text),)
+    time = fmt.time_unit(page.timeline.step_s)
+    starts = {
+        (event.action.kind.value, event.action.stage, event.action.micro_batch): time.show(event.start_s)
+        for event in page.timeline.events
+        if event.action.route is None
+    }
+    done = {key[:2] for key in starts}
+    kinds = [(stage, kind) for stage in range(count) for kind in _WORDS if (kind, stage) in done]
+    rows = tuple(
+        (str(m), *(starts.get((kind, stage, m), fmt.NOTHING) for stage, kind in kinds))
+        for m in range(plan.micro_batches)
+    )  # fmt: skip
+    columns = Column("micro-batch"), *(Column(f"{_WORDS[kind]} {stage}") for stage, kind in kinds)
+    title = f"When each micro-batch starts, in {time.name}: forward and backward of each stage, as simulated"
+    return (Sheet(title, columns, rows),)
+
+
+def critical_sheet(timeline: Timeline) -> Sheet:
+    """The path's actions and messages, added up by what and where they are; where it spends most stands first."""
+    spent = time_on_path(timeline)
+    on: dict[str, float] = defaultdict(float)
+    for (_, where), times in spent.items():
+        on[" -> ".join(where)] += sum(times)
+    time = fmt.time_unit(timeline.step_s)
+    found = sorted(((sum(times), len(times), what, " -> ".join(where)) for (what, where), times in spent.items()),
+                   reverse=True)  # fmt: skip
+    rest = found[MOST_ON_PATH - 1 :] if len(found) > MOST_ON_PATH else []
+    found = sorted(found[: len(found) - len(rest)], key=lambda each: (-on[each[3]], each[3], -each[0]))
+    if rest:
+        whole = sum(each[0] for each in rest), sum(each[1] for each in rest)
+        found.append((*whole, f"{len(rest)} others", ""))
+    rows = tuple(
+        (what, where, fmt.count(count), time.show(seconds), barred(fmt.against(seconds, timeline.step_s) or 0.0))
+        for seconds, count, what, where in found
+    )
+    columns = (Column("what", "name"), Column("where", "name"), Column("times"), Column(time.name), Column("", "name"))
+    return Sheet("The critical path: what the step is made of, from its start to its end without a gap", columns, rows)

@@ -15,14 +15,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from assigner.report.hosts import host_names
+from assigner.report.sheet import host_names
 from assigner.schedule.criticalpath import critical_path
-from assigner.schedule.program import CALLED, TOGETHER, ActionKind
+from assigner.schedule.program import CALLED, TOGETHER, ActionKind, grouped
 from assigner.schedule.timing import compute_s, route_bytes, together_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from assigner.report.page.shown import Shown
     from assigner.schedule.cost import CostModel
     from assigner.schedule.program import Action, Route
@@ -37,10 +35,13 @@ def timeline_data(page: Shown) -> dict[str, Any]:
     place = {worker: n for n, worker in enumerate(plan.workers)}
     hosts = host_names(page.profile)
     number = {route: n for n, route in enumerate(program.routes)}
-    hung = {
-        (worker, action): around
+    hung: dict[tuple[str, Action], Hung] = {
+        (worker, action): (
+            tuple(number[route] for route in receives),
+            tuple(number[each.route] for each in sends if each.route),
+        )
         for worker, actions in program.actions.items()
-        for action, around in _hanging(actions, number)
+        for action, receives, sends in grouped(actions)
     }
     jobs: dict[tuple[Any, ...], int] = {}
     busy: list[float] = []
@@ -87,27 +88,6 @@ def _critical(page: Shown) -> list[list[int]]:
         place[table] += 1
     path = [position[n] for n in critical_path(page.timeline)]
     return [[n for which, n in path if which == table] for table in range(3)]
-
-
-def _hanging(actions: Sequence[Action], number: dict[Route, int]) -> Iterator[tuple[Action, Hung]]:
-    """Each compute action of a worker with the messages right before and right behind it."""
-    before: list[int] = []
-    current: Action | None = None
-    waited: tuple[int, ...] = ()
-    behind: list[int] = []
-    for action in actions:
-        if action.kind is ActionKind.RECEIVE:
-            assert action.route is not None
-            before.append(number[action.route])
-        elif action.kind is ActionKind.SEND:
-            assert action.route is not None
-            behind.append(number[action.route])
-        else:
-            if current is not None:
-                yield current, (waited, tuple(behind))
-            current, waited, before, behind = action, tuple(before), [], []
-    if current is not None:
-        yield current, (waited, tuple(behind))
 
 
 def _seconds(page: Shown, worker: int, kind: str, stage: int) -> tuple[float, float]:

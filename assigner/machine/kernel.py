@@ -1,0 +1,42 @@
+"""What the kernel says of this machine and of processes; on systems without /proc, what Python knows."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+
+def usable_cores() -> int:
+    """Cores on which this process may run, whatever a quota leaves of their time."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor_model() -> str:
+    """The processor's name, `AMD EPYC 7B13`."""
+    return listed(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine() or "CPU"
+
+
+def listed(path: Path, name: str) -> str | None:
+    """What stands behind a name in a list of the kernel's; None: it is not there."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
+
+
+def words(path: Path) -> list[str]:
+    """The words of a small file; none where it cannot be read, as of a control group without the controller."""
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except OSError:
+        return []
+
+
+def process_facts(process: int | str) -> list[str]:
+    """Of a process its state, its parent and what else /proc/PID/stat says; empty: there is none, or no such file."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
