@@ -106,6 +106,23 @@ def test_the_order_is_the_same_where_nothing_begins_early() -> None:
     assert early.sizes == late.sizes
 
 
+def test_a_bucket_keeps_its_memory_unless_somebody_holds_a_gradient() -> None:
+    """What a script keeps of a gradient stays as it was, also a part of it."""
+    weight, kept, places = parameter(3), None, []
+    made = reduction(GroupOfOne(), p0={"weight": weight})
+    for step in range(5):
+        weight.grad = torch.full((3,), float(step))
+        made.begin(0)
+        made.end()
+        assert weight.grad.tolist() == [step] * 3
+        places.append(weight.grad.data_ptr())
+        kept = weight.grad[1:] if step == 2 else kept
+        weight.grad = None
+    assert places[0] == places[1] == places[2] != places[3] == places[4]
+    assert kept is not None
+    assert kept.tolist() == [2.0, 2.0]
+
+
 def test_nothing_begins_early_through_nccl() -> None:
     """The members of its groups meet before each sum."""
     group = GroupOfOne(direct=True)
