@@ -30,3 +30,10 @@ def keep_freed_memory() -> None:
     if settle is not None and not is_settled:
         settle(_MMAP_THRESHOLD, _LARGEST_KEPT)
         settle(_TRIM_THRESHOLD, _KEPT)
+
+
+def return_free_pages() -> None:
+    """Have glibc give back what the heap keeps, once; other C libraries do so by themselves."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -19,7 +19,7 @@ from assigner.model.marking import PartitionGraph
 from assigner.model.workload import Workload
 from assigner.profiler.host import allocator_share
 from assigner.profiler.journal import Note, OptimizerSize
-from assigner.profiler.memory import growth, memory_errors, peak_bytes, return_free_pages
+from assigner.profiler.memory import growth, memory_errors, peak_bytes
 from assigner.profiler.rankprogress import Forecast
 from assigner.profiler.sampling import Sample, measure_interleaved
 from assigner.profiler.stagegroups import MeasuredStage, alone, in_turn, stage_partitions, stages
@@ -311,7 +311,6 @@ class ComputeMeasurement:
 
     def _room(self) -> float:
         """Bytes that a measurement may take now."""
-        return_free_pages()
         return _SAFE * free_bytes(self.device, sharing=self.sharing)
 
 

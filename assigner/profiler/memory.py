@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import tempfile
@@ -15,6 +14,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
+from assigner.machine.heap import return_free_pages
 from assigner.runtime.memory import MemoryGauge
 
 if TYPE_CHECKING:
@@ -71,13 +71,6 @@ def saved_bytes(forward: Callable[[], Iterable[torch.Tensor]], known: Iterable[t
 def allocated_bytes(device: torch.device) -> int:
     """Bytes that tensors hold on a GPU; 0 on a CPU, which does not count them."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-
-
-def return_free_pages() -> None:
-    """Let the C library give back what it has kept of freed memory; other ones than glibc do so by themselves."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 @dataclass

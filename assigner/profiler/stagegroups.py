@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assigner.profiler.memory import return_free_pages
+from assigner.machine.heap import return_free_pages
 from assigner.profiler.sampling import WARM_UP_RUNS, Stopwatch
 from assigner.profiler.tasks import Point
 

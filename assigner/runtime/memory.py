@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from assigner.machine.cgroup import free_memory
+from assigner.machine.heap import return_free_pages
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STATM = "/proc/self/statm"
@@ -82,6 +83,7 @@ def free_bytes(device: torch.device, *, sharing: int = 1) -> int:
     if device.type == "cuda":
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] // sharing + idle
+    return_free_pages()
     return free_memory() // sharing
 
 
