@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST = "test_compiling"
-"""A capture that meets `torch.cond` leaves torch 2.13 unable to compile a graph's forward in that process: none before."""
+"""A capture that meets `torch.cond` leaves torch 2.13 unable to compile a graph's forward in that process."""
 
 LONGEST = (
     FIRST, "test_page_blocks", "test_foreign_", "test_end_to_end", "test_launchers", "test_combinations",
