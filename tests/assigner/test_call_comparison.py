@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import inspect
 import re
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed import HashStore
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
 from assigner.launch.seal import seal, unseal
+from assigner.runtime import inquiry
 from assigner.runtime.callcomparison import LEAVING, CallComparison
 from assigner.runtime.callrecord import checksum, described
-from assigner.runtime.inquiry import Answer
+from assigner.runtime.inquiry import Answer, answer, ask, asked_about
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -285,3 +289,20 @@ def test_one_process_compares_nothing():
     assert alone.same.given("evaluate()", (X, Y)).inputs is X
     alone.same.check("save()")
     assert not alone.calls
+
+
+def test_a_question_has_the_number_of_its_comparison(monkeypatch):
+    """Whoever is asked can see whether it has come so far; a stranger's words are no question."""
+    monkeypatch.setattr(inquiry, "_WAIT_S", 600.0)
+    store, found = HashStore(), []
+    assert asked_about(store) is None
+    asking = threading.Thread(target=lambda: found.append(ask(store, {1}, 7)))
+    asking.start()
+    while asked_about(store) is None:
+        time.sleep(0.001)
+    assert asked_about(store) == 7
+    answer(store, 1, ())
+    asking.join(60)
+    assert found == [{1: ()}]
+    store.set("assigner/question", "calls")
+    assert asked_about(store) is None
