@@ -52,7 +52,7 @@ class _Bucket:
     Args:
         parameters: By name.
         after: The position of the first partition that adds to one of them: its backward is the last to do so.
-        flat: Its memory, which the gradients lie in afterwards; None: none yet.
+        flat: Its memory on a CPU, which the gradients lie in afterwards; None: none yet.
         pending: Their sum, on its way.
         span: Of that, where somebody notes it.
         ended_s: When the sum was there, on this process's clock; empty: not yet, or nobody notes it.
@@ -71,7 +71,8 @@ class _Bucket:
         What is noted has no copying in front of it, as what was measured of sums has none.
         """
         held = list(self.parameters.values())
-        self.flat = flat = self._memory(held)
+        flat = self._memory(held)
+        self.flat = flat if flat.device.type == "cpu" else None
         flat[-len(held) :] = torch.tensor([float(each.grad is not None) for each in held], device="cpu")
         for parameter, part in zip(held, parts_of(flat, self.parameters), strict=True):
             gradient, parameter.grad = parameter.grad, None
@@ -88,7 +89,8 @@ class _Bucket:
     def _memory(self, held: Sequence[nn.Parameter]) -> torch.Tensor:
         """The last step's, unless somebody has a gradient still that lies in it.
 
-        Memory that is given back to the system and taken anew is filled with zeros, page by page: 8 % of a step.
+        Memory that is given back to the system and taken anew is filled with zeros, page by page: 8 % of a step. A
+        GPU's allocator keeps it by itself, and knows which streams still read it.
         """
         if self.flat is not None and torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata) <= _OWN:
             return self.flat
