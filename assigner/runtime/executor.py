@@ -256,9 +256,9 @@ class Executor:
             self.seed, step.number, step.places[micro_batch], micro_batch == len(step.micro_batches) - 1
         )
 
-    def _joined(self, action: Action, held: Sequence[str]) -> list[Neighbours]:
+    def _joined(self, action: Action, held: Sequence[str], place: ForwardPlace) -> list[Neighbours]:
         """A stage's partitions, those together whose graphs are one."""
-        place, found = self._place(action.micro_batch), list[list[str]]()
+        found = list[list[str]]()
         can_join = self.trains and (action.stage, action.micro_batch) not in self._in_parts
         was_joining = False
         for name in held:
@@ -279,13 +279,13 @@ class Executor:
 
     def _forwards(self, action: Action, held: Sequence[str]) -> None:
         """Those of a stage's partitions."""
-        step = self._stepped
+        step, place = self._stepped, self._place(action.micro_batch)
         step.outbox.clear()
-        step.joined[action.stage, action.micro_batch] = joined = self._joined(action, held)
+        step.joined[action.stage, action.micro_batch] = joined = self._joined(action, held, place)
         for neighbours in joined:
             made: dict[Value, torch.Tensor] = {}
             for name in neighbours.names:
-                self._forward(self.runners[name], action.micro_batch, neighbours, made)
+                self._forward(self.runners[name], action.micro_batch, place, neighbours, made)
 
     def _inputs(
         self, runner: PartitionRunner, micro_batch: int, made: Mapping[Value, torch.Tensor]
@@ -304,16 +304,21 @@ class Executor:
         return reads, [size.evaluate(inputs) for size in runner.piece.sizes]
 
     def _forward(
-        self, runner: PartitionRunner, micro_batch: int, neighbours: Neighbours, made: dict[Value, torch.Tensor]
+        self,
+        runner: PartitionRunner,
+        micro_batch: int,
+        place: ForwardPlace,
+        neighbours: Neighbours,
+        made: dict[Value, torch.Tensor],
     ) -> None:
         """One partition's; what it makes for those that it is joined with goes to `made`."""
         name = runner.piece.name
         self.member.at = f"forward of partition {name!r}, micro-batch {micro_batch}"
-        step, place, hooks = self._stepped, self._place(micro_batch), hooks_so_far()
+        step, hooks = self._stepped, hooks_so_far()
         reads, sizes = self._inputs(runner, micro_batch, made)
         lent = [
             (made[value], facts_of(made[value]))
-            for value in runner.piece.reads
+            for value in (runner.piece.reads if made else ())
             if value in made and self._is_elsewhere((value, micro_batch))
         ]
         outputs = runner.forward(place, reads, sizes)
@@ -323,7 +328,8 @@ class Executor:
             check_hooks(runner.piece, reads)
         if runner.finish is not None:
             return
-        self._hand_on(name, outputs, step.places[micro_batch])
+        if self.carried:
+            self._hand_on(name, outputs, place.micro_batch)
         for index, output in enumerate(outputs):
             key = value, _ = Value(name, index), micro_batch
             within = neighbours.readers[value]

@@ -199,7 +199,8 @@ class PartitionRunner:
         if not torch.is_grad_enabled():
             return tuple(output.detach() for output in self._finished(self._run(place, reads, sizes), place))
         assert self.state is not None
-        runs_again, hooks, first = self.recomputes(place), hooks_so_far(), nodes_so_far()
+        runs_again, hooks = self.recomputes(place), hooks_so_far()
+        first = nodes_so_far() if self._is_plain is None else 0
         start = self.state.begin(runs_again=runs_again)
         if self.state.was_watched:
             outputs = self._run(place, reads, sizes)
@@ -251,12 +252,11 @@ class PartitionRunner:
         graph, start = self._graphs.pop(place.micro_batch, None), self._starts.pop(place.micro_batch, None)
         if graph is not None:
             through = [*joined, JoinedGraph(self, graph, output_gradients)]
-            with contextlib.ExitStack() as checks:
-                for each in through:
-                    if each.graph.held:
-                        checks.enter_context(as_they_were(each.graph.held))
-                    checks.enter_context(each.runner._checked(place, bool(each.graph.held)))
-                self._differentiate(place, through, note, split=split)
+            held = [tensor for each in through for tensor in each.graph.held]
+            with as_they_were(held) if held else _NOTHING:
+                checked = [each.runner for each in through if each.runner.is_checked(place, bool(each.graph.held))]
+                with _unchanged_by_backward(checked):
+                    self._differentiate(place, through, note, split=split)
         elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
             assert self.state is not None
             assert start is not None
@@ -265,7 +265,7 @@ class PartitionRunner:
                 outputs = self._finished(self._run(place, reads, sizes), place)
                 held = self.state.left() if split else []
                 graph = _Graph(self._roots(outputs), held, is_hooked=hooks_so_far() != hooks)
-                with self._unchanged_by_backward():
+                with _unchanged_by_backward([self]):
                     self._differentiate(place, [JoinedGraph(self, graph, output_gradients)], split=split)
 
     def backward_weight(self, place: ForwardPlace) -> None:
@@ -274,7 +274,8 @@ class PartitionRunner:
         if isinstance(rest, _Postponed):
             self.backward(place, *rest)
         elif rest is not None:
-            with as_they_were(rest.held), self._checked(place, bool(rest.held)):
+            checked = [self] if self.is_checked(place, bool(rest.held)) else []
+            with as_they_were(rest.held), _unchanged_by_backward(checked):
                 rest.part.run()
 
     def waiting(self, place: ForwardPlace) -> tuple[list[torch.Tensor], bool]:
@@ -288,27 +289,14 @@ class PartitionRunner:
             return [each for each in rest.output_gradients if each is not None], not self.recomputes(place)
         return ([], False) if rest is None else (rest.part.tensors(), bool(rest.part.edges))
 
-    def _checked(self, place: ForwardPlace, is_held: bool) -> contextlib.AbstractContextManager[None]:
-        """Look whether a backward changes tensors, where that would be lost."""
-        others_lie_before = not (place.last and place.micro_batch == 0)
-        return self._unchanged_by_backward() if is_held or (self._users and others_lie_before) else _NOTHING
+    def is_checked(self, place: ForwardPlace, is_held: bool) -> bool:
+        """Whether to look if a backward changes the partition's tensors: where that would be lost.
 
-    @contextlib.contextmanager
-    def _unchanged_by_backward(self) -> Iterator[None]:
-        """A backward that finds the tensors as its forward left them must not change them: that would be undone.
-
-        Raises:
-            UsageError: it does.
+        Args:
+            place: Which micro-batch's.
+            is_held: It finds tensors as its forward left them.
         """
-        assert self.state is not None
-        before = self.state.counts()
-        yield
-        if self.state.counts() != before:
-            raise UsageError(
-                f"the backward of partition {self.piece.name!r} changes a buffer or a weight (a Function's backward, or"
-                " a hook): with rematerialisation, or with several micro-batches under way, that would be lost",
-                hint="change it in forward; or assigner.partition(..., rematerialise='never') and one micro-batch",
-            )
+        return is_held or (self._users and not (place.last and place.micro_batch == 0))  # others lie before it
 
     def _differentiate(
         self,
@@ -413,3 +401,22 @@ class PartitionRunner:
             get_gradient_edge(output) if wanted and output.requires_grad else None
             for output, wanted in zip(outputs, self.gradients, strict=True)
         ]
+
+
+@contextlib.contextmanager
+def _unchanged_by_backward(runners: Sequence[PartitionRunner]) -> Iterator[None]:
+    """A backward that finds partitions' tensors as their forwards left them must not change them: it would be undone.
+
+    Raises:
+        UsageError: it does.
+    """
+    states = [state for each in runners if (state := each.state) is not None]
+    before = [state.counts() for state in states]
+    yield
+    for runner, state, counts in zip(runners, states, before, strict=True):
+        if state.counts() != counts:
+            raise UsageError(
+                f"the backward of partition {runner.piece.name!r} changes a buffer or a weight (a Function's backward,"
+                " or a hook): with rematerialisation, or with several micro-batches under way, that would be lost",
+                hint="change it in forward; or assigner.partition(..., rematerialise='never') and one micro-batch",
+            )

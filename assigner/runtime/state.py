@@ -15,6 +15,7 @@ learnt by watching it: most partitions write none, and copy nothing.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections import defaultdict
 from dataclasses import dataclass
@@ -157,6 +158,7 @@ class PartitionState:
         self._spaces: list[dict[str, Any]] = [
             space for each in self.modules for space in (each._parameters, each._buffers)
         ]
+        self._values = [space.values() for space in self._spaces]
         self._slots: list[tuple[dict[str, Any], str]] = []
         self._held: list[torch.Tensor | None] = []
         self._tensors: list[torch.Tensor] = []
@@ -171,6 +173,8 @@ class PartitionState:
             runs_again: It will be recomputed.
         """
         self._look()
+        if self.was_watched and not runs_again and not self.writes:  # the rule
+            return ForwardStart([], [], None, self.counts(), [])
         memento = Memento(self._changeable) if runs_again else None
         writes = dict(self.writes)
         if memento is not None:
@@ -199,9 +203,10 @@ class PartitionState:
             True if a recompute can start from there; False: it wrote a tensor of which that was not known.
         """
         is_whole = self._end_loose(start)
-        counts, seen = self.counts(), set(storages)
+        counts = self.counts()
         if counts == start.counts and self.was_watched:
             return is_whole
+        seen = set(storages)
         half = len(self._tensors)
         changed = [
             tensor
@@ -258,7 +263,7 @@ class PartitionState:
 
     def _look(self) -> None:
         """See which tensors the modules hold: a forward may assign others to its buffers."""
-        now = [tensor for space in self._spaces for tensor in space.values()]
+        now = list(itertools.chain.from_iterable(self._values))
         if len(now) == len(self._held) and all(map(operator.is_, now, self._held)):
             return
         self._slots = [(space, name) for space in self._spaces for name in space]
@@ -283,9 +288,7 @@ class PartitionState:
 
     def counts(self) -> list[int]:
         """What torch counts of changes, and where values lie: `.data = ` counts as no change."""
-        counts = [tensor._version for tensor in self._tensors]
-        counts += [tensor.data_ptr() for tensor in self._tensors]
-        return counts
+        return [*map(_version, self._tensors), *map(torch.Tensor.data_ptr, self._tensors)]
 
 
 def changeable_modules(module: nn.Module) -> list[nn.Module]:
@@ -309,6 +312,9 @@ def has_user_code(module: nn.Module) -> bool:
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     yield from module.parameters()
     yield from module.buffers()
+
+
+_version = operator.attrgetter("_version")
 
 
 def _versions(memento: Memento | None) -> list[int]:
