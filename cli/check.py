@@ -37,7 +37,8 @@ def check_command(
 
     Both train for two steps on a few rows, on this machine's CPU: the partitions apart from each other, with and
     without rematerialisation. Losses, gradients, buffers, parameters and outputs are equal, or the exit code is 2 and
-    the first one that differs is named, with the partition or line where that begins. profile does the same first.
+    the first one that differs is named, with the partition or line where that begins. Of a model too large for that
+    forwards alone are compared; one that differs from itself cannot be: it says so. profile does the same first.
     """
     import torch
 

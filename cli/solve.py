@@ -86,7 +86,7 @@ def solve_command(
     ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Place the partitions of a profile: the best plan, proven.
+    """Place the partitions, and say how near optimal the plan is.
 
     Names of partitions may be patterns: --pin 'block.*=host1'. Settings may come from the environment
     (ASSIGNER_SOLVER=cbc) and from a TOML file; a flag counts for more.

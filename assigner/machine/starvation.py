@@ -8,6 +8,8 @@ takes nothing from it. So what a process got is held against its share of the ma
     got        computed / wanted
     allowed    the cores that affinity and quota leave, over the ranks and compute threads of this host; 1 at most
     starved    1 - got / allowed: what others had of its share
+
+Threads that carry messages queue behind the computing of their own process: only those that compute much are looked at.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ REFUSED = 0.7
 
 _LOOK_S = 1.0  # between two looks at processes that will be gone when they are asked about
 _LEAST_S = 0.05  # of wanted time: less tells nothing
+_MUCH = 0.1  # of what the busiest thread computes
 
 
 @dataclass(frozen=True)
@@ -116,11 +119,13 @@ def starved_share(before: ProcessorTime, after: ProcessorTime, *, allowed: float
         after: The second one.
         allowed: What `allowed_share` gives.
     """
-    computed = queued = 0.0
+    spent = []
     for thread, (computed_s, queued_s) in after.threads.items():
         computed_before, queued_before = before.threads.get(thread, (0.0, 0.0))
-        computed += max(0.0, computed_s - computed_before)
-        queued += max(0.0, queued_s - queued_before)
+        spent.append((max(0.0, computed_s - computed_before), max(0.0, queued_s - queued_before)))
+    busiest = max((computed_s for computed_s, _ in spent), default=0.0)
+    computing = [each for each in spent if each[0] >= _MUCH * busiest]
+    computed, queued = sum(each[0] for each in computing), sum(each[1] for each in computing)
     stopped = computed + max(0.0, after.throttled_s - before.throttled_s)
     wanted = max(computed + queued, min(after.wall_s - before.wall_s, stopped))
     if wanted < _LEAST_S:

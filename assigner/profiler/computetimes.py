@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _SAFE = 0.9  # of the free memory: what a measurement may be expected to take
 _LAUNCH_BOUND = 0.9
+_RUNTIME_BYTES = 6 << 20  # graphs, records and oneDNN's kernels of a CPU worker (four models on two ranks: 5 to 8 MiB)
 _SETTLING_RUNS = 3  # of a stage, after which its heap hardly grows; one of them rematerialises
 _TRIES = 2  # of a measurement that other programs disturb
 _COMPANY_SHARE = 0.25  # of what the measured ones may take
@@ -321,7 +322,9 @@ def _leave(some: Sequence[MeasuredStage]) -> None:
 
 
 def _holes_bytes(stage: MeasuredStage, device: torch.device) -> int:
-    """What the heap takes beside a stage's tensors and the allocator's share of them, which a price has anyway.
+    """What a worker's memory has beside a stage's tensors and the allocator's share of them, which a price has anyway.
+
+    On a CPU that is the runtime's own, and the heap's holes.
 
     The stage runs by itself, some times: a heap that serves micro-batches of several sizes in turn keeps the holes of
     them all, and training has one size (measured on a GPT with 0.9 MB of parameters: 56 MB at 4, 16 and 64 rows alike
@@ -331,4 +334,5 @@ def _holes_bytes(stage: MeasuredStage, device: torch.device) -> int:
         for _ in range(_SETTLING_RUNS):
             stage.bench.run()
     peak = peak_bytes(stage.bench.run, device)
-    return max(0, int(grown.bytes / (1 + allocator_share(device.type))) - peak)
+    own = _RUNTIME_BYTES if device.type == "cpu" else 0
+    return own + max(0, int(grown.bytes / (1 + allocator_share(device.type))) - peak)

@@ -24,6 +24,7 @@ import torch
 from assigner.errors import UsageError
 from assigner.model.deferred.likeness import check_no_late_hooks
 from assigner.runtime.randomness import partition_seed, seed_device
+from assigner.runtime.rankfactor import RankFactor
 from assigner.runtime.reduction import Reduction
 from assigner.schedule.replication import is_exchanged
 
@@ -53,6 +54,7 @@ class Gradients:
 
     Attributes:
         reduction: Adds up those of stages that several workers share.
+        factor: What a script multiplies all of them by.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Gradients:
                     self._counted_elsewhere.add(tie.parameter)
         self._wanted = {name: each.requires_grad for name, each in parameters.items()}
         self.reduction = Reduction(dict(self._reduced(graph, plan)))
+        self.factor = RankFactor(parameters, member)
         self._hooks: dict[str, Any] = {}
         self._aside: dict[str, torch.Tensor | None] = {}
 

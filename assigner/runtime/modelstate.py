@@ -120,8 +120,9 @@ class ModelState:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters under the model's own names; a shared one once, by its first name.
 
-        They are for what is done to each by itself. torch.nn.utils.clip_grad_norm_ over them would clip by the norm of
-        this rank's gradients alone, another one on every rank; the pipeline's own `clip_grad_norm_` takes that of all.
+        They are for what is done to each by itself. torch.nn.utils.clip_grad_norm_ over them clips by the norm of this
+        rank's gradients alone, another one on every rank, and the update that follows is refused; the pipeline's own
+        `clip_grad_norm_` takes that of all.
         """
         yield from self._installed.share.parameters.items()
 

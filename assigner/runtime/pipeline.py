@@ -267,6 +267,8 @@ class Pipeline(ModelState):
                 reduction=self._installed.gradients.reduction,
             )  # fmt: skip
             self._installed.gradients.end(program, self._installed.executor, self._batches)
+            if not update:
+                self._installed.gradients.factor.note()
             self._batches += 1
             self._updated, self._waiting = update, True
         with self._installed.same.covered():
@@ -374,6 +376,8 @@ class Pipeline(ModelState):
         with self._member.guarded("an update"):
             call = f"optimizer.step() with {self.optimizer.settings}"
             self._installed.same.check(call, exchanges=self.scaler.is_enabled())
+            if not self._updated:  # the script may have changed the gradients
+                self._installed.gradients.factor.check()
             good = self._installed.gradients.ready()
             self._installed.watch.copies.note_gradients()
             self._waiting = False

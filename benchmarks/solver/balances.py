@@ -113,7 +113,7 @@ def row(profile: Profile, *, micro_batches: int, remat: str, time_limit: float) 
     number = len(profile.workers)
     options = SolveOptions(
         schedule="gpipe", micro_batches=micro_batches, remat="never" if remat == "never" else "always", gap=0.0,
-        time_limit=time_limit,
+        time_limit=time_limit, max_replicas=1,
     )  # fmt: skip
     hand_made = PUBLISHED[number, 1 if micro_batches == 1 else None]
     solution = solve(profile, options).plan

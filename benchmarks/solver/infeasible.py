@@ -159,6 +159,7 @@ def instance(seed: int) -> tuple[str, Case]:
             schedule=rng.choice(["gpipe", "1f1b", *(["auto"] * 4 if kind not in ("pins", "links") else [])]),
             micro_batches=rng.choice([None, None, 1, 2, 4]),
             remat=rng.choice(["auto", "auto", "auto", "never", "always"]), time_limit=20.0,
+            max_replicas=1,
         )  # fmt: skip
         case: Case = _roomy(rng, profile, binding=kind in ("links", "workers", "mixed")), options
         if whole_plan(*case) is None:

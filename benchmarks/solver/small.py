@@ -70,7 +70,8 @@ def case(seed: int) -> Case:
 def difference(each: Case, schedule: str) -> float:
     """The share by which the solver's step time is off the best of all; inf: one of them has no plan, or no proof."""
     try:
-        plan = solve(each.profile, SolveOptions(schedule=schedule, gap=0.0, max_workers=each.most_workers)).plan
+        options = SolveOptions(schedule=schedule, gap=0.0, max_workers=each.most_workers, max_replicas=1)
+        plan = solve(each.profile, options).plan
     except InfeasibleError:
         plan = None
     step = math.inf if plan is None else predict(plan, each.profile).step_s

@@ -144,6 +144,7 @@ def test_a_cpu_is_timed_by_the_clock() -> None:
     assert min(nothings) < 0.002
 
 
+@pytest.mark.gpu
 @ON_GPU
 def test_a_gpu_is_timed_by_events() -> None:
     """The device's own time of a product is above zero, and launching many small ones is most of their time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -50,6 +51,18 @@ def test_an_overflow_on_one_rank_is_one_on_all(ranks):
     assert ranks[0]["alike"]["norms"][0] in ("inf", "nan")
     assert ranks[0]["alike"]["scales"][0] == [2.0**41, 0]
     assert sorted(found["alike"]["first finite"] for found in ranks) == [False, True, True]
+
+
+def test_a_norm_over_one_ranks_parameters_clips_nothing(ranks):
+    """It is another norm on every rank, and no loss would show it; what treats each parameter by itself goes on."""
+    for found in ranks:
+        told = found["by hand"]
+        assert re.search(
+            r"has multiplied all gradients of worker:\d by 0\.\d+ and all of worker:\d by 0\.\d+ before the update, as"
+            r" torch\.nn\.utils\.clip_grad_norm_ over pipeline\.named_parameters\(\) does",
+            told.pop("by_one_norm"),
+        )
+        assert told == {"each_by_its_norm": "1 update", "all_alike": "1 update"}
 
 
 def test_a_norm_that_is_not_finite_is_refused_everywhere(ranks):

@@ -80,6 +80,36 @@ def not_finite() -> str:
     return "none"
 
 
+def by_hand() -> dict[str, str]:
+    """What a script does to the gradients of its rank's parameters before the update: what is said to it."""
+    made = language()
+
+    def by_one_norm(parameters: list[torch.nn.Parameter]) -> None:
+        torch.nn.utils.clip_grad_norm_(parameters, 1e-3)
+
+    def each_by_its_norm(parameters: list[torch.nn.Parameter]) -> None:
+        for each in parameters:
+            torch.nn.utils.clip_grad_norm_([each], 1e-3)
+
+    def all_alike(parameters: list[torch.nn.Parameter]) -> None:
+        for each in parameters:
+            assert each.grad is not None
+            each.grad.mul_(1 / 3)
+
+    found = {}
+    for way in (by_one_norm, each_by_its_norm, all_alike):
+        with Pipeline(made, spread(made), graph=graph_of(made)) as pipeline:
+            pipeline.step(made.make_batch(8, 0), update=False)
+            way([each for _, each in pipeline.named_parameters()])
+            try:
+                pipeline.optimizer.step()
+            except UsageError as error:
+                found[way.__name__] = error.message
+            else:
+                found[way.__name__] = f"{pipeline.steps} update"
+    return found
+
+
 def one_scaler() -> dict[str, Any]:
     """A scaler that disabled itself on some ranks, as "cuda" does without a GPU; then one that is set otherwise."""
     made, rank = overflowing(), dist.get_rank()
@@ -159,7 +189,7 @@ def usual(folder: Path) -> dict[str, Any]:
     for name, case in CASES.items():
         places = (one_idle,) if name in THINNED else (spread, one_idle)
         found[name] = {place.__name__: THINNED.get(name, case)(place) for place in places}
-    found |= {"alike": alike(), "not finite": not_finite(), "handle": handle()}
+    found |= {"alike": alike(), "not finite": not_finite(), "by hand": by_hand(), "handle": handle()}
     found["one scaler"] = one_scaler()
     found["checkpoint"] = checkpoint(folder / "checkpoint")
     return found
