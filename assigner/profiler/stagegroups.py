@@ -157,7 +157,8 @@ class StageBench:
         benches: All partitions of the stage.
         measured: Those that are asked for, each with others like it in the stage; their times are its own too.
         depth: Micro-batches in flight.
-        is_crowded: Memory is short: what a run has freed is given back before the next one.
+        is_crowded: Memory is short: what a run has freed is given back before the next one, which takes its own before
+            it is timed.
         device: Where they run.
         in_parts: Every few runs their backwards also run in two parts: the input parts of a micro-batch, then the
             weight parts.
@@ -174,14 +175,15 @@ class StageBench:
         in_parts: bool = False,
     ) -> None:
         self.benches, self.measured, self.depth, self.is_crowded = benches, measured, depth, is_crowded
-        self.in_parts = in_parts
+        self.in_parts, self.device = in_parts, device
         self.watch = Stopwatch(device)
         self.runs = 0
 
     def run(self) -> tuple[float, ...]:
         """Seconds of a forward, then of a backward, of each measured partition: means over micro-batches and alike."""
-        if self.is_crowded:
+        if self.is_crowded and self.device.type == "cpu":
             return_free_pages()
+            self._timed(again=False)  # it takes its memory anew, as training does in its first step alone
         forward, backward = self._timed(again=False)
         if not self.runs % _AGAIN_EVERY and self.runs >= WARM_UP_RUNS:
             forward_again, backward_again = self._timed(again=True)
