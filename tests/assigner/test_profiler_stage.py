@@ -123,7 +123,7 @@ def test_every_third_run_compares_backwards_in_parts_where_that_is_asked_for() -
 
 
 def test_where_memory_is_short_pages_are_given_back_before_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And only there. The stage takes its memory anew in a run that is not timed: training does so once for all steps."""
+    """And only there. It takes its memory anew in a run that is not timed: training does so once for all steps."""
     given: list[int] = []
     monkeypatch.setattr(stagegroups, "return_free_pages", lambda: given.append(1))
     Three().stage.run()
