@@ -15,7 +15,7 @@ class ReferenceTimes:
 
     Args:
         compute_s: A product of matrices on the worker's device.
-        memory_s: A copy in the device's memory, larger than its caches.
+        memory_s: Copies in the device's memory: of a GPU larger than its caches, of a CPU larger than those of a core.
         message_s: A message of a MiB through this host's kernel, sent and received by one thread.
     """
 
