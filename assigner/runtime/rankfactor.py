@@ -1,11 +1,11 @@
-"""Has a script multiplied each rank's gradients by another number? So it does where it clips by a norm over one rank's.
+"""Has a script clipped gradients by the norm of one rank's own? It is another norm on every rank, and no loss shows it.
 
     for n, p in pipeline.named_parameters(): ...         rank 0: norm of its gradients 4, clipped to 1: times 0.25
     torch.nn.utils.clip_grad_norm_(those, 1.0)           rank 1: norm of its gradients 2, clipped to 1: times 0.5
 
-The whole model's norm is neither. No loss shows it, so it is looked for: some values of the gradients as the backward
-left them, beside the same when they are to be applied. What a script does to each parameter by itself has several
-factors on a rank, or one on all of them.
+So some values of the gradients as the backward left them are held against the same when they are to be applied. All of
+a rank's were multiplied by one number then, by unlike ones on unlike ranks, and where they were, they have one norm.
+What a script does to each parameter by itself, or by its name, has no such norm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from assigner.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 _MOST = 64  # parameters that are looked at
 _AMONG = 256  # values of each, of which the largest is taken
-_ROUNDING = 1e-2  # relative; bfloat16 rounds by 2 ** -9
-_NONE, _SEVERAL = math.nan, math.inf
+_ROUNDING = 1e-2  # relative, of factors; bfloat16 rounds by 2 ** -9
+_SAME = 1e-3  # relative, of norms that a script has clipped to
+_NORMS = (2.0, math.inf, 1.0)
+_UNKNOWN, _SEVERAL = math.nan, math.inf
 
 
 class RankFactor:
@@ -39,15 +41,15 @@ class RankFactor:
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], member: Membership) -> None:
-        self._parameters, self._member = list(parameters.values())[:_MOST], member
+        self._parameters, self._member = list(parameters.values()), member
         self._seen: list[tuple[nn.Parameter, int, float]] = []
 
     def note(self) -> None:
-        """The gradients are as a step's backwards have left them, or as the pipeline itself has changed them."""
+        """The gradients are as a step's backwards have left them."""
         self._seen = []
         if self._member.transport is None:
             return
-        for parameter in self._parameters:
+        for parameter in self._parameters[:_MOST]:
             if (values := _values(parameter)) is not None:
                 at = int(values.abs().argmax())
                 if float(values[at]):
@@ -57,22 +59,26 @@ class RankFactor:
         """The gradients are about to be applied. All ranks call it together.
 
         Raises:
-            UsageError: all of each rank's were multiplied by one number, and by another one than on other ranks.
+            UsageError: each rank's were clipped to one norm, by itself.
         """
         factors = self._member.numbers(self._factor())
         self._seen = []
         known = {rank: factor for rank, factor in enumerate(factors) if not math.isnan(factor)}
-        if not known or _SEVERAL in known.values():
+        least, most = min(known.values(), default=1.0), max(known.values(), default=1.0)
+        if most - least <= _ROUNDING * most or most > 1 + _ROUNDING:
             return
-        low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
-        if known[high] - known[low] > _ROUNDING * abs(known[high]):
-            raise UsageError(
-                f"the script has multiplied all gradients of worker:{low} by {known[low]:.3g} and all of worker:{high}"
-                f" by {known[high]:.3g} before the update, as torch.nn.utils.clip_grad_norm_ over"
-                " pipeline.named_parameters() does: its norm is that of one rank's part of the model",
-                hint="clip by pipeline.clip_grad_norm_ or step(batch, max_norm=...); what shall change the gradients of"
-                " some parameters alone can be a learning rate of theirs",
-            )
+        clipped = [rank for rank, factor in known.items() if factor < 1 - _ROUNDING]
+        others = [rank for rank in known if rank not in clipped]
+        for kind in _NORMS:
+            norms = self._member.numbers(self._norm(kind))
+            if _is_limit([norms[rank] for rank in clipped], [norms[rank] for rank in others]):
+                told = ", ".join(f"worker:{rank} by {factor:.3g}" for rank, factor in known.items())
+                raise UsageError(
+                    f"before the update the script has multiplied all gradients of {told}, as"
+                    " torch.nn.utils.clip_grad_norm_ over pipeline.named_parameters() does: its norm is that of one"
+                    " rank's part of the model",
+                    hint="clip by pipeline.clip_grad_norm_ or step(batch, max_norm=...)",
+                )
 
     def _factor(self) -> float:
         """NaN: nobody can say; infinite: there are several."""
@@ -81,9 +87,34 @@ class RankFactor:
             if (values := _values(parameter)) is not None and at < len(values):
                 found.append(float(values[at]) / before)
         if not found or not all(map(math.isfinite, found)):
-            return _NONE
+            return _UNKNOWN
         middle = sorted(found)[len(found) // 2]
-        return middle if all(abs(each - middle) <= _ROUNDING * abs(middle) for each in found) else _SEVERAL
+        is_one = middle > 0 and all(abs(each - middle) <= _ROUNDING * middle for each in found)
+        return middle if is_one else _SEVERAL
+
+    def _norm(self, kind: float) -> float:
+        """Of all gradients of this rank."""
+        gradients = [each.grad for each in self._parameters if each.grad is not None]
+        norms = [
+            torch.linalg.vector_norm(each.coalesce().values() if each.is_sparse else each, kind).double()
+            for each in gradients
+        ]
+        return float(torch.linalg.vector_norm(torch.stack(norms), kind)) if norms else 0.0
+
+
+def _is_limit(clipped: Sequence[float], others: Sequence[float]) -> bool:
+    """Whether some norms are those of gradients that were clipped to one, and the others lie below it.
+
+    One norm alone is equal to itself: it has to be a number as people write limits.
+    """
+    limit = max(clipped)
+    alike = limit - min(clipped) <= _SAME * limit if len(clipped) > 1 else _is_round(limit)
+    return alike and all(each <= (1 + _SAME) * limit for each in others)
+
+
+def _is_round(number: float) -> bool:
+    """Of two digits at most."""
+    return abs(float(f"{number:.1e}") - number) <= _SAME * number / 10
 
 
 def _values(parameter: nn.Parameter) -> torch.Tensor | None:

@@ -96,8 +96,13 @@ def by_hand() -> dict[str, str]:
             assert each.grad is not None
             each.grad.mul_(1 / 3)
 
+    def each_rank_by_a_number(parameters: list[torch.nn.Parameter]) -> None:
+        for each in parameters:
+            assert each.grad is not None
+            each.grad.mul_((0.3, 0.7, 1.0)[dist.get_rank()])
+
     found = {}
-    for way in (by_one_norm, each_by_its_norm, all_alike):
+    for way in (by_one_norm, each_by_its_norm, all_alike, each_rank_by_a_number):
         with Pipeline(made, spread(made), graph=graph_of(made)) as pipeline:
             pipeline.step(made.make_batch(8, 0), update=False)
             way([each for _, each in pipeline.named_parameters()])

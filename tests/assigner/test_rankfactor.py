@@ -1,0 +1,109 @@
+"""Gradients that a script has clipped by each rank's own norm, on made ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from assigner.errors import UsageError
+from assigner.runtime.rankfactor import RankFactor
+
+Change = Callable[[int, Sequence[nn.Parameter]], Any]
+"""What a script does to the gradients of a rank's parameters."""
+
+
+class Ranks:
+    """Ranks of a run, of which the first one asks all others."""
+
+    transport = "there is one"
+
+    def __init__(self, count: int, change: Change, dtype: torch.dtype = torch.float32) -> None:
+        self.ranks, self.told = range(count), list[list[float]]()
+        generator = torch.Generator().manual_seed(0)
+        self.held = [
+            {name: nn.Parameter(torch.randn(5, 3, generator=generator).to(dtype)) for name in "ab"} for _ in self.ranks
+        ]
+        self.factors = [RankFactor(held, self) for held in self.held]  # type: ignore[arg-type]
+        for rank, held in enumerate(self.held):
+            for n, each in enumerate(held.values()):
+                each.grad = torch.randn(5, 3, generator=generator).to(dtype) * (n + 1 + rank)
+            self.factors[rank].note()
+            change(rank, list(held.values()))
+
+    def numbers(self, number: float) -> list[float]:
+        """Of all ranks, what is asked for next."""
+        assert self.told[0][0] == number or number != number  # noqa: PLR0124 (NaN: nobody can say)
+        return self.told.pop(0)
+
+    def check(self) -> None:
+        """The answers of all, in the order of the questions; then the first one's check."""
+        norms = [[each._norm(kind) for each in self.factors] for kind in (2.0, float("inf"), 1.0)]
+        self.told = [[each._factor() for each in self.factors], *norms]
+        self.factors[0].check()
+
+
+def clipped(limit: float, norm_type: float = 2.0) -> Change:
+    """As torch clips what one rank has."""
+    return lambda _, held: nn.utils.clip_grad_norm_(held, limit, norm_type)
+
+
+def multiplied(*by: float) -> Change:
+    """Each rank's by a number of its own."""
+
+    def change(rank: int, held: Sequence[nn.Parameter]) -> None:
+        for each in held:
+            assert each.grad is not None
+            each.grad.mul_(by[rank])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(clipped(1.0), id="by the norm"),
+        pytest.param(clipped(0.37, float("inf")), id="by the largest"),
+        pytest.param(clipped(2.0, 1.0), id="by the sum"),
+        pytest.param(clipped(12.0), id="one is below the limit"),
+    ],
+)
+def test_a_norm_of_each_rank_is_refused(change: Change) -> None:
+    """Whichever norm it is, and where some ranks' gradients are below the limit."""
+    with pytest.raises(UsageError, match="has multiplied all gradients of worker:0 by"):
+        Ranks(3, change).check()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda _, __: None, id="nothing"),
+        pytest.param(multiplied(0.5, 0.5, 0.5), id="all alike"),
+        pytest.param(multiplied(0.1, 1.0, 1.0), id="a part of the model by a number"),
+        pytest.param(multiplied(0.1, 0.5, 1.0), id="parts by numbers"),
+        pytest.param(multiplied(0.0, 1.0, 1.0), id="a part by zero"),
+        pytest.param(multiplied(-1.0, 1.0, 1.0), id="a part turned round"),
+        pytest.param(multiplied(2.0, 3.0, 1.0), id="by more than one"),
+        pytest.param(lambda _, held: [clipped(0.1)(0, [each]) for each in held], id="each parameter by its own norm"),
+        pytest.param(lambda _, held: nn.utils.clip_grad_value_(held, 0.01), id="values"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_done_to_parameters_by_themselves_is_not(change: Change, dtype: torch.dtype) -> None:
+    """By numbers, by their own norms, by values."""
+    Ranks(3, change, dtype).check()
+
+
+def test_ranks_without_gradients_have_no_say() -> None:
+    """One that holds nothing, or nothing that is trained, hides nothing."""
+
+    def change(rank: int, held: Sequence[nn.Parameter]) -> None:
+        for each in held if rank == 0 else ():
+            each.grad = None
+        clipped(1.0)(rank, held)
+
+    with pytest.raises(UsageError, match="of worker:1 by"):
+        Ranks(3, change).check()
