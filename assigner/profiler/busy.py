@@ -8,6 +8,9 @@ however slow the computing is just now, and whatever else the machine does: of s
 interrupts of a network card are not in it.) On a GPU, which no processor time tells of, it is the computing that went
 missing, against the pieces that it computes alone.
 
+Computing that has a share of a core alone, by a quota or beside other ranks, is timed with the stops in it: it loses the
+processor time divided by that share.
+
 Messages are as far apart as actions are in training, and the pieces walk through more memory than a core's caches hold:
 handling a message then finds threads asleep, and neither its code nor its data in the caches. (Two ranks on two cores,
 a message of 1 or 384 KiB: every 2 ms 0.05 or 0.16 ms of the sender's processor time, every 12 ms 0.2 or 0.3.)
@@ -22,7 +25,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from assigner.machine.starvation import spare_cores
+from assigner.machine.starvation import allowed_share, spare_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -109,6 +112,7 @@ class ComputeLoad:
         self._threads = torch.get_num_threads()
         spare = spare_cores(self._threads) if spare is None else spare
         self._displaced = min(1.0, max(0.0, 1.0 - spare))  # of what other threads take, so much is computing's
+        self._share = 1.0 if self.is_cuda else allowed_share(self._threads)  # of a core, for a compute thread
         self._rate = 1.0  # of the clock, for a unit of computing
         self._computed = 0.0  # seconds of the calling thread's processor time; on a GPU pieces
 
@@ -156,7 +160,7 @@ class ComputeLoad:
             act: Called by this thread; what it computes by `run` is computing.
         """
         periods = [self._period(spacing, act) for _ in range(count)]
-        return max(0.0, statistics.median(spent - self._rate * computed for spent, computed in periods))
+        return max(0.0, statistics.median(spent - self._rate * computed for spent, computed in periods)) / self._share
 
     def _period(self, spacing: float, act: Callable[[], object]) -> tuple[float, float]:
         """An act and computing behind it: the time that passed by this device's clock, and what was computed."""

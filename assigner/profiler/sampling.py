@@ -1,8 +1,9 @@
 """Measurements of work on a device, repeated until they are steady: its clock, median and spread of its samples.
 
 A worker with a CPU quota runs for a moment and then stands still: a short run mostly falls between two stops, and the
-median of single runs would never see them. So a sample is the mean of as many runs as take 150 ms or more, some tens
-of a quota's usual periods.
+median of single runs would never see them. So a sample is the mean of as many runs as take 150 ms or more, more than
+one of a quota's usual periods. Of several parts that are timed in one run such a stop hits one, and the median of none
+sees it: their medians are made to add up to that of the whole.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -195,4 +196,12 @@ def measure_interleaved(
             subject.close_sample()
         waiting = [subject for subject in waiting if not subject.is_steady()]
         tell(sum(subject.left_s() for subject in waiting))
-    return [tuple(summarise(part) for part in zip(*subject.samples, strict=True)) for subject in subjects]
+    return [_parts(subject.samples) for subject in subjects]
+
+
+def _parts(samples: Sequence[tuple[float, ...]]) -> tuple[Sample, ...]:
+    """Of each part; together they are as long as the whole."""
+    found = [summarise(part) for part in zip(*samples, strict=True)]
+    whole, together = summarise([sum(sample) for sample in samples]).median, sum(part.median for part in found)
+    share = whole / together if together > 0 else 1.0
+    return tuple(replace(part, median=part.median * share) for part in found)
