@@ -32,6 +32,7 @@ class Clocks:
             perf_counter=lambda: self.wall, process_time=lambda: self.process, thread_time=lambda: self.thread
         )
         monkeypatch.setattr(busy, "time", read)
+        monkeypatch.setattr(busy, "allowed_share", lambda _: 1.0)
         monkeypatch.setattr(ComputeLoad, "_piece", lambda _: self.computed(PIECE_S))
 
     def computed(self, seconds: float) -> None:
@@ -63,6 +64,14 @@ def test_what_a_message_takes_of_the_cores_that_compute(clocks: Clocks, spare: f
     with ComputeLoad(CPU, spare=spare) as work:
         work.alone()
         assert work.lost_s(5, 0.01, lambda: clocks.handled(2e-4, 3e-4)) == pytest.approx(cost)
+
+
+def test_a_share_of_a_core_loses_as_much_more(clocks: Clocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a fifth of a core, a millisecond of processor time holds up computing for five."""
+    monkeypatch.setattr(busy, "allowed_share", lambda _: 0.2)
+    with ComputeLoad(CPU, spare=-0.8) as work:
+        work.alone()
+        assert work.lost_s(5, 0.01, lambda: clocks.handled(2e-4, 3e-4)) == pytest.approx(2.5e-3)
 
 
 def test_a_machine_that_slows_down_and_what_the_process_does_beside_are_no_messages(clocks: Clocks) -> None:

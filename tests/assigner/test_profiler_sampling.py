@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from assigner.profiler import sampling
@@ -32,6 +34,20 @@ def test_median_and_spread() -> None:
     said = summarise([1.0, 2.0, 3.0, 4.0, 5.0])
     assert (said.median, said.spread, said.count) == (3.0, pytest.approx(2 / 3), 5)
     assert summarise([7.0]).spread == 0.0
+
+
+def test_stops_that_hit_one_part_at_a_time_are_in_the_parts_together(clock: Clock) -> None:
+    """Of three parts a stop hits another one each time: no median sees it, and that of the whole does."""
+    turns = itertools.count()
+
+    def run() -> tuple[float, ...]:
+        hit = next(turns) % 3
+        parts = tuple(length + (0.3 if n == hit else 0.0) for n, length in enumerate((0.1, 0.1, 0.2)))
+        clock.now += sum(parts)
+        return parts
+
+    (found,) = measure_interleaved([run])
+    assert [part.median for part in found] == pytest.approx([0.175, 0.175, 0.35])
 
 
 def test_steady_runs_need_seven_samples(clock: Clock) -> None:
