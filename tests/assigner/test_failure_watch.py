@@ -212,6 +212,8 @@ def test_a_strangers_failure_is_none(
 ) -> None:
     """It is noted once, ends nothing, and the run's own failure takes its place."""
     monkeypatch.setenv(SECRET, "of the run")
+    for name in ("_STAY_S", "_GRACE_S", "_LEAVE_S"):  # nobody else is there, and nobody leaves
+        monkeypatch.setattr(failure, name, 0.3)
     store = HashStore()
     store.set(failure._KEY, found)
     watch = watching(store)
@@ -224,6 +226,7 @@ def test_a_strangers_failure_is_none(
     assert (first.worker, first.error) == ("worker:1", "x")
     assert watching(store).report("a step", ValueError("y")) == first
     watch.thread.join(30)
+    assert not watch.thread.is_alive()
     assert "is ignored" not in capfd.readouterr().err
 
 
