@@ -283,5 +283,5 @@ MOST_TASKS = 40_000
 LISTED_GAIN = 0.07
 """Listed orders and several stages a worker are taken if the step is predicted to be shorter by this share. Others are
 simpler, and workers that wait for each other at every stage pay for each one's variation, of which profiles have
-medians. Of the profiles of benchmarks/prediction two have such plans: on three unlike hosts a GPT was to win 7.3 % and
-won 9.6 %, a U-Net 7.8 and 7.4 %. What promises less has won less when it ran, or lost (docs/solving.md)."""
+medians. On three unlike hosts such plans were to win 7, 9 and 12 % and won 10, 1 and 13 %; what promised less won less
+when it ran, or lost (docs/solving.md)."""
