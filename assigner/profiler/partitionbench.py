@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from assigner.model.marking import Value
 from assigner.profiler.memory import allocated_bytes, growth, peak_bytes, saved_bytes, storage_bytes
-from assigner.runtime.partition import ForwardPlace, PartitionRunner
+from assigner.runtime.partition import ForwardPlace, JoinedGraph, PartitionRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from assigner.model.marking import Piece
 
@@ -103,6 +104,7 @@ class PartitionBench:
         room: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self.runner, self.sizes, self.device, self.depth = runner, sizes, device, depth
+        self.needs_gradient = needs_gradient
         self.again = replace(runner, rematerialise=True, _graphs={})
         self.optimizer_bytes, self.room = optimizer_bytes, room
         self.compared = list[tuple[float, float]]()
@@ -184,17 +186,71 @@ class PartitionBench:
         if needed > free:
             raise TooLargeError(f"{what} would take {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free")
 
-    def forward(self, micro_batch: int, *, again: bool = False) -> tuple[torch.Tensor, ...]:
-        """Run the forward of one micro-batch; `again`: as one that rematerialises."""
-        outputs = self._runner(again).forward(ForwardPlace(0, 0, micro_batch), self.reads[micro_batch], self.sizes)
+    @property
+    def name(self) -> str:
+        """The partition's."""
+        return self.runner.piece.name
+
+    def joins(self) -> bool:
+        """Whether its graph may be one with its neighbours' in training; it has run once."""
+        return self.runner.joins(ForwardPlace(0, 0, 0))
+
+    def forward(
+        self, micro_batch: int, *, again: bool = False, made: dict[Value, torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Run the forward of one micro-batch.
+
+        Args:
+            micro_batch: Which.
+            again: As one that rematerialises.
+            made: What partitions that it is joined with have made, which it reads; what it makes itself is added.
+        """
+        reads: Sequence[torch.Tensor] = self.reads[micro_batch]
+        if made is not None:
+            own = zip(self.runner.piece.reads, reads, self.needs_gradient, strict=True)
+            reads = [made.get(value, read) if differentiable else read for value, read, differentiable in own]
+        outputs = self._runner(again).forward(ForwardPlace(0, 0, micro_batch), reads, self.sizes)
+        if made is not None and self.runner.finish is None:
+            made.update((Value(self.name, n), output) for n, output in enumerate(outputs))
         return tuple(output.detach() for output in outputs)
 
-    def backward(self, micro_batch: int, *, again: bool = False, split: bool = False) -> None:
-        """Run the backward of one micro-batch, or with `split` its input part; its forward has run, in the same way."""
+    def joined(self, micro_batch: int, within: Collection[Value]) -> JoinedGraph:
+        """Its graph, for the backward of the partition in front of it; `within`: as in `backward`."""
+        self._begin_backward(micro_batch)
+        return self.runner.join(ForwardPlace(0, 0, micro_batch), self._output_gradients(within))
+
+    def backward(
+        self,
+        micro_batch: int,
+        *,
+        again: bool = False,
+        split: bool = False,
+        within: Collection[Value] = (),
+        joined: Sequence[JoinedGraph] = (),
+        note: Callable[[str], None] | None = None,
+    ) -> None:
+        """Run the backward of one micro-batch, whose forward has run in the same way.
+
+        Args:
+            micro_batch: Which.
+            again: As one that rematerialises.
+            split: Its input part alone.
+            within: Values that nobody reads but partitions that it is joined with: their gradients are made here.
+            joined: These partitions' graphs, the last of them first.
+            note: Called with the name of each of these but the last when the backward comes to it.
+        """
+        self._begin_backward(micro_batch)
+        place, gradients = ForwardPlace(0, 0, micro_batch), self._output_gradients(within)
+        self._runner(again).backward(
+            place, self.reads[micro_batch], self.sizes, gradients, split=split, joined=joined, note=note
+        )
+
+    def _begin_backward(self, micro_batch: int) -> None:
         for value in self.reads[micro_batch]:
             value.grad = None  # in a step each micro-batch has leaves of its own
-        place = ForwardPlace(0, 0, micro_batch)
-        self._runner(again).backward(place, self.reads[micro_batch], self.sizes, self.gradients, split=split)
+
+    def _output_gradients(self, within: Collection[Value]) -> list[torch.Tensor | None]:
+        return [None if Value(self.name, n) in within else each for n, each in enumerate(self.gradients)]
 
     def backward_weight(self, micro_batch: int) -> None:
         """Run the weight part; the input part has run."""

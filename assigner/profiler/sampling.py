@@ -1,9 +1,11 @@
 """Measurements of work on a device, repeated until they are steady: its clock, median and spread of its samples.
 
 A worker with a CPU quota runs for a moment and then stands still: a short run mostly falls between two stops, and the
-median of single runs would never see them. So a sample is the mean of as many runs as take 150 ms or more, more than
-one of a quota's usual periods. Of several parts that are timed in one run such a stop hits one, and the median of none
-sees it: their medians are made to add up to that of the whole.
+median of single runs would never see them. So the time of a thread that has a share of a core is its processor time,
+divided by that share. Several threads spin while they wait for one that stands still, and no processor time tells: for
+them a sample is the mean of as many runs as take 150 ms or more, more than one of a quota's usual periods. Of several
+parts that are timed in one run a stop hits one, and the median of none sees it: their medians are made to add up to
+that of the whole.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from assigner.machine.starvation import allowed_share
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -31,10 +35,11 @@ _TELLING = 0.1  # of all parts: a smaller one may spread
 
 
 class Stopwatch:
-    """Marks along some work, and the seconds between them: by events in a GPU's own queue, on a CPU by `perf_counter`.
+    """Marks along some work, and the seconds between them.
 
     Args:
-        device: Where the work runs. On a GPU the marks are events, which the device itself dates.
+        device: Where the work runs. On a GPU the marks are events, which the device itself dates. On a CPU they are of
+            the calling thread's processor time where that computes alone and has a share of a core, else of the clock.
 
     Attributes:
         launch_share: Of the last work's time, the share that the host took to hand it over. Near 1: the device waits
@@ -44,6 +49,7 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.launch_share = 1.0
+        self._share = allowed_share(1) if device.type == "cpu" and torch.get_num_threads() == 1 else 1.0
         self._marks: list[Any] = []
         self._begin_s = 0.0
 
@@ -57,7 +63,7 @@ class Stopwatch:
             event.record()
             self._marks.append(event)
         else:
-            self._marks.append(time.perf_counter())
+            self._marks.append(time.thread_time() / self._share if self._share < 1 else time.perf_counter())
 
     def seconds(self) -> list[float]:
         """Seconds between the marks, which are then forgotten."""

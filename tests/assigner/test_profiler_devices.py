@@ -11,7 +11,7 @@ from workloads import skips
 
 from assigner.errors import UsageError
 from assigner.model.marking import partition_graph
-from assigner.profiler import host
+from assigner.profiler import host, sampling
 from assigner.profiler.host import (
     VisibleGpus,
     device_place,
@@ -142,6 +142,29 @@ def test_a_cpu_is_timed_by_the_clock() -> None:
         assert slept >= 0.002
         nothings.append(nothing)
     assert min(nothings) < 0.002
+
+
+def test_a_share_of_a_core_is_timed_by_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divided by the share, wherever a quota stops it; several threads have the clock."""
+    monkeypatch.setattr(sampling, "allowed_share", lambda _: 0.25)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    watch = Stopwatch(CPU)
+    watch.mark()
+    before = time.thread_time()
+    while time.thread_time() - before < 0.01:
+        pass
+    watch.mark()
+    time.sleep(0.05)
+    watch.mark()
+    computed, slept = watch.seconds()
+    assert computed >= 0.04
+    assert slept < 0.05
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    watch = Stopwatch(CPU)
+    watch.mark()
+    time.sleep(0.002)
+    watch.mark()
+    assert watch.seconds()[0] >= 0.002
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ from torch import nn
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import Workload
 from assigner.profiler import stagegroups
-from assigner.profiler.stagegroups import StageBench, stage_partitions, stages
+from assigner.profiler.stagegroups import JoinedBenches, StageBench, joined_benches, stage_partitions, stages
 from assigner.profiler.tasks import Point
 from assigner.profiler.walk import collect_inputs
 from assigner.profiler.workbench import Workbench
@@ -54,11 +54,12 @@ class Bench:
     compared: list[tuple[float, float]] = field(default_factory=list)
     compared_parts: list[tuple[float, float, float]] = field(default_factory=list)
 
-    def forward(self, micro_batch: int, *, again: bool) -> None:
+    def forward(self, micro_batch: int, *, again: bool, made: object = None) -> None:
+        assert made is None
         self.calls.append(f"{'RF'[not again]} {self.name}{micro_batch}")
         self.time.now += self.forward_s * (1 + micro_batch)
 
-    def backward(self, micro_batch: int, *, again: bool = False, split: bool = False) -> None:
+    def backward(self, micro_batch: int, *, again: bool = False, split: bool = False, **_: object) -> None:
         self.calls.append(f"{'BI'[split]} {self.name}{micro_batch}")
         whole_s = self.backward_s * (1 + micro_batch) + (0.5 * self.forward_s if again else 0.0)
         self.time.now += 0.5 * whole_s if split else whole_s
@@ -77,7 +78,7 @@ class Three:
         times = {"a": (2.0, 6.0), "b": (4.0, 8.0), "c": (10.0, 16.0)}
         self.benches = [Bench(name, self.time, *each, self.calls) for name, each in times.items()]
         given: dict[str, Any] = {"depth": 2, "is_crowded": False, "device": CPU, **changes}
-        self.stage = StageBench(self.benches, alike(self.benches), **given)  # type: ignore[arg-type]
+        self.stage = StageBench([JoinedBenches([each]) for each in self.benches], alike(self.benches), **given)  # type: ignore[arg-type]
         self.stage.watch = self.time  # type: ignore[assignment]
 
 
@@ -246,3 +247,43 @@ def test_what_waits_for_the_weight_part_is_counted(ten: PartitionGraph) -> None:
         found[name] = bench.parts(4.0, activations)
     assert found["1"] == (2.0, 3.0, 4 * ROWS * WIDTH)
     assert found["0"] == (2.0, 3.0, activations + 4 * ROWS * WIDTH)
+
+
+def test_partitions_that_follow_each_other_are_joined(ten: PartitionGraph) -> None:
+    """As training joins them; behind a gap another graph begins. What goes on to others has its gradient from there."""
+    workbench = make_workbench(ten, math.inf)
+    benches = [workbench.companion(Point(name, ROWS)) for name in "12357"]
+    found = joined_benches(benches, ten)
+    assert [[each.name for each in some.benches] for some in found] == [["1", "2", "3"], ["5"], ["7"]]
+    assert [set(some.within) for some in found] == [{("1", 0), ("2", 0)}, set(), set()]
+
+
+def test_a_joined_backward_is_that_of_its_partitions(ten: PartitionGraph) -> None:
+    """The gradients of both are those of one graph; each partition's time ends where that of the one before begins."""
+    workbench = make_workbench(ten, math.inf)
+    benches = [workbench.companion(Point(name, ROWS)) for name in "12"]
+    parameters = [each for bench in benches for each in bench.runner.module.parameters()]
+    for each in parameters:
+        each.grad = None
+    stage = StageBench(
+        joined_benches(benches, ten), [[each] for each in benches], depth=1, is_crowded=False, device=CPU
+    )
+    assert min(stage.run()) > 0
+    (read,) = benches[0].reads[0]
+    first, second = (bench.runner.module for bench in benches)
+    (output,) = second(*first(read))
+    expected = torch.autograd.grad(output, [read, *parameters], benches[1].gradients[0])
+    for found, wanted in zip([read.grad, *(each.grad for each in parameters)], expected, strict=True):
+        assert found is not None
+        torch.testing.assert_close(found, wanted)
+
+
+def test_laps_add_up_and_a_partition_may_have_none() -> None:
+    """As one has to which a backward does not come."""
+    time = Time()
+    laps = stagegroups._Laps(time)  # type: ignore[arg-type]
+    for part, name in (("forward", "a"), ("backward", "b"), ("backward", "b")):
+        time.now += 1.0
+        laps.end(part, name)
+    seconds = laps.seconds()
+    assert (seconds["forward", "a"], seconds["backward", "b"], seconds["backward", "a"]) == (1.0, 2.0, 0.0)
