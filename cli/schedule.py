@@ -46,8 +46,8 @@ def schedule_command(
     if output is not None and orders is None and not listed:
         raise UsageError("--output needs an order to write", hint="--orders FILE, or --list")
     from assigner.files import refuse_existing
-    from assigner.formats.origin import profile_path
-    from assigner.formats.plan import load_plan, save_plan
+    from assigner.formats.origin import file_hash, profile_path
+    from assigner.formats.plan import ProfileReference, load_plan, save_plan
     from assigner.formats.profile import load_profile
     from assigner.report.order import order_data, order_report
     from assigner.report.sheet import host_width, with_hosts
@@ -75,7 +75,11 @@ def schedule_command(
         spans, every = predicted_spans(timeline, cost), console.settings().verbose
         console.show(with_hosts(order_report(found, known, now, spans, width=width, everything=every), known))
     if output is not None:  # what the solver said is of another order
-        save_plan(replace(found, predicted=now, solver=None, candidates=(), what_if=()), output, force=force)
+        written = replace(found, predicted=now, solver=None, candidates=(), what_if=())
+        priced_with = ProfileReference(str(where), file_hash(where))
+        if written.profile is None or written.profile.sha256 != priced_with.sha256:
+            written = replace(written, profile=priced_with, baselines=())
+        save_plan(written, output, force=force)
         console.notice(f"wrote {output}")
 
 

@@ -307,16 +307,37 @@ def read(path: Path, kind: type[T], *, name: str, majors: Sequence[int]) -> T:
         FormatError: it is not what it should be; the message starts with the file's name.
     """
     text = read_text(path, hint=f"is this the path of a {name} file?")
+    document = parse_json(text, path, name=name)
     try:
-        document = json.loads(text, object_pairs_hook=_no_duplicates)
         _check_head(document, name=name, majors=majors)
         return _of_version(decode(kind, document), document["format_version"])  # type: ignore[no-any-return]
+    except FormatError as error:
+        raise FormatError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def parse_json(text: str, path: Path, *, name: str, hint: str | None = None) -> Any:
+    """What a file's text says as JSON.
+
+    Args:
+        text: The text.
+        path: The file, for errors.
+        name: What it is meant to be.
+        hint: What to do where it is no JSON; None: mend it, or write it again.
+
+    Raises:
+        FormatError: it is none, or a field stands twice, or it is deeper or has longer numbers than Python reads.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_no_duplicates)
     except json.JSONDecodeError as error:
+        again = (
+            "the file was cut off: write it again with the command that made it"
+            if text.strip() and error.pos >= len(text.rstrip())
+            else "mend that place, or write the file again with the command that made it"
+        )
         raise FormatError(
             f"{path}: not JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}",
-            hint="the file was cut off: write it again with the command that made it"
-            if text.strip() and error.pos >= len(text.rstrip())
-            else "mend that place, or write the file again with the command that made it",
+            hint=hint or again,
         ) from error
     except RecursionError as error:
         raise FormatError(f"{path}: nested too deeply to be a {name}") from error

@@ -11,7 +11,6 @@ for each other in a circle depends on the model's graph: `schedule/deadlock.py`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from assigner import formatting as fmt
 from assigner.errors import FormatError
 from assigner.files import read_text
-from assigner.formats.document import decode, shown
+from assigner.formats.document import decode, parse_json, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -202,16 +201,12 @@ def load_orders(path: Path, workers: Sequence[str]) -> dict[str, str]:
         FormatError: it is neither, or has another number of rows than there are workers.
     """
     text = read_text(path, hint="is this the path of a file with orders?")
-    try:
-        if text.lstrip().startswith("{"):
-            return decode(dict[str, str], json.loads(text), "orders")  # type: ignore[no-any-return]
-    except json.JSONDecodeError as error:
-        raise FormatError(
-            f"{path}: not JSON: {error.msg} at line {error.lineno}, column {error.colno}",
-            hint='write {"WORKER": "0F0 0B0", ...}',
-        ) from error
-    except FormatError as error:
-        raise FormatError(f"{path}: {error.message}", hint=error.hint) from error
+    if text.lstrip().startswith("{"):
+        found = parse_json(text, path, name="file of orders", hint='write {"WORKER": "0F0 0B0", ...}')
+        try:
+            return decode(dict[str, str], found, "orders")  # type: ignore[no-any-return]
+        except FormatError as error:
+            raise FormatError(f"{path}: {error.message}", hint=error.hint) from error
     rows = [row for row in text.splitlines() if row.strip()]
     if len(rows) != len(workers):
         raise FormatError(

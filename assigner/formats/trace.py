@@ -1,17 +1,20 @@
 """The trace: what every worker of a run did, action by action, on one clock.
 
-It has the shape of a program (schedule.py), so that what was predicted and what happened compare action by action.
+It has the shape of a program (schedule/program.py), so that what was predicted and what happened compare action by
+action.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from assigner.errors import FormatError
 from assigner.formats.document import Count, Range, Share, check_unique, read, write
+from assigner.formats.orders import BACKWARD, FORWARD, INPUT, WEIGHT, ListedStep
 from assigner.formats.profile import WorkloadReference
 from assigner.formats.stage import MicroBatches, Stage, check_stages
 from assigner.formats.terms import Schedule
@@ -25,6 +28,7 @@ MAJOR = 1
 WhatHappened = Literal[
     "step", "forward", "backward", "backward_input", "backward_weight", "send", "receive", "reduce", "update", "gather"
 ]
+_LETTER = {"forward": FORWARD, "backward": BACKWARD, "backward_input": INPUT, "backward_weight": WEIGHT}
 Number = Annotated[int, Range(-1)]
 
 
@@ -228,15 +232,39 @@ def _check_place(trace: Trace, action: TracedAction, worker: str, where: str) ->
         raise FormatError(f"{where}.stage: {action.stage} is not allowed; {holders} holds it, not {worker!r}")
 
 
+def unlike(trace: Trace | Plan, plan: Plan) -> list[str]:
+    """In which of its fields a trace, or the plan that ran, is of another plan than this; empty: it is of this one."""
+    names = ("workload", "stages", "schedule", "micro_batches", "micro_batch_size")
+    found = [name for name in names if getattr(plan, name) != getattr(trace, name)]
+    if not found and plan.listed != (_listed(trace, plan) if isinstance(trace, Trace) else trace.listed):
+        found.append("orders")
+    return found
+
+
 def check_same_plan(trace: Trace | Plan, plan: Plan) -> None:
     """Raise FormatError unless a trace, or the plan that ran, is of this plan."""
-    for name in ("workload", "stages", "schedule", "micro_batches", "micro_batch_size"):
-        mine, its = getattr(plan, name), getattr(trace, name)
-        if mine != its:
-            raise FormatError(
-                f"the trace is of another plan: its {name} differ from the plan's",
-                hint="give the plan that the traced run was started with",
-            )
+    if others := unlike(trace, plan):
+        raise FormatError(
+            f"the trace is of another plan: its {others[0]} differ from the plan's",
+            hint="give the plan that the traced run was started with",
+        )
+
+
+def _listed(trace: Trace, plan: Plan) -> dict[str, tuple[ListedStep, ...]]:
+    """Of each worker whose order a plan lists, what it did in the first whole step: one of a short batch has less."""
+    found: dict[str, tuple[ListedStep, ...]] = {}
+    for worker in trace.workers:
+        listed = plan.listed.get(worker.worker)
+        if listed is None:
+            continue
+        done: list[list[tuple[float, ListedStep]]] = [[] for _ in range(trace.steps)]
+        for action in worker.actions:
+            if action.kind in _LETTER:
+                step = ListedStep(action.stage, _LETTER[action.kind], action.micro_batch)
+                done[action.step].append((action.start_s, step))
+        whole = next((each for each in done if len(each) >= len(listed)), done[0])
+        found[worker.worker] = tuple(step for _, step in sorted(whole, key=itemgetter(0)))
+    return found
 
 
 def load_trace(path: Path | str) -> Trace:

@@ -9,7 +9,14 @@ from pathlib import Path
 
 def usable_cores() -> int:
     """Cores on which this process may run, whatever a quota leaves of their time."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(core_numbers())
+
+
+def core_numbers() -> tuple[int, ...]:
+    """Which they are."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
 
 
 def processor_model() -> str:

@@ -6,7 +6,7 @@ takes nothing from it. So what a process got is held against its share of the ma
 
     wanted     computed + queued, or computed + stopped by a quota where the kernel does not count that as queued
     got        computed / wanted
-    allowed    the cores that affinity and quota leave, over the ranks and compute threads of this host; 1 at most
+    allowed    the cores that affinity and quota leave, over the ranks that share them and their threads; 1 at most
     starved    1 - got / allowed: what others had of its share
 
 Threads that carry messages queue behind the computing of their own process: only those that compute much are looked at.
@@ -26,6 +26,7 @@ from assigner.machine.kernel import usable_cores
 from assigner.machine.launchedrank import launched
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from types import TracebackType
 
 NOTICED = 0.15
@@ -37,6 +38,7 @@ DISTURBED = 0.35
 REFUSED = 0.7
 """From this share on a measurement is no measurement: others had more than two thirds of the worker's time."""
 
+_sharing: list[int] = []  # ranks on this one's cores; empty: nobody has said so, and the launcher's number counts
 _LOOK_S = 1.0  # between two looks at processes that will be gone when they are asked about
 _LEAST_S = 0.05  # of wanted time: less tells nothing
 _MUCH = 0.1  # of what the busiest thread computes
@@ -81,23 +83,33 @@ def _thread_time(folder: Path) -> tuple[float, float] | None:
     return int(computed) / 1e9, int(queued) / 1e9
 
 
+def cores_shared(mine: Sequence[int], others: Iterable[Sequence[int]]) -> None:
+    """Note how many ranks may run on this one's cores: a launcher may bind each to its own (Open MPI, Slurm).
+
+    Args:
+        mine: The cores on which this process may run.
+        others: The same of the host's other ranks.
+    """
+    _sharing[:] = [1 + sum(not {*mine}.isdisjoint(each) for each in others)]
+
+
 def allowed_share(threads: int, ranks: int | None = None) -> float:
-    """What a compute thread of this host may have of a core: 1, or less where there are fewer cores than threads.
+    """What a compute thread of this rank may have of a core: 1, or less where there are fewer cores than threads.
 
     Args:
         threads: Compute threads of each rank.
-        ranks: Ranks on this host; None: as the launcher says.
+        ranks: Ranks on the same cores; None: as they told each other, or else all of the host, as the launcher says.
     """
-    return min(1.0, _cores() / (threads * (_local_ranks() if ranks is None else ranks)))
+    return min(1.0, _cores() / (threads * (_ranks() if ranks is None else ranks)))
 
 
 def spare_cores(threads: int) -> float:
-    """Cores that affinity and quota leave this host beside its ranks' compute threads; below 0: they lack some.
+    """Cores that affinity and quota leave beside the compute threads of the ranks on them; below 0: they lack some.
 
     Args:
         threads: Compute threads of each rank.
     """
-    return _cores() - threads * _local_ranks()
+    return _cores() - threads * _ranks()
 
 
 def _cores() -> float:
@@ -105,8 +117,10 @@ def _cores() -> float:
     return cores if limit is None else min(cores, limit)
 
 
-def _local_ranks() -> int:
-    """As the launcher says."""
+def _ranks() -> int:
+    """Ranks on the same cores."""
+    if _sharing:
+        return _sharing[0]
     place = launched()
     return (place.local_ranks or 1) if place else 1
 

@@ -8,8 +8,8 @@ however slow the computing is just now, and whatever else the machine does: of s
 interrupts of a network card are not in it.) On a GPU, which no processor time tells of, it is the computing that went
 missing, against the pieces that it computes alone.
 
-Computing that has a share of a core alone, by a quota or beside other ranks, is timed with the stops in it: it loses
-the processor time divided by that share.
+Computing that has a share of a core alone, by a quota or beside other ranks, takes its processor time divided by that
+share (sampling.py), and so does what it loses.
 
 Messages are as far apart as actions are in training, and the pieces walk through more memory than a core's caches hold:
 handling a message then finds threads asleep, and neither its code nor its data in the caches. (Two ranks on two cores,

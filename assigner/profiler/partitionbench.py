@@ -71,7 +71,7 @@ def counted_elsewhere(
 class PartitionBench:
     """One partition with its inputs, ready to be run again and again.
 
-    It is run as in a step under GPipe (stage.py): some micro-batches forward, then the same ones backward, so that each
+    It is run as in a step under GPipe (stagegroups.py): some micro-batches forward, then these backward. So each
     forward finds memory that is new to it and not what the last one has just freed (measured on a GPT on two CPU ranks:
     one micro-batch at a time promises steps that are 14 % too short). The gradients of its parameters stay allocated,
     as they are for every micro-batch but the first of a step.
@@ -326,10 +326,14 @@ class PartitionBench:
 
 
 def _usual_share(runs: Sequence[tuple[float, ...]], part: int) -> float:
-    """A part of runs as a share of their first one, in seconds: the median over a few groups of them."""
+    """A part of runs as a share of their first one, in seconds: the median over a few groups of them; 0 of nothing."""
     size = math.ceil(len(runs) / _GROUPS)
     groups = [runs[n : n + size] for n in range(0, len(runs), size)]
-    return statistics.median(sum(run[part] for run in group) / sum(run[0] for run in group) for group in groups)
+    wholes = [sum(run[0] for run in group) for group in groups]
+    return statistics.median(
+        sum(run[part] for run in group) / whole if whole > 0 else 0.0
+        for group, whole in zip(groups, wholes, strict=True)
+    )
 
 
 def state_bytes(piece: Piece, tensors: dict[str, torch.Tensor]) -> tuple[int, int, int]:

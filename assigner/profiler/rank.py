@@ -14,6 +14,8 @@ from assigner.errors import FormatError
 from assigner.formats.profile import Measurement
 from assigner.formats.selection import LINKS, Selection
 from assigner.machine.heap import keep_freed_memory
+from assigner.machine.kernel import core_numbers
+from assigner.machine.starvation import cores_shared
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.profiler.assembly import RankReport, main_dtype, optimizer_name
 from assigner.profiler.collectives import SIZES, measure_collectives
@@ -95,6 +97,9 @@ class RankSession:
         dist.barrier()
         places = table.to_all("device", device_place(self.device, seen[self.rank]), str)
         self.sharing = places.count(places[self.rank])
+        cores = table.to_all("cores", core_numbers(), tuple[int, ...])
+        beside = [rank for rank, each in enumerate(seen) if each.host == seen[self.rank].host and rank != self.rank]
+        cores_shared(cores[self.rank], [cores[rank] for rank in beside])
         self.facts = host_facts(
             self.device, sharing=self.sharing
         )  # with all that training has loaded too, on every rank of the host

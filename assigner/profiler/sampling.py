@@ -2,10 +2,10 @@
 
 A worker with a CPU quota runs for a moment and then stands still: a short run mostly falls between two stops, and the
 median of single runs would never see them. So the time of a thread that has a share of a core is its processor time,
-divided by that share. Several threads spin while they wait for one that stands still, and no processor time tells: for
-them a sample is the mean of as many runs as take 150 ms or more, more than one of a quota's usual periods. Of several
-parts that are timed in one run a stop hits one, and the median of none sees it: their medians are made to add up to
-that of the whole.
+divided by that share, unless it has waited for something else. Several threads spin while they wait for one that stands
+still, and no processor time tells: for them a sample is the mean of as many runs as take 150 ms or more, more than one
+of a quota's usual periods. Of several parts that are timed in one run a stop hits one, and the median of none sees it:
+their medians are made to add up to that of the whole.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -24,6 +25,9 @@ from assigner.machine.starvation import allowed_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+if sys.platform == "linux":
+    import resource
 
 WARM_UP_RUNS = 3
 WARM_UP_S = 0.2
@@ -39,7 +43,8 @@ class Stopwatch:
 
     Args:
         device: Where the work runs. On a GPU the marks are events, which the device itself dates. On a CPU they are of
-            the calling thread's processor time where that computes alone and has a share of a core, else of the clock.
+            the clock; of the calling thread's processor time where that computes alone, has a share of a core, and has
+            not waited for anything but the processor.
 
     Attributes:
         launch_share: Of the last work's time, the share that the host took to hand it over. Near 1: the device waits
@@ -49,7 +54,8 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.launch_share = 1.0
-        self._share = allowed_share(1) if device.type == "cpu" and torch.get_num_threads() == 1 else 1.0
+        computes_alone = sys.platform == "linux" and device.type == "cpu" and torch.get_num_threads() == 1
+        self._share = allowed_share(1) if computes_alone else 1.0
         self._marks: list[Any] = []
         self._begin_s = 0.0
 
@@ -63,13 +69,15 @@ class Stopwatch:
             event.record()
             self._marks.append(event)
         else:
-            self._marks.append(time.thread_time() / self._share if self._share < 1 else time.perf_counter())
+            self._marks.append(time.perf_counter() if self._share == 1 else _ThreadTime.now())
 
     def seconds(self) -> list[float]:
         """Seconds between the marks, which are then forgotten."""
         marks, self._marks = self._marks, []
         if self.device.type != "cuda":
-            return [end - begin for begin, end in itertools.pairwise(marks)]
+            if self._share == 1:
+                return [end - begin for begin, end in itertools.pairwise(marks)]
+            return [end.since(begin, self._share) for begin, end in itertools.pairwise(marks)]
         launched_s = time.perf_counter() - self._begin_s
         self._wait()
         self.launch_share = launched_s / max(launched_s, time.perf_counter() - self._begin_s)
@@ -78,6 +86,25 @@ class Stopwatch:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+class _ThreadTime(NamedTuple):
+    """Of the calling thread: the clock, its processor time, and how often it has gone to sleep by itself."""
+
+    clock_s: float
+    computed_s: float
+    waits: int
+
+    @classmethod
+    def now(cls) -> _ThreadTime:
+        assert sys.platform == "linux", "elsewhere the clock is all that is looked at"
+        return cls(time.perf_counter(), time.thread_time(), resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw)
+
+    def since(self, begin: _ThreadTime, share: float) -> float:
+        """Seconds from another time on, for a thread that has this share of a core."""
+        if self.waits > begin.waits:
+            return self.clock_s - begin.clock_s
+        return (self.computed_s - begin.computed_s) / share
 
 
 @dataclass(frozen=True)

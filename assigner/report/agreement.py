@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _SAME = 0.01
 """A step time predicted this well needs no cause."""
 _OTHER = 0.05
-_ONCE = "forward", "backward", "backward_input", "backward_weight", "reduce", "gather"
 """A machine's reference time that differs by this much is listed."""
+_ONCE = "forward", "backward", "backward_input", "backward_weight", "reduce", "gather"
 
 
 def agreement_report(found: Agreement, sides: Sequence[Spans] = (), *, width: int = PIPED) -> Report:
@@ -67,7 +67,7 @@ def missed_by(error: float) -> str:
 def _machine(found: Agreement) -> Report:
     """How far the machine is another than when it was profiled, and what that leaves of the prediction's error."""
     lines = [Line(f"warning: {text}; not all is the model's error", "warning") for text in found.disturbances]
-    if found.paced_s is None or not found.step.measured_s:
+    if found.paced_s is None or not found.step.measured_s or not found.step.predicted_s:
         return tuple(lines)
     change = found.paced_s / found.step.predicted_s - 1
     off = found.paced_s / found.step.measured_s - 1

@@ -20,6 +20,8 @@ until the step's end as in Kim et al., torchgpipe, 2020 (arXiv 2004.09910), whic
 from __future__ import annotations
 
 import copy
+import itertools
+import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from assigner.runtime.workergroups import WorkerGroup
 
 BatchNorm = Literal["deferred", "micro_batch"]
+_RUNNING = frozenset(("running_mean", "running_var", "num_batches_tracked"))
 
 
 @dataclass(slots=True)
@@ -60,7 +63,7 @@ class _DeferredNorm:
         self.seen: list[dict[int, _Figures]] = []  # for each twin, by micro-batch
         self.now: list[_Figures] = []  # for each twin, of the micro-batch that runs
         self.micro_batch = self.called = 0
-        self.recording = False
+        self.recording = self.under_way = False
         self._add_twin()
         module.__dict__["forward"] = self.forward
 
@@ -74,7 +77,7 @@ class _DeferredNorm:
 
     def begin(self, micro_batch: int) -> None:
         """A forward of this micro-batch comes next; `commit` or `forget` ends the step."""
-        self.micro_batch, self.called, self.recording = micro_batch, 0, True
+        self.micro_batch, self.called, self.recording, self.under_way = micro_batch, 0, True, True
         self._point()
 
     def _point(self) -> None:
@@ -96,6 +99,13 @@ class _DeferredNorm:
         """The module's own forward."""
         if not (self.module.training and self.recording and self.module.track_running_stats):
             return type(self.module).forward(self.module, input)
+        if not self.under_way and len(self.seen[0]) > 1:
+            raise UsageError(
+                "a BatchNorm runs again in a backward (torch.utils.checkpoint): which micro-batch's statistics these"
+                " are is not known then",
+                hint="leave the checkpoint out and have assigner recompute (rematerialise='always'); or"
+                " batch_norm='micro_batch'",
+            )
         call, self.called = self.called, self.called + 1
         if call == len(self.twins):
             self._add_twin()
@@ -103,6 +113,10 @@ class _DeferredNorm:
         output = type(twin).forward(twin, input)
         self.now[call].count = input.numel() // input.shape[1]
         return output
+
+    def end(self) -> None:
+        """The forward has run; one that comes without a `begin` is a part of a backward."""
+        self.under_way = False
 
     def have_twins(self, count: int) -> None:
         """Have so many twins, for figures that another worker has of as many calls."""
@@ -209,6 +223,11 @@ class DeferredStatistics:
         for norm in self._norms.get(partition, ()):
             norm.begin(micro_batch)
 
+    def end(self, partition: str) -> None:
+        """That forward has run."""
+        for norm in self._norms.get(partition, ()):
+            norm.end()
+
     def exchange(self, micro_batches: int) -> None:
         """A step's forwards have run, of so many micro-batches on all workers: have each worker know of all of them.
 
@@ -264,3 +283,22 @@ def _check(name: str, module: _BatchNorm, choice: BatchNorm) -> None:
             f"{name} has a forward of its own set on the object: its statistics cannot be deferred",
             hint="override forward in a class, or use batch_norm='micro_batch'",
         )
+    if choice == "deferred" and module.track_running_stats and (reader := _reader(type(module))) is not None:
+        raise UsageError(
+            f"{name}: {reader} uses its running statistics, which are the whole batch's: they are known at the end",
+            hint="use batch_norm='micro_batch': each micro-batch then moves them, as a batch of its own would",
+        )
+
+
+def _reader(kind: type) -> str | None:
+    """A method of a user's subclass of BatchNorm whose code names the running statistics; None: there is none."""
+    own = itertools.takewhile(lambda each: not each.__module__.startswith("torch."), kind.__mro__)
+    methods = (each for base in own for each in vars(base).values() if isinstance(each, types.FunctionType))
+    return next(
+        (
+            each.__qualname__
+            for each in methods
+            if each.__name__ != "__init__" and _RUNNING.intersection(each.__code__.co_names)
+        ),
+        None,
+    )

@@ -21,6 +21,7 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.model.deferred.likeness import in_likeness
+from assigner.model.deferred.memento import ATOMS
 from assigner.runtime.plainvalues import SINGLE
 from assigner.runtime.separability import Conduct, check_separable, is_known
 
@@ -166,9 +167,11 @@ class PipelineOptimizer(torch.optim.Optimizer):
     def move(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter]) -> None:
         """Be over other parameters of the same model, with the settings of the groups as they are and without state."""
         settings = [{key: value for key, value in group.items() if key not in _MEMBERS} for group in self.param_groups]
+        kept = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS}
         self._hold(held, beside)
-        for group, kept in zip(self.local.param_groups, settings, strict=True):
-            group.update(kept)
+        vars(self.local).update(kept)  # such as a count of its own
+        for group, kept_settings in zip(self.local.param_groups, settings, strict=True):
+            group.update(kept_settings)
         self._follow()
 
     def _follow(self) -> None:

@@ -382,9 +382,13 @@ class PartitionRunner:
             self.statistics.begin(self.piece.name, place.micro_batch)
         self.stores.enter(first=place.micro_batch == 0)
         if self.piece.autocast is None:  # even an empty context is a tenth of a small partition's time
-            return tuple(self._call(*reads, *sizes))
-        with casting(self.piece.autocast, self.device.type):
-            return tuple(self._call(*reads, *sizes))
+            outputs = tuple(self._call(*reads, *sizes))
+        else:
+            with casting(self.piece.autocast, self.device.type):
+                outputs = tuple(self._call(*reads, *sizes))
+        if self.statistics is not None:
+            self.statistics.end(self.piece.name)
+        return outputs
 
     def _finished(
         self, outputs: tuple[torch.Tensor, ...], place: ForwardPlace, *, runs_again: bool = False

@@ -8,9 +8,12 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from assigner.errors import UsageError
 from assigner.formats.plan import Plan, load_plan
 from assigner.launch.steptimes import StepClock
+from assigner.model.deferred.memento import Memento
 from assigner.runtime.graph import plan_graph
 from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
@@ -32,8 +35,6 @@ from assigner.runtime.wholestate import UnreadState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    import torch
 
     from assigner.formats.terms import Backend
     from assigner.model.marking import PartitionGraph
@@ -102,6 +103,7 @@ class Pipeline(ModelState):
         self._base_bytes = held_bytes(self._member.device) or 0
         self.steps = self._batches = 0
         self._unread = UnreadState(self.graph, self.rank)
+        self._loss_memory = Memento((), [workload.loss])
         with self._member.guarded("the building of the partitions"):
             if not training:
                 workload = without_training(workload)
@@ -185,6 +187,13 @@ class Pipeline(ModelState):
 
     def _check_move(self, plan: Plan) -> None:
         self._member.place(plan)
+        last = self.graph.last.name
+        if self.plan.holders[last] != plan.holders[last] and self._loss_memory.has_changed():
+            raise UsageError(
+                f"Workload.loss keeps something from call to call, and {last!r} goes to {plan.holders[last][0]}: what"
+                " the loss has kept would stay behind",
+                hint=f"a plan that leaves {last!r} where it is, or a loss without a memory",
+            )
         leaving = {partition for partition, source, _ in removals(self.plan, plan) if source == self.rank}
         self._installed.share.check_leaving(leaving)
         self._installed.watch.copies.compare()
@@ -247,6 +256,7 @@ class Pipeline(ModelState):
             raise UsageError("max_norm without an update", hint="call pipeline.clip_grad_norm_ before the update")
         self._require_training()
         self._check_receiver(outputs_to)
+        self._refuse_casting()
         if update and self.optimizer.needs_closure:
             return self._searched(batch, scale, max_norm, outputs_to)
         recorder = self._installed.executor.recorder
@@ -323,9 +333,21 @@ class Pipeline(ModelState):
         """
         self.workload.require_loss()
         self._check_receiver(outputs_to)
+        self._refuse_casting()
         call = f"evaluate({self._asked(outputs_to).removeprefix(', ')})"
         with self._member.guarded("the start of an evaluation"), kept_generators(self._member.device):
             return self._installed.inference.evaluate(call, batch, self._batches, outputs_to)
+
+    def _refuse_casting(self) -> None:
+        """Ranks have agreed on the types that they send each other, by the workload's own autocast."""
+        kind = self._member.device.type
+        said = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+        if torch.is_autocast_enabled(kind) and said != self.workload.autocast:
+            raise UsageError(
+                "torch.autocast is on where the pipeline is called: what ranks send each other would be of other types"
+                " than they expect",
+                hint=f"Workload(autocast={said!r}), and call the pipeline outside of torch.autocast",
+            )
 
     def _check_receiver(self, outputs_to: Receiver | None) -> None:
         if isinstance(outputs_to, bool | str) and outputs_to != "all":
@@ -357,6 +379,7 @@ class Pipeline(ModelState):
             WorkerError: another rank failed; the message has its error.
         """
         self._member.check_rank(to)
+        self._refuse_casting()
         with self._member.guarded("the start of a forward"), kept_generators(self._member.device):
             return self._installed.inference.forward(inputs, self._batches, to)
 
@@ -377,7 +400,7 @@ class Pipeline(ModelState):
             call = f"optimizer.step() with {self.optimizer.settings}"
             self._installed.same.check(call, exchanges=self.scaler.is_enabled())
             if not self._updated:  # the script may have changed the gradients
-                self._installed.gradients.factor.check()
+                self._installed.gradients.factor.check([each["params"] for each in self.optimizer.param_groups])
             good = self._installed.gradients.ready()
             self._installed.watch.copies.note_gradients()
             self._waiting = False

@@ -55,14 +55,23 @@ class RankFactor:
                 if float(values[at]):
                     self._seen.append((parameter, at, float(values[at])))
 
-    def check(self) -> None:
+    def check(self, groups: Sequence[Sequence[nn.Parameter]] = ()) -> None:
         """The gradients are about to be applied. All ranks call it together.
+
+        Args:
+            groups: The optimizer's, as many on every rank: a script may clip each of several by itself.
 
         Raises:
             UsageError: each rank's were clipped to one norm, by itself.
         """
-        factors = self._member.numbers(self._factor())
-        self._seen = []
+        seen, self._seen = self._seen, []
+        for some in (self._parameters, *(groups if len(groups) > 1 else ())):
+            self._check(some, seen)
+
+    def _check(self, parameters: Sequence[nn.Parameter], seen: Sequence[tuple[nn.Parameter, int, float]]) -> None:
+        """Of some parameters of this rank."""
+        among = {id(each) for each in parameters}
+        factors = self._member.numbers(_factor([each for each in seen if id(each[0]) in among]))
         known = {rank: factor for rank, factor in enumerate(factors) if not math.isnan(factor)}
         least, most = min(known.values(), default=1.0), max(known.values(), default=1.0)
         if most - least <= _ROUNDING * most or most > 1 + _ROUNDING:
@@ -70,7 +79,7 @@ class RankFactor:
         clipped = [rank for rank, factor in known.items() if factor < 1 - _ROUNDING]
         others = [rank for rank in known if rank not in clipped]
         for kind in _NORMS:
-            norms = self._member.numbers(self._norm(kind))
+            norms = self._member.numbers(_norm(parameters, kind))
             if _is_limit([norms[rank] for rank in clipped], [norms[rank] for rank in others]):
                 told = ", ".join(f"worker:{rank} by {factor:.3g}" for rank, factor in known.items())
                 raise UsageError(
@@ -80,26 +89,28 @@ class RankFactor:
                     hint="clip by pipeline.clip_grad_norm_ or step(batch, max_norm=...)",
                 )
 
-    def _factor(self) -> float:
-        """NaN: nobody can say; infinite: there are several."""
-        found = []
-        for parameter, at, before in self._seen:
-            if (values := _values(parameter)) is not None and at < len(values):
-                found.append(float(values[at]) / before)
-        if not found or not all(map(math.isfinite, found)):
-            return _UNKNOWN
-        middle = sorted(found)[len(found) // 2]
-        is_one = middle > 0 and all(abs(each - middle) <= _ROUNDING * middle for each in found)
-        return middle if is_one else _SEVERAL
 
-    def _norm(self, kind: float) -> float:
-        """Of all gradients of this rank."""
-        gradients = [each.grad for each in self._parameters if each.grad is not None]
-        norms = [
-            torch.linalg.vector_norm(each.coalesce().values() if each.is_sparse else each, kind).double()
-            for each in gradients
-        ]
-        return float(torch.linalg.vector_norm(torch.stack(norms), kind)) if norms else 0.0
+def _factor(seen: Sequence[tuple[nn.Parameter, int, float]]) -> float:
+    """NaN: nobody can say; infinite: there are several."""
+    found = []
+    for parameter, at, before in seen:
+        if (values := _values(parameter)) is not None and at < len(values):
+            found.append(float(values[at]) / before)
+    if not found or not all(map(math.isfinite, found)):
+        return _UNKNOWN
+    middle = sorted(found)[len(found) // 2]
+    is_one = middle > 0 and all(abs(each - middle) <= _ROUNDING * middle for each in found)
+    return middle if is_one else _SEVERAL
+
+
+def _norm(parameters: Sequence[nn.Parameter], kind: float) -> float:
+    """Of the gradients of some parameters."""
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    norms = [
+        torch.linalg.vector_norm(each.coalesce().values() if each.is_sparse else each, kind).double()
+        for each in gradients
+    ]
+    return float(torch.linalg.vector_norm(torch.stack(norms), kind)) if norms else 0.0
 
 
 def _is_limit(clipped: Sequence[float], others: Sequence[float]) -> bool:

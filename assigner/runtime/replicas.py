@@ -8,6 +8,8 @@ writes, by the end of the step or evaluation: before it updates anything.
 
 from __future__ import annotations
 
+import functools
+import types
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +44,9 @@ CHANGED_UNLIKE = (
 )
 
 
+_OWN_LOSS = "Workload.loss has parameters that are trained"
+
+
 def replicated(plan: Plan, partitions: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Of some partitions those that several workers hold, and the workers."""
     return {name: plan.holders[name] for name in partitions if name in plan.holders and len(plan.holders[name]) > 1}
@@ -55,6 +60,8 @@ def one_worker(partition: str) -> str:
 def obstacles(workload: Workload, graph: PartitionGraph) -> dict[str, str]:
     """Of the partitions that several workers cannot share, why, in words: as far as workload and graph show it."""
     found = dict.fromkeys(graph.piece, "the workload carries state from batch to batch") if workload.carried else {}
+    if _trains(workload.loss):
+        found.setdefault(graph.last.name, _OWN_LOSS)
     for name in graph.piece:
         written = _written(graph, name)
         if written is not None:
@@ -68,8 +75,8 @@ def check_replicas(workload: Workload, plan: Plan, graph: PartitionGraph) -> Non
     """Refuse replicas of a stage with state that its forwards hand on.
 
     Raises:
-        UsageError: a forward of it stores into a buffer or parameter, or the workload carries state from batch to
-            batch.
+        UsageError: a forward of it stores into a buffer or parameter, the workload carries state from batch to
+            batch, or its loss has parameters that are trained.
     """
     shared = replicated(plan, plan.partitions)
     if shared and workload.carried:
@@ -77,6 +84,13 @@ def check_replicas(workload: Workload, plan: Plan, graph: PartitionGraph) -> Non
             f"{in_words(*next(iter(shared.items())))}, and the workload carries state from batch to batch, which would"
             " be on one of them",
             hint="run every partition on one worker: in stages without replicas (assigner solve --max-replicas 1)",
+        )
+    last = graph.last.name
+    if last in shared and _trains(workload.loss):
+        raise UsageError(
+            f"{in_words(last, shared[last])}, and {_OWN_LOSS}: each of them would have the gradients of its own"
+            " micro-batches alone",
+            hint=one_worker(last),
         )
     check_stores(plan, graph)
 
@@ -101,6 +115,25 @@ def _written(graph: PartitionGraph, partition: str) -> str | None:
     """The first buffer or parameter that a forward stores into; None: there is none."""
     stores = [node.args[0] for node in graph.piece[partition].graph.nodes if node.target in STORES]
     return str(getattr(stores[0], "target", stores[0])) if stores else None
+
+
+def _trains(called: Any, depth: int = 3) -> bool:
+    """Whether a loss is, holds, or closes over a module with parameters that get gradients.
+
+    One that is a method of a model is not looked into: it is called for what it computes, not for the model's weights.
+    """
+    if isinstance(called, nn.Module):
+        return any(each.requires_grad for each in called.parameters())
+    if isinstance(called, nn.Parameter):
+        return called.requires_grad
+    parts: list[Any] = []
+    if isinstance(called, functools.partial):
+        parts = [called.func, *called.args, *called.keywords.values()]
+    elif isinstance(called, types.FunctionType):
+        parts = [cell.cell_contents for cell in called.__closure__ or () if cell != types.CellType()]
+    elif type(getattr(called, "__dict__", None)) is dict and not isinstance(called, type):
+        parts = [*vars(called).values()]
+    return depth > 0 and any(_trains(each, depth - 1) for each in parts)
 
 
 def in_words(partition: str, workers: Sequence[str]) -> str:

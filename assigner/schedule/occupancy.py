@@ -1,6 +1,6 @@
 """Memory over time: what each worker holds at each moment of a timed program, by what it holds.
 
-The sum of 3-cost-model.md, unrolled along a timeline. From when to when each part of it is on its worker:
+The sum of `CostModel.memory`, unrolled along a timeline. From when to when each part of it is on its worker:
 
     parameters, gradients, optimizer state, buffers      always
     of a micro-batch: what stored partitions keep        start of its forward .. end of its backward's input part

@@ -157,7 +157,9 @@ class ReducePrices:
 
         def lost(coming: tuple[str, str], going: tuple[str, str]) -> float:
             beside = [(links[coming].receiver_s, coming), (links[going].sender_s, going)]
-            fixed = sum(seconds / self.transfer_s(*way, _RING_BYTES) for seconds, way in beside if seconds)
+            fixed = sum(
+                seconds / max(seconds, self.transfer_s(*way, _RING_BYTES)) for seconds, way in beside if seconds
+            )
             return links[coming].receiver_busy + links[going].sender_busy + fixed
 
         return max(min(1.0, lost(*ends)) for ends in zip(ring, [*ring[1:], ring[0]], strict=True))

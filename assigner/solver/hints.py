@@ -185,9 +185,17 @@ def _pins(profile: Profile, options: SolveOptions) -> dict[str, str]:
     for pattern, pin in options.pins.items():
         _check_worker(profile, f"pin: {pattern}={pin}", pin)
         for name in _names(profile, "pin", pattern):
-            if pins.setdefault(name, pin) != pin:
+            narrower = _narrower(profile, pins.setdefault(name, pin), pin)
+            if narrower is None:
                 raise UsageError(f"pin: {name!r} is pinned to {pins[name]!r} and to {pin!r}")
+            pins[name] = narrower
     return pins
+
+
+def _narrower(profile: Profile, pin: str, other: str) -> str | None:
+    """Of two pins the one whose workers are all the other's too; None: they contradict each other."""
+    mine, its = ({each.name for each in profile.workers if profile.matches(spec, each)} for spec in (pin, other))
+    return pin if mine <= its else other if its <= mine else None
 
 
 def _rules(profile: Profile, given: Mapping[str, RematRule]) -> dict[str, RematRule]:
@@ -265,10 +273,13 @@ def _workers(profile: Profile, order: tuple[str, ...]) -> Iterable[str]:
     if order == (RANKS,):
         yield from (worker.name for worker in sorted(profile.workers, key=lambda worker: worker.rank))
         return
+    named: dict[str, str] = {}
     for spec in order:
         found = [w.name for w in profile.workers if spec in (w.name, w.name.partition("/")[0])]
         if not found:
             raise UsageError(f"order: {spec!r} is no worker of this profile", hint="worker:1,worker:0, or ranks")
-        if order.count(spec) > 1:
-            raise UsageError(f"order: {spec!r} stands twice")
+        if found[0] in named:
+            before = f", the first time as {named[found[0]]!r}" if named[found[0]] != spec else ""
+            raise UsageError(f"order: {spec!r} stands twice{before}")
+        named[found[0]] = spec
         yield found[0]

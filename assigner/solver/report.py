@@ -47,7 +47,7 @@ def make_solution(
     _check(plan, value / unit, objective_value(plan, plan.objective, cost, step_s=prediction.step_s))
     _check_memory(prediction)
     of_all = min(value, least_of_all_s(search.problem, {each.micro_batches for each in search.settings}))
-    any_order_s = of_all if search.any_order else None
+    any_order_s = of_all if search.any_order and plan.objective == "step" else None  # of a step it is the bound
     covered = search.covers(plan)
     if plan.is_divided or not covered:
         bound = of_all
@@ -119,7 +119,7 @@ def _scope(search: Search) -> str:
     stages = "any number of stages" if "interleaved" in kinds else "one stage"
     most = search.problem.most_replicas
     shared = f", up to {fmt.plural(most, 'worker')} a stage,"
-    asked = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    asked = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]} equal"
     return f"plans with {stages} a worker{shared} under {' or '.join(sorted(kinds))} with {asked} micro-batches"
 
 

@@ -28,6 +28,7 @@ from assigner.formats.document import encode
 from assigner.formats.profilewarnings import other_warnings, with_warnings
 from assigner.schedule.cost import CostModel, Kind, collectives_over
 from assigner.schedule.orders import ActionKind, counted
+from assigner.schedule.program import TOGETHER
 from assigner.schedule.simulate import simulated
 from assigner.schedule.timing import compute_s
 from assigner.validation.links import SeenFlights, corrected_links, factors, flights_seen
@@ -134,7 +135,7 @@ def _taken(cost: CostModel, agreement: Agreement) -> dict[Compute, float]:
             busy.setdefault((event.action.kind, event.action.stage, event.worker), event.busy_s)
     taken = {}
     for key, samples in seen.compute.items():
-        if key[0] is ActionKind.REDUCE:  # beside what its workers compute
+        if key[0] in TOGETHER:  # beside what its workers compute
             continue
         lost = seen.before[key].median_s + (seen.behind[key].median_s if key in seen.behind else 0.0)
         taken[key] = samples.median_s + max(0.0, lost - busy.get(key, 0.0))

@@ -114,5 +114,5 @@ def _losses(profile: Profile, agreement: Agreement) -> dict[_Ends, dict[str, Any
     return {ends: {name: median(values) for name, values in mine.items()} for ends, mine in found.items()}
 
 
-_TIMED = ActionKind.FORWARD, ActionKind.BACKWARD
+_TIMED = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT
 _Ends = tuple[str, str]

@@ -3,7 +3,7 @@
 A span is an action of one worker with its start and end on its side's clock, which is 0 where the first step that is
 drawn begins:
 
-    predicted    the simulator's timeline, read as the trace of a run that goes just so (agreement/rehearsal.py)
+    predicted    the simulator's timeline, read as the trace of a run that goes just so (rehearsal.py)
     measured     a step of a run's trace, or all of them
 
 so that both lie beside each other and every kind of span means the same on both sides:

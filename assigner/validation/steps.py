@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from assigner import formatting as fmt
 from assigner.errors import FormatError
+from assigner.formats.trace import unlike
 from assigner.validation.bootstrap import ratio_interval
 from assigner.validation.machine import busy_run
 from assigner.validation.observed import Samples
@@ -102,10 +103,10 @@ def runs_by_plan(plans: Sequence[tuple[str, Plan]], traces: Sequence[tuple[str, 
     """
     found: dict[str, list[tuple[str, Trace]]] = {}
     for file, trace in traces:
-        fitting = [name for name, plan in plans if not _unlike(trace, plan)]
+        fitting = [name for name, plan in plans if not unlike(trace, plan)]
         if not fitting:
-            name, plan = min(plans, key=lambda each: len(_unlike(trace, each[1])))
-            other = ", ".join(_unlike(trace, plan))
+            name, plan = min(plans, key=lambda each: len(unlike(trace, each[1])))
+            other = ", ".join(each.replace("_", "-") for each in unlike(trace, plan))
             raise FormatError(
                 f"{file} is of a run of none of these plans: from {name}, the nearest, it differs in its {other}",
                 hint="name the plan that the run was started with",
@@ -139,18 +140,6 @@ def _remat(trace: Trace) -> str:
     again = sum(len(stage.rematerialise) for stage in trace.stages)
     own = {0: "never", sum(len(stage.partitions) for stage in trace.stages): "always"}.get(again)
     return AS_PLANNED if trace.remat == own else trace.remat
-
-
-def _unlike(trace: Trace, plan: Plan) -> list[str]:
-    """In what a trace is of another plan, by `check_same_plan`'s own measure."""
-    from assigner.formats.trace import check_same_plan
-
-    try:
-        check_same_plan(trace, plan)
-    except FormatError:
-        names = ("workload", "stages", "schedule", "micro_batches", "micro_batch_size")
-        return [name.replace("_", "-") for name in names if getattr(plan, name) != getattr(trace, name)]
-    return []
 
 
 def speed_up(plan: Plan, mine: Steps, baseline: Plan, base: Steps | None) -> SpeedUp | None:

@@ -11,7 +11,16 @@ from made_runs import run_in, slower_link, slower_worker, with_busy
 
 from assigner.errors import FormatError
 from assigner.formats.stage import Replica, Stage
-from assigner.formats.trace import Trace, TracedAction, TracedMessage, WorkerTrace, load_trace, save_trace
+from assigner.formats.trace import (
+    Trace,
+    TracedAction,
+    TracedMessage,
+    WorkerTrace,
+    check_same_plan,
+    load_trace,
+    save_trace,
+    unlike,
+)
 from assigner.schedule.cost import CostModel
 from assigner.schedule.program import ActionKind
 from assigner.schedule.simulate import predict, simulated, step_s
@@ -20,6 +29,7 @@ from assigner.validation import agree, as_run
 from assigner.validation.explanation import explain
 from assigner.validation.observed import Samples, observe
 from assigner.validation.rehearsal import rehearsed
+from assigner.validation.steps import runs_by_plan
 
 PROFILE = make_profile(work=[2e-3] * 6, slowness=[1.0, 1.5, 1.0], bandwidth=2e8, edge_bytes=2e5)
 PLAN = make_plan(PROFILE, [(0, ["p0", "p1"]), (1, ["p2"]), (2, ["p3", "p4", "p5"])], micro_batches=8)
@@ -244,3 +254,17 @@ def test_the_fast_step_time_is_that_of_the_timeline_with_other_figures_too() -> 
     seen = observe(run_in(slow, PLAN))
     figures = Instead(seconds={key: each.median_s for key, each in seen.compute.items()})
     assert step_s(PLAN, CostModel(PROFILE), instead=figures) == pytest.approx(step_s(PLAN, CostModel(slow)), abs=1e-12)
+
+
+def test_a_trace_of_another_order_is_of_another_plan() -> None:
+    """Two listed plans with the same stages are told apart by what their workers did."""
+    plan = replace(make_plan(PROFILE, [(0, ["p0", "p1"]), (1, ["p2", "p3", "p4", "p5"])], micro_batches=2))
+    orders = {FIRST: "0F0 0F1 0B0 0B1", SECOND: "1F0 1B0 1F1 1B1"}
+    one = replace(plan, schedule="listed", orders=orders)
+    other = replace(one, orders={**orders, FIRST: "0F0 0F1 0B1 0B0", SECOND: "1F0 1F1 1B1 1B0"})
+    trace = run_in(PROFILE, one)
+    check_same_plan(trace, one)
+    assert unlike(trace, other) == ["orders"]
+    assert runs_by_plan([("one", one), ("other", other)], [("run", trace)]).keys() == {"one"}
+    with pytest.raises(FormatError, match="its orders differ"):
+        agree(other, PROFILE, trace)

@@ -158,7 +158,7 @@ def test_a_share_of_a_core_is_timed_by_its_processor_time(monkeypatch: pytest.Mo
     watch.mark()
     computed, slept = watch.seconds()
     assert computed >= 0.04
-    assert slept < 0.05
+    assert slept >= 0.05  # it has waited for something else than the processor
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     watch = Stopwatch(CPU)
     watch.mark()

@@ -190,6 +190,7 @@ def test_on_a_slow_wire_a_smaller_message_is_looked_at() -> None:
 
 def test_cores_beside_those_that_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this host: what affinity and quota leave, less each rank's threads."""
+    monkeypatch.setattr(starvation, "_sharing", [])
     monkeypatch.setattr(starvation, "usable_cores", lambda: 8)
     monkeypatch.setattr(starvation, "launched", lambda: SimpleNamespace(local_ranks=2))
     monkeypatch.setattr(starvation, "core_limit", lambda: None)

@@ -234,6 +234,15 @@ def test_company_of_another_kind_is_tried_at_the_smallest_size_alone(ten: Partit
     assert stagegroups._ROOM_SHARE <= 0.5
 
 
+def test_a_backward_that_takes_nothing_has_parts_that_take_nothing(ten: PartitionGraph) -> None:
+    """Joined with others, a partition without a gradient has no time of its own."""
+    bench = make_workbench(ten, math.inf).measured(Point("1", ROWS))
+    bench.compared_parts += [(0.0, 1.0, 1.0)] * 8
+    assert bench.parts(0.0, 0.0)[:2] == (0.0, 0.0)
+    bench.compared += [(0.0, 1.0)] * 8
+    assert bench.recompute_s(0.0, 0.0) == 0.0
+
+
 def test_what_waits_for_the_weight_part_is_counted(ten: PartitionGraph) -> None:
     """What came in at the product, whose own input is counted as one; the first partition waits with all it has."""
     workbench = replace(make_workbench(ten, math.inf, wanted=("0", "1")), in_parts=True)

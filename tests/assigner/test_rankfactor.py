@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from assigner.errors import UsageError
+from assigner.runtime import rankfactor
 from assigner.runtime.rankfactor import RankFactor
 
 Change = Callable[[int, Sequence[nn.Parameter]], Any]
@@ -41,8 +42,10 @@ class Ranks:
 
     def check(self) -> None:
         """The answers of all, in the order of the questions; then the first one's check."""
-        norms = [[each._norm(kind) for each in self.factors] for kind in (2.0, float("inf"), 1.0)]
-        self.told = [[each._factor() for each in self.factors], *norms]
+        norms = [
+            [rankfactor._norm(each._parameters, kind) for each in self.factors] for kind in (2.0, float("inf"), 1.0)
+        ]
+        self.told = [[rankfactor._factor(each._seen) for each in self.factors], *norms]
         self.factors[0].check()
 
 

@@ -137,6 +137,16 @@ def test_patterns_name_many_partitions():
     assert "p0" in caught.value.hint
 
 
+def test_the_narrower_of_two_pins_that_agree_binds():
+    """A worker on a host that a pattern names; in any order, and where a partial plan says the worker."""
+    profile = replace(PROFILE, workers=tuple(replace(each, host="rack") for each in PROFILE.workers))
+    narrow, wide = {"p0": "worker:1/cpu"}, {"p*": "rack"}
+    for pins in ({**narrow, **wide}, {**wide, **narrow}):
+        assert resolve(profile, single(pins=pins))[1].pins["p0"] == "worker:1/cpu"
+    with pytest.raises(UsageError, match="pinned to"):
+        resolve(profile, single(pins={"p*": "worker:1", "p0": "worker:0"}))
+
+
 @pytest.mark.parametrize(
     ("hints", "text"),
     [
@@ -144,6 +154,7 @@ def test_patterns_name_many_partitions():
         ({"apart": (("p0",),)}, "two or more"),
         ({"order": ("worker:9",)}, "worker:9"),
         ({"order": ("worker:1", "worker:1")}, "twice"),
+        ({"order": ("worker:1", "worker:1/cpu")}, "the first time as 'worker:1'"),
         ({"only": ("nowhere",)}, "nowhere"),
         ({"only": ("worker:1",), "order": ("worker:0", "worker:2")}, "only worker:1/cpu may"),
         ({"reserve": {"nowhere": 1.0}}, "nowhere"),

@@ -337,6 +337,25 @@ def test_no_plan_beats_the_bound_of_all(seed):
         assert each.step_s is None or bound <= each.step_s
 
 
+def test_the_bound_of_all_knows_that_a_weight_part_may_wait():
+    """One micro-batch through three workers and back: those in front wait for input parts alone: 3 + 3 and a rest."""
+    profile = make_profile(work=[1.0] * 3, slowness=[1] * 3, batch=1, edge_bytes=1.0, latency=1e-6)
+    parts = [replace(each, update_s=0.0) for each in in_parts(profile, share=0.5).measurements]
+    profile = replace(profile, measurements=tuple(parts))
+    plan = solve(profile, SolveOptions(micro_batches=1, max_replicas=1)).plan
+    assert least_of_all_s(Problem(*resolve(profile, SolveOptions()), CostModel(profile)), [1]) <= 7.01
+    found = min(plan.predicted.step_s, plan.solver.any_order_found_s or plan.predicted.step_s)
+    assert plan.solver.any_order_s <= found
+
+
+def test_a_bound_of_steps_is_none_of_money():
+    """What any order takes at least is told of a step alone: the cheapest plan's value is money."""
+    profile = make_profile(work=[2e-3, 4e-3], slowness=[1, 2])
+    profile = replace(profile, workers=tuple(replace(each, cost_per_hour=1.0) for each in profile.workers))
+    solver = solve(profile, SolveOptions(objective="cost")).plan.solver
+    assert solver.any_order_s is None
+
+
 def uneven():
     """Three partitions: two workers share the work evenly only if one of them has the first and the last."""
     return make_profile(work=[2e-3, 4e-3, 2e-3], slowness=[1, 1], batch=8, edge_bytes=1e3, capacity=CAPACITY)

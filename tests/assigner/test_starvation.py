@@ -56,6 +56,21 @@ def test_a_share_is_what_quota_and_ranks_leave_of_a_core(monkeypatch: pytest.Mon
     assert allowed_share(1, ranks=1) == pytest.approx(0.4)
 
 
+@pytest.mark.parametrize(
+    ("cores", "share"),
+    [([[0], [1]], 1.0), ([[0, 1], [0, 1]], 0.75), ([[0, 1], [0, 1], [0, 1]], 0.5), ([[0], [0, 1], [1]], 0.5)],
+)
+def test_ranks_that_a_launcher_has_bound_have_their_own_cores(
+    cores: list[list[int]], share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the launcher's number of ranks says: those that share a core with this one count, and a quota."""
+    monkeypatch.setattr(starvation, "_sharing", [])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*cores[0]}, raising=False)
+    monkeypatch.setattr(starvation, "core_limit", lambda: 1.5)
+    starvation.cores_shared(cores[0], cores[1:])
+    assert allowed_share(1) == pytest.approx(share)
+
+
 def test_the_system_tells_of_this_process_and_of_none_that_is_gone() -> None:
     """Each thread of this process has computed something, where the kernel tells; nothing is known of no process."""
     assert all(computed >= 0 and queued >= 0 for computed, queued in processor_time().threads.values())

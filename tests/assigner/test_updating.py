@@ -28,6 +28,7 @@ from assigner.schedule.simulate import priced, simulated, step_s, worker_memory
 from assigner.schedule.timing import compute_s
 from assigner.schedule.updating import gathered_bytes, held_state, update_s
 from assigner.solver import SolveOptions, solve
+from assigner.validation.calibration import calibrated
 from assigner.validation.comparison import agree
 from assigner.validation.rehearsal import rehearsed
 from assigner.validation.spans import predicted_spans
@@ -184,3 +185,14 @@ def test_what_is_divided_is_told() -> None:
     whole = replace(plan, stages=(replace(plan.stages[0], replicas=(Replica(ONE, 2), Replica(OTHER, 2))),))
     changed = placement_changes_data(whole, plan)["settings_changed"]
     assert changed == {"updates of replicas": ["everything", "1+3"]}
+
+
+def test_a_profile_is_corrected_by_a_run_that_hands_parameters_on() -> None:
+    """A gathering lies beside what its workers compute, and takes nothing from it."""
+    cost = CostModel(PROFILE)
+    found = [
+        calibrated(PROFILE, agree(plan, PROFILE, rehearsed(simulated(plan, cost), cost)), trace="run.json").measurements
+        for plan in (DIVIDED, shared())
+    ]
+    for mine, theirs in zip(*found, strict=True):
+        assert (mine.forward_s, mine.backward_s) == pytest.approx((theirs.forward_s, theirs.backward_s))

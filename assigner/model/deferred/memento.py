@@ -8,6 +8,7 @@ the object that it is.
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import itertools
 import random
@@ -114,6 +115,9 @@ class Memento:
                 if cell != _EMPTY:
                     self._keep(_CELL, cell)
                     self._meet_function(cell.cell_contents)
+            for name in _written_globals(value.__code__):
+                self._keep(_GLOBAL, (value.__globals__, name))
+                self._meet(value.__globals__.get(name))
             self._meet(value.__defaults__)
 
     def _meet(self, value: Any) -> None:
@@ -134,9 +138,39 @@ class Memento:
         elif (keeper := _keeper(value)) is not None:
             self._keep(keeper, value)
         elif kind.__module__.partition(".")[0] not in _NOT_LOOKED_INTO and not isinstance(value, type | nn.Module):
-            space = getattr(value, "__dict__", None)
-            if type(space) is dict:
-                self._meet(space)
+            self._meet_object(value)
+        elif isinstance(value, types.SimpleNamespace):
+            self._meet(vars(value))
+
+    def _meet_object(self, value: Any) -> None:
+        """One of a user's class."""
+        space = getattr(value, "__dict__", None)
+        if type(space) is dict:
+            self._meet(space)
+        if slots := slots_of(value):
+            self._keep(_SLOTS, value)
+            for each in slots.values():
+                self._meet(each)
+
+
+@functools.cache
+def _written_globals(code: types.CodeType) -> tuple[str, ...]:
+    """The names of its file that a function's code binds anew (`global`), or one inside it."""
+    own = [each.argval for each in dis.get_instructions(code) if each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")]
+    inner = [_written_globals(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    return tuple(dict.fromkeys(itertools.chain(own, *inner)))
+
+
+def slot_names(kind: type) -> tuple[str, ...]:
+    """The attributes that a user's class has places for, without a dictionary."""
+    named = (vars(each).get("__slots__", ()) for each in kind.__mro__)
+    every = itertools.chain.from_iterable((each,) if isinstance(each, str) else each for each in named)
+    return tuple(each for each in every if each not in ("__dict__", "__weakref__"))
+
+
+def slots_of(held: Any) -> dict[str, Any]:
+    """What an object's slots hold; those that hold nothing are left out."""
+    return {name: getattr(held, name) for name in slot_names(type(held)) if hasattr(held, name)}
 
 
 def _differ(now: Any, then: Any) -> bool:
@@ -220,6 +254,23 @@ def _put_space(space: dict[Any, Any], values: dict[Any, Any]) -> None:
         space.update(values)
 
 
+def _put_global(held: tuple[dict[str, Any], str], values: list[Any]) -> None:
+    space, name = held
+    if values[0] is not _ABSENT:
+        space[name] = values[0]
+    else:
+        space.pop(name, None)
+
+
+def put_slots(held: Any, values: dict[str, Any]) -> None:
+    """Have an object's slots hold what `slots_of` gave."""
+    for name in slot_names(type(held)):
+        if name in values:
+            object.__setattr__(held, name, values[name])
+        elif hasattr(held, name):
+            object.__delattr__(held, name)
+
+
 def _put_sequence(sequence: Any, values: Any) -> None:
     sequence.clear()
     sequence.extend(values)
@@ -247,6 +298,9 @@ def _put_class(kind: type, values: dict[str, Any]) -> None:
 
 _CLASS = _Keeper(_plain_of_class, _put_class)
 _SPACE = _Keeper(dict, _put_space)
+_ABSENT = object()
+_GLOBAL = _Keeper(lambda held: [held[0].get(held[1], _ABSENT)], _put_global)
+_SLOTS = _Keeper(slots_of, put_slots)
 _SET = _Keeper(set, _put_set)
 _SEQUENCE = _Keeper(tuple, _put_sequence)
 _OF_NUMPY = {

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from assigner.model.deferred.memento import put_slots, slots_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -200,9 +202,16 @@ class PythonState:
         elif isinstance(value, itertools.count | types.GeneratorType):
             self.holders[id(value)] = _IteratorHolder(where, value, _progress(value))
         elif type(value).__module__.split(".")[0] != "torch":
-            space = getattr(value, "__dict__", None)
-            if type(space) is dict:  # `dict[str, int]` at the top of a file answers with that of the class `dict`
-                self._add_entries(where, space, depth=depth, skipped=frozenset())
+            self._add_object(where, value, depth=depth)
+
+    def _add_object(self, where: str, value: Any, *, depth: int) -> None:
+        space = getattr(value, "__dict__", None)
+        if type(space) is dict:  # `dict[str, int]` at the top of a file answers with that of the class `dict`
+            self._add_entries(where, space, depth=depth, skipped=frozenset())
+        if (slots := slots_of(value)) and type(value).__module__ not in sys.stdlib_module_names:
+            self.holders.setdefault(id(value), _SlotsHolder(where, value, slots))
+            for key, each in slots.items():
+                self._add(f"{where}.{key}", each, depth=depth + 1)
 
     def changes(self) -> dict[int, list[StateChange]]:
         """What differs now, by the id of the object that has the entries."""
@@ -281,6 +290,20 @@ class _CellHolder(Holder):
     def restore(self) -> None:
         if self.before is not ABSENT:
             self.held.cell_contents = self.before
+
+
+class _SlotsHolder(Holder):
+    """An object with places for its attributes (`__slots__`)."""
+
+    def changes(self) -> Iterator[StateChange]:
+        found = slots_of(self.held)
+        for key in {**self.before, **found}:
+            before, now = self.before.get(key, ABSENT), found.get(key, ABSENT)
+            if not same(before, now):
+                yield StateChange(f"{self.where}.{key}", before, now)
+
+    def restore(self) -> None:
+        put_slots(self.held, self.before)
 
 
 def _progress(iterator: Any) -> Any:

@@ -9,7 +9,7 @@ A class is a kind of worker; where links inside a host are faster than between h
 used of its host since the pipeline came to it (the visit), so that a host cannot be stayed in for longer than its
 workers last. Hosts are told apart by nothing else, and may be come back to: a relaxation.
 
-Source: the dynamic program over (position, workers used, last worker) of 4-solver.md 4b; visits are the neighbourhoods
+Source: a dynamic program over (position, workers used, last worker); visits are the neighbourhoods
 of Baldacci, Mingozzi and Roberti, Operations Research 59(5), 2011.
 """
 

@@ -204,7 +204,7 @@ class SetPrices(PriceTable):
     def ways(self, where: Sequence[int]) -> tuple[TravellingValue, ...] | None:
         """All values that travel when position i is on worker `where[i]`; None: a link that they need is missing.
 
-        In the order in which a stage sends them (schedule.py).
+        In the order in which a stage sends them (schedule/program.py).
         """
         found: dict[tuple[int, int], tuple[int, list[int], bool]] = {}
         for maker, value, reader, gradient in self.edges:

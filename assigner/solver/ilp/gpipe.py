@@ -20,11 +20,11 @@ chosen costs beyond that least is carried inwards: with `excess` of boundary i, 
 in[i] >= sum excess y[i] and in[i] >= in[i-1] - R (boundary at i), so in[i] is the excess of the stage that covers i,
 whatever its length. `out` does the same from the right. Exact at whole x, and no rows at all where links are alike.
 
-Turns before the last stage (formula.py) are left out: the optimum is a lower bound, and the search adds a cut for
+Turns before the last stage are left out: the optimum is a lower bound, and the search adds a cut for
 the rare pipeline for which they matter. For graphs, only what lies on the spine is added up, so the optimum is a
 lower bound; a row for each position adds M (f + b) + u of one worker.
 
-Source: segments as in 4-solver.md 1; the strong rows are a disaggregation of the max (Padberg and Wolsey style).
+The strong rows are a disaggregation of the max.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ from assigner.solver.perfect_split import least_work, perfect_split
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from assigner.schedule.cost import PartitionCost
     from assigner.solver.orders.tasks import PlacedTasks, TaskRow
     from assigner.solver.problem import Problem
 
@@ -89,9 +88,12 @@ def _least_of_count_s(problem: Problem, count: int) -> float:
         price = table.rows[k][i]
         if price is not None:
             again = price.recompute_s if problem.remat_rules[i] == "always" else 0.0
-            backward = min(price.backward_s, *(_in_parts(price),)) + again
+            input_s, weight_s = price.parts[:2] if price.parts is not None else (math.inf, math.inf)
+            backward = min(price.backward_s, input_s + weight_s) + again
             seconds[k, i], updates[k, i] = count * (price.forward_s + backward), price.update_s
-            once[k, i] = spine.forward[i] * price.forward_s + spine.backward[i] * backward
+            # of a backward in two parts the partitions in front wait for the first alone
+            there = min(price.backward_s + again, input_s)
+            once[k, i] = spine.forward[i] * price.forward_s + spine.backward[i] * there
     weights, least = perfect_split(seconds)
     least = least + least_work(np.where(np.isfinite(seconds), updates, np.inf), weights)
     speeds = sorted((w for w, members in zip(weights, table.groups, strict=True) for _ in members), reverse=True)
@@ -99,11 +101,6 @@ def _least_of_count_s(problem: Problem, count: int) -> float:
     if not np.isfinite(least).all() or speed <= 0:
         return math.inf
     return max(float(least.sum()) / speed, float(once.min(axis=0).sum()))
-
-
-def _in_parts(price: PartitionCost) -> float:
-    """Seconds of a backward that runs in two parts; inf: they were not measured."""
-    return math.inf if price.parts is None else price.parts[0] + price.parts[1]
 
 
 def _updates(tasks: PlacedTasks) -> list[float]:

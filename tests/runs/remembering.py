@@ -1,0 +1,257 @@
+"""On two ranks: what user code keeps beside tensors trains as it does in plain torch, or is refused in words.
+
+torchrun --nproc-per-node 2 tests/runs/remembering.py CASE
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.checkpoint import checkpoint
+
+from assigner import AssignerError, Pipeline, Workload
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
+
+from foreign.harness import distance, pieces, seeded
+from workloads import WIDTH, graph_of, make_plan, workload
+
+EXACT = 1e-8
+STEPS = 5
+TWO: list[Any] = [(0, ["first"]), (1, ["second", "last"])]
+OTHER: list[Any] = [(1, ["first"]), (0, ["second", "last"])]
+SHARED: list[Any] = [({0: 1, 1: 1}, ["first", "second", "last"])]
+RUNNING = 1.0
+
+
+class Net(nn.Module):
+    """Three partitions, of which the first two can be anything."""
+
+    def __init__(self, first: nn.Module | None = None, second: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first, self.second = first or nn.Linear(WIDTH, WIDTH), second or nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+class Checked(nn.Module):
+    """A BatchNorm that a checkpoint runs again in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def work(self, x: torch.Tensor) -> Any:
+        return self.inner(self.norm(x))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return checkpoint(self.work, x, use_reentrant=False)
+
+
+class Renormalised(nn.BatchNorm1d):
+    """One that normalises by its running statistics while it trains."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.running_var is not None
+        return super().forward(x) / (self.running_var + 1)
+
+
+@dataclass(slots=True)
+class Clock:
+    """A count without a dictionary."""
+
+    ticks: int = 0
+
+
+class Timed(nn.Module):
+    """Divides by how often it was called."""
+
+    def __init__(self, clock: Any) -> None:
+        super().__init__()
+        self.clock, self.inner = clock, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.clock.ticks += 1
+        return self.inner(x) / self.clock.ticks
+
+
+class Warm(torch.optim.SGD):
+    """A rate that rises with a count of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 * min(1.0, self.count / 6)
+        return super().step(closure)
+
+
+class Weighted(nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def forward(self, made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return mse_loss(made, wanted) * torch.exp(-self.log) + self.log
+
+
+class Slotted:
+    """A loss that remembers, without a dictionary."""
+
+    __slots__ = ("running",)
+
+    def __init__(self) -> None:
+        self.running = 1.0
+
+    def __call__(self, made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        value = mse_loss(made, wanted)
+        self.running = 0.7 * self.running + 0.3 * float(value.detach())
+        return value / self.running
+
+
+def remembered(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """A loss that remembers at the top of its file."""
+    global RUNNING  # noqa: PLW0603 - what is tested
+    value = mse_loss(made, wanted)
+    RUNNING = 0.7 * RUNNING + 0.3 * float(value.detach())
+    return value / RUNNING
+
+
+def two_groups(parameters: Any) -> torch.optim.Optimizer:
+    """Weights, and all else."""
+    every = list(parameters)
+    return torch.optim.SGD(
+        [{"params": [each for each in every if (each.dim() > 1) is wide]} for wide in (True, False)], lr=0.5
+    )
+
+
+def clip(optimizer: torch.optim.Optimizer) -> None:
+    """Each group by itself, on each rank."""
+    for group in optimizer.param_groups:
+        nn.utils.clip_grad_norm_(group["params"], 0.01)
+
+
+def made_of(model: Callable[[], nn.Module] = Net, **changes: Any) -> Workload:
+    """A workload of three partitions."""
+    return workload(model, "first", "second", "last", **changes)
+
+
+@dataclass
+class Case:
+    """What is trained, under which plan, and what is said instead; empty: it trains as plain torch does."""
+
+    make: Callable[[], Workload]
+    said: str = ""
+    stages: list[Any] = field(default_factory=lambda: TWO)
+    remat: Any = "never"
+    move: bool = False
+    by_hand: Callable[[Any], None] | None = None
+    context: Callable[[], Any] = contextlib.nullcontext
+    micro_batches: int = 2
+
+
+def half() -> Any:
+    """What scripts for one device put around their forward."""
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def timed(clock: Callable[[], Any]) -> Workload:
+    """A partition that counts in such an object."""
+    return made_of(lambda: Net(second=Timed(clock())))
+
+
+def counted() -> Any:
+    return types.SimpleNamespace(ticks=0)
+
+
+CASES = {
+    "autocast": Case(made_of, "torch.autocast is on where the pipeline is called", context=half),
+    "checkpoint": Case(lambda: made_of(lambda: Net(Checked())), "a BatchNorm runs again in a backward"),
+    "checkpoint, one": Case(lambda: made_of(lambda: Net(Checked())), micro_batches=1),
+    "renormalised": Case(lambda: made_of(lambda: Net(Renormalised(WIDTH))), "Renormalised.forward uses its running"),
+    "slots": Case(lambda: timed(Clock), remat="always"),
+    "namespace": Case(lambda: timed(counted), remat="always"),
+    "namespace, shared": Case(lambda: timed(counted), "its forward changes second.clock", SHARED),
+    "global loss": Case(lambda: made_of(loss=remembered), remat="always"),
+    "slotted loss": Case(lambda: made_of(loss=Slotted()), remat="always"),
+    "slotted loss, moved": Case(lambda: made_of(loss=Slotted()), "Workload.loss keeps something", move=True),
+    "counting optimizer": Case(lambda: made_of(optimizer=Warm), move=True),
+    "loss with parameters": Case(lambda: made_of(loss=Weighted()), "Workload.loss has parameters", SHARED),
+    "groups": Case(lambda: made_of(optimizer=two_groups), "clip_grad_norm_ over", by_hand=clip),
+}
+
+
+def plain(case: Case) -> list[tuple[float, dict[str, torch.Tensor]]]:
+    """Losses and states of plain torch over the same micro-batches."""
+    global RUNNING  # noqa: PLW0603 - what is tested
+    RUNNING = 1.0
+    made = case.make()
+    torch.manual_seed(made.seed)
+    model = made.model()
+    optimizer, record = made.make_optimizer(model.named_parameters()), []
+    for n in range(STEPS):
+        batch, total = made.make_batch(8, n), 0.0
+        seeded(n)
+        model.zero_grad()
+        for (args, kwargs), targets, weight in pieces(made, batch, case.micro_batches):
+            loss = made.compute_loss(model(*args, **kwargs), targets) * weight
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        record.append((total, {name: each.detach().clone() for name, each in model.state_dict().items()}))
+    RUNNING = 1.0
+    return record
+
+
+def check(case: Case) -> None:
+    """The plan's training is the plain one."""
+    record, made = plain(case), case.make()
+    plan = make_plan(made, case.stages, micro_batches=case.micro_batches)
+    with Pipeline(made, plan, remat=case.remat, graph=graph_of(made), timeout_s=60.0) as pipeline:
+        for n, (expected, states) in enumerate(record):
+            if case.move and n == 3:
+                pipeline.move(make_plan(made, OTHER, micro_batches=case.micro_batches))
+            batch = made.make_batch(8, n)
+            seeded(n)
+            with case.context():
+                loss = pipeline.step(batch, update=case.by_hand is None)
+            if case.by_hand is not None:
+                case.by_hand(pipeline.optimizer)
+                pipeline.optimizer.step()
+                pipeline.optimizer.zero_grad()
+            assert distance(float(loss), expected) < EXACT, (n, float(loss), expected)
+            for name, each in pipeline.state_dict().items():
+                assert distance(each, states[name]) < EXACT, (n, name)
+
+
+def main(name: str) -> None:
+    """One case; where it is to be refused, every rank says why."""
+    case = CASES[name]
+    try:
+        check(case)
+    except AssignerError as error:
+        if not case.said or not re.search(re.escape(case.said), str(error)):
+            raise
+    else:
+        assert not case.said, "it was not refused"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
