@@ -8,12 +8,11 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from assigner.errors import UsageError
 from assigner.formats.plan import Plan, load_plan
 from assigner.launch.steptimes import StepClock
 from assigner.model.deferred.memento import Memento
+from assigner.model.marking.casting import refuse_other_casting
 from assigner.runtime.graph import plan_graph
 from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
@@ -35,6 +34,8 @@ from assigner.runtime.wholestate import UnreadState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import torch
 
     from assigner.formats.terms import Backend
     from assigner.model.marking import PartitionGraph
@@ -256,7 +257,7 @@ class Pipeline(ModelState):
             raise UsageError("max_norm without an update", hint="call pipeline.clip_grad_norm_ before the update")
         self._require_training()
         self._check_receiver(outputs_to)
-        self._refuse_casting()
+        refuse_other_casting(self.workload.autocast, self._member.device.type)
         if update and self.optimizer.needs_closure:
             return self._searched(batch, scale, max_norm, outputs_to)
         recorder = self._installed.executor.recorder
@@ -333,21 +334,10 @@ class Pipeline(ModelState):
         """
         self.workload.require_loss()
         self._check_receiver(outputs_to)
-        self._refuse_casting()
+        refuse_other_casting(self.workload.autocast, self._member.device.type)
         call = f"evaluate({self._asked(outputs_to).removeprefix(', ')})"
         with self._member.guarded("the start of an evaluation"), kept_generators(self._member.device):
             return self._installed.inference.evaluate(call, batch, self._batches, outputs_to)
-
-    def _refuse_casting(self) -> None:
-        """Ranks have agreed on the types that they send each other, by the workload's own autocast."""
-        kind = self._member.device.type
-        said = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
-        if torch.is_autocast_enabled(kind) and said != self.workload.autocast:
-            raise UsageError(
-                "torch.autocast is on where the pipeline is called: what ranks send each other would be of other types"
-                " than they expect",
-                hint=f"Workload(autocast={said!r}), and call the pipeline outside of torch.autocast",
-            )
 
     def _check_receiver(self, outputs_to: Receiver | None) -> None:
         if isinstance(outputs_to, bool | str) and outputs_to != "all":
@@ -379,7 +369,7 @@ class Pipeline(ModelState):
             WorkerError: another rank failed; the message has its error.
         """
         self._member.check_rank(to)
-        self._refuse_casting()
+        refuse_other_casting(self.workload.autocast, self._member.device.type)
         with self._member.guarded("the start of a forward"), kept_generators(self._member.device):
             return self._installed.inference.forward(inputs, self._batches, to)
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from assigner.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
@@ -17,6 +19,21 @@ def casting(autocast: str | None, device_type: str) -> AbstractContextManager[ob
     if autocast is None:
         return contextlib.nullcontext()
     return torch.autocast(device_type, getattr(torch, autocast))
+
+
+def refuse_other_casting(autocast: str | None, device_type: str) -> None:
+    """Ranks have agreed on the types that they send each other, by the workload's own autocast.
+
+    Raises:
+        UsageError: the caller's code runs under `torch.autocast` to another type.
+    """
+    said = str(torch.get_autocast_dtype(device_type)).removeprefix("torch.")
+    if torch.is_autocast_enabled(device_type) and said != autocast:
+        raise UsageError(
+            "torch.autocast is on where the pipeline is called: what ranks send each other would be of other types"
+            " than they expect",
+            hint=f"Workload(autocast={said!r}), and call the pipeline outside of torch.autocast",
+        )
 
 
 @contextlib.contextmanager
