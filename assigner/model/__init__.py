@@ -2,5 +2,6 @@
 
 workload                      the model, its batches, loss and optimizer, as a training script declares them
 deferred                      a model without memory, whose weights are made where they are needed
+singleprocess                 the user's code without the run's process group
 marking                       marks, and the graph of the partitions that they make
 """

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner.model.marking import PartitionGraph, Value
 from assigner.model.marking.writing import StepStores
+from assigner.model.singleprocess import as_single_process
 from assigner.runtime.compiling import compiled
 from assigner.runtime.loss import StepLoss
 from assigner.runtime.nodes import hooks_so_far
@@ -210,7 +211,8 @@ class Executor:
                 if not is_known(optimizer):  # torch's own draw nothing
                     kept.enter_context(kept_generators(self.device))
                     seed_device(partition_seed(self.seed, number, "the update", -1), self.device)
-                optimizer.step()
+                with as_single_process():
+                    optimizer.step()
         if self.recorder is not None and span is not None:
             self.recorder.end(span)
 
@@ -403,7 +405,7 @@ class Executor:
     def _output_gradients(self, runner: PartitionRunner, micro_batch: int) -> list[torch.Tensor | None]:
         """Of a partition's outputs, from where it is not joined with their readers."""
         if runner.finish is not None:
-            return [self.loss.gradient() for _ in runner.gradients]
+            return self.loss.gradients(micro_batch)
         made = [Value(runner.piece.name, n) for n in range(len(runner.gradients))]
         step, values = self._stepped, self.graph.values
         return [step.gradient((value, micro_batch)) if values[value].gradient else None for value in made]

@@ -23,6 +23,7 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.model.deferred.likeness import check_no_late_hooks
+from assigner.model.singleprocess import as_single_process
 from assigner.runtime.randomness import partition_seed, seed_device
 from assigner.runtime.rankfactor import RankFactor
 from assigner.runtime.reduction import Reduction
@@ -248,7 +249,7 @@ class Gradients:
 
 def _hooked(gradient: torch.Tensor, hooks: Iterable[Callable[[torch.Tensor], torch.Tensor | None]]) -> torch.Tensor:
     """What a parameter's hooks make of its gradient, one after the other; they run as in a backward."""
-    with torch.no_grad():
+    with torch.no_grad(), as_single_process():
         for hook in tuple(hooks):
             made = hook(gradient)
             gradient = gradient if made is None else made

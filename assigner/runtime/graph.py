@@ -21,6 +21,7 @@ from assigner.runtime.staterows import check_carried
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.model.workload import Workload
+    from assigner.runtime.membership import Membership
 
 
 def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = None) -> PartitionGraph:
@@ -97,6 +98,22 @@ def _changed(workload: Workload, plan: Plan) -> str:
     pairs = [(key, then[key], now) for key, now in workload.settings.items() if key in then]
     changed = [f"{key}={now!r} in place of {was!r}" for key, was, now in pairs if repr(was) != repr(now)]
     return f"; it was made with {', '.join(changed)}" if changed else ""
+
+
+def check_seeds(graph: PartitionGraph, member: Membership) -> None:
+    """Each rank makes its own part of the model: all from one builder's draws. All ranks call it together.
+
+    Raises:
+        UsageError: another rank's builder draws from other seeds.
+    """
+    told = member.numbers(graph.deferred.seeds)
+    unlike = next((rank for rank, each in enumerate(told) if each != told[0]), None)
+    if unlike is not None:
+        raise UsageError(
+            f"the model's builder draws from other seeds on worker:{unlike} than on worker:0: their parts would be of"
+            " two models",
+            hint="seed by nothing that differs between ranks (a rank's number, the time), in Workload(seed=...) too",
+        )
 
 
 def _check_inputs(workload: Workload, plan: Plan) -> None:

@@ -12,7 +12,7 @@ recompute.
 
 A loss that mixes rows (contrastive, in-batch negatives) is another one for parts of a batch. Over the batch it is
 computed when the last micro-batch's forward has made its outputs; it works on leaves, and their gradients wait for the
-backwards of the micro-batches, which start from them:
+backwards of the micro-batches, which start from the outputs with them:
 
     over the batch           o0    o1, loss(o0 o1), its gradients g0 g1    g1    g0
 """
@@ -83,14 +83,22 @@ class StepLoss:
         self._factor, self._finished = factor, finished
         self._values: list[torch.Tensor] = []
         self._outputs: dict[int, list[Any]] = {}
+        self._known: set[int] = set()  # the micro-batches whose loss is computed on leaves
         self._gradients: dict[int, list[torch.Tensor | None]] = {}
         self._kept = outputs
         self._unseen = set(places) if outputs is not None or self._metrics is not None else set()
         if self._metrics is not None:
             self._metrics.begin()
 
-    def gradient(self) -> torch.Tensor:
-        """Where backward starts; in float64, which autograd casts to the loss's type."""
+    def gradients(self, place: int) -> list[torch.Tensor | None]:
+        """Of what `of` gave for a micro-batch: its backward starts with them, and they are let go.
+
+        An output that the loss does not read has none: a Function of the user's would make zeros of nothing.
+        """
+        return self._gradients.pop(place) if place in self._known else [self._gradient()]
+
+    def _gradient(self) -> torch.Tensor:
+        """The loss's own; in float64, which autograd casts to the loss's type."""
         return torch.full((), self._factor, dtype=torch.float64, device=self._device)
 
     def numbers(self) -> list[float]:
@@ -99,7 +107,7 @@ class StepLoss:
         return [loss, weight, *(self._metrics.numbers() if self._metrics is not None else ())]
 
     def of(self, outputs: Sequence[Any], place: int, *, runs_again: bool) -> tuple[torch.Tensor, ...]:
-        """What the backward of a micro-batch starts from, as a tuple of one tensor.
+        """What the backward of a micro-batch starts from: its loss, or its outputs where their gradients are known.
 
         Args:
             outputs: What the last partition returned.
@@ -114,13 +122,14 @@ class StepLoss:
         if self._kept is not None and self._kept.alone:
             return (torch.zeros((), device=self._device),)
         if self._over_batch and len(self._cuts) > 1:
-            return (self._of_part(outputs, place),)
+            self._keep_part(outputs, place)
+            return _tensors(outputs)
         if runs_again:
             if self._remembers is not False and len(self._cuts) > 1:
                 self._ahead(outputs, place)
             return (torch.zeros((), device=self._device),)
-        if place in self._gradients:
-            return (self._gate(outputs, place),)
+        if place in self._known:
+            return _tensors(outputs)
         cut = self._cuts[place]
         if not cut.weight:
             return (_zero_of(outputs, self._device),)
@@ -158,19 +167,13 @@ class StepLoss:
             raise UsageError(f"Workload.loss gave {given}", hint="return a tensor with one number and no dimension")
         return value
 
-    def _of_part(self, outputs: Sequence[Any], place: int) -> torch.Tensor:
-        """Keep a micro-batch's outputs for the loss over the batch, and let its gradients in at their backward."""
-        if place not in self._gradients:
-            self._gradients[place] = []
+    def _keep_part(self, outputs: Sequence[Any], place: int) -> None:
+        """Keep a micro-batch's outputs for the loss over the batch; its backward starts from them."""
+        if place not in self._known:
+            self._known.add(place)
             self._outputs[place] = [self._leaf(output) for output in outputs]
             if len(self._outputs) == len(self._cuts):
                 self._over_the_batch()
-        return self._gate(outputs, place)
-
-    def _gate(self, outputs: Sequence[Any], place: int) -> torch.Tensor:
-        """What lets known gradients into outputs."""
-        tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
-        return _Gate.apply(self._gradients[place], *tensors)  # type: ignore[no-any-return, no-untyped-call]
 
     def _ahead(self, outputs: Sequence[Any], place: int) -> None:
         """Compute the loss of outputs that will be made again, in the order of the micro-batches; learn if it must."""
@@ -184,8 +187,9 @@ class StepLoss:
         value = self._value(self._graph.rebuild_output(made), cut.targets) * cut.weight
         self._values.append(value.detach())
         self._differentiate(value)
-        tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+        tensors = _tensors(outputs)
         first = {id(output): n for n, output in reversed(list(enumerate(tensors)))}
+        self._known.add(place)
         self._gradients[place] = [
             leaves[id(output)].grad if first[id(output)] == n else None for n, output in enumerate(tensors)
         ]
@@ -196,7 +200,7 @@ class StepLoss:
         """Have the leaves behind a loss get their gradients."""
         if value.requires_grad:
             with torch.autocast(self._device.type, enabled=False):
-                torch.autograd.backward([value], [self.gradient()])
+                torch.autograd.backward([value], [self._gradient()])
 
     def _leaf(self, output: Any) -> Any:
         """An output without its graph."""
@@ -226,22 +230,7 @@ class StepLoss:
         self._values.append(value.detach())
         self._differentiate(value)
         for place, leaves in made.items():
-            self._gradients[place] += [leaf.grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-class _Gate(torch.autograd.Function):
-    """From outputs to a number whose gradient says nothing: the outputs get gradients that are known by then."""
-
-    @staticmethod
-    def forward(ctx: Any, gradients: list[torch.Tensor | None], *outputs: torch.Tensor) -> torch.Tensor:
-        ctx.gradients = gradients
-        return torch.zeros((), device=outputs[0].device)
-
-    @staticmethod
-    def backward(ctx: Any, *_: torch.Tensor) -> Any:
-        gradients = tuple(ctx.gradients)
-        ctx.gradients.clear()  # their memory is free once this backward has used them
-        return None, *gradients
+            self._gradients[place] = [leaf.grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def check_schedule(workload: Workload, plan: Plan, graph: PartitionGraph) -> None:
@@ -280,6 +269,10 @@ def check_groups(workload: Workload, groups: Sequence[VariantGroup]) -> None:
             f" than for others (their rows: {rows[0]} and {rows[1]})",
             hint="give batches whose micro-batches are alike, or use one micro-batch (solve with --micro-batches 1)",
         )
+
+
+def _tensors(outputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    return tuple(output for output in outputs if isinstance(output, torch.Tensor))
 
 
 def _zero_of(outputs: Sequence[Any], device: torch.device) -> torch.Tensor:

@@ -25,8 +25,8 @@ from assigner.model.deferred.memento import let_go
 from assigner.model.deferred.mutation import Writes
 from assigner.model.marking import Piece
 from assigner.model.marking.casting import casting
-from assigner.model.marking.singleprocess import as_single_process
 from assigner.model.marking.writing import StepStores
+from assigner.model.singleprocess import as_rank, as_single_process
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.compiling import Forward
 from assigner.runtime.nodes import are_made_here, hooks_so_far, is_leaf, nodes_so_far
@@ -111,7 +111,12 @@ class JoinedGraph(NamedTuple):
         """
         name = self.runner.piece.name
         nodes = {root.node for root in self.graph.roots if root is not None}
-        return [node.register_prehook(lambda _: note(name)) for node in nodes if not is_leaf(node)]
+
+        def come(_: Any) -> None:
+            with as_rank():
+                note(name)
+
+        return [node.register_prehook(come) for node in nodes if not is_leaf(node)]
 
 
 class _Postponed(NamedTuple):
@@ -133,7 +138,7 @@ class PartitionRunner:
         rematerialise: Keep no graph, run the forward again before the backward.
         gradients: Which of its outputs get a gradient back.
         finish: Applied to what the module returned, to the micro-batch's number and to whether this forward will run
-            again: the last partition's loss, as a tuple of one tensor.
+            again: the last partition's loss, or what has its gradients without one.
         run: What runs its forward in the place of the module: the module, compiled.
         keep_last: The step's last micro-batch keeps its graph all the same.
         statistics: Of its BatchNorm modules, where they are deferred.
@@ -159,6 +164,7 @@ class PartitionRunner:
     _rests: dict[int, _Rest | _Postponed] = field(default_factory=dict)
     _draws: bool | None = None
     _is_plain: bool | None = None
+    _was_watched_back: bool = False
 
     def __post_init__(self) -> None:
         if self.state is None:
@@ -254,7 +260,11 @@ class PartitionRunner:
             through = [*joined, JoinedGraph(self, graph, output_gradients)]
             held = [tensor for each in through for tensor in each.graph.held]
             with as_they_were(held) if held else _NOTHING:
-                checked = [each.runner for each in through if each.runner.is_checked(place, bool(each.graph.held))]
+                checked = [
+                    (each.runner, each.runner.shows_values(each.graph))
+                    for each in through
+                    if each.runner.is_checked(place, bool(each.graph.held))
+                ]
                 with _unchanged_by_backward(checked):
                     self._differentiate(place, through, note, split=split)
         elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
@@ -265,7 +275,7 @@ class PartitionRunner:
                 outputs = self._finished(self._run(place, reads, sizes), place)
                 held = self.state.left() if split else []
                 graph = _Graph(self._roots(outputs), held, is_hooked=hooks_so_far() != hooks)
-                with _unchanged_by_backward([self]):
+                with _unchanged_by_backward([(self, self.shows_values(graph))]):
                     self._differentiate(place, [JoinedGraph(self, graph, output_gradients)], split=split)
 
     def backward_weight(self, place: ForwardPlace) -> None:
@@ -274,8 +284,8 @@ class PartitionRunner:
         if isinstance(rest, _Postponed):
             self.backward(place, *rest)
         elif rest is not None:
-            checked = [self] if self.is_checked(place, bool(rest.held)) else []
-            with as_they_were(rest.held), _unchanged_by_backward(checked):
+            checked = [(self, False)] if self.is_checked(place, bool(rest.held)) else []
+            with as_single_process(), as_they_were(rest.held), _unchanged_by_backward(checked):
                 rest.part.run()
 
     def waiting(self, place: ForwardPlace) -> tuple[list[torch.Tensor], bool]:
@@ -298,6 +308,13 @@ class PartitionRunner:
         """
         return is_held or (self._users and not (place.last and place.micro_batch == 0))  # others lie before it
 
+    def shows_values(self, graph: _Graph) -> bool:
+        """Whether to look if a backward changes Python values too: the first, and each that runs a forward's hooks."""
+        if not self._users:
+            return False
+        is_first, self._was_watched_back = not self._was_watched_back, True
+        return is_first or graph.is_hooked
+
     def _differentiate(
         self,
         place: ForwardPlace,
@@ -311,19 +328,21 @@ class PartitionRunner:
             (root, gradient)
             for each in through
             for root, gradient in zip(each.graph.roots, each.gradients, strict=True)
-            if root is not None and (gradient is not None or each.runner.finish is not None)
+            if root is not None and gradient is not None
         ]
         if not pairs:
             return
         roots, gradients = [root for root, _ in pairs], [gradient for _, gradient in pairs]
         if split:
             (alone,) = through
-            part = input_part(roots, gradients, is_hooked=alone.graph.is_hooked)
+            with as_single_process():
+                part = input_part(roots, gradients, is_hooked=alone.graph.is_hooked)
             self._rests[place.micro_batch] = _Rest(part, alone.graph.held)
             return
         handles = [] if note is None else [handle for each in through[1:] for handle in each.watch(note)]
         try:
-            torch.autograd.backward(roots, gradients)
+            with as_single_process():
+                torch.autograd.backward(roots, gradients)
         finally:
             for handle in handles:
                 handle.remove()
@@ -401,26 +420,41 @@ class PartitionRunner:
 
     def _roots(self, outputs: Sequence[torch.Tensor]) -> list[GradientEdge | None]:
         """Where backward starts, without the outputs' own memory: that is free once they are sent."""
+        wanted = self.gradients if self.finish is None else [True] * len(outputs)
         return [
-            get_gradient_edge(output) if wanted and output.requires_grad else None
-            for output, wanted in zip(outputs, self.gradients, strict=True)
+            get_gradient_edge(output) if is_wanted and output.requires_grad else None
+            for output, is_wanted in zip(outputs, wanted, strict=True)
         ]
 
 
 @contextlib.contextmanager
-def _unchanged_by_backward(runners: Sequence[PartitionRunner]) -> Iterator[None]:
-    """A backward that finds partitions' tensors as their forwards left them must not change them: it would be undone.
+def _unchanged_by_backward(watched: Sequence[tuple[PartitionRunner, bool]]) -> Iterator[None]:
+    """A backward that finds partitions as their forwards left them must not change them: it would be undone.
+
+    Or it would come in another order than in training without a plan, where each forward finds what the backward of
+    the micro-batch before it has left.
+
+    Args:
+        watched: The partitions, each with whether Python values are looked at beside tensors.
 
     Raises:
         UsageError: it does.
     """
-    states = [state for each in runners if (state := each.state) is not None]
-    before = [state.counts() for state in states]
+    states = [(runner, state, values) for runner, values in watched if (state := runner.state) is not None]
+    before = [(state.counts(), state.values() if values else None) for _, state, values in states]
     yield
-    for runner, state, counts in zip(runners, states, before, strict=True):
+    for (runner, state, _), (counts, values) in zip(states, before, strict=True):
         if state.counts() != counts:
             raise UsageError(
                 f"the backward of partition {runner.piece.name!r} changes a buffer or a weight (a Function's backward,"
                 " or a hook): with rematerialisation, or with several micro-batches under way, that would be lost",
                 hint="change it in forward; or assigner.partition(..., rematerialise='never') and one micro-batch",
+            )
+        if values is not None and values.has_changed_beside_tensors():
+            raise UsageError(
+                f"the backward of partition {runner.piece.name!r} changes what its modules keep beside tensors (a hook,"
+                " a Function's backward, a checkpoint's recompute): with rematerialisation, or with several"
+                " micro-batches under way, its forwards would find something else there than without a plan",
+                hint="keep what forward does not read outside the modules, as in a list of the hook's own; else"
+                " assigner.partition(..., rematerialise='never') and one micro-batch",
             )

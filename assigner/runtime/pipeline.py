@@ -13,7 +13,7 @@ from assigner.formats.plan import Plan, load_plan
 from assigner.launch.steptimes import StepClock
 from assigner.model.deferred.memento import Memento
 from assigner.model.marking.casting import refuse_other_casting
-from assigner.runtime.graph import plan_graph
+from assigner.runtime.graph import check_seeds, plan_graph
 from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
 from assigner.runtime.membership import Membership
@@ -124,6 +124,7 @@ class Pipeline(ModelState):
                 ranks=self._member.world,
             )
             self.optimizer.agree(self._member.numbers)
+            check_seeds(self.graph, self._member)
 
     def _check_room(self, remat: Rematerialisation, *, given_back: int = 0) -> None:
         if self._checks_memory and self._trains and remat.takes_planned_memory:

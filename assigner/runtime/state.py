@@ -175,7 +175,7 @@ class PartitionState:
         self._look()
         if self.was_watched and not runs_again and not self.writes:  # the rule
             return ForwardStart([], [], None, self.counts(), [])
-        memento = Memento(self._changeable) if runs_again else None
+        memento = self.values() if runs_again else None
         writes = dict(self.writes)
         if memento is not None:
             writes |= {id(each): each for each in memento.tensors if id(each) in self._loose}
@@ -285,6 +285,10 @@ class PartitionState:
         """Which gradients the parameters have, and torch's count of the changes to them."""
         found = [each.grad for each in self._tensors if isinstance(each, nn.Parameter)]
         return [(0, 0) if each is None else (id(each), each._version) for each in found]
+
+    def values(self) -> Memento:
+        """The Python values of the partition's modules as they are now."""
+        return Memento(self._changeable)
 
     def counts(self) -> list[int]:
         """What torch counts of changes, and where values lie: `.data = ` counts as no change."""

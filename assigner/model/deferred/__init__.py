@@ -21,6 +21,7 @@ Source of the idea: deferred initialisation by record and replay, as in torchdis
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,6 +77,15 @@ class DeferredModel:
         check_hung(self.tensors())
         self._calls, self._storages = recorder.calls, recorder.storages
         self.outside = objects_from_outside(builder, self.model)
+
+    @property
+    def seeds(self) -> int:
+        """48 bits that say from which seeds the builder draws: unlike ones make unlike weights."""
+        found = hashlib.blake2b(digest_size=6)
+        for call in self._calls:
+            if isinstance(call.source, torch.Tensor):
+                found.update(call.source.numpy().tobytes())
+        return int.from_bytes(found.digest(), "big")
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every parameter and buffer by name; names that share one tensor all stand here."""

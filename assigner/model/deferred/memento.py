@@ -92,6 +92,13 @@ class Memento:
             return True
         return any(_differ(keeper.copy(held), values) for keeper, held, values in self._kept)
 
+    def has_changed_beside_tensors(self) -> bool:
+        """A number, a text, or an item is not as it was then; tensors in places of others do not count."""
+        return any(
+            _differ(_without_tensors(keeper.copy(held)), _without_tensors(values))
+            for keeper, held, values in self._kept
+        )
+
     def _keep(self, keeper: _Keeper, held: Any) -> None:
         self._kept.append((keeper, held, keeper.copy(held)))
 
@@ -175,12 +182,20 @@ def slots_of(held: Any) -> dict[str, Any]:
 
 def _differ(now: Any, then: Any) -> bool:
     if isinstance(then, dict):
-        return len(now) != len(then) or any(now.get(name, now) is not value for name, value in then.items())
+        return len(now) != len(then) or any(_is_another(now.get(name, now), each) for name, each in then.items())
     if isinstance(then, tuple | list) and isinstance(now, tuple | list):
         return len(now) != len(then) or any(map(_is_another, now, then))
     if isinstance(then, torch.Tensor | set):
         return not torch.equal(now, then) if isinstance(then, torch.Tensor) else now != then
     return now is not then and repr(now) != repr(then)
+
+
+def _without_tensors(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {name: None if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+    if isinstance(values, tuple | list):
+        return [None if isinstance(value, torch.Tensor) else value for value in values]
+    return values
 
 
 def _is_another(now: Any, then: Any) -> bool:

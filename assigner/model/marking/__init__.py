@@ -14,7 +14,7 @@ What a training script hands over becomes pieces that a rank can build and run a
     fakeforward, observation, realforward what a module gives: on fake tensors, or learnt from a few rows with values
     domain, rows                          for which inputs a graph holds; what of a batch carries its rows
     piece, module, content                one partition as a graph and as a module; what it holds
-    casting, singleprocess                autocast; the user's code without the run's process group
+    casting                               autocast: a model's own, and that of who calls
     silence                               what torch writes meanwhile, kept off the screen
 """
 

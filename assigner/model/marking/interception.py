@@ -35,7 +35,7 @@ from assigner.machine.generators import GeneratorStates
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
 from assigner.model.marking.pythonstate import PythonState, StateChange, clear_caches
-from assigner.model.marking.singleprocess import as_single_process
+from assigner.model.singleprocess import as_single_process
 from assigner.usercode import running_line
 
 if TYPE_CHECKING:

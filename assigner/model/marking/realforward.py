@@ -31,7 +31,7 @@ from assigner.model.marking.modules import modules_inside
 from assigner.model.marking.observation import LearntCall, Made, Observation
 from assigner.model.marking.opaque import OpaqueCalls, fill, plain_leaves, replaced, split
 from assigner.model.marking.pythonstate import PythonState
-from assigner.model.marking.singleprocess import as_single_process
+from assigner.model.singleprocess import as_single_process
 from assigner.model.workload import call_arguments
 from assigner.usercode import user_line
 

@@ -1,4 +1,4 @@
-"""What users' code keeps beside tensors, on two ranks: as in plain torch, or refused in words."""
+"""What users' code does beside tensors, on two ranks: as in plain torch, or refused in words."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ pytestmark = pytest.mark.distributed
 CASES = [
     "autocast", "checkpoint", "checkpoint, one", "renormalised", "slots", "namespace", "namespace, shared",
     "global loss", "slotted loss", "slotted loss, moved", "counting optimizer", "loss with parameters", "groups",
+    "world", "world, remat", "world, shared", "world of a loss", "world of an optimizer",
+    "adaptive", "adaptive, one", "adaptive, remat", "drawn by rank", "unread head", "unread head, memory",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_kept_beside_tensors(case: str, forked: ForkedRanks) -> None:
+def test_what_is_done_beside_tensors(case: str, forked: ForkedRanks) -> None:
     """A count in an object with slots, a loss that remembers at the top of its file, a norm of one group's part, ..."""
-    forked.run("remembering.py", case, ranks=2)
+    forked.run("habits.py", case, ranks=2)

@@ -1,11 +1,12 @@
-"""On two ranks: what user code keeps beside tensors trains as it does in plain torch, or is refused in words.
+"""On two ranks: what user code does beside tensors trains as it does in plain torch, or is refused in words.
 
-torchrun --nproc-per-node 2 tests/runs/remembering.py CASE
+torchrun --nproc-per-node 2 tests/runs/habits.py CASE
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 import types
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed import get_world_size, is_initialized
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
@@ -126,6 +129,133 @@ class Slotted:
         return value / self.running
 
 
+def world() -> int:
+    """How many processes a script for data parallelism divides by."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+class Divided(torch.autograd.Function):
+    """Divides its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        del ctx
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        del ctx
+        return gradients[0] / world()
+
+
+class Parallel(nn.Linear):
+    """Divides by the number of processes wherever it can."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.weight.register_hook(lambda gradient: gradient / world())
+
+    def work(self, x: torch.Tensor) -> Any:
+        return torch.sin(super().forward(x) / world())
+
+    def forward(self, x: torch.Tensor) -> Any:
+        found = Divided.apply(checkpoint(self.work, x, use_reentrant=False))
+        return found / (get_world_size() if is_initialized() else 1)
+
+
+class ParallelSGD(torch.optim.SGD):
+    """As optimizers that divide their work over processes."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["lr"] = 0.1 / world()
+        return super().step(closure)
+
+
+def parallel_loss(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Divided by the number of processes, by a function that was imported by its name."""
+    return mse_loss(made, wanted) / (get_world_size() if is_initialized() else 1)
+
+
+class Adaptive(nn.Linear):
+    """A gain that follows the norm of its gradients."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.gain = 1.0
+        self.register_full_backward_hook(followed)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.gain
+
+
+def followed(module: Any, _: Any, gradients: Any) -> None:
+    """What a backward tells of its gradients."""
+    module.gain = 0.8 * module.gain + 0.2 * (1 + float(gradients[0].norm()))
+
+
+class Drawn(nn.Linear):
+    """First weights by each rank's number, as scripts for data parallelism seed their workers."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(int(os.environ["RANK"]))
+        super().__init__(WIDTH, WIDTH)
+
+
+class Doubled(torch.autograd.Function):
+    """Its backward makes zeros of nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        del ctx
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        del ctx
+        return gradients[0] * 2
+
+
+class TwoHeads(nn.Module):
+    """A second output, that the loss does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.extra = nn.Linear(WIDTH, 1), nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x), Doubled.apply(x * self.extra)
+
+
+class WithHeads(Net):
+    """Its last partition has two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: nn.Module = TwoHeads()
+
+
+class Counting:
+    """A loss of the first head, with a memory: where the graph is not kept it is computed ahead."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, made: Any, wanted: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return mse_loss(made[0], wanted) / (1 + 0.1 * self.calls)
+
+
+def decayed(parameters: Any) -> torch.optim.Optimizer:
+    """What has a gradient of zeros is made smaller."""
+    return torch.optim.AdamW(parameters, lr=0.05, weight_decay=0.5)
+
+
+def first_head(made: Any, wanted: torch.Tensor) -> torch.Tensor:
+    """The loss of the first head alone."""
+    return mse_loss(made[0], wanted)
+
+
 def remembered(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """A loss that remembers at the top of its file."""
     global RUNNING  # noqa: PLW0603 - what is tested
@@ -194,6 +324,22 @@ CASES = {
     "slotted loss, moved": Case(lambda: made_of(loss=Slotted()), "Workload.loss keeps something", move=True),
     "counting optimizer": Case(lambda: made_of(optimizer=Warm), move=True),
     "loss with parameters": Case(lambda: made_of(loss=Weighted()), "Workload.loss has parameters", SHARED),
+    "world": Case(lambda: made_of(lambda: Net(second=Parallel()))),
+    "world, remat": Case(lambda: made_of(lambda: Net(second=Parallel())), remat="always"),
+    "world, shared": Case(lambda: made_of(lambda: Net(second=Parallel())), stages=SHARED),
+    "world of a loss": Case(lambda: made_of(loss=parallel_loss)),
+    "world of an optimizer": Case(lambda: made_of(optimizer=ParallelSGD)),
+    "adaptive": Case(lambda: made_of(lambda: Net(second=Adaptive())), "changes what its modules keep"),
+    "adaptive, one": Case(lambda: made_of(lambda: Net(second=Adaptive())), micro_batches=1),
+    "adaptive, remat": Case(
+        lambda: made_of(lambda: Net(second=Adaptive())),
+        "changes what its modules keep",
+        remat="always",
+        micro_batches=1,
+    ),
+    "drawn by rank": Case(lambda: made_of(lambda: Net(second=Drawn())), "draws from other seeds on worker:1"),
+    "unread head": Case(lambda: made_of(WithHeads, loss=first_head, optimizer=decayed), remat="always"),
+    "unread head, memory": Case(lambda: made_of(WithHeads, loss=Counting(), optimizer=decayed), remat="always"),
     "groups": Case(lambda: made_of(optimizer=two_groups), "clip_grad_norm_ over", by_hand=clip),
 }
 

@@ -1,0 +1,139 @@
+"""The user's code as in one process: the ranks of a run hold parts of one model, not copies of it.
+
+A loss that divides by the number of processes, as scripts for data parallelism do, must not see the workers of a plan;
+and a collective that it calls would meet nobody. A backward runs the user's code too (a Function's, a hook's, what a
+checkpoint recomputes), and in between this program's own, which does talk to other ranks:
+
+    with as_single_process():      the user's code: one process
+        backward ...
+            with as_rank():        sums of gradients that begin within it: a rank among others
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch.distributed as dist
+
+from assigner.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ANSWERS: dict[str, Any] = {"is_initialized": False, "get_world_size": 1, "get_rank": 0}
+_COLLECTIVES = (
+    "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single",
+    "all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv",
+    "broadcast", "broadcast_object_list", "gather", "gather_object", "irecv", "isend", "monitored_barrier", "new_group",
+    "recv", "recv_object_list", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "scatter",
+    "scatter_object_list", "send", "send_object_list",
+)  # fmt: skip
+
+
+class as_single_process:  # noqa: N801 (used as a function: a generator's context costs a tenth of a small partition)
+    """This thread's code finds no other process in torch.distributed while the block runs.
+
+    So does the code of autograd's own threads, which run the backward of what lies on a GPU, and code that has imported
+    a function of torch.distributed by its name.
+
+    Raises:
+        UsageError: it calls a collective operation.
+    """
+
+    __slots__ = ("_entered",)
+
+    def __enter__(self) -> None:
+        thread = threading.get_ident()
+        self._entered = thread not in _inside and dist.is_available() and dist.is_initialized()
+        if self._entered:
+            with _lock:
+                if not _inside:
+                    if len(sys.modules) != _looked_at[0]:
+                        _look_for_holders()
+                    for each in _holders:
+                        each.names.update(each.stand_ins)
+                _inside.add(thread)
+
+    def __exit__(self, *_: object) -> None:
+        if self._entered:
+            with _lock:
+                _inside.remove(threading.get_ident())
+                if not _inside:
+                    for each in _holders:
+                        each.names.update(each.originals)
+
+
+class as_rank:  # noqa: N801 (as above)
+    """Within such a block: this thread is one of the run's processes again."""
+
+    __slots__ = ("_left",)
+
+    def __enter__(self) -> None:
+        thread = threading.get_ident()
+        self._left = thread not in _outside
+        _outside.add(thread)
+
+    def __exit__(self, *_: object) -> None:
+        if self._left:
+            _outside.remove(threading.get_ident())
+
+
+class _Holder(NamedTuple):
+    """A module that holds functions of torch.distributed: that itself, or one that has imported some by name.
+
+    Args:
+        names: What the module holds.
+        originals: Of these, by name.
+        stand_ins: Likewise, what stands there while a block runs.
+    """
+
+    names: dict[str, Any]
+    originals: dict[str, Callable[..., Any]]
+    stand_ins: dict[str, Callable[..., Any]]
+
+
+_lock = threading.Lock()
+_inside: set[int] = set()  # the threads in blocks of one process
+_outside: set[int] = set()  # of these and of autograd's, the ones in blocks of a rank
+_holders: list[_Holder] = []
+_looked_at = [0]  # how many modules there were then
+
+
+def _look_for_holders() -> None:
+    """All modules but this program's own, and but those of torch below `torch.distributed.distributed_c10d`."""
+    _looked_at[0] = len(sys.modules)
+    _holders.clear()
+    names = [name for name in (*_ANSWERS, *_COLLECTIVES) if hasattr(dist, name)]
+    stands = {id(original): _stand_in(name, original) for name in names for original in [getattr(dist, name)]}
+    own = {"torch.distributed", "torch.distributed.distributed_c10d"}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in {"torch", "assigner"} and name not in own:
+            continue
+        held = getattr(module, "__dict__", {})
+        originals = {key: value for key, value in list(held.items()) if id(value) in stands}
+        if originals:
+            _holders.append(_Holder(held, originals, {key: stands[id(each)] for key, each in originals.items()}))
+
+
+def _is_user_code() -> bool:
+    thread = threading.get_ident()
+    if thread in _outside:
+        return False
+    # autograd's threads are not Python's; those that carry messages are
+    return thread in _inside or all(each.ident != thread for each in threading.enumerate())
+
+
+def _stand_in(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        if not _is_user_code():
+            return original(*args, **kwargs)
+        if name in _ANSWERS:
+            return _ANSWERS[name]
+        raise UsageError(
+            f"the model or its loss calls torch.distributed.{name}: the workers of a plan hold parts of one model",
+            hint="leave it out: losses and gradients are those of the whole batch already",
+        )
+
+    return answer
