@@ -21,6 +21,7 @@ from assigner.model.singleprocess import as_single_process
 from assigner.runtime.compiling import compiled
 from assigner.runtime.loss import StepLoss
 from assigner.runtime.nodes import hooks_so_far
+from assigner.runtime.optimizer import step_in_parts
 from assigner.runtime.partition import ForwardPlace, PartitionRunner
 from assigner.runtime.randomness import kept_generators, partition_seed, seed_device
 from assigner.runtime.ranges import Ranges
@@ -212,7 +213,7 @@ class Executor:
                     kept.enter_context(kept_generators(self.device))
                     seed_device(partition_seed(self.seed, number, "the update", -1), self.device)
                 with as_single_process():
-                    optimizer.step()
+                    step_in_parts(optimizer, (each.module.parameters() for each in self.runners.values()))
         if self.recorder is not None and span is not None:
             self.recorder.end(span)
 

@@ -446,3 +446,47 @@ _CALLED = (
     "pipeline.step(batch) gives it one; or pipeline.optimizer.step(closure), where the closure calls"
     " pipeline.optimizer.zero_grad() and returns pipeline.step(batch, update=False)"
 )
+
+
+def step_in_parts(optimizer: torch.optim.Optimizer, parts: Iterable[Iterable[nn.Parameter]]) -> None:
+    """An update of torch's own optimizers; where they work on many parameters at once, one part after the other.
+
+    Temporaries are then as large as the largest part, and not as all parameters: that is what a profile has measured,
+    and a plan counts on. What comes out is the same: each of these treats every parameter by itself.
+
+    Args:
+        optimizer: With gradients in its parameters.
+        parts: Parameters, as of partitions; one that stands in several goes with the first.
+    """
+    if not (is_known(optimizer) and any(map(_is_foreach, optimizer.param_groups))):
+        optimizer.step()
+        return
+    waiting = {
+        id(each): (each, each.grad)
+        for group in optimizer.param_groups for each in group["params"] if each.grad is not None
+    }  # fmt: skip
+    split = [[each for each in map(id, part) if each in waiting] for part in parts]
+    rest = waiting.keys() - {each for part in split for each in part}
+    done: set[int] = set()
+    try:
+        for parameter, _ in waiting.values():
+            parameter.grad = None
+        for part in (*split, rest):
+            now = [waiting[each] for each in dict.fromkeys(part) if each not in done]
+            for parameter, gradient in now:
+                parameter.grad = gradient
+            if now:
+                optimizer.step()
+            for parameter, _ in now:
+                parameter.grad = None
+            done.update(part)
+    finally:
+        for parameter, gradient in waiting.values():
+            parameter.grad = gradient
+
+
+def _is_foreach(group: Mapping[str, Any]) -> bool:
+    """Torch takes lists of tensors where it is told to, and by default on all devices but the CPU."""
+    if group.get("foreach") is None and not group.get("fused"):
+        return "foreach" in group and any(each.device.type != "cpu" for each in group["params"])
+    return bool(group.get("foreach"))
