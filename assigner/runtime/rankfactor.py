@@ -4,13 +4,15 @@
     torch.nn.utils.clip_grad_norm_(those, 1.0)           rank 1: norm of its gradients 2, clipped to 1: times 0.5
 
 So some values of the gradients as the backward left them are held against the same when they are to be applied. All of
-a rank's were multiplied by one number then, by unlike ones on unlike ranks, and where they were, they have one norm.
-What a script does to each parameter by itself, or by its name, has no such norm.
+a rank's were multiplied by one number then, by unlike ones on unlike ranks, and where they were, they have one norm: on
+several ranks at once, or on one in some updates in a row, by another number each time. What a script does to each
+parameter by itself, or by its name, leaves no such norm.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,8 +30,32 @@ _MOST = 64  # parameters that are looked at
 _AMONG = 256  # values of each, of which the largest is taken
 _ROUNDING = 1e-2  # relative, of factors; bfloat16 rounds by 2 ** -9
 _SAME = 1e-3  # relative, of norms that a script has clipped to
+_REPEATED = 3e-4  # likewise, of one rank's from update to update
+_TIMES = 2  # so often it has to be the same
 _NORMS = (2.0, math.inf, 1.0)
 _UNKNOWN, _SEVERAL = math.nan, math.inf
+
+
+@dataclass
+class _Limit:
+    """What may be a limit: the norm of one rank's gradients that were multiplied.
+
+    Args:
+        rank: Which.
+        norm: Of them, then.
+        factor: By what.
+        times: How often the norm was the same by another factor, in a row.
+    """
+
+    rank: int
+    norm: float
+    factor: float
+    times: int = 0
+
+    def is_as(self, other: _Limit) -> bool:
+        """The same norm, by another factor."""
+        is_same = self.rank == other.rank and abs(self.norm - other.norm) <= _REPEATED * self.norm
+        return is_same and abs(self.factor - other.factor) > _ROUNDING * other.factor
 
 
 class RankFactor:
@@ -43,6 +69,7 @@ class RankFactor:
     def __init__(self, parameters: Mapping[str, nn.Parameter], member: Membership) -> None:
         self._parameters, self._member = list(parameters.values()), member
         self._seen: list[tuple[nn.Parameter, int, float]] = []
+        self._last: dict[tuple[int, float], _Limit] = {}
 
     def note(self) -> None:
         """The gradients are as a step's backwards have left them."""
@@ -65,22 +92,22 @@ class RankFactor:
             UsageError: each rank's were clipped to one norm, by itself.
         """
         seen, self._seen = self._seen, []
-        for some in (self._parameters, *(groups if len(groups) > 1 else ())):
-            self._check(some, seen)
+        for n, some in enumerate((self._parameters, *(groups if len(groups) > 1 else ()))):
+            self._check(n, some, seen)
 
-    def _check(self, parameters: Sequence[nn.Parameter], seen: Sequence[tuple[nn.Parameter, int, float]]) -> None:
-        """Of some parameters of this rank."""
+    def _check(
+        self, number: int, parameters: Sequence[nn.Parameter], seen: Sequence[tuple[nn.Parameter, int, float]]
+    ) -> None:
+        """Of some parameters of this rank; `number` says which."""
         among = {id(each) for each in parameters}
         factors = self._member.numbers(_factor([each for each in seen if id(each[0]) in among]))
         known = {rank: factor for rank, factor in enumerate(factors) if not math.isnan(factor)}
         least, most = min(known.values(), default=1.0), max(known.values(), default=1.0)
-        if most - least <= _ROUNDING * most or most > 1 + _ROUNDING:
+        if most - least <= _ROUNDING * most or math.isinf(most):
             return
-        clipped = [rank for rank, factor in known.items() if factor < 1 - _ROUNDING]
-        others = [rank for rank in known if rank not in clipped]
         for kind in _NORMS:
             norms = self._member.numbers(_norm(parameters, kind))
-            if _is_limit([norms[rank] for rank in clipped], [norms[rank] for rank in others]):
+            if self._is_limit((number, kind), known, norms):
                 told = ", ".join(f"worker:{rank} by {factor:.3g}" for rank, factor in known.items())
                 raise UsageError(
                     f"before the update the script has multiplied all gradients of {told}, as"
@@ -89,14 +116,35 @@ class RankFactor:
                     hint="clip by pipeline.clip_grad_norm_ or step(batch, max_norm=...)",
                 )
 
+    def _is_limit(self, what: tuple[int, float], factors: Mapping[int, float], norms: Sequence[float]) -> bool:
+        """Whether gradients that were multiplied have one norm now, and the others lie below it.
+
+        Args:
+            what: Which parameters, and which norm.
+            factors: By rank, of those where one number can be told.
+            norms: By rank.
+        """
+        changed = [rank for rank, factor in factors.items() if abs(factor - 1) > _ROUNDING]
+        limit = max(norms[rank] for rank in changed)
+        if any(norms[rank] > (1 + _SAME) * limit for rank in factors):
+            return False
+        if len(changed) > 1:
+            return limit - min(norms[rank] for rank in changed) <= _SAME * limit
+        (rank,) = changed
+        last = self._last.get(what)
+        self._last[what] = now = _Limit(rank, limit, factors[rank])
+        if last is not None and now.is_as(last):
+            now.times = last.times + 1
+        return now.times >= _TIMES
+
 
 def _factor(seen: Sequence[tuple[nn.Parameter, int, float]]) -> float:
-    """NaN: nobody can say; infinite: there are several."""
+    """NaN: nobody can say, as of one parameter, which may have been clipped by itself; infinite: there are several."""
     found = []
     for parameter, at, before in seen:
         if (values := _values(parameter)) is not None and at < len(values):
             found.append(float(values[at]) / before)
-    if not found or not all(map(math.isfinite, found)):
+    if len(found) < 2 or not all(map(math.isfinite, found)):
         return _UNKNOWN
     middle = sorted(found)[len(found) // 2]
     is_one = middle > 0 and all(abs(each - middle) <= _ROUNDING * middle for each in found)
@@ -111,21 +159,6 @@ def _norm(parameters: Sequence[nn.Parameter], kind: float) -> float:
         for each in gradients
     ]
     return float(torch.linalg.vector_norm(torch.stack(norms), kind)) if norms else 0.0
-
-
-def _is_limit(clipped: Sequence[float], others: Sequence[float]) -> bool:
-    """Whether some norms are those of gradients that were clipped to one, and the others lie below it.
-
-    One norm alone is equal to itself: it has to be a number as people write limits.
-    """
-    limit = max(clipped)
-    alike = limit - min(clipped) <= _SAME * limit if len(clipped) > 1 else _is_round(limit)
-    return alike and all(each <= (1 + _SAME) * limit for each in others)
-
-
-def _is_round(number: float) -> bool:
-    """Of two digits at most."""
-    return abs(float(f"{number:.1e}") - number) <= _SAME * number / 10
 
 
 def _values(parameter: nn.Parameter) -> torch.Tensor | None:

@@ -24,14 +24,20 @@ class Ranks:
 
     def __init__(self, count: int, change: Change, dtype: torch.dtype = torch.float32) -> None:
         self.ranks, self.told = range(count), list[list[float]]()
-        generator = torch.Generator().manual_seed(0)
+        self.generator = generator = torch.Generator().manual_seed(0)
         self.held = [
             {name: nn.Parameter(torch.randn(5, 3, generator=generator).to(dtype)) for name in "ab"} for _ in self.ranks
         ]
         self.factors = [RankFactor(held, self) for held in self.held]  # type: ignore[arg-type]
+        self.dtype = dtype
+        self.step(change)
+
+    def step(self, change: Change) -> None:
+        """New gradients, and what the script does to them."""
+        generator, dtype = self.generator, self.dtype
         for rank, held in enumerate(self.held):
             for n, each in enumerate(held.values()):
-                each.grad = torch.randn(5, 3, generator=generator).to(dtype) * (n + 1 + rank)
+                each.grad = torch.randn(5, 3, generator=generator).to(dtype) * (n + 1 + 4 * rank)
             self.factors[rank].note()
             change(rank, list(held.values()))
 
@@ -98,6 +104,58 @@ def test_a_norm_of_each_rank_is_refused(change: Change) -> None:
 def test_what_is_done_to_parameters_by_themselves_is_not(change: Change, dtype: torch.dtype) -> None:
     """By numbers, by their own norms, by values."""
     Ranks(3, change, dtype).check()
+
+
+@pytest.mark.parametrize("limit", [40.0, 41.328125])
+def test_the_norm_of_one_rank_alone_is_known_when_it_comes_again(limit: float) -> None:
+    """By another factor in three updates in a row; whatever the limit is, and where updates without it lie between."""
+    ranks = Ranks(3, lambda *_: None)
+    ranks.check()
+    for clips in (True, False, True):
+        ranks.step(clipped(limit) if clips else lambda *_: None)
+        ranks.check()
+    ranks.step(clipped(limit))
+    with pytest.raises(UsageError, match="of worker:0 by 1, worker:1 by 1, worker:2 by 0"):
+        ranks.check()
+
+
+@pytest.mark.parametrize("by", [0.5, 0.3, 1.5])
+def test_a_part_of_the_model_by_one_number_is_none(by: float) -> None:
+    """In hundreds of updates, whatever norm is left."""
+    ranks = Ranks(3, lambda *_: None)
+    for _ in range(300):
+        ranks.step(multiplied(by, 1.0, 1.0))
+        ranks.check()
+
+
+def test_a_part_by_numbers_that_change_is_none() -> None:
+    """As a rate of its own that is warmed up."""
+    ranks = Ranks(3, lambda *_: None)
+    for n in range(300):
+        ranks.step(multiplied(1.0, 0.9 - 0.002 * n, 1.0))
+        ranks.check()
+
+
+def test_norms_that_are_made_larger() -> None:
+    """Gradients that each rank has normalised by its own."""
+
+    def change(_: int, held: Sequence[nn.Parameter]) -> None:
+        norm = torch.stack([each.grad.norm() for each in held if each.grad is not None]).norm()
+        for each in held:
+            assert each.grad is not None
+            each.grad.mul_(100 / norm)
+
+    with pytest.raises(UsageError, match="has multiplied all gradients of worker:0 by"):
+        Ranks(3, change).check()
+
+
+def test_one_parameter_a_rank_may_be_clipped_by_itself() -> None:
+    """It leaves the norm of the rank, and is right."""
+    ranks = Ranks(3, lambda _, held: clipped(0.1)(0, held[:1]))
+    for rank, held in enumerate(ranks.held):
+        held["b"].grad = None
+        ranks.factors[rank]._seen = ranks.factors[rank]._seen[:1]
+    ranks.check()
 
 
 def test_ranks_without_gradients_have_no_say() -> None:
