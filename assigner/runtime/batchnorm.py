@@ -20,8 +20,6 @@ until the step's end as in Kim et al., torchgpipe, 2020 (arXiv 2004.09910), whic
 from __future__ import annotations
 
 import copy
-import itertools
-import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
@@ -30,15 +28,18 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from assigner.errors import UsageError
+from assigner.model.deferred.mutation import storage_of
 from assigner.runtime.replicas import in_words, one_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from assigner.runtime.workergroups import WorkerGroup
 
 BatchNorm = Literal["deferred", "micro_batch"]
-_RUNNING = frozenset(("running_mean", "running_var", "num_batches_tracked"))
+_RUNNING = ("running_mean", "running_var", "num_batches_tracked")
+_OF_TWINS = frozenset(("training", "momentum", "forward", "_buffers", *_RUNNING))
+_MICRO_BATCH = "use batch_norm='micro_batch': each micro-batch then moves them, as a batch of its own would"
 
 
 @dataclass(slots=True)
@@ -55,10 +56,12 @@ class _DeferredNorm:
 
     Args:
         module: The pipeline's own copy of it.
+        name: In the model.
     """
 
-    def __init__(self, module: _BatchNorm) -> None:
-        self.module = module
+    def __init__(self, module: _BatchNorm, name: str) -> None:
+        self.module, self.name = module, name
+        self._is_own = not type(module).__module__.startswith("torch.")
         self.twins: list[_BatchNorm] = []
         self.seen: list[dict[int, _Figures]] = []  # for each twin, by micro-batch
         self.now: list[_Figures] = []  # for each twin, of the micro-batch that runs
@@ -92,7 +95,10 @@ class _DeferredNorm:
             mean, variance = self.module.running_mean, self.module.running_var
             assert mean is not None
             assert variance is not None
-            seen[micro_batch] = _Figures(torch.zeros_like(mean), torch.zeros_like(variance))
+            mean, variance = (  # by shape: a forward may be watched for what it reads
+                torch.zeros(each.shape, dtype=each.dtype, device=each.device) for each in (mean, variance)
+            )
+            seen[micro_batch] = _Figures(mean, variance)
         return seen[micro_batch]
 
     def forward(self, input: torch.Tensor) -> Any:  # noqa: A002 - the name that it has in torch
@@ -110,9 +116,32 @@ class _DeferredNorm:
         if call == len(self.twins):
             self._add_twin()
         twin = self.twins[call]
-        output = type(twin).forward(twin, input)
+        output = self._as_the_module(twin, input) if self._is_own else type(twin).forward(twin, input)
         self.now[call].count = input.numel() // input.shape[1]
         return output
+
+    def _as_the_module(self, twin: _BatchNorm, given: torch.Tensor) -> Any:
+        """A forward of the user's own runs on a twin that has what the module has; what it sets there would be lost."""
+        spaces = [(vars(self.module), vars(twin)), (self.module._buffers, twin._buffers)]
+        for mine, theirs in spaces:
+            theirs.update((key, value) for key, value in mine.items() if key not in _OF_TWINS)
+        output = type(twin).forward(twin, given)
+        for mine, theirs in spaces:
+            changed = [
+                key for key, value in theirs.items() if key not in _OF_TWINS and mine.get(key, mine) is not value
+            ]
+            if changed:
+                raise UsageError(
+                    f"{self.name}: {type(twin).__qualname__}.forward sets its {changed[0]!r}, and runs on a copy of it:"
+                    " its running statistics are the whole batch's",
+                    hint=f"keep {changed[0]!r} elsewhere; or {_MICRO_BATCH}",
+                )
+        return output
+
+    def storages(self) -> set[int]:
+        """Those of the running statistics, and of what stands for them while a step runs."""
+        held = [each._buffers[key] for each in (self.module, *self.twins) for key in _RUNNING]
+        return {storage_of(each) for each in held if each is not None}
 
     def end(self) -> None:
         """The forward has run; one that comes without a `begin` is a part of a backward."""
@@ -211,8 +240,10 @@ class DeferredStatistics:
                 if groups and partition in groups and choice == "micro_batch" and each.track_running_stats:
                     _refuse_shared(partition, groups[partition].workers, name)
             if choice == "deferred":
-                tracking = [each for each in found.values() if each.track_running_stats]
-                self._norms[partition] = [_DeferredNorm(each) for each in tracking if each.running_mean is not None]
+                tracking = {name: each for name, each in found.items() if each.track_running_stats}
+                self._norms[partition] = [
+                    _DeferredNorm(each, name) for name, each in tracking.items() if each.running_mean is not None
+                ]
         self._shared: dict[WorkerGroup, list[_DeferredNorm]] = {}
         for partition, group in (groups or {}).items():
             if self._norms.get(partition):
@@ -227,6 +258,20 @@ class DeferredStatistics:
         """That forward has run."""
         for norm in self._norms.get(partition, ()):
             norm.end()
+
+    def check_used(self, partition: str, storages: Collection[int]) -> None:
+        """A forward of a partition has given these storages to operations that are no BatchNorm's.
+
+        Raises:
+            UsageError: running statistics are among them.
+        """
+        for norm in self._norms.get(partition, ()):
+            if not norm.storages().isdisjoint(storages):
+                raise UsageError(
+                    f"the forward of partition {partition!r} uses the running statistics of {norm.name}, which are the"
+                    " whole batch's: they are known at the end",
+                    hint=_MICRO_BATCH,
+                )
 
     def exchange(self, micro_batches: int) -> None:
         """A step's forwards have run, of so many micro-batches on all workers: have each worker know of all of them.
@@ -283,22 +328,3 @@ def _check(name: str, module: _BatchNorm, choice: BatchNorm) -> None:
             f"{name} has a forward of its own set on the object: its statistics cannot be deferred",
             hint="override forward in a class, or use batch_norm='micro_batch'",
         )
-    if choice == "deferred" and module.track_running_stats and (reader := _reader(type(module))) is not None:
-        raise UsageError(
-            f"{name}: {reader} uses its running statistics, which are the whole batch's: they are known at the end",
-            hint="use batch_norm='micro_batch': each micro-batch then moves them, as a batch of its own would",
-        )
-
-
-def _reader(kind: type) -> str | None:
-    """A method of a user's subclass of BatchNorm whose code names the running statistics; None: there is none."""
-    own = itertools.takewhile(lambda each: not each.__module__.startswith("torch."), kind.__mro__)
-    methods = (each for base in own for each in vars(base).values() if isinstance(each, types.FunctionType))
-    return next(
-        (
-            each.__qualname__
-            for each in methods
-            if each.__name__ != "__init__" and _RUNNING.intersection(each.__code__.co_names)
-        ),
-        None,
-    )

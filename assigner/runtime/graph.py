@@ -11,6 +11,7 @@ from assigner.errors import FormatError, MarkingError, UsageError
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.marking import PartitionGraph, partition_graph
+from assigner.model.marking.cut import check_mode
 from assigner.model.marking.domain import input_key, input_structure
 from assigner.model.marking.rows import EXAMPLE_ROWS
 from assigner.model.workload import call_arguments, entry_settings
@@ -39,6 +40,7 @@ def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = No
             each have a part of one memory.
     """
     graph = known if known is not None and _fits(plan, known) else _found(workload, plan)
+    check_mode(workload, graph.deferred)
     check_schedule(workload, plan, graph)
     check_carried(workload, graph)
     check_replicas(workload, plan, graph)

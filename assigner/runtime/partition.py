@@ -363,6 +363,8 @@ class PartitionRunner:
         gradients = self.state.gradients()
         with Writes() as writes:
             outputs = self._run(place, reads, sizes)
+        if self.statistics is not None:
+            self.statistics.check_used(self.piece.name, writes.used)
         if self.rematerialise and self.state.gradients() != gradients:
             raise UsageError(
                 f"the forward of partition {self.piece.name!r} adds to its own parameters' gradients (.backward()), and"

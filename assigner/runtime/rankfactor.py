@@ -101,10 +101,12 @@ class RankFactor:
         """Of some parameters of this rank; `number` says which."""
         among = {id(each) for each in parameters}
         factors = self._member.numbers(_factor([each for each in seen if id(each[0]) in among]))
-        known = {rank: factor for rank, factor in enumerate(factors) if not math.isnan(factor)}
+        known = {rank: abs(factor) for rank, factor in enumerate(factors) if not math.isnan(factor)}
         least, most = min(known.values(), default=1.0), max(known.values(), default=1.0)
         if most - least <= _ROUNDING * most or math.isinf(most):
             return
+        if not any(factor > 0 and abs(factor - 1) > _ROUNDING for factor in factors):
+            return  # each is of one parameter, which may have been clipped by itself
         for kind in _NORMS:
             norms = self._member.numbers(_norm(parameters, kind))
             if self._is_limit((number, kind), known, norms):
@@ -139,16 +141,18 @@ class RankFactor:
 
 
 def _factor(seen: Sequence[tuple[nn.Parameter, int, float]]) -> float:
-    """NaN: nobody can say, as of one parameter, which may have been clipped by itself; infinite: there are several."""
+    """NaN: nobody can say; infinite: there are several; below 0: of one parameter, which may be treated by itself."""
     found = []
     for parameter, at, before in seen:
         if (values := _values(parameter)) is not None and at < len(values):
             found.append(float(values[at]) / before)
-    if len(found) < 2 or not all(map(math.isfinite, found)):
+    if not found or not all(map(math.isfinite, found)):
         return _UNKNOWN
     middle = sorted(found)[len(found) // 2]
     is_one = middle > 0 and all(abs(each - middle) <= _ROUNDING * middle for each in found)
-    return middle if is_one else _SEVERAL
+    if not is_one:
+        return _SEVERAL
+    return middle if len(found) > 1 else -middle
 
 
 def _norm(parameters: Sequence[nn.Parameter], kind: float) -> float:

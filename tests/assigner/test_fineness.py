@@ -162,7 +162,13 @@ def test_what_sees_a_micro_batch_by_itself_is_told():
 
 def test_frozen_batch_norm_is_none():
     """One that is built in eval mode normalises by its running statistics."""
-    made = workload(lambda: normalised().eval(), "*")
+
+    def frozen() -> nn.Module:
+        model = normalised()
+        model[0].eval()
+        return model
+
+    made = workload(frozen, "*")
     assert workload_reference(made, graph_of(made), "").per_micro_batch == ()
 
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.distributed
 
 CASES = [
-    "autocast", "checkpoint", "checkpoint, one", "renormalised", "slots", "namespace", "namespace, shared",
+    "autocast", "checkpoint", "checkpoint, one", "renormalised", "pasted", "pasted, remat", "counted",
+    "read", "in eval mode", "slots", "namespace", "namespace, shared",
     "global loss", "slotted loss", "slotted loss, moved", "counting optimizer", "loss with parameters", "groups",
     "world", "world, remat", "world, shared", "world of a loss", "world of an optimizer",
     "adaptive", "adaptive, one", "adaptive, remat", "drawn by rank", "unread head", "unread head, memory",

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import get_world_size, is_initialized
-from torch.nn.functional import mse_loss
+from torch.nn.functional import batch_norm, mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from assigner import AssignerError, Pipeline, Workload
@@ -69,6 +69,45 @@ class Renormalised(nn.BatchNorm1d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert self.running_var is not None
         return super().forward(x) / (self.running_var + 1)
+
+
+class Pasted(nn.BatchNorm1d):
+    """torch's own forward, pasted into a subclass and followed by an activation, as libraries of models do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        training = self.training or self.running_mean is None
+        return torch.relu(
+            batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, training, share, self.eps)
+        )
+
+    def fused(self) -> torch.Tensor:
+        """For an export alone."""
+        assert self.running_var is not None
+        return self.weight / (self.running_var + self.eps).sqrt()
+
+
+class Counted(nn.BatchNorm1d):
+    """A BatchNorm with a count of its own."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) / self.calls
+
+
+class Read(nn.Module):
+    """Reads the running statistics of a BatchNorm inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.norm(x) * (1 + getattr(self.norm, "running_var"))  # noqa: B009 - a name that no code has
 
 
 @dataclass(slots=True)
@@ -315,7 +354,12 @@ CASES = {
     "autocast": Case(made_of, "torch.autocast is on where the pipeline is called", context=half),
     "checkpoint": Case(lambda: made_of(lambda: Net(Checked())), "a BatchNorm runs again in a backward"),
     "checkpoint, one": Case(lambda: made_of(lambda: Net(Checked())), micro_batches=1),
-    "renormalised": Case(lambda: made_of(lambda: Net(Renormalised(WIDTH))), "Renormalised.forward uses its running"),
+    "renormalised": Case(lambda: made_of(lambda: Net(Renormalised(WIDTH))), "uses the running statistics of first"),
+    "pasted": Case(lambda: made_of(lambda: Net(Pasted(WIDTH))), micro_batches=1),
+    "pasted, remat": Case(lambda: made_of(lambda: Net(Pasted(WIDTH))), micro_batches=1, remat="always"),
+    "counted": Case(lambda: made_of(lambda: Net(Counted(WIDTH))), "Counted.forward sets its 'calls'"),
+    "read": Case(lambda: made_of(lambda: Net(Read())), "uses the running statistics of first.norm", micro_batches=1),
+    "in eval mode": Case(lambda: made_of(lambda: Net(nn.Dropout(0.5)).eval()), "gives the model in eval mode"),
     "slots": Case(lambda: timed(Clock), remat="always"),
     "namespace": Case(lambda: timed(counted), remat="always"),
     "namespace, shared": Case(lambda: timed(counted), "its forward changes second.clock", SHARED),

@@ -99,18 +99,26 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         storages: The numbers (`storage_of`) of those that are written to.
         read: Of those that are given to any operation.
+        used: Likewise, but for the operations of a BatchNorm.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages: set[int] = set()
         self.read: set[int] = set()
+        self.used: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.read.update(storage_of(each) for each in (*args, *kwargs.values()) if is_plain_tensor(each))
+        read = {storage_of(each) for each in (*args, *kwargs.values()) if is_plain_tensor(each)}
+        self.read |= read
+        if "batch_norm" not in func.__name__:
+            self.used |= read
         self.storages.update(map(storage_of, written_tensors(func, args, kwargs)))
-        return func(*args, **kwargs)
+        made = func(*args, **kwargs)
+        results = made if isinstance(made, tuple | list) else (made,)
+        self.used -= {storage_of(each) for each in results if is_plain_tensor(each)} - read  # a number given again
+        return made
 
 
 def is_plain_tensor(value: Any) -> bool:

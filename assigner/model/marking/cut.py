@@ -14,7 +14,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from assigner.errors import MarkingError
+from assigner.errors import MarkingError, UsageError
 from assigner.model.deferred import DeferredModel
 from assigner.model.marking.capture import Capture, capture, find_carriers
 from assigner.model.marking.domain import input_key
@@ -50,8 +50,10 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
 
     Raises:
         MarkingError: nothing is marked, or the forward cannot be cut there; the message has the line.
+        UsageError: the model is to be trained, and its builder gives it in eval mode.
     """
     deferred = DeferredModel(workload.model, seed=workload.seed)
+    check_mode(workload, deferred)
     marked = find_marks(deferred.model, workload.marks if marks is None else tuple(marks))
     example = workload.make_batch(EXAMPLE_ROWS, workload.seed)
     row_leaves = batch_rows(workload, example).inputs
@@ -63,6 +65,21 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
     read = PythonState.of_code(modules_around(deferred.model, list(marked)))
     cut = Cutter(deferred, marked, captured, workload.autocast).cut()
     return replace(cut, row_leaves=row_leaves, read=read, examples=examples)
+
+
+def check_mode(workload: Workload, deferred: DeferredModel) -> None:
+    """Refuse to train a model that its builder has left in eval mode.
+
+    Raises:
+        UsageError: the workload has an optimizer, and the model as a whole is in eval mode.
+    """
+    if workload.optimizer is not None and not deferred.model.training:
+        raise UsageError(
+            "Workload.model gives the model in eval mode, as from_pretrained does: it would be trained without dropout,"
+            " and its BatchNorm with the statistics that it has",
+            hint="end the builder with model.train(), which a training loop calls; parts that are to stay in eval mode"
+            " behind that: model.backbone.eval()",
+        )
 
 
 def _learner(
