@@ -20,7 +20,7 @@
     splitbackward, nodes                  a backward in two parts: of what was read, and of the weights; torch's graphs
     remat, batchnorm, randomness, compiling, attributes
                                           what a partition's forward does besides its own, and what it leaves in Python
-    optimizer, optimizerstate, separability, gradients, scaling, rankfactor
+    optimizer, optimizerstate, optimizermemory, separability, gradients, scaling, rankfactor
                                           the update, as one over all ranks
     replicas, copies, workergroups, reduction, updaters, gathering
                                           a stage on several workers: what it cannot have, whether its copies are alike,

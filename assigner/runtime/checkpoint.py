@@ -151,6 +151,7 @@ class Saving:
                     f"{name!r} holds {count} NaN: it is not saved, and what stands at {self._named} stays",
                     hint="training has diverged: go on from an earlier checkpoint",
                 )
+        self._optimizer.memory.check_saved()
         self._moments = OptimizerState.of(self._share.kept_updated, self._optimizer)
         extra = self._share.extra_state(kept=True)
         self._extra = {path: PackedValue.of(each, _extra(path)) for path, each in extra.items()}

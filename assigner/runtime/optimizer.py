@@ -22,6 +22,7 @@ import torch
 from assigner.errors import UsageError
 from assigner.model.deferred.likeness import in_likeness
 from assigner.model.deferred.memento import ATOMS
+from assigner.runtime.optimizermemory import OptimizerMemory
 from assigner.runtime.plainvalues import SINGLE
 from assigner.runtime.separability import Conduct, check_separable, is_known
 
@@ -75,6 +76,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
     Attributes:
         local: The optimizer that the user's builder made, over this rank's parameters.
         names: For each param group the names of all its parameters, on whatever rank.
+        memory: What `local` keeps beside the state of parameters.
         notes_settings: Its step may write into its groups: it is not torch's own, as it was built.
         changes_gradients: A step may leave other gradients than it finds.
 
@@ -113,6 +115,7 @@ class PipelineOptimizer(torch.optim.Optimizer):
     def _hold(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter]) -> None:
         """Build the user's optimizer over these parameters of the model."""
         self.local, self.names = built_optimizer(self._workload, self._model, held)
+        self.memory = OptimizerMemory(self.local)
         self._held = held
         grouped = {name for names in self.names for name in names}
         self._beside = [each for name, each in beside.items() if name in grouped]
@@ -166,12 +169,15 @@ class PipelineOptimizer(torch.optim.Optimizer):
 
     def move(self, held: Mapping[str, nn.Parameter], beside: Mapping[str, nn.Parameter]) -> None:
         """Be over other parameters of the same model, with the settings of the groups as they are and without state."""
-        settings = [{key: value for key, value in group.items() if key not in _MEMBERS} for group in self.param_groups]
+        groups = self.param_groups
+        settings = [{key: value for key, value in group.items() if key not in _MEMBERS} for group in groups]
         kept = {name: value for name, value in vars(self.local).items() if type(value) in ATOMS}
         self._hold(held, beside)
         vars(self.local).update(kept)  # such as a count of its own
-        for group, kept_settings in zip(self.local.param_groups, settings, strict=True):
-            group.update(kept_settings)
+        for group, kept_settings, made in zip(groups, settings, list(self.local.param_groups), strict=True):
+            group.clear()
+            group.update(made, **kept_settings)
+        self.local.param_groups[:] = groups  # the script may hold one of them
         self._follow()
 
     def _follow(self) -> None:

@@ -201,6 +201,7 @@ class Pipeline(ModelState):
         self._installed.watch.copies.compare()
         if self._waiting and self._installed.gradients.named():
             raise UsageError("gradients wait for their update", hint="apply or drop them before the move")
+        self.optimizer.memory.check_moved()
         self.optimizer.check(shares_of(self.graph, plan), holder_counts(self.graph, plan))
 
     @property

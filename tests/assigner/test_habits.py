@@ -14,7 +14,9 @@ pytestmark = pytest.mark.distributed
 CASES = [
     "autocast", "checkpoint", "checkpoint, one", "renormalised", "pasted", "pasted, remat", "counted",
     "read", "in eval mode", "slots", "namespace", "namespace, shared",
-    "global loss", "slotted loss", "slotted loss, moved", "counting optimizer", "loss with parameters", "groups",
+    "global loss", "slotted loss", "slotted loss, moved", "counting optimizer",
+    "slow optimizer", "slow optimizer, moved", "held group, moved",
+    "loss with parameters", "groups",
     "world", "world, remat", "world, shared", "world of a loss", "world of an optimizer",
     "adaptive", "adaptive, one", "adaptive, remat", "drawn by rank", "unread head", "unread head, memory",
 ]  # fmt: skip

@@ -143,6 +143,26 @@ class Warm(torch.optim.SGD):
         return super().step(closure)
 
 
+class Slow(torch.optim.Optimizer):
+    """An optimizer around another one, whose state stays inside: Lookahead (Zhang et al., 2019)."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.inner = torch.optim.Adam(parameters, lr=0.05)
+        super().__init__(self.inner.param_groups, {"counter": 0})
+        self.param_groups = self.inner.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        made = self.inner.step(closure)
+        for group in self.param_groups:
+            group["counter"] = group.get("counter", 0) + 1
+            for each in group["params"] if group["counter"] % 2 == 0 else ():
+                state = self.state[each]
+                state.setdefault("slow", each.detach().clone())
+                state["slow"].add_(each.detach() - state["slow"], alpha=0.5)
+                each.data.copy_(state["slow"])
+        return made
+
+
 class Weighted(nn.Module):
     """A loss with a parameter of its own."""
 
@@ -322,6 +342,15 @@ def made_of(model: Callable[[], nn.Module] = Net, **changes: Any) -> Workload:
     return workload(model, "first", "second", "last", **changes)
 
 
+def nothing(_: Any) -> None:
+    """Between steps."""
+
+
+def halve(group: dict[str, Any]) -> None:
+    """The rate of a group, that the script has taken from the optimizer once."""
+    group["lr"] *= 0.5
+
+
 @dataclass
 class Case:
     """What is trained, under which plan, and what is said instead; empty: it trains as plain torch does."""
@@ -332,6 +361,7 @@ class Case:
     remat: Any = "never"
     move: bool = False
     by_hand: Callable[[Any], None] | None = None
+    each_step: Callable[[Any], None] = nothing
     context: Callable[[], Any] = contextlib.nullcontext
     micro_batches: int = 2
 
@@ -367,6 +397,9 @@ CASES = {
     "slotted loss": Case(lambda: made_of(loss=Slotted()), remat="always"),
     "slotted loss, moved": Case(lambda: made_of(loss=Slotted()), "Workload.loss keeps something", move=True),
     "counting optimizer": Case(lambda: made_of(optimizer=Warm), move=True),
+    "slow optimizer": Case(lambda: made_of(optimizer=Slow)),
+    "slow optimizer, moved": Case(lambda: made_of(optimizer=Slow), "Slow keeps self.inner", move=True),
+    "held group, moved": Case(made_of, move=True, each_step=halve),
     "loss with parameters": Case(lambda: made_of(loss=Weighted()), "Workload.loss has parameters", SHARED),
     "world": Case(lambda: made_of(lambda: Net(second=Parallel()))),
     "world, remat": Case(lambda: made_of(lambda: Net(second=Parallel())), remat="always"),
@@ -396,6 +429,7 @@ def plain(case: Case) -> list[tuple[float, dict[str, torch.Tensor]]]:
     torch.manual_seed(made.seed)
     model = made.model()
     optimizer, record = made.make_optimizer(model.named_parameters()), []
+    group = optimizer.param_groups[0]
     for n in range(STEPS):
         batch, total = made.make_batch(8, n), 0.0
         seeded(n)
@@ -405,6 +439,7 @@ def plain(case: Case) -> list[tuple[float, dict[str, torch.Tensor]]]:
             loss.backward()
             total += loss.item()
         optimizer.step()
+        case.each_step(group)
         record.append((total, {name: each.detach().clone() for name, each in model.state_dict().items()}))
     RUNNING = 1.0
     return record
@@ -415,6 +450,7 @@ def check(case: Case) -> None:
     record, made = plain(case), case.make()
     plan = make_plan(made, case.stages, micro_batches=case.micro_batches)
     with Pipeline(made, plan, remat=case.remat, graph=graph_of(made), timeout_s=60.0) as pipeline:
+        group = pipeline.optimizer.param_groups[0]
         for n, (expected, states) in enumerate(record):
             if case.move and n == 3:
                 pipeline.move(make_plan(made, OTHER, micro_batches=case.micro_batches))
@@ -426,6 +462,7 @@ def check(case: Case) -> None:
                 case.by_hand(pipeline.optimizer)
                 pipeline.optimizer.step()
                 pipeline.optimizer.zero_grad()
+            case.each_step(group)
             assert distance(float(loss), expected) < EXACT, (n, float(loss), expected)
             for name, each in pipeline.state_dict().items():
                 assert distance(each, states[name]) < EXACT, (n, name)

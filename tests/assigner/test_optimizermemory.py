@@ -1,0 +1,116 @@
+"""What an optimizer of the user's keeps beside the state of its parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+from assigner.errors import UsageError
+from assigner.runtime.optimizermemory import OptimizerMemory
+
+
+class Own(optim.SGD):
+    """Has what a test gives it, and changes it in a step."""
+
+    def __init__(self, parameters: Any, start: Any, change: Any) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        self.every = list(self.param_groups[0]["params"])
+        self.change = change
+        start(self)
+
+    def step(self, closure: Any = None) -> Any:
+        self.change(self)
+        return super().step(closure)
+
+
+class Told(Own):
+    """Its state_dict has a count."""
+
+    def state_dict(self) -> Any:
+        return {**super().state_dict(), "count": self.count}  # type: ignore[attr-defined]
+
+
+class Same(Own):
+    """Its state_dict is torch's, said anew."""
+
+    def state_dict(self) -> Any:
+        return dict(super().state_dict())
+
+
+def stepped(kind: Any, start: Any, change: Any) -> OptimizerMemory:
+    """Of an optimizer that has made two steps."""
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = kind([weight], start, change)
+    memory = OptimizerMemory(optimizer)
+    for _ in range(2):
+        weight.grad = torch.ones(3)
+        optimizer.step()
+    return memory
+
+
+def count(optimizer: Any) -> None:
+    """In an attribute."""
+    optimizer.count = getattr(optimizer, "count", 0) + 1
+
+
+def keyed(optimizer: Any) -> None:
+    """In its state, by a name."""
+    optimizer.state["count"] = 1
+
+
+def inner(optimizer: Any) -> None:
+    """An optimizer inside of it."""
+    optimizer.inner = optim.Adam(optimizer.every)
+
+
+def nothing(_: Any) -> None:
+    """Keeps nothing."""
+
+
+LISTED = (lambda o: setattr(o, "seen", []), lambda o: o.seen.append(1))
+TENSOR = (lambda o: setattr(o, "t", torch.zeros(())), lambda o: o.t.add_(1))
+GROUPED = (lambda o: o.param_groups[0].update(seen=[]), lambda o: o.param_groups[0]["seen"].append(1))
+RATE = (lambda o: o.param_groups[0].update(lr=torch.tensor(0.1)), lambda o: o.param_groups[0]["lr"].mul_(0.5))
+UNCHANGED = (lambda o: setattr(o, "table", {"a": [1, 2]}), nothing)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "moved", "saved"),
+    [
+        pytest.param(Own, (nothing, nothing), "", "", id="nothing"),
+        pytest.param(Own, (nothing, count), "", "", id="a count"),
+        pytest.param(Told, (nothing, count), "", "'count' of its own state_dict()", id="a count that it tells"),
+        pytest.param(Same, (nothing, count), "", "", id="a state_dict of its own with nothing more"),
+        pytest.param(Own, LISTED, "self.seen", "", id="a list"),
+        pytest.param(Own, TENSOR, "self.t", "", id="a tensor"),
+        pytest.param(Own, GROUPED, "", "param_groups[0]['seen']", id="a list in a group"),
+        pytest.param(Own, RATE, "", "", id="a rate that is a tensor"),
+        pytest.param(Own, UNCHANGED, "", "", id="a table that stays as it is"),
+        pytest.param(Own, (nothing, keyed), "state['count']", "state['count']", id="a name in its state"),
+        pytest.param(Own, (inner, nothing), "self.inner", "", id="an optimizer"),
+    ],
+)
+def test_what_is_not_taken_is_refused(kind: Any, how: Any, moved: str, saved: str) -> None:
+    """By a move and by a checkpoint, each what it would lose; and nothing else."""
+    memory = stepped(kind, *how)
+    for check, said in ((memory.check_moved, moved), (memory.check_saved, saved)):
+        if said:
+            with pytest.raises(UsageError) as caught:
+                check()
+            assert f"keeps {said} beside the state of its parameters" in str(caught.value)
+        else:
+            check()
+
+
+def test_torchs_own_are_taken() -> None:
+    """Whatever they keep."""
+    weight = nn.Parameter(torch.ones(3))
+    for made in (optim.Adam([weight], amsgrad=True), optim.LBFGS([weight]), optim.RAdam([weight], lr=0.1)):
+        memory = OptimizerMemory(made)
+        weight.grad = torch.ones(3)
+        made.step(lambda: 1.0)
+        memory.check_moved()
+        memory.check_saved()
