@@ -17,6 +17,7 @@ from assigner.solver.free.branched import BranchedSetting, SteadySetting
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.ladder.shared import SharedSetting
+from assigner.solver.likeworkers import exchanged
 from assigner.solver.problem import Problem
 
 if TYPE_CHECKING:
@@ -176,6 +177,8 @@ class Search:
     def price_wires(self, given: Proposal | None) -> None:
         """Where links share wires: take each setting's best plan at prices with them; bounds hold as they are.
 
+        Workers that were alike without wires are exchanged in the best one, as long as that makes it better.
+
         Args:
             given: The plan that the search began with, at such prices.
         """
@@ -183,7 +186,11 @@ class Search:
             for setting in self.settings:
                 setting.price_wires()
             found = [each.best for each in self.settings if each.best] + ([given] if given else [])
-            self.contest.best = min(found, key=lambda each: each.value, default=None)
+            best = min(found, key=lambda each: each.value, default=None)
+            self.contest.best = best and exchanged(self.problem, best)
+            for setting in self.settings:
+                if setting.best is best:
+                    setting.best = self.contest.best
 
     def _seek(self) -> None:
         """Take the settings whose turn it is through all steps."""

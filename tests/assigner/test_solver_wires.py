@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from builders import make_profile
@@ -100,6 +101,22 @@ def test_of_plans_looked_at_the_best_with_wires_is_taken() -> None:
                 assert mine.bound == pytest.approx(other.bound)
                 better += mine.best_value < value * (1 - 1e-6)
     assert better
+
+
+@pytest.mark.parametrize("options", [{"schedule": "1f1b"}, {"objective": "throughput"}], ids=str)
+def test_of_like_workers_those_are_taken_whose_links_share_no_wire(options: dict[str, Any]) -> None:
+    """The first two of four like workers have one wire for both ways, the others one for each way."""
+    profile = make_profile(work=[4e-3] * 2, slowness=[1.0] * 4, bandwidth=1e7)
+    like = tuple(replace(worker, kind="one") for worker in profile.workers)
+    names = [worker.name for worker in like]
+    wire = Wire((WireLink(*names[:2]), WireLink(*names[1::-1])), 2.0)
+    profile = replace(profile, workers=like)
+    asked = SolveOptions(max_workers=2, max_replicas=1, micro_batches=8, **options)
+    with_, without = (solve(each, asked).plan for each in (replace(profile, wires=(wire,)), profile))
+    assert with_.solver
+    assert without.solver
+    assert set(without.workers) == set(names[:2]) != set(with_.workers)
+    assert with_.solver.objective_s == pytest.approx(without.solver.objective_s)
 
 
 def test_an_exported_model_says_that_it_knows_no_shared_wires(tmp_path) -> None:
