@@ -192,6 +192,8 @@ class Prices:
     @cached_property
     def wires(self) -> dict[tuple[str, str], tuple[int, float]]:
         """The same by source and target: one that has its wire for itself in this plan waits for no other."""
+        if not self._cost.wires:  # search prices many thousands of plans
+            return {}
         ways = dict.fromkeys((route.source, route.target) for route in self._wires)
         found = {way: self._cost.wires[way] for way in ways if way in self._cost.wires}
         many = Counter(number for number, _ in found.values())
