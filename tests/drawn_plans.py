@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from brute_force import random_instance
 from builders import make_plan
 
+from assigner.formats.profile import Wire, WireLink
 from assigner.formats.stage import Replica, Stage
 
 if TYPE_CHECKING:
@@ -52,6 +53,16 @@ def drawn(seed: int, schedule: str) -> tuple[Profile, Plan]:
             for n, each in enumerate(plan.stages)
         ),
     )
+
+
+def with_wires(profile: Profile, seed: int) -> Profile:
+    """The same with links that share two wires, drawn from all that there are."""
+    rng = random.Random(f"wires {seed}")
+    links = [WireLink(link.source, link.target) for link in profile.links]
+    rng.shuffle(links)
+    count = rng.randint(2, len(links) - 2) if len(links) > 4 else 2
+    parts = [part for part in (links[:count], links[count : count + rng.randint(0, 4)]) if len(part) > 1]
+    return replace(profile, wires=tuple(Wire(tuple(part), rng.uniform(1.5, len(part) + 0.5)) for part in parts))
 
 
 def replicated(profile: Profile, plan: Plan, seed: int) -> tuple[Profile, Plan]:

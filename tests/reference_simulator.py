@@ -152,6 +152,10 @@ def reference(  # noqa: PLR0912 - one branch for each kind of event
     ]  # fmt: skip
     free, idle = dict.fromkeys(left, 0.0), dict.fromkeys(left, True)
     link_free: dict[tuple[str, str], float] = {}
+    wire_of = {(each.source, each.target): wire for wire in profile.wires for each in wire.links}
+    wire_free: dict[Any, float] = {}
+    waiting: dict[tuple[str, str], list[tuple[Any, float]]] = {ends: [] for ends in wire_of}
+    place = {worker: n for n, worker in enumerate(plan.workers)}
     inbox: set[Any] = set()
     spans: dict[tuple[str, str, int, int], tuple[float, float]] = {}
     moments = [(0.0, n, "look", worker) for n, worker in enumerate(left)]
@@ -160,8 +164,17 @@ def reference(  # noqa: PLR0912 - one branch for each kind of event
     def post(at: float, what: str, whom: Any) -> None:
         heapq.heappush(moments, (at, next(tick), what, whom))
 
+    def ask(at: float, ends: tuple[str, str]) -> None:
+        """Of links that ask for a wire at once the first sender's goes first; behind all else of that moment."""
+        heapq.heappush(moments, (at, 10**9 + 1000 * place[ends[0]] + place[ends[1]], "ask", ends))
+
     def dispatch(at: float, key: Any, message: dict[str, Any]) -> float:
         t, sender, _ = seconds(profile, *message["ends"], message["bytes"])
+        if message["ends"] in wire_of:
+            waiting[message["ends"]].append((key, t))
+            if len(waiting[message["ends"]]) == 1:
+                ask(max(at, link_free.get(message["ends"], 0.0)), message["ends"])
+            return sender
         begin = max(at, link_free.get(message["ends"], 0.0))
         link_free[message["ends"]] = begin + t
         post(begin + t, "arrive", (key, message["ends"][1]))
@@ -183,6 +196,15 @@ def reference(  # noqa: PLR0912 - one branch for each kind of event
         if what == "arrive":
             inbox.add(whom[0])
             post(at, "look", whom[1])
+        elif what == "ask":
+            wire = wire_of[whom]
+            key, t = waiting[whom].pop(0)
+            begin = max(at, wire_free.get(wire, 0.0))
+            wire_free[wire] = begin + t * min(1.0, wire.slower / len(wire.links))
+            link_free[whom] = begin + t
+            post(begin + t, "arrive", (key, whom[1]))
+            if waiting[whom]:
+                ask(begin + t, whom)
         elif what == "rung":
             for worker in plan.stages[whom].workers:
                 rings[worker].remove(whom)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
 from assigner.formats.document import shown
+from assigner.formats.profile import WireLink
 from assigner.formats.profilewarnings import other_warnings, outdated, with_warnings
 from assigner.location import Location
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from assigner.formats.profile import Collective, Link, Measurement, Partition, Profile, WorkloadReference
+    from assigner.formats.profile import Collective, Link, Measurement, Partition, Profile, Wire, WorkloadReference
 
 _CALIBRATED = ("calibrated", "not calibrated")
 _RANK = re.compile(r"\bworker:(\d+)")
@@ -24,7 +25,7 @@ def merged(profiles: Sequence[tuple[str, Profile]]) -> Profile:
     """One profile with the workers of several; no link leads from the workers of one to those of another.
 
     The first keeps its ranks, the others' follow: `worker:0` of the second becomes `worker:N` behind N workers. So do
-    the names in their links, collectives, measurements, pins and warnings.
+    the names in their links, wires, collectives, measurements, pins and warnings.
 
     Args:
         profiles: Each with the name that an error gives it.
@@ -44,6 +45,7 @@ def merged(profiles: Sequence[tuple[str, Profile]]) -> Profile:
             whole,
             workers=whole.workers + added.workers,
             links=whole.links + added.links,
+            wires=whole.wires + added.wires,
             collectives=whole.collectives + added.collectives,
             partitions=partitions,
             measurements=whole.measurements + added.measurements,
@@ -56,6 +58,7 @@ def updated(
     *,
     measurements: Iterable[Measurement],
     links: Iterable[Link],
+    wires: Iterable[Wire] = (),
     collectives: Iterable[Collective] = (),
     notes: Iterable[str] = (),
     created_at: str,
@@ -68,6 +71,8 @@ def updated(
         old: What stays where nothing is new.
         measurements: New ones.
         links: New ones.
+        wires: Those found with new links, in place of all that were known: whenever links are measured, all are looked
+            at.
         collectives: New ones; each replaces that of the same workers.
         notes: New warnings besides those that the figures give.
         created_at: When they were measured.
@@ -89,6 +94,7 @@ def updated(
             *(ways.get((link.source, link.target), link) for link in old.links),
             *(link for way, link in ways.items() if way not in known),
         ),
+        wires=tuple(wires) if ways else old.wires,
         collectives=(
             *(each for each in old.collectives if frozenset(each.workers) not in sets),
             *sets.values(),
@@ -155,6 +161,10 @@ def _renumbered(profile: Profile, offset: int) -> Profile:
         profile,
         workers=tuple(replace(each, name=name(each.name)) for each in profile.workers),
         links=tuple(replace(each, source=name(each.source), target=name(each.target)) for each in profile.links),
+        wires=tuple(
+            replace(wire, links=tuple(WireLink(name(each.source), name(each.target)) for each in wire.links))
+            for wire in profile.wires
+        ),
         collectives=tuple(replace(each, workers=tuple(map(name, each.workers))) for each in profile.collectives),
         partitions=tuple(replace(each, pin=each.pin and text(each.pin)) for each in profile.partitions),
         measurements=tuple(replace(each, worker=name(each.worker)) for each in profile.measurements),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from assigner.formats.document import Count, Name, Share, Threads, read, write
+from assigner.formats.document import Count, Name, Range, Share, Threads, read, write
 from assigner.formats.fineness import Fineness
 from assigner.formats.graph import topological_order
 from assigner.formats.profilechecks import check_profile
@@ -164,6 +164,37 @@ class Collective:
     backend: Name = "gloo"
     busy: Share = 0.0
     starved: Share = 0.0
+
+
+@dataclass(frozen=True)
+class WireLink:
+    """One of the links that share a wire.
+
+    Args:
+        source: The worker that sends.
+        target: The worker that receives.
+    """
+
+    source: Name
+    target: Name
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What several directed links go over, and divide when their messages are under way at once.
+
+    Args:
+        links: Two or more.
+        slower: How many times as long a message takes when all of them send at once.
+    """
+
+    links: tuple[WireLink, ...]
+    slower: Annotated[float, Range(1)]
+
+    @property
+    def share(self) -> float:
+        """The part of a message's time on its link for which the wire takes no other; 1 at most: one at a time."""
+        return min(1.0, self.slower / len(self.links))
 
 
 @dataclass(frozen=True)
@@ -341,6 +372,7 @@ class Profile(OnScreen):
         workload: What was measured.
         workers: The processes, each with one device.
         links: The ways between them; a pair that is not here cannot talk.
+        wires: Which links share a wire, each link in one at most; a link that is in none has a wire of its own.
         collectives: All-reduces among some of them, which correct what their links say of one; each set once.
         partitions: The units that are placed.
         edges: The values between them; no cycles.
@@ -354,13 +386,14 @@ class Profile(OnScreen):
     """
 
     kind: Literal["profile"] = "profile"
-    format_version: str = f"{MAJOR}.3"
+    format_version: str = f"{MAJOR}.4"
     created_at: str = ""
     tool_version: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
     workload: WorkloadReference
     workers: tuple[Worker, ...]
     links: tuple[Link, ...]
+    wires: tuple[Wire, ...] = ()
     collectives: tuple[Collective, ...] = ()
     partitions: tuple[Partition, ...]
     edges: tuple[Edge, ...]

@@ -30,6 +30,7 @@ def check_profile(profile: Profile) -> None:
     for n, name in enumerate(workers):
         Location.parse(name, where=f"workers[{n}].name")
     _check_links(profile, set(workers))
+    _check_wires(profile, set(workers))
     _check_collectives(profile, set(workers))
     _check_graph(profile, set(partitions))
     _check_measurements(profile, set(workers), set(partitions))
@@ -57,6 +58,24 @@ def _check_links(profile: Profile, workers: set[str]) -> None:
         _check_points(link.points, f"links[{n}]", "a link")
         pairs.append(f"{link.source} -> {link.target}")
     check_unique(pairs, "links[{}]")
+
+
+def _check_wires(profile: Profile, workers: set[str]) -> None:
+    """Two or more links each, and no link on two; that a link was not measured does not matter."""
+    on: dict[tuple[str, str], int] = {}
+    for n, wire in enumerate(profile.wires):
+        for k, link in enumerate(wire.links):
+            source, target = link.source, link.target
+            where = f"wires[{n}].links[{k}]"
+            _known(source, workers, where, "worker")
+            _known(target, workers, where, "worker")
+            if source == target:
+                raise FormatError(f"{where}: {source!r} is both source and target")
+            if on.setdefault((source, target), n) != n:
+                raise FormatError(f"{where}: {source} -> {target} is on wires[{on[source, target]}], too")
+        check_unique([f"{link.source} -> {link.target}" for link in wire.links], f"wires[{n}].links[{{}}]")
+        if len(wire.links) < 2:
+            raise FormatError(f"wires[{n}].links: {len(wire.links)}; a wire that is shared has two or more")
 
 
 def _check_points(points: Sequence[LinkPoint], path: str, what: str) -> None:

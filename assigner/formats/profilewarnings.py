@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from assigner.formats.profile import Link, Profile, WorkloadReference
 
-_SHARED_WIRE = " share a wire: "
-
 WIDE_SPREAD = 0.10
 """A figure whose spread (IQR / median) is above this gets a warning."""
 
@@ -93,8 +91,7 @@ def outdated(
         *(f"calibrated: {worker}:" for worker in workers),
         *(f"calibrated: link {source} to {target}:" for source, target in links),
     ]
-    is_wires = bool(links) and _SHARED_WIRE in warning  # whenever links are measured all wires are looked at
-    return is_wires or warning.startswith(tuple(again))
+    return warning.startswith(tuple(again))
 
 
 def _launch_bound(partition: str, worker: str, micro_batch: int) -> str:
@@ -109,6 +106,7 @@ def limits(profile: Profile) -> tuple[str, ...]:
         *_one_size(profile),
         *_apart(profile),
         *_unmeasured(profile),
+        *_shared_wires(profile),
     )
 
 
@@ -182,6 +180,14 @@ def _unmeasured(profile: Profile) -> Iterator[str]:
             f"{amount} of {len(profile.links)} links were not measured (points with 0 samples): each has the median of"
             " links of its class; --links all measures them"
         )
+
+
+def _shared_wires(profile: Profile) -> Iterator[str]:
+    for wire in profile.wires:
+        ranks = ((profile.worker[each.source].rank, profile.worker[each.target].rank) for each in wire.links)
+        names = [f"worker:{source} -> worker:{target}" for source, target in ranks]
+        text = f"{', '.join(names[:-1])} and {names[-1]}"
+        yield f"{text} share a wire: {wire.slower:.1f}x slower together; plans are priced with it"
 
 
 def _linked_groups(profile: Profile) -> list[list[int]]:

@@ -18,6 +18,8 @@ from assigner.formats.profile import (
     Partition,
     Profile,
     Verification,
+    Wire,
+    WireLink,
     Worker,
     WorkloadReference,
 )
@@ -25,6 +27,7 @@ from assigner.formats.profilewarnings import other_warnings, with_warnings
 from assigner.machine.reference import ReferenceTimes
 from assigner.model.marking.modules import batch_norms
 from assigner.profiler.collectives import CollectiveSweep
+from assigner.profiler.contention import SharedWire
 from assigner.profiler.host import HostFacts, allocator_share
 from assigner.profiler.links import LinkSweep, with_unmeasured
 from assigner.profiler.partitionbench import state_bytes
@@ -51,6 +54,7 @@ class RankReport:
         optimizer_bytes: Optimizer state by kind of partition.
         sweeps: The links that start at it.
         collectives: The all-reduces of which it is the first rank.
+        wires: Those that links were found to share, of the first rank.
         notes: What a reader of the profile should know.
         reference: How fast its worker did fixed pieces of work, the mean of before and after.
     """
@@ -62,6 +66,7 @@ class RankReport:
     notes: tuple[str, ...] = ()
     reference: ReferenceTimes | None = None
     collectives: tuple[CollectiveSweep, ...] = ()
+    wires: tuple[SharedWire, ...] = ()
 
 
 def assemble(
@@ -78,6 +83,7 @@ def assemble(
         workload=workload_reference(workload, graph, entry),
         workers=_workers(reports, reserve),
         links=_links(reports, with_unmeasured(sweeps, [report.facts for report in reports])),
+        wires=_wires(reports),
         collectives=_collectives(reports),
         partitions=tuple(
             replace(_partition(piece, tensors, reports), one_worker=alone.get(piece.name)) for piece in graph.pieces
@@ -131,6 +137,7 @@ def renew(old: Profile, reports: Sequence[RankReport]) -> Profile:
         replace(old, workers=tuple(_looked_at_again(old, reports))),
         measurements=[each for report in reports for each in report.measurements],
         links=_links(reports, sweeps),
+        wires=_wires(reports),
         collectives=_collectives(reports),
         notes=[note for report in reports for note in report.notes],
         created_at=now(),
@@ -193,6 +200,15 @@ def _link(names: Sequence[str], sweep: LinkSweep) -> Link:
     ends = names[sweep.source], names[sweep.target]
     busy = sweep.sender_busy, sweep.receiver_busy, sweep.starved, sweep.sender_s, sweep.receiver_s
     return Link(*ends, sweep.points, sweep.backend, *busy)
+
+
+def _wires(reports: Sequence[RankReport]) -> tuple[Wire, ...]:
+    names = _names(reports)
+    return tuple(
+        Wire(tuple(WireLink(names[source], names[target]) for source, target in wire.links), wire.slower)
+        for report in reports
+        for wire in report.wires
+    )
 
 
 def _collectives(reports: Sequence[RankReport]) -> tuple[Collective, ...]:

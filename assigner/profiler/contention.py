@@ -1,6 +1,8 @@
 """Which links share a wire: neighbours send at once, and what then takes far longer than alone is looked at in pairs.
 
-All ranks run the same script and know all times, so that they agree on what comes next.
+Neighbours send to the next rank, then to the one before. A wire that carries links of both rounds (between racks, 0 to
+1 and 2 to 3 go the same way as 0 to 3 and 2 to 1) is found as one group in each, and the two are tried together. All
+ranks run the same script and know all times, so that they agree on what comes next.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ _LEAST_GPU_S = 0.002  # so of a link to or from a GPU: no thread of a CPU, which
 _REPEATS = 3
 _PAIRS_UP_TO = 6  # slow links that are tried two at a time
 _BOTH_WAYS_UP_TO = 16
+_JOINED_UP_TO = 4  # groups of a round that are tried with those of the other
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,6 @@ class SharedWire:
 
     links: tuple[Directed, ...]
     slower: float
-
-    def describe(self) -> str:
-        """One line for a profile's warnings."""
-        names = [f"worker:{source} -> worker:{target}" for source, target in self.links]
-        text = f"{', '.join(names[:-1])} and {names[-1]}"
-        return f"{text} share a wire: {self.slower:.1f}x slower together"
 
 
 def find_shared_wires(lane: Lane, largest: int) -> list[SharedWire]:
@@ -68,19 +65,21 @@ def find_shared_wires(lane: Lane, largest: int) -> list[SharedWire]:
     rings = [[(n, (n + 1) % workers) for n in range(workers)]]
     if 2 < workers <= _BOTH_WAYS_UP_TO:
         rings.append([(target, source) for source, target in rings[0]])
-    found: list[SharedWire] = []
+    found: list[list[SharedWire]] = []
+    sizes: dict[Directed, int] = {}
+    alone: dict[Directed, float] = {}
+
+    def together(some: Sequence[Directed]) -> dict[Directed, float]:
+        return _together(lane, some, sizes)
+
     for links in rings:
-        sizes, alone = {}, {}
         for link in links:
             most = _LARGEST_GPU_BYTES if lane.reaches_gpu(link) else _LARGEST_BYTES
             sizes[link] = _telling_size(lane, link, min(largest, most))
-            alone.update(_together(lane, [link], sizes))
-        least = {link: _LEAST_GPU_S if lane.reaches_gpu(link) else _LEAST_S for link in links}
-        found += shared_wires(
-            {link: max(seconds, least[link]) for link, seconds in alone.items()},
-            lambda some, sizes=sizes: _together(lane, some, sizes),  # type: ignore[misc]
-        )
-    return found
+            least = _LEAST_GPU_S if lane.reaches_gpu(link) else _LEAST_S
+            alone[link] = max(together([link])[link], least)
+        found.append(shared_wires({link: alone[link] for link in links}, together))
+    return joined_wires(found, alone, together)
 
 
 def shared_wires(
@@ -93,21 +92,55 @@ def shared_wires(
         together: Seconds of some links at once.
     """
 
-    def slower(times: dict[Directed, float]) -> dict[Directed, float]:
-        return {link: seconds / alone[link] for link, seconds in times.items()}
+    def slower(links: Sequence[Directed]) -> dict[Directed, float]:
+        return _slower(links, alone, together)
 
-    all_at_once = slower(together(list(alone)))
+    all_at_once = slower(list(alone))
     slow = [link for link, times in all_at_once.items() if times > SLOWER]
     if len(slow) < 2 or len(slow) > _PAIRS_UP_TO:
         return [SharedWire(tuple(slow), max(all_at_once.values()))] if len(slow) > 1 else []
     groups: list[set[Directed]] = []
     for pair in itertools.combinations(slow, 2):
-        if max(slower(together(pair)).values()) > SLOWER:
+        if max(slower(pair).values()) > SLOWER:
             joined = [group for group in groups if group & set(pair)]
             groups = [group for group in groups if group not in joined] + [set(pair).union(*joined)]
     if not groups:  # no two of them do it: the wire is full with three or more
         groups = [set(slow)]
     return [SharedWire(tuple(sorted(group)), max(all_at_once[link] for link in group)) for group in groups]
+
+
+def joined_wires(
+    rings: Sequence[Sequence[SharedWire]], alone: dict[Directed, float],
+    together: Callable[[Sequence[Directed]], dict[Directed, float]],
+) -> list[SharedWire]:  # fmt: skip
+    """The wires of both rounds, with those made one that are one: beside the other's links some take far longer still.
+
+    Args:
+        rings: The wires of each round of neighbours; of a round with many, none is tried.
+        alone: Seconds of each link by itself.
+        together: Seconds of some links at once.
+    """
+    if len(rings) < 2 or max(map(len, rings)) > _JOINED_UP_TO:
+        return [wire for ring in rings for wire in ring]
+    found, others = list[SharedWire](), list(rings[1])
+    for wire in rings[0]:
+        joined = wire
+        for other in others:
+            times = _slower((*wire.links, *other.links), alone, together)
+            if any(times[link] > SLOWER * each.slower for each in (wire, other) for link in each.links):
+                joined = SharedWire(tuple(sorted(times)), max(times.values()))
+                others.remove(other)
+                break
+        found.append(joined)
+    return [*found, *others]
+
+
+def _slower(
+    links: Sequence[Directed], alone: dict[Directed, float],
+    together: Callable[[Sequence[Directed]], dict[Directed, float]],
+) -> dict[Directed, float]:  # fmt: skip
+    """How many times its own time each of some links takes when all of them send at once."""
+    return {link: seconds / alone[link] for link, seconds in together(links).items()}
 
 
 def _telling_size(lane: Lane, link: Directed, largest: int) -> int:

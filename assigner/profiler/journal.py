@@ -4,6 +4,7 @@
     {"measurement": {"partition": "embed", "micro_batch": 4, ...}}   one line each, at once
     {"optimizer": {"kind": "9af3c1", "bytes": 1024}}
     {"link": {"source": 0, "target": 1, ...}}
+    {"wires": {"wires": [{"links": [[0, 1], [2, 3]], "slower": 2.0}]}}   the first rank's, of all ranks
     {"collective": {"ranks": [0, 1, 2], ...}}
 
 A process that is killed while it writes leaves part of a line: that line is dropped. Every other line is checked.
@@ -12,6 +13,7 @@ A process that is killed while it writes leaves part of a line: that line is dro
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,6 +24,7 @@ from assigner.formats.document import Count, Range, decode, encode, shown
 from assigner.formats.profile import Measurement
 from assigner.location import rank_of
 from assigner.profiler.collectives import CollectiveSweep
+from assigner.profiler.contention import SharedWire
 from assigner.profiler.links import LinkSweep
 from assigner.profiler.tasks import Point
 
@@ -99,7 +102,14 @@ class Note:
     point: Point | None = None
 
 
-Entry = Measurement | OptimizerSize | LinkSweep | CollectiveSweep | Note
+@dataclass(frozen=True)
+class FoundWires:
+    """All wires that links were found to share when they were measured last."""
+
+    wires: tuple[SharedWire, ...]
+
+
+Entry = Measurement | OptimizerSize | LinkSweep | FoundWires | CollectiveSweep | Note
 
 
 @dataclass(frozen=True)
@@ -109,13 +119,14 @@ class _JournalLine:
     measurement: Measurement | None = None
     optimizer: OptimizerSize | None = None
     link: LinkSweep | None = None
+    wires: FoundWires | None = None
     collective: CollectiveSweep | None = None
     note: Note | None = None
 
 
 _NAMES = {
-    Measurement: "measurement", OptimizerSize: "optimizer", LinkSweep: "link", CollectiveSweep: "collective",
-    Note: "note",
+    Measurement: "measurement", OptimizerSize: "optimizer", LinkSweep: "link", FoundWires: "wires",
+    CollectiveSweep: "collective", Note: "note",
 }  # fmt: skip
 
 
@@ -135,6 +146,7 @@ class Journal:
         points: Measurements by (partition, micro-batch size).
         optimizer_bytes: By kind of partition.
         sweeps: Links by their target; they start here.
+        wires: Which links share a wire.
         collectives: All-reduces by their ranks, of which this one is the first.
         notes: For the profile's warnings.
     """
@@ -144,6 +156,7 @@ class Journal:
         self.points: dict[tuple[str, int], Measurement] = {}
         self.optimizer_bytes: dict[str, int] = {}
         self.sweeps: dict[int, LinkSweep] = {}
+        self.wires: tuple[SharedWire, ...] = ()
         self.collectives: dict[tuple[int, ...], CollectiveSweep] = {}
         self.notes: dict[str, None] = {}
 
@@ -225,6 +238,9 @@ class Journal:
         elif isinstance(found, LinkSweep):
             self._check_sweep(found)
             self.sweeps[found.target] = found
+        elif isinstance(found, FoundWires):
+            self._check_wires(found)
+            self.wires = found.wires
         elif isinstance(found, CollectiveSweep):
             self._check_collective(found)
             self.collectives[found.ranks] = found
@@ -237,6 +253,14 @@ class Journal:
         if found.source != rank or found.target == rank or not 0 <= found.target < self.head.ranks:
             raise FormatError(f"the link from {found.source} to {found.target} is none of {self.head.worker}")
         _check_swept(f"the link to {found.target}", found.points, found.sender_busy, found.receiver_busy)
+
+    def _check_wires(self, found: FoundWires) -> None:
+        """Two or more links each, between ranks of the run, none on two wires."""
+        ends = [link for wire in found.wires for link in wire.links]
+        sound = all(len(set(link)) == len(link) == 2 and set(link) <= set(range(self.head.ranks)) for link in ends)
+        few = any(len(wire.links) < 2 or not 1 <= wire.slower < math.inf for wire in found.wires)
+        if not sound or few or len(set(ends)) < len(ends):
+            raise FormatError(f"wires that links of {self.head.ranks} ranks cannot share: {shown(ends)}")
 
     def _check_collective(self, found: CollectiveSweep) -> None:
         """Two or more ranks of the run in their order, this one first."""

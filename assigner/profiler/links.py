@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from assigner.profiler.contention import SharedWire
     from assigner.profiler.host import HostFacts
     from assigner.profiler.pairs import Pair
 
@@ -108,7 +109,7 @@ def measure_links(
     wanted: Callable[[int, int], bool],
     done: Callable[[LinkSweep], None],
     progress: Callable[[int, int], None],
-) -> list[str]:
+) -> list[SharedWire]:
     """Measure the wanted links that start at this rank. Every rank calls this at the same time.
 
     Args:
@@ -120,7 +121,7 @@ def measure_links(
         progress: Called before each round with (rounds done, rounds).
 
     Returns:
-        What a reader of the profile should know of all links.
+        The wires that links of all ranks share: the same on every rank.
     """
     rank, workers = dist.get_rank(), dist.get_world_size()
     fitting = min(each.memory_bytes for each in fleet) // _MEMORY_SHARE
@@ -143,7 +144,7 @@ def measure_links(
                     ):
                         done(sweep)
         dist.barrier()
-    return [wire.describe() for wire in wires]
+    return wires
 
 
 def planned_rounds(fleet: Sequence[HostFacts], pairs: str, *, alone: bool) -> list[list[Pair]]:

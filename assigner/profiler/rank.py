@@ -21,7 +21,7 @@ from assigner.profiler.assembly import RankReport, main_dtype, optimizer_name
 from assigner.profiler.collectives import SIZES, measure_collectives
 from assigner.profiler.computetimes import ComputeMeasurement
 from assigner.profiler.host import VisibleGpus, device_place, host_facts, rank_device, start_up, visible_gpus
-from assigner.profiler.journal import Head, Journal, Note, OptimizerSize, journal_path
+from assigner.profiler.journal import FoundWires, Head, Journal, Note, OptimizerSize, journal_path
 from assigner.profiler.links import SweepOptions, measure_links
 from assigner.profiler.partitionbench import state_bytes
 from assigner.profiler.rankprogress import Forecast, RanksProgress
@@ -178,6 +178,7 @@ class RankSession:
             tuple(self.journal.notes),
             reference,
             tuple(self.journal.collectives.values()),
+            self.journal.wires,
         )
 
     def _keep(self, found: Measurement | OptimizerSize | Note) -> None:
@@ -203,13 +204,13 @@ class RankSession:
         return at
 
     def _measure_links(self) -> None:
-        notes = measure_links(
+        wires = measure_links(
             [offer.facts for offer in self.offers], self._link_options(), self.device,
             wanted=lambda source, target: (source, target) in self.task.links, done=self.journal.add,
             progress=self._rounds("links"),
         )  # fmt: skip
-        for note in notes if self.rank == 0 else ():
-            self.journal.add(Note(note))
+        if self.rank == 0:
+            self.journal.add(FoundWires(tuple(wires)))
 
     def _measure_collectives(self) -> None:
         """No tensor is larger than all gradients of the model, or than what links may carry."""

@@ -21,13 +21,13 @@ from assigner.formats.profile import Edge
 from assigner.report.sheet import Line, Strip
 from assigner.schedule.orders import LETTERS
 from assigner.schedule.program import ActionKind, build_program, grouped
-from assigner.schedule.timing import Job, Queue, run_queues
+from assigner.schedule.queues import Job, run_queues
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
     from assigner.schedule.program import Program, Route
-    from assigner.schedule.timing import Arrivals, Timed
+    from assigner.schedule.queues import Arrivals, Queue, Timed
 
 STAGE_LIMIT = 16
 """Stages above which those in the middle are left out."""

@@ -120,6 +120,7 @@ def profile_data(profile: Profile) -> dict[str, Any]:
             }
             for link in profile.links
         ],
+        "wires": encode(profile.wires),
         "collectives": collectives_data(profile),
         "warnings": list(profile.warnings),
         "verification": encode(profile.verification),

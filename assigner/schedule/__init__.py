@@ -9,7 +9,7 @@ updating                      who updates what of a stage that several workers s
 backwardparts                 whether backwards may run in two parts
 cost, rings                   seconds and bytes of one action, and of an all-reduce; only here are measurements
                               interpolated
-timing, simulate              when each action starts and ends; what a step takes, and the peak of memory
+queues, timing, simulate      when each action starts and ends; what a step takes, and the peak of memory
 objective                     what a plan is worth under each objective
 occupancy                     memory over time
 criticalpath, bottleneck      what makes the step as long as it is

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
@@ -65,6 +66,9 @@ class CostModel:
 
     Args:
         profile: The measurements. Workers of one kind and thread count, and partitions of one kind, share them.
+
+    Attributes:
+        wires: Of each link that shares a wire, by source and target: the wire's number, and `Wire.share`.
     """
 
     def __init__(self, profile: Profile) -> None:
@@ -77,10 +81,22 @@ class CostModel:
             for key in self._keys(partition, worker):
                 self._points.setdefault(key, found)
         self._links = {(link.source, link.target): link for link in profile.links}
+        self.wires = {
+            (link.source, link.target): (n, wire.share) for n, wire in enumerate(profile.wires) for link in wire.links
+        }
         self.partition = cache(self._partition)
         self.transfer_s = cache(self._transfer_s)
         self.reduce_s = cache(self._reduce_s)
         self.reduce_busy_s = cache(self._reduce_busy_s)
+
+    @cached_property
+    def apart(self) -> CostModel:
+        """The same with a wire for each link: by it no plan takes longer, as a wire that is shared only delays."""
+        if not self.wires:
+            return self
+        found = copy(self)
+        found.wires = {}
+        return found
 
     def _keys(self, partition: str, worker: str) -> Iterator[tuple[str | Kind, str | Kind]]:
         """What may stand for a pair, the nearest first: itself, the worker with a like partition, then like workers."""

@@ -2,7 +2,8 @@
 
 Walked from the step's last action to its start: what begins the moment that something else ends was waiting for it. An
 action waits for the one before it on its worker or for a message; a message for the action that makes it or for the one
-before it on its link. The simulator computes a start as the largest of those ends, so the two are the same number.
+before it on its link, or for the one before it on the wire that links share, whose end it need not wait for. The
+simulator computes a start as the largest of those moments, so the two are the same number.
 
 A reduction begins when the last of its workers does, or when the one before it on one of them has ended; an update
 waits for those of its worker. So does a gathering of updated parameters, for which nothing waits but the step's end.
@@ -12,7 +13,7 @@ The path goes through the event of the worker that was last.
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 from assigner.schedule.program import CALLED, TOGETHER, ActionKind
@@ -53,6 +54,7 @@ def critical_path(timeline: Timeline) -> tuple[int, ...]:
             link = route.source, route.target
             before.append(made.get((worker, start), idle.get((*link, start))))
             idle[*link, end] = there[route.target, end] = n
+    _wait_for_wires(timeline, before)
     _wait_together(timeline, together, before)
     for mine in together.values():  # behind the updates: parameters that workers have updated for each other
         latest = max(mine, key=lambda n: timeline.events[n].start_s)
@@ -63,6 +65,21 @@ def critical_path(timeline: Timeline) -> tuple[int, ...]:
         path.append(last)
         last = before[last]
     return tuple(reversed(path))
+
+
+def _wait_for_wires(timeline: Timeline, before: list[int | None]) -> None:
+    """Fill in what waited for a wire: a message that nothing else held up, for the one that had the wire last."""
+    on: dict[int, list[int]] = defaultdict(list)
+    for n, event in enumerate(timeline.events):
+        route = event.action.route
+        wire = route and timeline.wires.get((route.source, route.target))
+        if wire:
+            on[wire[0]].append(n)
+    for mine in on.values():
+        mine.sort(key=lambda n: (timeline.events[n].start_s, timeline.events[n].end_s))
+        for earlier, n in pairwise(mine):
+            if before[n] is None:
+                before[n] = earlier
 
 
 def _wait_together(timeline: Timeline, together: Mapping[tuple[int, int], list[int]], before: list[int | None]) -> None:
@@ -99,8 +116,11 @@ def time_on_path(timeline: Timeline) -> dict[tuple[str, Where], list[float]]:
                 reached = event.end_s
                 continue
         else:
-            spent[what, where].append(event.end_s - event.start_s)
-            reached = event.end_s
+            until = (
+                event.end_s if following is None else min(event.end_s, following.start_s)
+            )  # the wire is free earlier
+            spent[what, where].append(until - event.start_s)
+            reached = until
         if event.busy_s and following and event.worker == following.worker and following.action.route is None:
             spent["busy with messages", (event.worker,)].append(event.busy_s)
     return spent

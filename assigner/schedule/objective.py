@@ -1,7 +1,7 @@
 """What a plan is worth under each objective, priced by the simulator.
 
 step         seconds of one step
-throughput   seconds per micro-batch in the steady state: the slowest worker or link, for M without end
+throughput   seconds per micro-batch in the steady state: the slowest worker, link or wire, for M without end
 latency      seconds of one forward of one micro-batch
 cost         money per sample, in the unit of the workers' `cost_per_hour`
 """
@@ -57,14 +57,14 @@ def compared_value(plan: Plan, objective: Objective, cost: CostModel, *, step_s:
 
 
 def steady_s(plan: Plan, cost: CostModel) -> float:
-    """Seconds per micro-batch when the pipeline is full: the largest load of any worker or directed link.
+    """Seconds per micro-batch when the pipeline is full: the largest load of a worker, a link or a wire.
 
     A worker's load is its forwards, backwards and recomputing, and what messages keep it busy; of a stage with several
     workers each has its share. Ties, reductions and updates, once a step, play no part. Inf: two workers that must talk
     have no link.
     """
     program = build_program(plan, cost.profile.edges, cost.profile.ties)
-    load: dict[str | tuple[str, str], float] = defaultdict(float)
+    load: dict[str | tuple[str, str] | int, float] = defaultdict(float)
     for n, stage in enumerate(plan.stages):
         for worker in stage.workers:
             work = (count * stage_s(cost, plan, n, worker, kind) for kind, count in counted(plan, n, worker).items())
@@ -77,7 +77,11 @@ def steady_s(plan: Plan, cost: CostModel) -> float:
             size = route_bytes(cost, route, plan.micro_batch_size)
             sender_s, receiver_s = cost.busy_s(route.source, route.target, size)
             share = sent[route] / plan.micro_batches
-            load[route.source, route.target] += share * cost.transfer_s(route.source, route.target, size)
+            seconds = share * cost.transfer_s(route.source, route.target, size)
+            load[route.source, route.target] += seconds
+            if (route.source, route.target) in cost.wires:
+                wire, part = cost.wires[route.source, route.target]
+                load[wire] += part * seconds
             load[route.source] += share * sender_s
             load[route.target] += share * receiver_s
     return max(load.values())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner import formatting as fmt
@@ -17,16 +18,13 @@ from assigner.formats.plan import Prediction, TransferPrediction, WorkerPredicti
 from assigner.schedule.cost import CostModel
 from assigner.schedule.orders import halves, order_of
 from assigner.schedule.program import TOGETHER, Action, ActionKind, Program, build_program, grouped, in_flight
+from assigner.schedule.queues import run_queues
 from assigner.schedule.replication import leaving
 from assigner.schedule.timing import (
     Compute,
-    Job,
     Prices,
-    Queue,
-    Timed,
     bucket_bytes,
     route_bytes,
-    run_queues,
     stage_s,
     step_s,
     stopped,
@@ -34,11 +32,12 @@ from assigner.schedule.timing import (
 from assigner.schedule.updating import held_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from assigner.formats.plan import Memory, Plan
     from assigner.formats.profile import Profile
     from assigner.schedule.program import ActionGroup, Route
+    from assigner.schedule.queues import Job, Queue, Timed
 
 __all__ = [
     "Event", "Timeline", "check_fit", "overfull", "predict", "priced", "route_bytes", "run_program",
@@ -73,11 +72,14 @@ class Timeline:
         program: What ran.
         events: Compute actions, reductions and messages (as their sender's action), each worker's in its order.
         step_s: The end of the last action.
+        wires: Of links of the program that share one, by source and target: its number, and the share of a message's
+            time for which it takes no other.
     """
 
     program: Program
     events: tuple[Event, ...]
     step_s: float
+    wires: Mapping[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
 
 
 def run_program(program: Program, cost: CostModel) -> Timeline:
@@ -90,7 +92,7 @@ def run_program(program: Program, cost: CostModel) -> Timeline:
     groups = [grouped(actions) for actions in program.actions.values()]
     queues = [_queue(prices, worker, mine) for worker, mine in zip(program.actions, groups, strict=True)]
     log: list[Timed] = []
-    done, last = run_queues([*queues, *prices.collectives()], log)
+    done, last = run_queues([*queues, *prices.collectives()], log, shared=prices.shared)
     for worker, mine, count in zip(program.actions, groups, done, strict=False):
         if count < len(mine):
             raise stopped(worker, mine[count].action.kind, mine[count].action.stage)
@@ -98,7 +100,7 @@ def run_program(program: Program, cost: CostModel) -> Timeline:
     ended_s = {
         prices.together[timed.worker - len(workers)]: timed.end_s for timed in log if timed.worker >= len(workers)
     }
-    return Timeline(program, tuple(_events(log, groups, queues, workers, ended_s)), last)
+    return Timeline(program, tuple(_events(log, groups, queues, workers, ended_s)), last, prices.wires)
 
 
 def _queue(prices: Prices, worker: str, groups: Iterable[ActionGroup]) -> Queue:

@@ -1,8 +1,4 @@
-"""How a plan's actions are timed: jobs of one worker in a row, messages between them, in one pass.
-
-A job is a compute action with the messages that it waits for and those that it makes. A directed link has one sender,
-so the order in which its messages are ready is the order of that worker's jobs: every time follows from earlier ones.
-Jobs know no names: search prices many thousands of plans.
+"""How a plan's actions are priced: as jobs of one worker in a row with messages between them (queues.py).
 
 A reduction is timed like a worker of its own with one job: each replica tells it, by a message that takes no time, that
 it has begun; it takes its time, and tells the replicas' updates and their next reduction. So it starts when the last of
@@ -14,14 +10,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from assigner.errors import FormatError
 from assigner.schedule.cost import CostModel, PartitionOutput
 from assigner.schedule.program import TOGETHER, ActionKind, Payload, Route, order_of, wire
+from assigner.schedule.queues import Job, run_queues
 from assigner.schedule.replication import gathered_stages, is_exchanged, reduced_stages
 from assigner.schedule.rings import BUCKET_BYTES, GATHERING
 from assigner.schedule.updating import gathered_bytes, update_s
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
     from assigner.schedule.program import Step
+    from assigner.schedule.queues import Arrivals, Queue, SharedLinks, Timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +41,6 @@ class _Wire:
     receiver_s: float
 
 
-Arrivals = list[float]
-"""When each message of one route is there, by micro-batch; below 0: not yet."""
-
-
 class _Once(list[float]):
     """The arrival of a tie's only message, whatever micro-batch is asked for."""
 
@@ -54,22 +49,6 @@ class _Once(list[float]):
 
     def __setitem__(self, _: Any, value: Any) -> None:
         super().__setitem__(0, value)
-
-
-class Job(NamedTuple):
-    """A compute action, whatever its micro-batch, with the messages that it waits for and those that it makes.
-
-    Args:
-        seconds: How long it computes.
-        receives: Of the messages that it waits for.
-        busy_s: Seconds that its messages keep the worker busy after it.
-        sends: (arrivals, link, seconds on the wire, number of the receiving worker) of the messages that it makes.
-    """
-
-    seconds: float
-    receives: tuple[Arrivals, ...]
-    busy_s: float
-    sends: tuple[tuple[Arrivals, int, float, int], ...]
 
 
 Compute = tuple[ActionKind, int, str]
@@ -95,19 +74,6 @@ class Instead:
 
 
 AS_PROFILED = Instead()
-
-Queue = list[tuple[Job, int]]
-"""One worker's jobs in order, each with its micro-batch."""
-
-
-class Timed(NamedTuple):
-    """A job as it was timed: its worker's number, its own among that worker's, and when its messages start."""
-
-    worker: int
-    job: int
-    start_s: float
-    end_s: float
-    begins_s: list[float]
 
 
 def route_bytes(cost: CostModel, route: Route, micro_batch: int) -> float:
@@ -215,6 +181,24 @@ class Prices:
         }
         self._ended = {each: _Once([-1.0]) for each in self.together}
 
+    @cached_property
+    def shared(self) -> SharedLinks:
+        """The links of the plan that share a wire with another one of its, by number."""
+        return {
+            self._number[source] * self._count + self._number[target]: wire
+            for (source, target), wire in self.wires.items()
+        }
+
+    @cached_property
+    def wires(self) -> dict[tuple[str, str], tuple[int, float]]:
+        """The same by source and target: one that has its wire for itself in this plan waits for no other."""
+        if not self._cost.wires:  # search prices many thousands of plans
+            return {}
+        ways = dict.fromkeys((route.source, route.target) for route in self._wires)
+        found = {way: self._cost.wires[way] for way in ways if way in self._cost.wires}
+        many = Counter(number for number, _ in found.values())
+        return {way: wire for way, wire in found.items() if many[wire[0]] > 1}
+
     def forget(self) -> None:
         """No message has arrived: before the jobs are timed once more."""
         for arrivals in itertools.chain(self._arrivals.values(), self._begun.values(), self._ended.values()):
@@ -272,56 +256,6 @@ class Prices:
     def _tells(self, source: int, target: int, arrivals: Arrivals) -> tuple[Arrivals, int, float, int]:
         """A message that takes no time."""
         return arrivals, source * self._count + target, 0.0, target
-
-
-def run_queues(
-    queues: Sequence[Queue], log: list[Timed] | None = None, *, leads: Sequence[float] = ()
-) -> tuple[list[int], float]:
-    """Time all jobs in one pass.
-
-    Args:
-        queues: By worker. Their jobs' arrivals are filled in.
-        log: Takes each job in the order of timing.
-        leads: By queue, when its first job can start; empty: at once.
-
-    Returns:
-        How many jobs of each worker were run (all, unless the program waits for itself), and the end of the last.
-    """
-    count, last = len(queues), 0.0
-    done, free_s, link_free_s = [0] * count, list(leads) or [0.0] * count, [0.0] * (count * count)
-    ready = deque(range(count))
-    while ready:
-        worker = ready.popleft()
-        queue, at, free = queues[worker], done[worker], free_s[worker]
-        while at < len(queue):
-            job, m = queue[at]
-            start = free
-            for arrivals in job.receives:
-                arrival = arrivals[m]
-                if arrival > start:
-                    start = arrival
-                elif arrival < 0.0:
-                    break
-            else:
-                end = start + job.seconds
-                begins = []
-                for arrivals, link, seconds, target in job.sends:
-                    begin = link_free_s[link]
-                    if end > begin:  # noqa: PLR1730 - the innermost loop
-                        begin = end
-                    link_free_s[link] = arrivals[m] = begin + seconds
-                    begins.append(begin)
-                    ready.append(target)
-                free = end + job.busy_s
-                if end > last:  # noqa: PLR1730
-                    last = end
-                if log is not None:
-                    log.append(Timed(worker, at, start, end, begins))
-                at += 1
-                continue
-            break
-        done[worker], free_s[worker] = at, free
-    return done, last
 
 
 class StepTimer:
@@ -408,7 +342,7 @@ class StepTimer:
         self.prices.forget()
         queues = self.queues(orders)
         leads = [self._instead.leads.get(worker, 0.0) for worker in self.plan.workers]
-        done, last = run_queues(queues, log, leads=leads + [0.0] * len(self.prices.together))
+        done, last = run_queues(queues, log, leads=leads + [0.0] * len(self.prices.together), shared=self.prices.shared)
         for worker, steps, count in zip(self.plan.workers, orders, done, strict=False):
             if count <= len(steps):
                 kind, stage, _ = [*steps, (ActionKind.UPDATE, -1, -1)][count]

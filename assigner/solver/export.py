@@ -19,6 +19,7 @@ from assigner.errors import FormatError, UsageError
 from assigner.files import put
 from assigner.formats.graph import topological_order
 from assigner.schedule.cost import CostModel
+from assigner.schedule.timing import step_s
 from assigner.solver import tuning
 from assigner.solver.answer import Progress
 from assigner.solver.clock import OutOfTime
@@ -56,6 +57,7 @@ class ModelFile:
         rows: How many it has.
         cuts: How many of the rows say what a single pipeline takes.
         unit_s: Seconds of one unit of its objective.
+        apart: It has a wire for each link, though links share some: with these, plans take as long or longer.
         optimum_s: Its least value, in seconds; None: that was not proven, and it is a lower bound of the step time.
     """
 
@@ -69,12 +71,14 @@ class ModelFile:
     cuts: int
     unit_s: float
     optimum_s: float | None
+    apart: bool = False
 
     @property
     def scope(self) -> str:
         """Which plans it states."""
         told = f"{self.schedule} with {fmt.plural(self.micro_batches, 'micro-batch')} and one stage a worker"
-        return told + (" along one order of the graph" if self.branched else "")
+        told += " along one order of the graph" if self.branched else ""
+        return told + (", as if no links shared a wire" if self.apart else "")
 
 
 def check_exportable(profile: Profile, options: SolveOptions, path: Path) -> None:
@@ -166,7 +170,7 @@ def export_model(
     written = ModelFile(
         path, plan.schedule, plan.micro_batches, problem.order, not problem.exact,
         len(model.problem.variables()), len(model.problem.constraints()), len(setting.cuts), unit,
-        best_s if closed else None,
+        best_s if closed else None, bool(problem.cost.wires),
     )  # fmt: skip
     put(path, _text(written, model, setting).encode(), force=force)
     return written
@@ -182,7 +186,6 @@ def _setting(
             f" {len(plan.workers)} workers",
             hint="--schedule one-stage, gpipe or 1f1b",
         )
-    assert plan.predicted is not None
     resolved, plain = resolve(profile, replace(options, gap=0.0))
     problem = Problem(resolved, plain, CostModel(resolved), _sequence(plan, resolved))
 
@@ -202,7 +205,7 @@ def _setting(
         else LadderSetting(contest, plan.schedule, plan.micro_batches)
     )
     contest.settings = [setting]
-    contest.best = setting.best = Proposal(replace(plan, solver=None), plan.predicted.step_s, "")
+    contest.best = setting.best = Proposal(replace(plan, solver=None), step_s(plan, problem.cost.apart), "")
     return setting
 
 

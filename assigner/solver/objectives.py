@@ -5,6 +5,8 @@ OneFOneBStep  a lower bound of the step time of 1F1B, and of any schedule where 
 SteadyState   M times the slowest worker or link of the steady state
 Latency       one forward of one micro-batch
 
+Every link has a wire of its own here; the wires that links share only delay.
+
 Of a suffix of a pipeline each keeps a few marks, of which less is better: arrays [mark, label] or, where options are
 put in front of labels, [mark, label, option].
 """

@@ -37,7 +37,7 @@ def make_solution(
     Args:
         search: Where it was found.
         best: The plan, and what the search says of it.
-        bound: No plan that the search covers has a lower value.
+        bound: No plan that the search covers has a lower value; without wires that links share, which only delay.
         options: What was asked for, in the user's own words.
         simple: The baselines.
     """

@@ -17,6 +17,7 @@ from assigner.solver.free.branched import BranchedSetting, SteadySetting
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.ladder.shared import SharedSetting
+from assigner.solver.likeworkers import exchanged
 from assigner.solver.problem import Problem
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
     from assigner.formats.terms import Schedule
+    from assigner.solver.contest import Proposal
     from assigner.solver.options import SolveOptions
     from assigner.solver.setting import Setting
 
@@ -154,6 +156,7 @@ class Search:
         self._brief = brief
         if brief:
             self.contest.shared_effort = tuning.WHAT_IF_EFFORT
+        given = self.contest.best
         try:
             self.price()
             for shares in (False, True):
@@ -168,6 +171,26 @@ class Search:
             if self.contest.best is None:
                 raise
             self.contest.interrupted = True
+        finally:
+            self.price_wires(given)
+
+    def price_wires(self, given: Proposal | None) -> None:
+        """Where links share wires: take each setting's best plan at prices with them; bounds hold as they are.
+
+        Workers that were alike without wires are exchanged in the best one, as long as that makes it better.
+
+        Args:
+            given: The plan that the search began with, at such prices.
+        """
+        if self.problem.cost.wires:
+            for setting in self.settings:
+                setting.price_wires()
+            found = [each.best for each in self.settings if each.best] + ([given] if given else [])
+            best = min(found, key=lambda each: each.value, default=None)
+            self.contest.best = best and exchanged(self.problem, best)
+            for setting in self.settings:
+                if setting.best is best:
+                    setting.best = self.contest.best
 
     def _seek(self) -> None:
         """Take the settings whose turn it is through all steps."""
@@ -199,9 +222,12 @@ class Search:
     def allows(self, value: float) -> bool:
         """Whether a plan of this value, which is not the best, is proven to be within the gap.
 
-        The bound is raised for it, in at most as much time again as the search has taken, or a second.
+        The bound is raised for it, in at most as much time again as the search has taken, or a second. Where links
+        share wires it stays: what a search would find now is priced without them.
         """
         contest = self.contest
+        if self.problem.cost.wires:
+            return self.bound >= value * (1 - contest.gap) * (1 - PROVEN)
         contest.allowed = value
         contest.clock.stop_within(max(1.0, contest.elapsed_s))
         try:

@@ -9,14 +9,21 @@ The search (search.py) takes every setting through the same steps:
     prove    the best plan, or that none is better
     adopt    what other settings found, as far as it can be had better here
     close    on to a gap of 0, where that takes seconds and no gap was asked for
+
+All of that is with a wire for each link (`CostModel.apart`): a wire that links share only delays, so that bounds hold,
+and what is proven is proven of those prices. Where links do share wires, each plan that may be the best with them is
+priced so too when it is offered, and `price_wires` takes the best of these.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from assigner.schedule.objective import compared_value
+from assigner.schedule.timing import step_s
 from assigner.solver import tuning
 from assigner.solver.contest import TIE, Proposal
 
@@ -41,6 +48,7 @@ class Setting(ABC):
         schedule: The plan's schedule, `gpipe`.
         shares: Its plans have stages that several workers share.
         best: Its best plan so far.
+        with_wires: The best of those offered at prices with wires; None: no links share one, or there is none.
         bound: No plan of this setting has a lower value; inf: it has none.
         decided: There is nothing left to find.
         effort: How many times what it counts by itself it may spend: nodes, labels, cuts.
@@ -54,6 +62,7 @@ class Setting(ABC):
         self.contest, self.problem = contest, problem or contest.problem
         self.micro_batches = micro_batches
         self.best: Proposal | None = None
+        self.with_wires: Proposal | None = None
         self.bound = 0.0
         self.decided = self.cut_short = False
         self.effort = 1
@@ -78,14 +87,27 @@ class Setting(ABC):
         """Take a plan that was found, if it is better than this setting's best.
 
         Args:
-            value: Its value of the objective; inf: it cannot run.
+            value: Its value of the objective, with a wire for each link; inf: it cannot run.
             plan: Makes the plan.
             found_by: What has found it.
         """
+        if self.problem.cost.wires and value < (self.with_wires.value if self.with_wires else math.inf):
+            self._offer_with_wires(Proposal(plan(), value, found_by))
         if value < self.best_value:
             self.best = Proposal(plan(), value, found_by)
             if value < self.contest.best_value * (1 - TIE):
                 self.contest.best = self.best
+
+    def _offer_with_wires(self, found: Proposal) -> None:
+        cost, plan = self.problem.cost, found.plan
+        value = compared_value(plan, plan.objective, cost, step_s=step_s(plan, cost))
+        if self.with_wires is None or value < self.with_wires.value * (1 - TIE):
+            self.with_wires = replace(found, value=value)
+
+    def price_wires(self) -> None:
+        """The search is over: from here on plans are compared at prices with the wires that links share."""
+        if self.problem.cost.wires:
+            self.best = self.with_wires
 
     def raise_bound(self, bound: float, proof: str) -> None:
         """Take a proven bound; the setting is decided once it reaches the target.

@@ -271,6 +271,9 @@ LISTED_TRIES = 1_500
 LISTED_COUNTS = 2
 """Placements are looked for with so many micro-batch counts, those that promise most; with others they are priced."""
 
+EXCHANGED = 500
+"""So many plans are simulated while like workers are exchanged, for the sake of wires that links share."""
+
 LISTED_POLISHED = 3
 """So many placements, the best, have their order made better by exchanges."""
 

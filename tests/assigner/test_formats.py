@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from assigner.formats import document
 from assigner.formats.document import encode
 from assigner.formats.graph import topological_order
 from assigner.formats.plan import Baseline, Candidate, SolverReport, WhatIf, load_plan, save_plan
-from assigner.formats.profile import Collective, Edge, LinkPoint, Tie, load_profile, save_profile
+from assigner.formats.profile import Collective, Edge, LinkPoint, Tie, Wire, WireLink, load_profile, save_profile
 from assigner.formats.stage import Replica, Stage, check_stages
 from assigner.formatting import _DIGITS as DIGITS
 from assigner.location import Location
@@ -47,10 +48,43 @@ def test_collectives_are_kept_and_may_be_left_out(tmp_path) -> None:
     save_profile(replace(PROFILE, collectives=(REDUCED,)), path)
     assert load_profile(path).collectives == (REDUCED,)
     document = json.loads(path.read_text())
-    assert document["format_version"] == "1.3"
+    assert document["format_version"] == "1.4"
     del document["collectives"]
     path.write_text(json.dumps({**document, "format_version": "1.0"}))
     assert load_profile(path).collectives == ()
+
+
+WIRE = Wire((WireLink(*PAIR), WireLink(*PAIR[::-1])), 1.8)
+FAR = WireLink("worker:0/cpu", "worker:9/cpu")
+BROKEN_WIRES = [
+    ((replace(WIRE, links=(WIRE.links[0], FAR)),), r"wires\[0\].links\[1\]: 'worker:9/cpu' is not a worker"),
+    ((replace(WIRE, links=WIRE.links[:1]),), r"wires\[0\].links: 1; a wire that is shared has two or more"),
+    ((replace(WIRE, links=WIRE.links[:1] * 2),), r"wires\[0\].links\[1\]: 'worker:0/cpu -> worker:1/cpu' is there"),
+    ((WIRE, WIRE), r"wires\[1\].links\[0\]: worker:0/cpu -> worker:1/cpu is on wires\[0\], too"),
+    ((replace(WIRE, links=(WireLink(PAIR[0], PAIR[0]), WIRE.links[0])),), r"links\[0\]: 'worker:0/cpu' is both"),
+]
+
+
+def test_wires_are_kept_and_may_be_left_out(tmp_path) -> None:
+    """A profile keeps which links share a wire; a file of an earlier minor version, without any, has none."""
+    path = tmp_path / "profile.json"
+    save_profile(replace(PROFILE, wires=(WIRE,)), path)
+    assert load_profile(path).wires == (WIRE,)
+    document = json.loads(path.read_text())
+    del document["wires"]
+    path.write_text(json.dumps({**document, "format_version": "1.3"}))
+    assert load_profile(path).wires == ()
+    for slower in (0.9, math.inf, math.nan):
+        path.write_text(json.dumps({**document, "wires": [{**encode(WIRE), "slower": slower}]}))
+        with pytest.raises(FormatError, match=r"wires\[0\]\.slower|not JSON"):
+            load_profile(path)
+
+
+@pytest.mark.parametrize(("wires", "message"), BROKEN_WIRES)
+def test_wires_that_contradict_themselves_are_refused(wires, message) -> None:
+    """Links of workers that are there, two or more, none of them on two wires."""
+    with pytest.raises(FormatError, match=message):
+        replace(PROFILE, wires=wires)
 
 
 BROKEN_COLLECTIVES = [

@@ -7,7 +7,7 @@ from builders import make_profile
 
 from assigner.errors import FormatError
 from assigner.formats.merging import merged, updated
-from assigner.formats.profile import Collective, LinkPoint, Measurement
+from assigner.formats.profile import Collective, LinkPoint, Measurement, Wire, WireLink
 from assigner.formats.profilewarnings import launch_bound
 from assigner.schedule.cost import CostModel
 
@@ -50,6 +50,18 @@ def test_collectives_follow_their_workers(ours, theirs):
         (("worker:0/cpu", "worker:1/cpu"), 1.0),
         (("worker:2/cpu", "worker:3/cpu"), 2.0),
     ]
+
+
+def test_wires_follow_their_workers(ours, theirs):
+    """Those of the second profile under its workers' new ranks, in the warning too."""
+    whole = merged([("a", replace(ours, wires=(WIRE,))), ("b", replace(theirs, wires=(WIRE,)))])
+    assert [[(each.source, each.target) for each in wire.links] for wire in whole.wires] == [
+        [("worker:0/cpu", "worker:1/cpu"), ("worker:1/cpu", "worker:0/cpu")],
+        [("worker:2/cpu", "worker:3/cpu"), ("worker:3/cpu", "worker:2/cpu")],
+    ]
+    assert [text.partition(" share")[0] for text in whole.warnings if "share a wire" in text] == [
+        "worker:0 -> worker:1 and worker:1 -> worker:0", "worker:2 -> worker:3 and worker:3 -> worker:2",
+    ]  # fmt: skip
 
 
 def test_a_new_collective_replaces_that_of_the_same_workers():
@@ -153,7 +165,8 @@ def test_a_new_link_replaces_or_is_added(ours, theirs):
     assert new.warnings == ()
 
 
-WIRES = "worker:0 -> worker:1 and worker:1 -> worker:0 share a wire: 2.0x slower together"
+WIRE = Wire((WireLink("worker:0/cpu", "worker:1/cpu"), WireLink("worker:1/cpu", "worker:0/cpu")), 2.0)
+WIRES = "worker:0 -> worker:1 and worker:1 -> worker:0 share a wire: 2.0x slower together; plans are priced with it"
 CALIBRATED = (
     "calibrated by run.trace: a step took 2 s, and 1 s was predicted",
     "calibrated: worker:0/cpu: forward 1.100x",
@@ -167,7 +180,8 @@ CALIBRATED = (
 def noted(ours):
     """A calibrated profile of a GPU that waits for its host, and of a wire that is shared."""
     slow = launch_bound("p0", "worker:1/cpu", 4, 0.95)
-    return replace(ours, warnings=(WIRES, slow, *CALIBRATED), environment={"torch": "2", "calibrated": [{}]})
+    said = (WIRES, slow, *CALIBRATED)
+    return replace(ours, wires=(WIRE,), warnings=said, environment={"torch": "2", "calibrated": [{}]})
 
 
 def test_what_was_said_of_replaced_figures_goes_with_them(noted):
@@ -176,6 +190,7 @@ def test_what_was_said_of_replaced_figures_goes_with_them(noted):
     (point,) = (each for each in of if (each.partition, each.micro_batch) == ("p0", 4))
     one = updated(noted, measurements=[point], links=(), created_at="")
     assert one.warnings == (WIRES, *CALIBRATED)
+    assert one.wires == (WIRE,)
     all_points = updated(noted, measurements=of, links=(), created_at="")
     assert all_points.warnings == (WIRES, *CALIBRATED[:2], *CALIBRATED[3:])
     assert all_points.environment == noted.environment
@@ -186,6 +201,9 @@ def test_links_that_are_measured_again_are_told_of_anew(noted):
     new = updated(noted, measurements=(), links=noted.links[:1], notes=["new"], created_at="")
     assert noted.links[0].target == "worker:1/cpu"
     assert new.warnings == (noted.warnings[1], *CALIBRATED[:3], CALIBRATED[4], "new")
+    assert new.wires == ()
+    found = replace(WIRE, slower=1.7)
+    assert updated(noted, measurements=(), links=noted.links[:1], wires=(found,), created_at="").wires == (found,)
 
 
 def test_a_profile_that_is_all_new_is_calibrated_no_more(noted):

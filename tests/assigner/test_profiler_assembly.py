@@ -5,9 +5,10 @@ from dataclasses import replace
 from builders import make_profile
 
 from assigner.formats.merging import merged
-from assigner.formats.profile import Collective, LinkPoint
+from assigner.formats.profile import Collective, LinkPoint, Wire, WireLink
 from assigner.profiler.assembly import RankReport, renew
 from assigner.profiler.collectives import CollectiveSweep
+from assigner.profiler.contention import SharedWire
 from assigner.profiler.host import HostFacts
 from assigner.profiler.links import LinkSweep
 
@@ -61,3 +62,15 @@ def test_all_reduces_are_named_by_their_workers_and_replace_older_ones():
     ]
     assert renew(old, reports).collectives == (stays, *new)
     assert renew(old, [make_report(rank) for rank in range(3)]).collectives == old.collectives
+
+
+def test_wires_are_named_by_their_workers_and_found_anew_with_links():
+    """What was found with new links takes the place of all that was known; without new links it stays."""
+    old = make_profile(work=[1e-3], slowness=[1.0] * 3)
+    rest = [make_report(1), make_report(2)]
+    reports = [replace(make_report(0, 1), wires=(SharedWire(((0, 1), (2, 0)), 1.8),)), *rest]
+    new = renew(old, reports)
+    ends = [("worker:0/cpu", "worker:1/cpu"), ("worker:2/cpu", "worker:0/cpu")]
+    assert new.wires == (Wire(tuple(WireLink(*each) for each in ends), 1.8),)
+    assert renew(new, [make_report(rank) for rank in range(3)]).wires == new.wires
+    assert renew(new, [make_report(0, 1), *rest]).wires == ()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from assigner.profiler import contention
-from assigner.profiler.contention import Directed, SharedWire, find_shared_wires, shared_wires
+from assigner.profiler.contention import Directed, SharedWire, find_shared_wires, joined_wires, shared_wires
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,10 +75,49 @@ def test_many_slow_links_are_not_tried_in_pairs() -> None:
     assert len(wires.tried) == 1
 
 
-def test_the_warning_names_the_links() -> None:
-    """A reader learns which links, and by how much."""
-    said = SharedWire(((0, 1), (2, 3)), 2.14).describe()
-    assert said.startswith("worker:0 -> worker:1 and worker:2 -> worker:3 share a wire: 2.1x slower together")
+BACK = [(target, source) for source, target in RING]
+UP = {(0, 1), (2, 3), (0, 3), (2, 1)}
+DOWN = {(target, source) for source, target in UP}
+
+
+def both_rounds(wires: Wires) -> list[SharedWire]:
+    """Neighbours one way, then the other, then what was found together."""
+    alone = {link: 0.1 * (1 + link[0]) for link in (*RING, *BACK)}
+    return joined_wires([find(wires, links) for links in (RING, BACK)], alone, wires.together)
+
+
+def test_a_wire_of_both_rounds_is_one() -> None:
+    """What leaves a rack goes over its uplink, to the next rank or to the one before: one wire of four links a way."""
+    assert both_rounds(Wires((UP, 1), (DOWN, 1))) == [
+        SharedWire(tuple(sorted(UP)), pytest.approx(4)),
+        SharedWire(tuple(sorted(DOWN)), pytest.approx(4)),
+    ]
+
+
+def test_wires_of_one_round_each_stay_apart() -> None:
+    """Where the other's links change nothing, there are two wires of two links."""
+    there, back = {(0, 1), (2, 3)}, {(1, 0), (3, 2)}
+    assert both_rounds(Wires((there, 1), (back, 1))) == [
+        SharedWire(tuple(sorted(each)), pytest.approx(2)) for each in (there, back)
+    ]
+
+
+def test_wires_of_unlike_many_links_are_one_where_the_fewer_lose() -> None:
+    """Four links that take 4 times as long take 6 times beside two of the same wire, which took twice as long."""
+    many, few = [(0, 1), (2, 3), (4, 5), (6, 7)], [(1, 0), (3, 2)]
+    wires = Wires(({*many, *few}, 1))
+    alone = {link: 0.1 * (1 + link[0]) for link in (*many, *few)}
+    found = joined_wires([find(wires, many), find(wires, few)], alone, wires.together)
+    assert found == [SharedWire(tuple(sorted((*many, *few))), pytest.approx(6))]
+
+
+def test_many_wires_are_not_tried_with_each_other() -> None:
+    """Five of one round and one of the other stay as they are, without a trial."""
+    wires = Wires()
+    five = [SharedWire(((n, n + 10), (n, n + 20)), 2.0) for n in range(5)]
+    one = [SharedWire(((7, 1), (7, 2)), 2.0)]
+    assert joined_wires([five, one], {}, wires.together) == [*five, *one]
+    assert wires.tried == []
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])

@@ -8,7 +8,8 @@ import pytest
 from assigner.errors import FormatError
 from assigner.formats.profile import LinkPoint, Measurement
 from assigner.profiler.collectives import CollectiveSweep
-from assigner.profiler.journal import Head, Journal, Note, OptimizerSize, journal_path
+from assigner.profiler.contention import SharedWire
+from assigner.profiler.journal import FoundWires, Head, Journal, Note, OptimizerSize, journal_path
 from assigner.profiler.links import LinkSweep
 from assigner.profiler.tasks import Point
 
@@ -21,6 +22,8 @@ POINT = Measurement("embed", "worker:1/cpu", 2, 1e-3, 2e-3, 1e-4, 10, 20, 7, 0.0
 BAD = Measurement("head", "worker:1/cpu", 4, infeasible="out of memory when measured")
 LINK = LinkSweep(1, 0, (LinkPoint(1024, 1e-4, 30, 0.02),), 0.1, 0.2)
 REDUCED = CollectiveSweep((1, 2), (LinkPoint(1 << 18, 1e-3, 30, 0.02),), "gloo", 0.3, 0.01)
+
+WIRES = (SharedWire(((0, 1), (1, 2)), 2.1),)
 
 
 def link(*, points=(1024,), **changes):
@@ -36,6 +39,11 @@ def reduced(*, points=(1024,), **changes):
     return json.dumps({"collective": {"ranks": [1, 2], "points": sizes, "backend": "gloo", "busy": 0, **changes}})
 
 
+def wires(links, slower=2.0):
+    """The line of one wire."""
+    return json.dumps({"wires": {"wires": [{"links": links, "slower": slower}]}})
+
+
 @pytest.fixture
 def path(tmp_path):
     """A journal with one entry of each sort."""
@@ -47,6 +55,8 @@ def path(tmp_path):
         BAD,
         LINK,
         REDUCED,
+        FoundWires((SharedWire(((0, 1), (2, 1)), 1.5),)),
+        FoundWires(WIRES),
         Note("the wire is shared"),
         Note("slow", Point("embed", 2)),
     ):
@@ -55,13 +65,14 @@ def path(tmp_path):
 
 
 def test_what_was_kept_is_read_again(path):
-    """Points, what ran out of memory, optimizer bytes, links, all-reduces and notes, to the last digit."""
+    """Points, what ran out of memory, optimizer bytes, links, the wires found last, all-reduces and notes, exactly."""
     again = Journal(path, HEAD)
     assert again.load()
     assert again.points == {("embed", 2): POINT, ("head", 4): BAD}
     assert again.optimizer_bytes == {"k0": 96}
     assert again.sweeps == {0: LINK}
     assert again.collectives == {(1, 2): REDUCED}
+    assert again.wires == WIRES
     assert list(again.notes) == ["the wire is shared", "slow"]
 
 
@@ -151,6 +162,12 @@ def test_a_journal_of_another_measurement_is_refused(path, field, value, said):
         (reduced(points=[]), "sizes must grow, each once; found []"),
         (reduced(points=[4096, 1024]), "sizes must grow"),
         (reduced(busy=1.5), "shares go from 0 to 1"),
+        (wires([[0, 1]]), "wires that links of 3 ranks cannot share: [[0, 1]]"),
+        (wires([[0, 1], [0, 1]]), "cannot share"),
+        (wires([[0, 1], [1, 3]]), "cannot share"),
+        (wires([[0, 1], [1, 1]]), "cannot share"),
+        (wires([[0, 1], [1]]), "cannot share"),
+        (wires([[0, 1], [1, 2]], slower=0.5), "cannot share"),
     ],
 )
 def test_a_wrong_line_is_refused_with_its_number(path, line, said):

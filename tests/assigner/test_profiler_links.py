@@ -52,13 +52,13 @@ def test_ranks_of_one_host_read_one_clock(monkeypatch: pytest.MonkeyPatch, node:
 @pytest.mark.parametrize("way", [(), ("--ordered",)])
 @pytest.mark.distributed
 def test_both_directions_are_measured(forked: ForkedRanks, tmp_path: Path, way: tuple[str, ...]) -> None:
-    """Each rank has the link that starts at it: growing sizes, positive times, shares from 0 to 1; notes are shared.
+    """Each rank has the link that starts at it: growing sizes, positive times, shares from 0 to 1; all know the wires.
 
     gloo's threads have been told to let computing go on.
     """
     forked.run("links.py", tmp_path / "links", *way, ranks=2)
     both = [json.loads((tmp_path / f"links.{rank}").read_text()) for rank in range(2)]
-    assert both[0]["notes"] == both[1]["notes"]
+    assert both[0]["wires"] == both[1]["wires"]
     assert all(made["policies"] and set(made["policies"]) == {os.SCHED_BATCH} for made in both)
     for rank, made in enumerate(both):
         (link,) = made["links"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from builders import make_plan, make_profile
-from drawn_plans import drawn, replicated
+from drawn_plans import drawn, replicated, with_wires
 from reference_simulator import reference
 
 from assigner.schedule.cost import CostModel
@@ -48,6 +48,15 @@ def test_every_action_starts_and_ends_when_the_page_says(seed: int, schedule: st
 def test_replicas_and_their_reductions_too(seed: int, schedule: str) -> None:
     """The same of stages on several workers: who takes what, which messages go, when gradients are added up."""
     assert_equal(*replicated(*drawn(seed, schedule), seed))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize("seed", range(40))
+def test_links_that_share_wires_too(seed: int, schedule: str) -> None:
+    """The same where messages wait for a wire, of stages on one worker and on several."""
+    profile, plan = drawn(seed, schedule)
+    profile, plan = replicated(profile, plan, seed) if seed % 3 == 0 else (profile, plan)
+    assert_equal(with_wires(profile, seed), plan)
 
 
 def test_two_stages_of_a_worker_that_read_one_value_share_its_message() -> None:

@@ -36,12 +36,12 @@ def main(path: Path) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     cpu = torch.device("cpu")
     found: list[LinkSweep] = []
-    notes = measure_links(
+    wires = measure_links(
         [host_facts(cpu)] * 2, SweepOptions(largest=100_000, typical=20_000, timeout_s=TIMEOUT_S), cpu,
         wanted=lambda _source, _target: True, done=found.append, progress=lambda _done, _all: None,
     )  # fmt: skip
     policies = [os.sched_getscheduler(thread) for thread in carriers._threads("gloo_tcp_loop")]
-    made = {"policies": policies, "links": [asdict(each) for each in found], "notes": notes}
+    made = {"policies": policies, "links": [asdict(each) for each in found], "wires": [asdict(each) for each in wires]}
     path.with_suffix(f".{dist.get_rank()}").write_text(json.dumps(made))
     dist.barrier()
     dist.destroy_process_group()

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assigner.schedule.objective import compared_value
+from assigner.schedule.timing import step_s
 from assigner.solver import tuning
 from assigner.solver.clock import OutOfTime, SolveClock
 from assigner.solver.contest import EXHAUSTIVE, INTEGER_PROGRAM, Contest
@@ -141,7 +142,7 @@ class BranchedSetting(LadderSetting):
                 replace(stage, in_flight=in_flight if self.schedule == "1f1b" else None) for stage in plan.stages
             ),
         )  # fmt: skip
-        step_s = problem.step_s(adapted)  # inf where a gradient or a tie needs a link that is missing
-        if step_s < math.inf:
-            value = compared_value(adapted, self.objective, problem.cost, step_s=step_s)
+        if problem.step_s(adapted) < math.inf:  # it is where a gradient or a tie needs a link that is missing
+            cost = problem.cost.apart
+            value = compared_value(adapted, self.objective, cost, step_s=step_s(adapted, cost))
             self.offer(value, lambda: adapted, EXHAUSTIVE)

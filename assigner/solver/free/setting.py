@@ -180,6 +180,8 @@ class OrderedSetting(GPipeSetting):
             self.cut_short |= every.cut_short
             if every.best_value < self.best_value:
                 self.best = every.best
+            found = [each for each in (self.with_wires, every.with_wires) if each is not None]
+            self.with_wires = min(found, key=lambda each: each.value, default=None)
 
 
 def settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:

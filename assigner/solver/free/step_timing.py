@@ -2,7 +2,7 @@
 
 Every worker runs its stages in the row's order, all micro-batches of one before the next, and backward the other way
 round. So when a stage's turn comes in the row, all that it waits for has been timed: no queue, no waiting. The result
-is the simulator's to the last bit.
+is the simulator's to the last bit, with a wire for each link.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class ShareSearch:
     def value(self, shared: Pipeline, depths: Depths) -> float:
         """A lower bound of the value with these depths, whatever is recomputed; the plan is offered."""
         setting = self._setting
-        plan, cost = setting.plan_of(shared, depths), setting.problem.cost
+        plan, cost = setting.plan_of(shared, depths), setting.problem.cost.apart
         must = self._recomputed(shared, plan)
         if must is None:
             return -math.inf

@@ -112,12 +112,13 @@ class PipelineSetting(Setting):
         return best[0]
 
     def worth(self, plan: Plan) -> tuple[float, float]:
-        """A plan's value and its step time; inf: it cannot run."""
+        """A plan's value and its step time, each link by itself; inf: it cannot run."""
+        cost = self.problem.cost.apart
         try:
-            step = step_s(plan, self.problem.cost)
+            step = step_s(plan, cost)
         except FormatError:  # two workers that must talk have no link, or a stage would wait for ever
             return math.inf, math.inf
-        return compared_value(plan, self.objective, self.problem.cost, step_s=step), step
+        return compared_value(plan, self.objective, cost, step_s=step), step
 
     def _check(self, price: float, value: float) -> None:
         """Raise AssignerError if the ladder's price is no bound, or not the value where it should be."""

@@ -1,6 +1,7 @@
 """No order of a placement, and no plan at all, takes less.
 
-Of a placement: what a worker or a link has to do, with the least that lies before and after it.
+Of a placement: what a worker or a link has to do, with the least that lies before and after it. Wires that links share
+only delay, and play no part.
 
 Whatever the order, a task starts no earlier than a micro-batch can have come to it (its head), and behind it the step
 goes on for as long as what must follow it takes at least (its tail). Tasks of one worker follow each other, and so do

@@ -3,7 +3,7 @@
 Orders are built task by task in the order of their starts; of tasks that start at once, the one of the first worker
 goes first. So every order that leaves no worker idle without need is built once. A branch ends where what a worker
 still has to do, with the least that follows, cannot be over in time. Micro-batches of one lane are alike: they enter in
-their order.
+their order. Starts are those without wires that links share, which only delay: what an order takes the simulator says.
 """
 
 from __future__ import annotations

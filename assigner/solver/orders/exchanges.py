@@ -22,7 +22,7 @@ from assigner.solver.local_search import local_search
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from assigner.schedule.timing import Timed
+    from assigner.schedule.queues import Timed
     from assigner.solver.orders.tasks import Orders, PlacedTasks
 
 

@@ -2,7 +2,8 @@
 
 Time goes forward over all workers at once, so every message that can be there has been sent. A forward waits where the
 worker has no room for what it keeps: then only what frees memory goes on. Each stage of a worker has room for one
-micro-batch from the start, so the deepest one can always go on and nobody waits for ever.
+micro-batch from the start, so the deepest one can always go on and nobody waits for ever. Each link is taken to have a
+wire of its own; what an order takes with those that links share the simulator says.
 
 Source: J. Blazewicz et al., Handbook on Scheduling, 2019, section 5.1; the rules are those of pipelines:
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.schedule.cost import CostModel
     from assigner.schedule.orders import Step
-    from assigner.schedule.timing import Timed
+    from assigner.schedule.queues import Timed
 
 Orders = list[list[int]]
 """The tasks of each worker, by the number of the worker in `plan.workers`, in order."""

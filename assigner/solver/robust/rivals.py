@@ -58,8 +58,8 @@ def resolver(plan: Plan, options: SolveOptions, *, seconds: float = tuning.RESOL
     def rival(drawn: Profile) -> Plan | None:
         search = Search(drawn, hasty)
         value = value_of(plan, options, search.problem.cost)
-        if math.isfinite(value):
-            search.contest.best = Proposal(plan, value, GIVEN)
+        given = Proposal(plan, value, GIVEN) if math.isfinite(value) else None
+        search.contest.best = given
         near = neighbours(plan.micro_batches, sorted({each.micro_batches for each in search.settings}))
         settings = [each for each in search.settings if each.micro_batches in near]
         for setting in settings:
@@ -73,6 +73,7 @@ def resolver(plan: Plan, options: SolveOptions, *, seconds: float = tuning.RESOL
                 if not setting.decided:
                     search.contest.clock.check()
                     setting.improve()
+        search.price_wires(given)
         return None if search.contest.best is None else search.contest.best.plan
 
     return rival
