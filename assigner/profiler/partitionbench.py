@@ -175,7 +175,9 @@ class PartitionBench:
     def _first(self) -> None:
         outputs = self.forward(0)
         self.gradients = [
-            torch.randn_like(output) if wanted and self.runner.finish is None else None
+            (torch.ones_like(output) if self.runner.finish is not None else torch.randn_like(output))
+            if wanted
+            else None
             for output, wanted in zip(outputs, self.runner.gradients, strict=True)
         ]
         del outputs
