@@ -92,12 +92,10 @@ class Budget:
         self._choices: list[_Choice] = []
         self._rest = _Choice((), 0.0, 0.0)  # all choices that are not in the list, as one
         self._interrupted = False
+        settings = [setting for setting in self.search.settings if isinstance(setting, LadderSetting)]
         self._programs = [
-            DynamicProgram(
-                setting.instance, StageOptions(setting.instance, deep=True), OneFOneBStep(setting.micro_batches)
-            )
-            for setting in self.search.settings
-            if isinstance(setting, LadderSetting)
+            DynamicProgram(table, StageOptions(table, deep=True), OneFOneBStep(table.micro_batches))
+            for table in dict.fromkeys(setting.instance for setting in settings)
         ]
 
     def run(self, simple: Sequence[tuple[Plan, float]] = ()) -> tuple[Offer, ...]:

@@ -61,13 +61,19 @@ def _step_settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
 def _shared(contest: Contest, counts: Sequence[int]) -> list[Setting]:
     """Where workers may share a stage, the plans in which some do: along each order of the graph.
 
-    Where the schedule is open they are 1F1B's, whose warm-up may be as deep as GPipe's; what is proven of them holds
-    for both.
+    Where the schedule is open, 1F1B's and then GPipe's. GPipe's are none of 1F1B's, however deep those warm up: its
+    backwards come in reverse order, so that other messages and reductions meet. Only the step tells the two apart.
     """
     if contest.sharing is None:
         return []
-    schedule: Schedule = "gpipe" if contest.options.schedule == "gpipe" else "1f1b"
-    return [SharedSetting(contest, schedule, count, problem) for count in counts for problem in contest.sharing.ordered]
+    wanted, among = contest.options.schedule, [(count, each) for count in counts for each in contest.sharing.ordered]
+    first = [SharedSetting(contest, "gpipe" if wanted == "gpipe" else "1f1b", *each) for each in among]
+    if wanted != "auto" or contest.options.objective != "step":
+        return [*first]
+    then = [SharedSetting(contest, "gpipe", *each) for each in among]
+    for leader, follower in zip(first, then, strict=True):
+        leader.follower = follower
+    return [*first, *then]
 
 
 def _ladders(contest: Contest, schedule: Schedule, count: int) -> Sequence[Setting]:
@@ -147,6 +153,7 @@ class Search:
         """Search until the gap is proven, the time is over, or the user interrupts with a plan at hand.
 
         Plans in which workers share stages come last: what is found and proven of the others does not depend on them.
+        So do GPipe's of those behind 1F1B's, which rules out most of them.
 
         Args:
             first_plan: Stop as soon as there is any plan.
@@ -159,8 +166,10 @@ class Search:
         given = self.contest.best
         try:
             self.price()
-            for shares in (False, True):
-                self._turn = [each for each in self.settings if each.shares == shares]
+            leads = [each for each in self.settings if isinstance(each, SharedSetting) and each.follower is not None]
+            shared = [each for each in self.settings if each.shares]
+            rest = [each for each in shared if each not in leads]
+            for self._turn in ([each for each in self.settings if not each.shares], leads, rest):
                 self._seek()
             self._turn = self.settings
             self._go_on()

@@ -36,8 +36,14 @@ if TYPE_CHECKING:
 
 
 class SharedSetting(LadderSetting):
-    """Under one schedule with M micro-batches: a worker has one stage, and at least one stage has several workers."""
+    """Under one schedule with M micro-batches: a worker has one stage, and at least one stage has several workers.
 
+    Attributes:
+        follower: Of 1F1B, the same under GPipe. What the dynamic program says of 1F1B at any depth holds there, too: its
+            terms name no order of the backwards, and all micro-batches in flight are one of its depths.
+    """
+
+    follower: SharedSetting | None = None
     shares = True
     most_depths = tuning.SHARED_DEPTHS
     options: ReplicaOptions
@@ -64,7 +70,13 @@ class SharedSetting(LadderSetting):
     def raise_bound(self, bound: float, proof: str) -> None:
         """Take a bound; what the dynamic program proves holds for the sets of workers that it looks at."""
         if proof == TOTAL_WORK or self.options.whole:
-            super().raise_bound(min(bound, self._below), proof)
+            self._raise(min(bound, self._below), proof)
+
+    def _raise(self, bound: float, proof: str) -> None:
+        """Take a bound that holds for all sets of workers; the dynamic program's holds for the follower, too."""
+        super().raise_bound(bound, proof)
+        if self.follower is not None and proof == DYNAMIC_PROGRAM:
+            self.follower._raise(bound, proof)
 
     def price(self) -> None:
         """The perfect split of all work; stages are priced when they are asked for, below the best plan so far."""
@@ -89,7 +101,7 @@ class SharedSetting(LadderSetting):
         found = self._kinds.run(cutoff=target, width=width, made=tuning.LABELS, most=1)
         self.contest.shared_work -= self._kinds.work - before
         least = found.pipelines[0][0] if found.pipelines else target
-        super().raise_bound(min(least, found.lost, target), DYNAMIC_PROGRAM)
+        self._raise(min(least, found.lost, target), DYNAMIC_PROGRAM)
 
     def start(self) -> None:
         """Simulate one stage on the most promising sets of workers, and the dynamic program's best.
