@@ -166,10 +166,13 @@ class Search:
         given = self.contest.best
         try:
             self.price()
-            leads = [each for each in self.settings if isinstance(each, SharedSetting) and each.follower is not None]
+            alone = [each for each in self.settings if not each.shares]
             shared = [each for each in self.settings if each.shares]
-            rest = [each for each in shared if each not in leads]
-            for self._turn in ([each for each in self.settings if not each.shares], leads, rest):
+            leads: list[Setting] = [
+                each for each in shared if isinstance(each, SharedSetting) and each.follower is not None
+            ]
+            for turn in (alone, leads, [each for each in shared if each not in leads]):
+                self._turn = turn
                 self._seek()
             self._turn = self.settings
             self._go_on()

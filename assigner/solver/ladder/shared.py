@@ -39,8 +39,8 @@ class SharedSetting(LadderSetting):
     """Under one schedule with M micro-batches: a worker has one stage, and at least one stage has several workers.
 
     Attributes:
-        follower: Of 1F1B, the same under GPipe. What the dynamic program says of 1F1B at any depth holds there, too: its
-            terms name no order of the backwards, and all micro-batches in flight are one of its depths.
+        follower: Of 1F1B, the same under GPipe. What the dynamic program says of 1F1B at any depth holds there, too:
+            its terms name no order of the backwards, and all micro-batches in flight are one of its depths.
     """
 
     follower: SharedSetting | None = None
