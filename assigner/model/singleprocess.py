@@ -46,8 +46,9 @@ class as_single_process:  # noqa: N801 (used as a function: a generator's contex
 
     def __enter__(self) -> None:
         thread = threading.get_ident()
-        self._entered = thread not in _inside and dist.is_available() and dist.is_initialized()
-        if self._entered:
+        self._entered = False
+        if thread not in _inside and dist.is_available() and dist.is_initialized():
+            self._entered = True
             with _lock:
                 if not _inside:
                     if len(sys.modules) != _looked_at[0]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assigner.model.marking import Value
+from assigner.model.singleprocess import as_single_process
 from assigner.profiler.memory import allocated_bytes, growth, peak_bytes, saved_bytes, storage_bytes
 from assigner.runtime.partition import ForwardPlace, JoinedGraph, PartitionRunner
 
@@ -211,7 +212,8 @@ class PartitionBench:
         if made is not None:
             own = zip(self.runner.piece.reads, reads, self.needs_gradient, strict=True)
             reads = [made.get(value, read) if differentiable else read for value, read, differentiable in own]
-        outputs = self._runner(again).forward(ForwardPlace(0, 0, micro_batch), reads, self.sizes)
+        with as_single_process():
+            outputs = self._runner(again).forward(ForwardPlace(0, 0, micro_batch), reads, self.sizes)
         if made is not None and self.runner.finish is None:
             made.update((Value(self.name, n), output) for n, output in enumerate(outputs))
         return tuple(output.detach() for output in outputs)

@@ -249,6 +249,10 @@ class DeferredStatistics:
             if self._norms.get(partition):
                 self._shared.setdefault(group, []).extend(self._norms[partition])
 
+    def has(self, partition: str) -> bool:
+        """Whether a partition's forwards are part of them."""
+        return bool(self._norms.get(partition))
+
     def begin(self, partition: str, micro_batch: int) -> None:
         """A forward of this micro-batch comes next, or its recompute."""
         for norm in self._norms.get(partition, ()):

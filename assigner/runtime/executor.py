@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from assigner.model.marking import PartitionGraph, Value
 from assigner.model.marking.writing import StepStores
-from assigner.model.singleprocess import as_single_process
+from assigner.model.singleprocess import as_rank, as_single_process
 from assigner.runtime.compiling import compiled
 from assigner.runtime.loss import StepLoss
 from assigner.runtime.nodes import hooks_so_far
@@ -29,7 +29,7 @@ from assigner.runtime.separability import is_known
 from assigner.runtime.staging import copied_to
 from assigner.runtime.staterows import kept
 from assigner.runtime.stepmessages import COMPUTE, StepMessages, posted_ahead
-from assigner.runtime.stepvalues import Key, Neighbours, StepValues, check_hooks, check_unchanged, facts_of
+from assigner.runtime.stepvalues import Key, Neighbours, Output, StepValues, check_hooks, check_unchanged, facts_of
 from assigner.schedule.orders import ActionKind, reduced_within
 from assigner.schedule.program import Action, Program, Step
 
@@ -49,6 +49,18 @@ if TYPE_CHECKING:
     from assigner.runtime.reduction import Reduction
     from assigner.runtime.remat import Rematerialisation
     from assigner.runtime.state import PartitionState
+
+
+class _JoinedValues(dict["Value", "torch.Tensor"]):
+    """What joined partitions have made of one micro-batch for each other, with its graph.
+
+    Attributes:
+        elsewhere: Those of them that somebody else has too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elsewhere: set[Value] = set()
 
 
 class Executor:
@@ -275,10 +287,21 @@ class Executor:
 
     def _neighbours_of(self, names: tuple[str, ...]) -> Neighbours:
         if names not in self._neighbours:
-            reads = [value for name in names for value in self.graph.piece[name].reads]
-            within = [value for value in reads if value.partition in names and self.graph.values[value].gradient]
-            self._neighbours[names] = Neighbours(names, Counter(within))
+            values = self.graph.values
+            reads = [value for name in names for value in self.graph.piece[name].reads if value.partition]
+            readers = Counter(value for value in reads if value.partition in names and values[value].gradient)
+            outputs = {
+                name: [Output(value, values[value].gradient, readers[value]) for value in self._made_by(name)]
+                for name in names
+            }
+            self._neighbours[names] = Neighbours(names, outputs, [each for each in reads if not values[each].gradient])
         return self._neighbours[names]
+
+    def _made_by(self, name: str) -> list[Value]:
+        """What a partition makes for others; the last one makes the model's outputs."""
+        if self.graph.piece[name] is self.graph.last:
+            return []
+        return [Value(name, n) for n in range(len(self.runners[name].gradients))]
 
     def _forwards(self, action: Action, held: Sequence[str]) -> None:
         """Those of a stage's partitions."""
@@ -286,25 +309,24 @@ class Executor:
         step.outbox.clear()
         step.joined[action.stage, action.micro_batch] = joined = self._joined(action, held, place)
         for neighbours in joined:
-            made: dict[Value, torch.Tensor] = {}
-            for name in neighbours.names:
-                self._forward(self.runners[name], action.micro_batch, place, neighbours, made)
+            made = _JoinedValues()
+            with as_single_process():  # once for all of them
+                for name in neighbours.names:
+                    self._forward(self.runners[name], action.micro_batch, place, neighbours, made)
 
     def _inputs(
         self, runner: PartitionRunner, micro_batch: int, made: Mapping[Value, torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[Any]]:
         """The values that a partition reads, and its numbers; `made`: by those that it is joined with."""
-        step = self._stepped
+        piece, step = runner.piece, self._stepped
+        reads = [made[value] if value in made else self._read(value, micro_batch, step) for value in piece.reads]
         inputs = step.micro_batches[micro_batch].inputs
-        reads = [
-            copied_to(self.device, inputs[value.index])
-            if not value.partition
-            else made[value]
-            if value in made
-            else step.leaves[value, micro_batch]
-            for value in runner.piece.reads
-        ]
-        return reads, [size.evaluate(inputs) for size in runner.piece.sizes]
+        return reads, [size.evaluate(inputs) for size in piece.sizes] if piece.sizes else []
+
+    def _read(self, value: Value, micro_batch: int, step: StepValues) -> torch.Tensor:
+        if value.partition:
+            return step.leaves[value, micro_batch]
+        return copied_to(self.device, step.micro_batches[micro_batch].inputs[value.index])
 
     def _forward(
         self,
@@ -312,39 +334,31 @@ class Executor:
         micro_batch: int,
         place: ForwardPlace,
         neighbours: Neighbours,
-        made: dict[Value, torch.Tensor],
+        made: _JoinedValues,
     ) -> None:
         """One partition's; what it makes for those that it is joined with goes to `made`."""
-        name = runner.piece.name
-        self.member.at = f"forward of partition {name!r}, micro-batch {micro_batch}"
-        step, hooks = self._stepped, hooks_so_far()
+        piece, step, hooks = runner.piece, self._stepped, hooks_so_far()
+        self.member.at = f"forward of partition {piece.name!r}, micro-batch {micro_batch}"
         reads, sizes = self._inputs(runner, micro_batch, made)
-        lent = [
-            (made[value], facts_of(made[value]))
-            for value in (runner.piece.reads if made else ())
-            if value in made and self._is_elsewhere((value, micro_batch))
-        ]
+        lent = [(made[value], facts_of(made[value])) for value in piece.reads if value in made.elsewhere]
         outputs = runner.forward(place, reads, sizes)
         for tensor, before in lent:
-            check_unchanged(runner.piece, tensor, before)
+            check_unchanged(piece, tensor, before)
         if hooks_so_far() != hooks and self.trains:
-            check_hooks(runner.piece, reads)
+            check_hooks(piece, reads)
         if runner.finish is not None:
             return
         if self.carried:
-            self._hand_on(name, outputs, place.micro_batch)
-        for index, output in enumerate(outputs):
-            key = value, _ = Value(name, index), micro_batch
-            within = neighbours.readers[value]
-            if within:
-                made[value] = output
-            if key in self._sent:
+            self._hand_on(piece.name, outputs, place.micro_batch)
+        for output, (value, gradient, joined) in zip(outputs, neighbours.outputs[piece.name], strict=True):
+            key = value, micro_batch
+            if is_sent := key in self._sent:
                 step.outbox[key] = output.detach()
-            step.keep(key, output, differentiable=self.graph.values[value].gradient, joined=within)
-
-    def _is_elsewhere(self, key: Key) -> bool:
-        """Whether anybody but joined partitions has a value of this rank."""
-        return key in self._stepped.leaves or key in self._sent
+            is_kept = step.keep(key, output, differentiable=gradient, joined=joined)
+            if joined:
+                made[value] = output
+                if is_sent or is_kept:
+                    made.elsewhere.add(value)
 
     def _hand_on(self, partition: str, outputs: Sequence[Any], place: int) -> None:
         """Keep what is state of the next batch, as a micro-batch's first forward made it."""
@@ -382,34 +396,31 @@ class Executor:
         micro_batch, place = action.micro_batch, self._place(action.micro_batch)
         whole = action.kind is ActionKind.BACKWARD
         first, *others = (self.runners[name] for name in neighbours.names)
-        behind = dict(pairwise(neighbours.names))
+        behind = dict(pairwise(neighbours.names)) if reducing else {}
 
         def note(name: str) -> None:
-            if reducing and name in behind and self.device.type == "cpu":
-                self._begin_sums(action.stage, behind=behind[name])
+            if name in behind and self.device.type == "cpu":
+                with as_rank():
+                    self._begin_sums(action.stage, behind=behind[name])
             part = "" if whole else "input part of the "
             self.member.at = f"{part}backward of partition {name!r}, micro-batch {micro_batch}"
 
         note(neighbours.names[-1])
-        graphs = [runner.join(place, self._output_gradients(runner, micro_batch)) for runner in reversed(others)]
+        graphs = [each.join(place, self._output_gradients(each, micro_batch, neighbours)) for each in reversed(others)]
         reads, sizes = self._inputs(first, micro_batch, {}) if first.recomputes(place) else ([], [])
-        first.backward(
-            place, reads, sizes, self._output_gradients(first, micro_batch), split=not whole, joined=graphs, note=note
-        )
-        read = (value for runner in (first, *others) for value in runner.piece.reads)
-        self._stepped.read(
-            (value, micro_batch)
-            for value in read
-            if value.partition and not self.graph.values[value].gradient  # else it goes with its gradient
-        )
+        gradients = self._output_gradients(first, micro_batch, neighbours)
+        first.backward(place, reads, sizes, gradients, split=not whole, joined=graphs, note=note)
+        # what has a gradient goes with that
+        self._stepped.read((value, micro_batch) for value in neighbours.without_gradient)
 
-    def _output_gradients(self, runner: PartitionRunner, micro_batch: int) -> list[torch.Tensor | None]:
+    def _output_gradients(
+        self, runner: PartitionRunner, micro_batch: int, neighbours: Neighbours
+    ) -> list[torch.Tensor | None]:
         """Of a partition's outputs, from where it is not joined with their readers."""
         if runner.finish is not None:
             return self.loss.gradients(micro_batch)
-        made = [Value(runner.piece.name, n) for n in range(len(runner.gradients))]
-        step, values = self._stepped, self.graph.values
-        return [step.gradient((value, micro_batch)) if values[value].gradient else None for value in made]
+        step, outputs = self._stepped, neighbours.outputs[runner.piece.name]
+        return [step.gradient((value, micro_batch)) if gradient else None for value, gradient, _ in outputs]
 
     def _backward_weight(self, runner: PartitionRunner, micro_batch: int) -> None:
         self.member.at = f"weight part of the backward of partition {runner.piece.name!r}, micro-batch {micro_batch}"

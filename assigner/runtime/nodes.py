@@ -6,12 +6,13 @@ from functools import cache, wraps
 from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch.autograd.graph import GradientEdge, Node
+    from torch.autograd.graph import Node
 
 _LEAF = "torch::autograd::AccumulateGrad"
 
@@ -19,6 +20,12 @@ _LEAF = "torch::autograd::AccumulateGrad"
 def is_leaf(node: Node) -> bool:
     """Whether gradients land there."""
     return node.name() == _LEAF
+
+
+def edge_of(tensor: torch.Tensor) -> GradientEdge:
+    """Where a backward starts that has the gradient of this tensor, which needs one."""
+    node = tensor.grad_fn
+    return get_gradient_edge(tensor) if node is None else GradientEdge(node, tensor.output_nr)
 
 
 def hooks_so_far() -> int:

@@ -13,23 +13,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from assigner.errors import UsageError
 from assigner.machine.generators import GeneratorStates
-from assigner.model.deferred.memento import let_go
+from assigner.model.deferred.memento import Memento, let_go
 from assigner.model.deferred.mutation import Writes
 from assigner.model.marking import Piece
 from assigner.model.marking.casting import casting
 from assigner.model.marking.writing import StepStores
-from assigner.model.singleprocess import as_rank, as_single_process
+from assigner.model.singleprocess import as_single_process
 from assigner.runtime.batchnorm import DeferredStatistics
 from assigner.runtime.compiling import Forward
-from assigner.runtime.nodes import are_made_here, hooks_so_far, is_leaf, nodes_so_far
+from assigner.runtime.nodes import are_made_here, edge_of, hooks_so_far, is_leaf, nodes_so_far
 from assigner.runtime.randomness import partition_seed, seed_device, seed_python
 from assigner.runtime.splitbackward import WeightPart, input_part
 from assigner.runtime.state import (
@@ -40,9 +40,6 @@ from assigner.runtime.state import (
     as_they_were,
     has_user_code,
 )
-
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
 
 _NOTHING = contextlib.nullcontext()
 
@@ -104,19 +101,16 @@ class JoinedGraph(NamedTuple):
     graph: _Graph
     gradients: Sequence[torch.Tensor | None]
 
-    def watch(self, note: Callable[[str], None]) -> list[RemovableHandle]:
+    def watch(self, note: Callable[[str], None]) -> None:
         """Have it noted when a backward comes to this partition: all that lies behind it is done then.
 
         torch's engine takes the nodes of one device from the last that was made to the first, and lets leaves go first.
+        The hooks go with the graph, whose only backward this is.
         """
         name = self.runner.piece.name
-        nodes = {root.node for root in self.graph.roots if root is not None}
-
-        def come(_: Any) -> None:
-            with as_rank():
-                note(name)
-
-        return [node.register_prehook(come) for node in nodes if not is_leaf(node)]
+        for node in {root.node for root in self.graph.roots if root is not None}:
+            if not is_leaf(node):
+                node.register_prehook(lambda _: note(name))
 
 
 class _Postponed(NamedTuple):
@@ -169,6 +163,8 @@ class PartitionRunner:
     def __post_init__(self) -> None:
         if self.state is None:
             self.state = PartitionState(self.module, WrittenTensors([self.module]))
+        if self.statistics is not None and not self.statistics.has(self.piece.name):
+            self.statistics = None
         self._call: Forward = self.run or self.module
         self._is_compiled = self.run is not None and getattr(self.run, "__self__", None) is not self.module
         self._users = self.finish is not None or has_user_code(self.module)
@@ -191,7 +187,7 @@ class PartitionRunner:
     def forward(
         self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
     ) -> tuple[torch.Tensor, ...]:
-        """Run the forward of one micro-batch.
+        """Run the forward of one micro-batch; in the block of one process, for it is the user's code that runs.
 
         Args:
             place: Which micro-batch.
@@ -258,19 +254,17 @@ class PartitionRunner:
         graph, start = self._graphs.pop(place.micro_batch, None), self._starts.pop(place.micro_batch, None)
         if graph is not None:
             through = [*joined, JoinedGraph(self, graph, output_gradients)]
-            held = [tensor for each in through for tensor in each.graph.held]
-            with as_they_were(held) if held else _NOTHING:
-                checked = [
-                    (each.runner, each.runner.shows_values(each.graph))
-                    for each in through
-                    if each.runner.is_checked(place, bool(each.graph.held))
-                ]
-                with _unchanged_by_backward(checked):
-                    self._differentiate(place, through, note, split=split)
+            held, checked = list[HeldTensor](), list[tuple[PartitionRunner, bool]]()
+            for runner, each, _ in through:
+                held += each.held
+                if runner.is_checked(place, bool(each.held)):
+                    checked.append((runner, runner.shows_values(each)))
+            with as_they_were(held) if held else _NOTHING, _unchanged_by_backward(checked):
+                self._differentiate(place, through, note, split=split)
         elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
             assert self.state is not None
             assert start is not None
-            with self.state.again(start):
+            with self.state.again(start), as_single_process():
                 hooks = hooks_so_far()
                 outputs = self._finished(self._run(place, reads, sizes), place)
                 held = self.state.left() if split else []
@@ -339,13 +333,11 @@ class PartitionRunner:
                 part = input_part(roots, gradients, is_hooked=alone.graph.is_hooked)
             self._rests[place.micro_batch] = _Rest(part, alone.graph.held)
             return
-        handles = [] if note is None else [handle for each in through[1:] for handle in each.watch(note)]
-        try:
-            with as_single_process():
-                torch.autograd.backward(roots, gradients)
-        finally:
-            for handle in handles:
-                handle.remove()
+        if note is not None:
+            for each in through[1:]:
+                each.watch(note)
+        with as_single_process():
+            torch.autograd.backward(roots, gradients)
 
     def forget(self) -> None:
         """Drop the graphs of a step that was not finished."""
@@ -378,12 +370,9 @@ class PartitionRunner:
     ) -> tuple[torch.Tensor, ...]:
         seed = partition_seed(place.seed, place.step, self.piece.name, place.micro_batch)
         seed_device(seed, self.device)
-        if not self._users:
-            return self._cast(place, reads, sizes)
-        with as_single_process():
-            if self._draws is not False:
-                return self._seeded(seed, place, reads, sizes)
-            return self._cast(place, reads, sizes)
+        if self._users and self._draws is not False:
+            return self._seeded(seed, place, reads, sizes)
+        return self._cast(place, reads, sizes)
 
     def _seeded(
         self, seed: int, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
@@ -403,10 +392,10 @@ class PartitionRunner:
             self.statistics.begin(self.piece.name, place.micro_batch)
         self.stores.enter(first=place.micro_batch == 0)
         if self.piece.autocast is None:  # even an empty context is a tenth of a small partition's time
-            outputs = tuple(self._call(*reads, *sizes))
+            outputs: tuple[torch.Tensor, ...] = self._call(*reads, *sizes)
         else:
             with casting(self.piece.autocast, self.device.type):
-                outputs = tuple(self._call(*reads, *sizes))
+                outputs = self._call(*reads, *sizes)
         if self.statistics is not None:
             self.statistics.end(self.piece.name)
         return outputs
@@ -417,14 +406,14 @@ class PartitionRunner:
         """What backward starts from, made of what the module returned."""
         if self.finish is None:
             return outputs
-        with casting(self.piece.autocast, self.device.type), as_single_process():
+        with casting(self.piece.autocast, self.device.type):
             return self.finish(outputs, place.micro_batch, runs_again)
 
     def _roots(self, outputs: Sequence[torch.Tensor]) -> list[GradientEdge | None]:
         """Where backward starts, without the outputs' own memory: that is free once they are sent."""
         wanted = self.gradients if self.finish is None else [True] * len(outputs)
         return [
-            get_gradient_edge(output) if is_wanted and output.requires_grad else None
+            edge_of(output) if is_wanted and output.requires_grad else None
             for output, is_wanted in zip(outputs, wanted, strict=True)
         ]
 
@@ -442,10 +431,12 @@ def _unchanged_by_backward(watched: Sequence[tuple[PartitionRunner, bool]]) -> I
     Raises:
         UsageError: it does.
     """
-    states = [(runner, state, values) for runner, values in watched if (state := runner.state) is not None]
-    before = [(state.counts(), state.values() if values else None) for _, state, values in states]
+    before = list[tuple[PartitionRunner, PartitionState, list[int], Memento | None]]()
+    for runner, with_values in watched:
+        assert runner.state is not None
+        before.append((runner, runner.state, runner.state.counts(), runner.state.values() if with_values else None))
     yield
-    for (runner, state, _), (counts, values) in zip(states, before, strict=True):
+    for runner, state, counts, values in before:
         if state.counts() != counts:
             raise UsageError(
                 f"the backward of partition {runner.piece.name!r} changes a buffer or a weight (a Function's backward,"

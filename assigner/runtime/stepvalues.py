@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -25,17 +25,33 @@ Facts = tuple[bool, int, tuple[int, ...], tuple[int, ...]]
 """What a forward can change of a value that it reads: `facts_of`."""
 
 
+class Output(NamedTuple):
+    """An output of a partition that others read.
+
+    Args:
+        value: Which.
+        gradient: A gradient comes back for it.
+        joined: How many partitions that its maker is joined with read it, with its graph.
+    """
+
+    value: Value
+    gradient: bool
+    joined: int
+
+
 @dataclass(frozen=True)
 class Neighbours:
     """Partitions of a stage that are joined, in the stage's order.
 
     Args:
         names: They; one alone is joined with none.
-        readers: How many of them read a value of another one, with its graph.
+        outputs: What each of them makes for others, joined ones or not.
+        without_gradient: What they read of other partitions and give no gradient back for.
     """
 
     names: tuple[str, ...]
-    readers: Counter[Value]
+    outputs: Mapping[str, Sequence[Output]]
+    without_gradient: Sequence[Value]
 
 
 @dataclass
@@ -68,12 +84,18 @@ class StepValues:
     shapes: dict[Key, tuple[int, ...]] = field(default_factory=dict)
     reduction: Reduction | None = None
 
-    def keep(self, key: Key, tensor: torch.Tensor, *, differentiable: bool, joined: int = 0) -> None:
-        """Make a value a leaf, for the partitions of this rank that read it; so many joined ones have it anyway."""
+    def keep(self, key: Key, tensor: torch.Tensor, *, differentiable: bool, joined: int = 0) -> bool:
+        """Make a value a leaf, for the partitions of this rank that read it; so many joined ones have it anyway.
+
+        Returns:
+            Whether there are such partitions.
+        """
         readers = self.counts[key] - joined
-        if readers:
-            self.leaves[key] = tensor.detach().requires_grad_(differentiable)
-            self.readers[key] = readers
+        if not readers:
+            return False
+        self.leaves[key] = tensor.detach().requires_grad_(differentiable)
+        self.readers[key] = readers
+        return True
 
     def read(self, keys: Iterable[Key]) -> None:
         """Each of these leaves has had one of its readers; behind the last one it goes."""
@@ -84,14 +106,11 @@ class StepValues:
 
     def gradient(self, key: Key) -> torch.Tensor | None:
         """The gradient of a value that this rank made: of its readers here, and of those elsewhere."""
-        leaf = self.leaves.pop(key, None)
-        parts = [] if leaf is None or leaf.grad is None else [leaf.grad]
-        parts += self.gradients.pop(key, ())
-        if not parts:
-            return None
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
+        leaf, total = self.leaves.pop(key, None), None
+        if leaf is not None:
+            total = leaf.grad
+        for part in self.gradients.pop(key, ()):
+            total = part if total is None else total + part
         return total
 
 
