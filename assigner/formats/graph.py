@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
@@ -15,42 +15,25 @@ if TYPE_CHECKING:
 def topological_order(names: Sequence[str], edges: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """`names` so that every edge leads forward; among the free ones the earliest in `names` comes first.
 
-    Source: A. B. Kahn, Topological sorting of large networks, CACM 5(11), 1962.
-
     Raises:
         FormatError: the edges form a cycle; the message names one.
     """
     position = {name: n for n, name in enumerate(names)}
-    successors: dict[str, set[str]] = defaultdict(set)
+    waiting: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(names, ()))
     for source, target in edges:
-        successors[source].add(target)
-    waits = dict.fromkeys(names, 0)
-    for targets in successors.values():
-        for target in targets:
-            waits[target] += 1
-    free = [position[name] for name in names if not waits[name]]
-    heapq.heapify(free)
-    order = []
-    while free:
-        name = names[heapq.heappop(free)]
-        order.append(name)
-        for target in successors[name]:
-            waits[target] -= 1
-            if not waits[target]:
-                heapq.heappush(free, position[target])
-    if len(order) < len(names):
-        rest = set(names) - set(order)
-        raise FormatError(f"edges: the graph has a cycle: {' -> '.join(_cycle(rest, successors))}")
+        waiting.add(target, source)
+    try:
+        waiting.prepare()
+    except CycleError as error:
+        raise FormatError(f"edges: the graph has a cycle: {' -> '.join(error.args[1])}") from None
+    order: list[str] = []
+    free: list[int] = []
+    while waiting.is_active():
+        for name in waiting.get_ready():
+            heapq.heappush(free, position[name])
+        order.append(names[heapq.heappop(free)])
+        waiting.done(order[-1])
     return tuple(order)
-
-
-def _cycle(rest: set[str], successors: dict[str, set[str]]) -> list[str]:
-    """One cycle among `rest`: walk backwards, since each of `rest` waits for another of `rest`."""
-    predecessor = {target: source for source in sorted(rest) for target in successors[source] & rest}
-    trail = [min(rest)]
-    while trail.count(trail[-1]) == 1:
-        trail.append(predecessor[trail[-1]])
-    return trail[trail.index(trail[-1]) :][::-1]
 
 
 def topological_orders(
