@@ -20,15 +20,20 @@ until the step's end as in Kim et al., torchgpipe, 2020 (arXiv 2004.09910), whic
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
-from assigner.errors import UsageError
+from assigner.errors import AssignerError, UsageError
+from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
+from assigner.runtime.randomness import kept_generators
 from assigner.runtime.replicas import in_words, one_worker
 
 if TYPE_CHECKING:
@@ -67,6 +72,7 @@ class _DeferredNorm:
         self.now: list[_Figures] = []  # for each twin, of the micro-batch that runs
         self.micro_batch = self.called = 0
         self.recording = self.under_way = False
+        self._tried: int | None = None  # the micro-batch of a step whose forward was compared
         self._add_twin()
         module.__dict__["forward"] = self.forward
 
@@ -104,6 +110,7 @@ class _DeferredNorm:
     def forward(self, input: torch.Tensor) -> Any:  # noqa: A002 - the name that it has in torch
         """The module's own forward."""
         if not (self.module.training and self.recording and self.module.track_running_stats):
+            self._check_evaluated()
             return type(self.module).forward(self.module, input)
         if not self.under_way and len(self.seen[0]) > 1:
             raise UsageError(
@@ -116,9 +123,72 @@ class _DeferredNorm:
         if call == len(self.twins):
             self._add_twin()
         twin = self.twins[call]
-        output = self._as_the_module(twin, input) if self._is_own else type(twin).forward(twin, input)
+        if self._is_own and self._tried in (None, self.micro_batch) and not self.now[call].count:
+            output = self._tried_out(twin, input, self.now[call])
+        else:
+            output = self._as_the_module(twin, input) if self._is_own else type(twin).forward(twin, input)
         self.now[call].count = input.numel() // input.shape[1]
         return output
+
+    def _check_evaluated(self) -> None:
+        """A forward that has trained the module does not evaluate it behind that: the running values have not moved."""
+        if self.called and self.under_way and not self.module.training:
+            raise UsageError(
+                f"{self.name} is called in eval mode behind a call in training mode of the same forward: its running"
+                " statistics are the whole batch's, and move at the step's end",
+                hint=_MICRO_BATCH,
+            )
+
+    def _tried_out(self, twin: _BatchNorm, given: torch.Tensor, figures: _Figures) -> Any:
+        """A forward of the user's own, beside one on a copy that has all that the module has.
+
+        Twins lack some of it: momentum, and the count of batches. So in the first micro-batch of each step both are
+        run, and have to give the same, and to move the running values as torch's own forward does.
+        """
+        if torch.compiler.is_compiling():
+            self._refuse("which torch.compile does not let see whether it moves its running statistics as torch's does")
+        if any(True for child in self.module.children() for _ in child.buffers()):
+            self._refuse("which has modules with buffers of their own")
+        copied = self._copy()
+        with (
+            _disable_current_modes(),
+            torch.no_grad(),
+            kept_generators(given.device, draws=True),
+            Memento([self.module]).put_back(),
+        ):
+            expected = type(copied).forward(copied, given.clone())
+        self._tried = self.micro_batch
+        try:
+            output = self._as_the_module(twin, given)
+        except AssignerError:
+            raise
+        except (TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError) as error:
+            self._refuse(f"which reads its momentum or num_batches_tracked ({type(error).__name__}: {error})")
+        with _disable_current_modes(), torch.no_grad():
+            if not _are_close(pytree.tree_leaves(output), pytree.tree_leaves(expected)):
+                self._refuse("whose output depends on its running statistics, momentum or num_batches_tracked")
+            moved = self._copy()
+            _move(moved, self.module.momentum, figures.mean, figures.variance)
+            if not _are_close(list(copied._buffers.values()), list(moved._buffers.values())):
+                self._refuse("which moves its running statistics in a way of its own")
+        return output
+
+    def _copy(self) -> _BatchNorm:
+        """The module with buffers of its own."""
+        copied = copy.copy(self.module)
+        copied.__dict__.pop("forward", None)
+        with _disable_current_modes(), torch.no_grad():
+            copied._buffers = {
+                name: None if each is None else each.clone() for name, each in self.module._buffers.items()
+            }
+        return copied
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UsageError(
+            f"{self.name} is a {type(self.module).__qualname__}, {what}: running statistics are the whole batch's here,"
+            " and move at the step's end",
+            hint=_MICRO_BATCH,
+        )
 
     def _as_the_module(self, twin: _BatchNorm, given: torch.Tensor) -> Any:
         """A forward of the user's own runs on a twin that has what the module has; what it sets there would be lost."""
@@ -178,30 +248,51 @@ class _DeferredNorm:
         for seen in self.seen:
             found = [figures for _, figures in sorted(seen.items()) if figures.count]
             if found:
-                self._move(*_merged(found))
+                _move(self.module, self.module.momentum, *_merged(found))
         self.forget()
-
-    @torch.no_grad()
-    def _move(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        module = self.module
-        assert module.running_mean is not None
-        assert module.running_var is not None
-        if module.num_batches_tracked is not None:
-            module.num_batches_tracked.add_(1)
-        share = module.momentum
-        if share is None:
-            share = 1.0 / float(module.num_batches_tracked) if module.num_batches_tracked is not None else 0.0
-        for running, new in ((module.running_mean, mean), (module.running_var, variance)):
-            running.mul_(1 - share).add_(new.to(running.dtype), alpha=share)
 
     def forget(self) -> None:
         """Leave the running values as they are."""
-        self.recording = False
+        self.recording, self._tried = False, None
         used = [figures for seen in self.seen for figures in seen.values() if figures.count]
         for figures in used:
             figures.count = 0
         if used:  # an infinity in there would outlive momentum 1
             torch._foreach_zero_([tensor for figures in used for tensor in (figures.mean, figures.variance)])
+
+
+@torch.no_grad()
+def _move(module: _BatchNorm, momentum: float | None, mean: torch.Tensor, variance: torch.Tensor) -> None:
+    """Have a module's running values moved as torch's forward does, by the figures of a batch."""
+    assert module.running_mean is not None
+    assert module.running_var is not None
+    if module.num_batches_tracked is not None:
+        module.num_batches_tracked.add_(1)
+    share = momentum
+    if share is None:
+        share = 1.0 / float(module.num_batches_tracked) if module.num_batches_tracked is not None else 0.0
+    for running, new in ((module.running_mean, mean), (module.running_var, variance)):
+        running.mul_(1 - share).add_(new.to(running.dtype), alpha=share)
+
+
+def _are_close(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Equal but for rounding, by the root of the type's precision."""
+    if len(some) != len(others):
+        return False
+    for one, other in zip(some, others, strict=True):
+        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+            if type(one) is not type(other):
+                return False
+        elif one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        elif not one.dtype.is_floating_point:
+            if not torch.equal(one, other):
+                return False
+        elif one.numel():
+            allowed = math.sqrt(torch.finfo(one.dtype).eps)
+            if not torch.allclose(one.double(), other.double(), rtol=allowed, atol=allowed, equal_nan=True):
+                return False
+    return True
 
 
 def _merged(found: Sequence[_Figures]) -> tuple[torch.Tensor, torch.Tensor]:

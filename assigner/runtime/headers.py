@@ -8,7 +8,6 @@ Its gradient needs no header on the way back: whoever made the value knows its s
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -49,7 +48,7 @@ def header_routes(graph: PartitionGraph, program: Program) -> tuple[Route, ...]:
 def header_route(route: Route) -> Route:
     """The route of the shapes of a route's values."""
     outside = route.payload is Payload.OUTPUT  # the model's outputs are numbered on their own
-    return replace(route, payload=Payload.SHAPE, output=-1 - route.output if outside else route.output)
+    return route._replace(payload=Payload.SHAPE, output=-1 - route.output if outside else route.output)
 
 
 def post_header(transport: Transport, message: Message) -> None:

@@ -276,11 +276,22 @@ def _in_lists(arguments: list[Any]) -> list[Any]:
 
 
 def _micro_batch(inputs: Any, targets: Any, weight: float, rows: int, amount: float) -> MicroBatch:
-    leaves, structure = pytree.tree_flatten(call_arguments(inputs))
+    args, kwargs = call_arguments(inputs)
+    leaves: list[Any] = [*args, *kwargs.values()]
+    if type(kwargs) is dict and all(type(each) is torch.Tensor for each in leaves):
+        structure = _flat_structure(len(args), tuple(kwargs))
+    else:
+        leaves, structure = pytree.tree_flatten((args, kwargs))
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             check_tensor(leaf, "one of the inputs")
     return MicroBatch(leaves, structure, targets, weight, rows, amount)
+
+
+@functools.lru_cache
+def _flat_structure(positional: int, names: tuple[str, ...]) -> pytree.TreeSpec:
+    """Of a model's arguments that are tensors: pytree takes a tenth of a tiny step for each micro-batch's."""
+    return pytree.tree_structure(((0,) * positional, dict.fromkeys(names, 0)))
 
 
 def _weigh(weight: Weight, inputs: Any, targets: Any) -> float:

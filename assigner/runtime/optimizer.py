@@ -430,7 +430,11 @@ def _refuse_foreign(optimizer: torch.optim.Optimizer, name_of: Mapping[int, str]
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its step must be given a closure, which it calls for a loss and gradients as often as it likes."""
-    step = type(optimizer).step  # a scheduler hides that of the object
+    return _takes_closure(type(optimizer).step)  # a scheduler hides that of the object
+
+
+@functools.cache
+def _takes_closure(step: Callable[..., Any]) -> bool:
     _, *arguments = inspect.signature(step).parameters.values()
     needed = [each for each in arguments if each.default is each.empty]
     return any(each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in needed)

@@ -15,8 +15,7 @@ the channel; and the two directions between workers are two channels.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.schedule.program import ActionKind, Route
 
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from assigner.schedule.program import Program
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """One message: a route and a micro-batch."""
 
     route: Route

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from assigner.errors import UsageError
 from assigner.machine.generators import GeneratorStates
@@ -337,7 +337,10 @@ class PartitionRunner:
             for each in through[1:]:
                 each.watch(note)
         with as_single_process():
-            torch.autograd.backward(roots, gradients)
+            # what torch.autograd.backward calls, without its checks of what a user gives
+            _engine_run_backward(
+                tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
 
     def forget(self) -> None:
         """Drop the graphs of a step that was not finished."""

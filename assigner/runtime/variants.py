@@ -172,9 +172,12 @@ class Variants:
             MarkingError: the forward cannot be cut for these inputs as the plan has it.
         """
         found: dict[Variant, list[int]] = {}
+        last: InputKey | None = None
         for place, cut in enumerate(micro_batches):
             key = input_key(cut.structure, cut.inputs)
-            found.setdefault(self._variant(key, cut.inputs, training=training), []).append(place)
+            if last is None or key != last:  # to compare is faster than to look up
+                last, variant = key, self._variant(key, cut.inputs, training=training)
+            found.setdefault(variant, []).append(place)
         return [
             VariantGroup(variant, tuple(places), tuple(micro_batches[place] for place in places))
             for variant, places in found.items()

@@ -60,8 +60,7 @@ class Payload(StrEnum):
     STATE = "state"
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """The way of one value between two workers; messages of one route differ in the micro-batch.
 
     Args:
@@ -82,8 +81,7 @@ class Route:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):
     """One thing that a worker does.
 
     A reduction is begun, and goes on beside what the worker does next; its update waits for it. A gathering, of the

@@ -251,6 +251,109 @@ def test_a_subclass():
         assert_plain(made, Reference(made), pipeline, (12, 9))
 
 
+class Timm(nn.BatchNorm1d):
+    """torch's forward pasted, with an activation that is a module, as libraries of vision models have it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.drop, self.act = nn.Dropout(0.2), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                share = 1.0 / float(self.num_batches_tracked)
+        held = (self.running_mean, self.running_var) if not self.training or self.track_running_stats else (None, None)
+        normal = F.batch_norm(x, *held, self.weight, self.bias, self.training, share, self.eps)
+        return self.act(self.drop(normal))
+
+
+def test_a_pasted_forward_that_draws():
+    """It is tried out in every step, without a trace: its draws are those of a recompute, and its values torch's."""
+    made = workload(lambda: nn.Sequential(Timm(WIDTH), nn.Linear(WIDTH, 1)), rows=12)
+    found = []
+    for remat in ("never", "always"):
+        with pipeline_of(made, make_plan(made, micro_batches=3), remat=remat) as pipeline:
+            assert_plain(made, Reference(made), pipeline, (12, 10, 12, 8))
+            found.append(pipeline.step(made.make_batch(12, 9)))
+    assert found[0] == found[1]
+
+
+class Counting(nn.BatchNorm1d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = super().forward(x)
+        return made if self.num_batches_tracked is None else made * (1 + 0.1 * self.num_batches_tracked)
+
+
+class Modulo(nn.BatchNorm1d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1.0 + int(self.num_batches_tracked) % 3)
+
+
+class Faster(nn.BatchNorm1d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        held = self.running_mean, self.running_var
+        return F.batch_norm(x, *held, self.weight, self.bias, self.training, 0.35, self.eps)
+
+
+class WarmingUp(nn.BatchNorm1d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share = self.momentum
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked += 1
+            share = max(share, 1 / float(self.num_batches_tracked))
+        held = self.running_mean, self.running_var
+        return F.batch_norm(x, *held, self.weight, self.bias, self.training, share, self.eps)
+
+
+class Twice(nn.BatchNorm1d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 0.5 * super().forward(x * x)
+
+
+class Still(nn.BatchNorm1d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, None, None, self.weight, self.bias, True) if self.training else super().forward(x)
+
+
+class EvaluatedWithin(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.norm(x)
+        self.norm.eval()
+        again = self.norm(2 * x)
+        self.norm.train()
+        return made + again
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Counting, "whose output depends on its running statistics, momentum or num_batches_tracked"),
+        (Modulo, "which reads its momentum or num_batches_tracked"),
+        (Faster, "moves its running statistics in a way of its own"),
+        (WarmingUp, "moves its running statistics in a way of its own"),
+        (Twice, "moves its running statistics in a way of its own"),
+        (Still, "moves its running statistics in a way of its own"),
+        (EvaluatedWithin, "is called in eval mode behind a call in training mode"),
+    ],
+)
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_subclass_with_a_rule_of_its_own(kind, words, micro_batches):
+    """It cannot be deferred, and is told so; as in each micro-batch it trains as the plain model does in one."""
+    made = workload(lambda: nn.Sequential(kind(WIDTH), nn.Linear(WIDTH, 1)), rows=12)
+    plan = make_plan(made, micro_batches=micro_batches)
+    with pipeline_of(made, plan) as pipeline, pytest.raises(UsageError, match=words) as raised:
+        pipeline.step(made.make_batch(12, 0))
+    assert "batch_norm='micro_batch'" in str(raised.value.hint)
+    with pipeline_of(made, make_plan(made, micro_batches=1), batch_norm="micro_batch") as pipeline:
+        assert_plain(made, Reference(made), pipeline, (12, 10, 12))
+
+
 def test_what_cannot_run_is_refused():
     """SyncBatchNorm, a forward that was set on the object and an unknown choice are errors in words."""
     with pytest.raises(UsageError, match=r"0\.1 is a SyncBatchNorm.*other partitions"):

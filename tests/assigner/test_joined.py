@@ -22,6 +22,7 @@ from workloads import (
 )
 
 from assigner.errors import UsageError
+from assigner.runtime import partition
 from assigner.runtime.reduction import Reduction
 
 if TYPE_CHECKING:
@@ -39,14 +40,14 @@ def gradients_of(made: Workload, plan: Any, batch: Any) -> dict[str, torch.Tenso
 
 def backwards(monkeypatch: pytest.MonkeyPatch, pipeline: Any, batch: Any) -> int:
     """How many times torch's engine is asked in a step."""
-    count, plain = [0], torch.autograd.backward
+    count, plain = [0], partition._engine_run_backward
 
     def counted(*args: Any, **settings: Any) -> None:
         count[0] += 1
         plain(*args, **settings)
 
     with monkeypatch.context() as patched:
-        patched.setattr(torch.autograd, "backward", counted)
+        patched.setattr(partition, "_engine_run_backward", counted)
         pipeline.step(batch)
     return count[0]
 

@@ -112,6 +112,8 @@ def entries_of(tree: Any) -> list[tuple[Any, Any]] | None:
     """The entries of an inner node by key or position, as pytree orders them; None: it is a leaf."""
     if isinstance(tree, torch.Tensor | str | PackedSequence | torch.Size):
         return None
+    if type(tree) in (tuple, list, dict):  # as pytree would, in a tenth of its time
+        return list(tree.items() if isinstance(tree, dict) else enumerate(tree))
     children, structure = pytree.tree_flatten(tree, is_leaf=lambda each: each is not tree)
     if structure.is_leaf():
         return None
