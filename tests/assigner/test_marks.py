@@ -77,6 +77,15 @@ def test_one_mark_inside_another():
         find_marks(Model(), ["blocks.*", "blocks.1.0"])
 
 
+def test_a_partition_that_is_compiled_by_itself():
+    """Its calls are not seen: what to do instead is said."""
+    model = Model()
+    model.blocks[1].compile(backend="eager")
+    with pytest.raises(MarkingError, match=r"'blocks\.1' is marked, and compiled by its own compile\(\)") as raised:
+        find_marks(model, ["blocks.*"])
+    assert "Workload(compile=True)" in str(raised.value.hint)
+
+
 def test_two_partitions_of_one_name():
     """Names are unique, also against the model's own."""
     model = Model()

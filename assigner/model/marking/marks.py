@@ -85,8 +85,8 @@ def find_marks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, Mark
     that is an nn.Sequential has its children as partitions.
 
     Raises:
-        MarkingError: nothing is marked, a pattern matches nothing, one mark lies inside another, or two partitions
-            have one name.
+        MarkingError: nothing is marked, a pattern matches nothing, one mark lies inside another, a marked module is
+            compiled by its own `compile()`, or two partitions have one name.
     """
     names = {name: module for name, module in model.named_modules() if name}
     every = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
@@ -115,6 +115,11 @@ def find_marks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, Mark
             raise MarkingError(
                 f"{name!r} is marked and lies inside {outer!r}, which is marked too",
                 hint="a partition is never split: drop one of the two marks",
+            )
+        if names[name]._compiled_call_impl is not None:
+            raise MarkingError(
+                f"{name!r} is marked, and compiled by its own compile(): a call of it is no call of a module then",
+                hint="leave that out: Workload(compile=True) compiles each partition, and takes torch.compile's options",
             )
     called = [mark.name or name for name, mark in marks.items()]
     twice = next((name for name in called if called.count(name) > 1), None)
