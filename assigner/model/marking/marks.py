@@ -119,7 +119,7 @@ def find_marks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, Mark
         if names[name]._compiled_call_impl is not None:
             raise MarkingError(
                 f"{name!r} is marked, and compiled by its own compile(): a call of it is no call of a module then",
-                hint="leave that out: Workload(compile=True) compiles each partition, and takes torch.compile's options",
+                hint="leave that out: Workload(compile=True) compiles each partition, or takes options for that",
             )
     called = [mark.name or name for name, mark in marks.items()]
     twice = next((name for name in called if called.count(name) > 1), None)
