@@ -233,7 +233,7 @@ class ReplicaWatch:
                 if isinstance(each, nn.RNNBase):  # its first forward would take its list of weights anew
                     each._update_flat_weights()
             if watched:
-                self._mementos[name] = Memento(watched, _hooks(watched))
+                self._mementos[name] = Memento(watched, beside=held)
         if self._last in self._shared:
             called = [self._workload.loss, *(self._workload.metrics or {}).values()]
             self._mementos[""] = Memento((), called)
@@ -268,13 +268,3 @@ class ReplicaWatch:
         """Drop what an unfinished step or evaluation has begun."""
         self._mementos = {}
         self.copies.forget()
-
-
-def _hooks(modules: Iterable[nn.Module]) -> list[Any]:
-    """The functions that run with modules, and may keep something in their closures."""
-    return [
-        hook
-        for each in modules
-        for hooks in (each._forward_pre_hooks, each._forward_hooks, each._backward_pre_hooks, each._backward_hooks)
-        for hook in hooks.values()
-    ]

@@ -18,6 +18,10 @@ CASES = [
     "slow optimizer", "slow optimizer, moved", "held group, moved",
     "loss with parameters", "groups",
     "world", "world, remat", "world, shared", "world of a loss", "world of an optimizer",
+    "hook", "hook, remat", "hook, shared", "hook object", "hook object, remat",
+    "hook of a backward", "hook of a backward, remat",
+    "function in a dict", "module in an object", "function in a dict, shared",
+    "inference mode", "inference mode, remat",
     "adaptive", "adaptive, one", "adaptive, remat", "drawn by rank", "unread head", "unread head, memory",
 ]  # fmt: skip
 

@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 tests/runs/habits.py CASE
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
@@ -127,6 +128,92 @@ class Timed(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         self.clock.ticks += 1
         return self.inner(x) / self.clock.ticks
+
+
+class Held(nn.Module):
+    """Divides by how often a function that it holds was called."""
+
+    def __init__(self, held: Any, read: Callable[[Any], Callable[[], int]]) -> None:
+        super().__init__()
+        self.held, self.read, self.inner = held, read, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x) / self.read(self.held)()
+
+
+class Box:
+    """Holds something."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+class HookObject:
+    """A hook that counts in an object, and divides by that."""
+
+    def __init__(self) -> None:
+        self.calls = argparse.Namespace(n=0)
+
+    def __call__(self, _: Any, __: Any, made: torch.Tensor) -> torch.Tensor:
+        self.calls.n += 1
+        return made / self.calls.n
+
+
+class Logged(nn.Linear):
+    """A hook on its backward writes down what it saw, which no forward reads."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        seen: list[float] = []
+        self.register_full_backward_hook(lambda *found: seen.append(float(found[1][0].norm())))
+
+
+class Kept(nn.Module):
+    """What it made last in eval mode stays on it, in an attribute and in a buffer."""
+
+    last: Any = None
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        made = self.inner(x)
+        if not self.training:
+            self.last, self.mean = made, made.mean(0).to(self.mean.dtype)
+        return made
+
+
+def closed_count() -> Callable[[], int]:
+    """A function that counts in an object in its closure."""
+    box = Box({"n": 0})
+
+    def count() -> int:
+        box.inner["n"] += 1
+        return int(box.inner["n"])
+
+    return count
+
+
+def hooked(hook: Callable[[], Any]) -> nn.Module:
+    """A Linear with a hook on its forward."""
+    made = nn.Linear(WIDTH, WIDTH)
+    made.register_forward_hook(hook())
+    return made
+
+
+def closed_hook() -> Any:
+    """A hook that counts in its closure, and divides by that."""
+    count = closed_count()
+    return lambda _, __, made: made / count()
+
+
+def in_inference_mode(pipeline: Any, batch: Any) -> None:
+    """An evaluation, as scripts have it."""
+    with torch.inference_mode():
+        pipeline.evaluate(batch)
 
 
 class Warm(torch.optim.SGD):
@@ -364,6 +451,7 @@ class Case:
     each_step: Callable[[Any], None] = nothing
     context: Callable[[], Any] = contextlib.nullcontext
     micro_batches: int = 2
+    before: Callable[[Any, Any], None] | None = None
 
 
 def half() -> Any:
@@ -380,6 +468,23 @@ def counted() -> Any:
     return types.SimpleNamespace(ticks=0)
 
 
+def in_dict() -> nn.Module:
+    """A function in a dict of a module."""
+    return Held({"count": closed_count()}, lambda held: held["count"])
+
+
+def in_object() -> nn.Module:
+    """A module with such a function in a list in an object."""
+    inner = nn.Module()
+    inner.count = closed_count()
+    return Held(Box([inner]), lambda held: held.inner[0].count)
+
+
+def with_hook(hook: Callable[[], Any], stages: Any = None, **changes: Any) -> Case:
+    """A hook on the forward of the second partition."""
+    return Case(lambda: made_of(lambda: Net(second=hooked(hook))), stages=stages or TWO, **changes)
+
+
 CASES = {
     "autocast": Case(made_of, "torch.autocast is on where the pipeline is called", context=half),
     "checkpoint": Case(lambda: made_of(lambda: Net(Checked())), "a BatchNorm runs again in a backward"),
@@ -393,6 +498,22 @@ CASES = {
     "slots": Case(lambda: timed(Clock), remat="always"),
     "namespace": Case(lambda: timed(counted), remat="always"),
     "namespace, shared": Case(lambda: timed(counted), "its forward changes second.clock", SHARED),
+    "hook": with_hook(closed_hook),
+    "hook, remat": with_hook(closed_hook, remat="always"),
+    "hook, shared": with_hook(closed_hook, SHARED, said="its forward changes what its modules keep"),
+    "hook object": with_hook(HookObject),
+    "hook object, remat": with_hook(HookObject, remat="always"),
+    "hook of a backward": Case(lambda: made_of(lambda: Net(second=Logged()))),
+    "hook of a backward, remat": Case(lambda: made_of(lambda: Net(second=Logged())), remat="always"),
+    "function in a dict": Case(lambda: made_of(lambda: Net(second=in_dict())), remat="always"),
+    "module in an object": Case(lambda: made_of(lambda: Net(second=in_object())), remat="always"),
+    "function in a dict, shared": Case(
+        lambda: made_of(lambda: Net(second=in_dict())), "its forward changes what its modules keep", SHARED
+    ),
+    "inference mode": Case(lambda: made_of(lambda: Net(second=Kept())), before=in_inference_mode),
+    "inference mode, remat": Case(
+        lambda: made_of(lambda: Net(second=Kept())), before=in_inference_mode, remat="always"
+    ),
     "global loss": Case(lambda: made_of(loss=remembered), remat="always"),
     "slotted loss": Case(lambda: made_of(loss=Slotted()), remat="always"),
     "slotted loss, moved": Case(lambda: made_of(loss=Slotted()), "Workload.loss keeps something", move=True),
@@ -455,6 +576,8 @@ def check(case: Case) -> None:
             if case.move and n == 3:
                 pipeline.move(make_plan(made, OTHER, micro_batches=case.micro_batches))
             batch = made.make_batch(8, n)
+            if case.before is not None:
+                case.before(pipeline, batch)
             seeded(n)
             with case.context():
                 loss = pipeline.step(batch, update=case.by_hand is None)
@@ -465,6 +588,8 @@ def check(case: Case) -> None:
             case.each_step(group)
             assert distance(float(loss), expected) < EXACT, (n, float(loss), expected)
             for name, each in pipeline.state_dict().items():
+                if name.endswith("mean"):  # of an evaluation, which plain training has none of
+                    continue
                 assert distance(each, states[name]) < EXACT, (n, name)
 
 
