@@ -13,7 +13,7 @@
                                           that a batch needs
     executor, partition, stepvalues, stepmessages, microbatch, division, headers, outputs
                                           a step of a rank, action by action; its batch, its values and their messages
-    loss, metrics, results                 what is made of the model's output, and what a step gives to the script
+    loss, lossvalues, metrics, results    what is made of the model's output, and what a step gives to the script
     transport, carriers, ordering, sending, staging, nccl, handshake, directmessages, hostmemory, mpi
                                           messages: gloo, NCCL, MPI, pinned and shared memory
     recurrence, staterows                 state from batch to batch

@@ -16,6 +16,7 @@ from assigner.model.marking.casting import refuse_other_casting
 from assigner.runtime.graph import check_seeds, plan_graph
 from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
+from assigner.runtime.lossvalues import LossValues
 from assigner.runtime.membership import Membership
 from assigner.runtime.memory import held_bytes
 from assigner.runtime.memorycheck import check_memory
@@ -104,7 +105,7 @@ class Pipeline(ModelState):
         self._base_bytes = held_bytes(self._member.device) or 0
         self.steps = self._batches = 0
         self._unread = UnreadState(self.graph, self.rank)
-        self._loss_memory = Memento((), [workload.loss])
+        self._loss_memory, self._loss_values = Memento((), [workload.loss], parameters=True), LossValues(workload)
         with self._member.guarded("the building of the partitions"):
             if not training:
                 workload = without_training(workload)
@@ -190,11 +191,12 @@ class Pipeline(ModelState):
     def _check_move(self, plan: Plan) -> None:
         self._member.place(plan)
         last = self.graph.last.name
-        if self.plan.holders[last] != plan.holders[last] and self._loss_memory.has_changed():
+        remembers = self._loss_values.remembers or self._loss_memory.has_changed_beside_plain()
+        if self.plan.holders[last] != plan.holders[last] and remembers:
             raise UsageError(
-                f"Workload.loss keeps something from call to call, and {last!r} goes to {plan.holders[last][0]}: what"
-                " the loss has kept would stay behind",
-                hint=f"a plan that leaves {last!r} where it is, or a loss without a memory",
+                f"Workload.loss keeps something from call to call, or was trained, and {last!r} goes to"
+                f" {plan.holders[last][0]}: what the loss has kept would stay behind",
+                hint=f"a plan that leaves {last!r} where it is, or a loss without a memory and parameters of its own",
             )
         leaving = {partition for partition, source, _ in removals(self.plan, plan) if source == self.rank}
         self._installed.share.check_leaving(leaving)
@@ -270,6 +272,7 @@ class Pipeline(ModelState):
             call = f"step(update={update}, scale={scale}, max_norm={max_norm}{self._asked(outputs_to)})"
             if update and self._member.transport is not None:
                 call = f"{call} with {self.optimizer.settings}"
+            call += self._loss_values.begin()
             program, micro_batches = self._installed.begin(call, batch)
             if self._updated:
                 self._installed.gradients.drop()
@@ -282,6 +285,7 @@ class Pipeline(ModelState):
             self._installed.gradients.end(program, self._installed.executor, self._batches)
             if not update:
                 self._installed.gradients.factor.note()
+            self._loss_values.end()
             self._batches += 1
             self._updated, self._waiting = update, True
         with self._installed.same.covered():
@@ -339,7 +343,10 @@ class Pipeline(ModelState):
         refuse_other_casting(self.workload.autocast, self._member.device.type)
         call = f"evaluate({self._asked(outputs_to).removeprefix(', ')})"
         with self._member.guarded("the start of an evaluation"), kept_generators(self._member.device):
-            return self._installed.inference.evaluate(call, batch, self._batches, outputs_to)
+            call += self._loss_values.begin()
+            result = self._installed.inference.evaluate(call, batch, self._batches, outputs_to)
+            self._loss_values.end()
+        return result
 
     def _check_receiver(self, outputs_to: Receiver | None) -> None:
         if isinstance(outputs_to, bool | str) and outputs_to != "all":

@@ -18,6 +18,8 @@ CASES = [
     "slow optimizer", "slow optimizer, moved", "held group, moved",
     "loss with parameters", "groups",
     "world", "world, remat", "world, shared", "world of a loss", "world of an optimizer",
+    "read by a loss", "read by a loss, shared", "read by a loss, moved", "read by a loss, on one",
+    "drawn loss, shared", "trained loss", "trained loss, moved", "trained loss, shared",
     "hook", "hook, remat", "hook, shared", "hook object", "hook object, remat",
     "hook of a backward", "hook of a backward, remat",
     "function in a dict", "module in an object", "function in a dict, shared",

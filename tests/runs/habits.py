@@ -36,6 +36,7 @@ TWO: list[Any] = [(0, ["first"]), (1, ["second", "last"])]
 OTHER: list[Any] = [(1, ["first"]), (0, ["second", "last"])]
 SHARED: list[Any] = [({0: 1, 1: 1}, ["first", "second", "last"])]
 RUNNING = 1.0
+SETTINGS = {"alpha": 1.0}
 
 
 class Net(nn.Module):
@@ -318,6 +319,12 @@ class ParallelSGD(torch.optim.SGD):
         return super().step(closure)
 
 
+def drawn_loss() -> Any:
+    """A loss with a weight that each rank draws for itself."""
+    weight = torch.full((), 1.0 + int(os.environ["RANK"]))
+    return lambda made, wanted: mse_loss(made, wanted) * weight
+
+
 def parallel_loss(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """Divided by the number of processes, by a function that was imported by its name."""
     return mse_loss(made, wanted) / (get_world_size() if is_initialized() else 1)
@@ -400,6 +407,43 @@ def decayed(parameters: Any) -> torch.optim.Optimizer:
 def first_head(made: Any, wanted: torch.Tensor) -> torch.Tensor:
     """The loss of the first head alone."""
     return mse_loss(made[0], wanted)
+
+
+TRAINED = Weighted()
+
+
+def trained(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """A loss by a module with a parameter at the top of its file."""
+    return TRAINED(made, wanted)
+
+
+def train_loss(_: Any) -> None:
+    """The script's own update of that parameter."""
+    if TRAINED.log.grad is not None:
+        with torch.no_grad():
+            TRAINED.log.sub_(0.1 * TRAINED.log.grad)
+        TRAINED.log.grad = None
+
+
+def set_to(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """A loss that reads a number at the top of its file, by a function there."""
+    return mse_loss(made, wanted) * setting()
+
+
+def setting() -> float:
+    """Of the script."""
+    return SETTINGS["alpha"]
+
+
+def halve_setting(_: Any) -> None:
+    """As scripts let a weight of their loss decay."""
+    SETTINGS["alpha"] *= 0.5
+
+
+def halve_on_one(_: Any) -> None:
+    """On one rank alone."""
+    if os.environ["RANK"] == "0":
+        halve_setting(None)
 
 
 def remembered(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -515,6 +559,23 @@ CASES = {
         lambda: made_of(lambda: Net(second=Kept())), before=in_inference_mode, remat="always"
     ),
     "global loss": Case(lambda: made_of(loss=remembered), remat="always"),
+    "read by a loss": Case(lambda: made_of(loss=set_to), each_step=halve_setting, remat="always"),
+    "read by a loss, shared": Case(lambda: made_of(loss=set_to), stages=SHARED, each_step=halve_setting),
+    "read by a loss, moved": Case(lambda: made_of(loss=set_to), move=True, each_step=halve_setting),
+    "read by a loss, on one": Case(
+        lambda: made_of(loss=set_to), "a loss that reads SETTINGS['alpha'] = 0.5", each_step=halve_on_one
+    ),
+    "drawn loss, shared": Case(
+        lambda: made_of(loss=drawn_loss()), "reads has other values on one of them than on another", SHARED
+    ),
+    "trained loss": Case(lambda: made_of(loss=trained), each_step=train_loss),
+    "trained loss, moved": Case(
+        lambda: made_of(loss=trained),
+        "keeps something from call to call, or was trained",
+        move=True,
+        each_step=train_loss,
+    ),
+    "trained loss, shared": Case(lambda: made_of(loss=trained), "Workload.loss has parameters", SHARED),
     "slotted loss": Case(lambda: made_of(loss=Slotted()), remat="always"),
     "slotted loss, moved": Case(lambda: made_of(loss=Slotted()), "Workload.loss keeps something", move=True),
     "counting optimizer": Case(lambda: made_of(optimizer=Warm), move=True),
@@ -545,7 +606,7 @@ CASES = {
 def plain(case: Case) -> list[tuple[float, dict[str, torch.Tensor]]]:
     """Losses and states of plain torch over the same micro-batches."""
     global RUNNING  # noqa: PLW0603 - what is tested
-    RUNNING = 1.0
+    RUNNING = SETTINGS["alpha"] = 1.0
     made = case.make()
     torch.manual_seed(made.seed)
     model = made.model()
@@ -562,7 +623,8 @@ def plain(case: Case) -> list[tuple[float, dict[str, torch.Tensor]]]:
         optimizer.step()
         case.each_step(group)
         record.append((total, {name: each.detach().clone() for name, each in model.state_dict().items()}))
-    RUNNING = 1.0
+    RUNNING = SETTINGS["alpha"] = 1.0
+    TRAINED.log.data.zero_()
     return record
 
 

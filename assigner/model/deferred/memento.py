@@ -131,9 +131,11 @@ class Memento:
     def _keep_module(self, module: nn.Module) -> None:
         """A module without its submodules."""
         space = module.__dict__
-        made = [each.name for each in space["_forward_pre_hooks"].values() if isinstance(each, WeightNorm)]
+        pre_hooks = space["_forward_pre_hooks"]
+        made = [each.name for each in pre_hooks.values() if isinstance(each, WeightNorm)] if pre_hooks else ()
         self._keep(_space_but(made) if made else _SPACE, space)
-        self._waiting += _values(module)
+        if values := _values(module):
+            self._waiting += values
         if space["_buffers"]:
             self._waiting.append(space["_buffers"])
         for name in self._hooks:
@@ -170,7 +172,12 @@ class Memento:
         self._follow_function(value, reads=True)
 
     def _follow_function(self, value: types.FunctionType, *, reads: bool) -> None:
-        """What code that is called can change: its closure's names, those of its file that it binds, its attributes."""
+        """What code that is called can change: its closure's names, those of its file that it binds.
+
+        Args:
+            value: A function.
+            reads: Also the names that it reads there, and its attributes; a library keeps nothing in these.
+        """
         if not is_users(value.__module__):
             return
         for cell in value.__closure__ or ():
@@ -181,15 +188,14 @@ class Memento:
         if value.__defaults__:
             self._waiting += value.__defaults__
         if value.__kwdefaults__:
-            self._waiting.append(value.__kwdefaults__)
+            self._waiting += value.__kwdefaults__.values()
         names = value.__globals__
         for name in _written_globals(value.__code__):
             self._keep(_GLOBAL, (names, name))
             self._waiting.append(names.get(name))
-        if reads:
+        if reads and not is_installed(value.__module__):
+            self._waiting += [names.get(name) for name in read_globals(value.__code__)]
             self._waiting.append(value.__dict__)
-            if not is_installed(value.__module__):
-                self._waiting += [names.get(name) for name in read_globals(value.__code__)]
 
     def _meet_method(self, value: types.MethodType) -> None:
         self._waiting += (value.__self__, value.__func__)
@@ -345,7 +351,12 @@ def _is_another(now: Any, then: Any) -> bool:
 def _values(module: nn.Module) -> list[Any]:
     """The attributes of a module that are more than a number; torch's own modules have none that anybody changes."""
     kind, space = type(module), module.__dict__
-    if _PLAIN.get(kind) == len(space) and not any(map(space.__getitem__, _HOOKS)):
+    if _PLAIN.get(kind) == len(space) and not (
+        space["_forward_pre_hooks"]
+        or space["_forward_hooks"]
+        or space["_backward_pre_hooks"]
+        or space["_backward_hooks"]
+    ):
         return []
     if kind.__module__.startswith("torch.nn.modules."):
         _PLAIN[kind] = min(len(space), _PLAIN.get(kind, len(space)))
@@ -419,9 +430,9 @@ def _container(kind: type) -> _Keeper | None:
 
 def _is_as(space: dict[Any, Any], values: dict[Any, Any]) -> bool:
     """The same objects under the same names, in the same order."""
-    return len(space) == len(values) and all(
-        map(operator.is_, itertools.chain(space, dict.values(space)), itertools.chain(values, values.values()))
-    )
+    if len(space) != len(values) or not all(map(operator.is_, dict.values(space), values.values())):
+        return False
+    return [*dict.keys(space)] == [*values]
 
 
 def _put_space(space: dict[Any, Any], values: dict[Any, Any]) -> None:
@@ -444,10 +455,9 @@ def _space_but(names: Sequence[str]) -> _Keeper:
 
 
 def _put_ordered(held: OrderedDict[Any, Any], values: dict[Any, Any]) -> None:
-    if not _is_as(held, values):
-        OrderedDict.clear(held)
-        for name, value in values.items():
-            OrderedDict.__setitem__(held, name, value)
+    OrderedDict.clear(held)  # its order is not that of the dict below it
+    for name, value in values.items():
+        OrderedDict.__setitem__(held, name, value)
 
 
 def _put_deque(held: deque[Any], values: Iterable[Any]) -> None:
