@@ -18,7 +18,7 @@
                                           messages: gloo, NCCL, MPI, pinned and shared memory
     recurrence, staterows                 state from batch to batch
     splitbackward, nodes                  a backward in two parts: of what was read, and of the weights; torch's graphs
-    remat, batchnorm, randomness, compiling, attributes
+    remat, batchnorm, randomness, compiling, attributes, outsidevalues
                                           what a partition's forward does besides its own, and what it leaves in Python
     optimizer, optimizerstate, optimizermemory, separability, gradients, scaling, rankfactor
                                           the update, as one over all ranks

@@ -21,6 +21,7 @@ from torch import nn
 
 from assigner.model.deferred.memento import (
     ATOMS,
+    HOOKS,
     OPEN,
     STANDARD,
     is_installed,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from assigner.model.workload import Workload
 
-_MOST = 1000  # values, and items of a container
+_MOST = 10_000  # values, and items of a container
 _SHOWN = 2  # changes
 _LETTERS = 20  # of a value
 _ABSENT = "nothing"
@@ -113,7 +114,9 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, type):
         yield from _parts_of_class(value)
     elif isinstance(value, nn.Module):
-        yield from ((f"{name}.{key}", each) for key, each in vars(value).items() if key not in STANDARD)
+        if is_users(kind.__module__):
+            yield from ((f"{name}.{key}", each) for key, each in vars(value).items() if key not in STANDARD)
+        yield from ((f"a hook of {name}", hook) for key in HOOKS for hook in vars(value)[key].values())
         yield from ((f"{name}.{key}", each) for key, each in value._modules.items())
         yield from _parts_of_class(kind)
     elif not isinstance(value, types.ModuleType) and (is_users(kind.__module__) or isinstance(value, OPEN)):
@@ -141,5 +144,6 @@ def _parts_of_class(kind: type) -> Iterator[tuple[str, Any]]:
     """What its methods read, and its numbers and texts."""
     for each in users_classes(kind):
         for key, value in list(vars(each).items()):
-            if isinstance(value, types.FunctionType) or (type(value) in ATOMS and not key.startswith("__")):
+            is_read = isinstance(value, types.FunctionType) and not is_installed(each.__module__)
+            if is_read or (type(value) in ATOMS and not key.startswith("__")):
                 yield f"{each.__name__}.{key}", value

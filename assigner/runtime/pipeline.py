@@ -22,6 +22,7 @@ from assigner.runtime.memory import held_bytes
 from assigner.runtime.memorycheck import check_memory
 from assigner.runtime.modelstate import ModelState
 from assigner.runtime.optimizer import PipelineOptimizer
+from assigner.runtime.outsidevalues import OutsideValues
 from assigner.runtime.process import check_world, executed, start_computing
 from assigner.runtime.randomness import kept_generators
 from assigner.runtime.relocation import relocate, removals
@@ -34,7 +35,7 @@ from assigner.runtime.updaters import holder_counts, shares_of
 from assigner.runtime.wholestate import UnreadState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
@@ -104,7 +105,7 @@ class Pipeline(ModelState):
         self._check_room(remat_of_plan)
         self._base_bytes = held_bytes(self._member.device) or 0
         self.steps = self._batches = 0
-        self._unread = UnreadState(self.graph, self.rank)
+        self._unread, self._outside = UnreadState(self.graph, self.rank), OutsideValues(self.graph)
         self._loss_memory, self._loss_values = Memento((), [workload.loss], parameters=True), LossValues(workload)
         with self._member.guarded("the building of the partitions"):
             if not training:
@@ -168,7 +169,9 @@ class Pipeline(ModelState):
         self._compare(
             f"move({executed(new)})", "the move to another plan", shown=f"move({what} on {', '.join(new.workers)})"
         )
-        self._member.agree("the move to another plan", lambda: self._check_move(new))
+        with self._member.guarded("the move to another plan"):
+            outside = self._member.numbers_of(dict.fromkeys(self._member.ranks, self._outside.digests()))
+        self._member.agree("the move to another plan", lambda: self._check_move(new, outside))
         remat = Rematerialisation(self._remat, new)
         with self._member.guarded("the move to another plan"):
             self._member.take_place(new)
@@ -188,8 +191,9 @@ class Pipeline(ModelState):
             luggage.unpack(self._installed.share, self.optimizer)
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
 
-    def _check_move(self, plan: Plan) -> None:
+    def _check_move(self, plan: Plan, outside: Mapping[int, Sequence[float]]) -> None:
         self._member.place(plan)
+        self._outside.check_moved(self.plan, plan, outside)
         last = self.graph.last.name
         remembers = self._loss_values.remembers or self._loss_memory.has_changed_beside_plain()
         if self.plan.holders[last] != plan.holders[last] and remembers:

@@ -23,6 +23,7 @@ CASES = [
     "hook", "hook, remat", "hook, shared", "hook object", "hook object, remat",
     "hook of a backward", "hook of a backward, remat",
     "function in a dict", "module in an object", "function in a dict, shared",
+    "hook, moved", "outside, moved", "outside by the script, moved", "slots, moved",
     "inference mode", "inference mode, remat",
     "adaptive", "adaptive, one", "adaptive, remat", "drawn by rank", "unread head", "unread head, memory",
 ]  # fmt: skip

@@ -36,7 +36,7 @@ TWO: list[Any] = [(0, ["first"]), (1, ["second", "last"])]
 OTHER: list[Any] = [(1, ["first"]), (0, ["second", "last"])]
 SHARED: list[Any] = [({0: 1, 1: 1}, ["first", "second", "last"])]
 RUNNING = 1.0
-SETTINGS = {"alpha": 1.0}
+SETTINGS: dict[str, Any] = {"alpha": 1.0}
 
 
 class Net(nn.Module):
@@ -203,6 +203,32 @@ def hooked(hook: Callable[[], Any]) -> nn.Module:
     made = nn.Linear(WIDTH, WIDTH)
     made.register_forward_hook(hook())
     return made
+
+
+class Registered(nn.Linear):
+    """Counts in an object that is there without it, and is multiplied by what the script has put there."""
+
+    def __init__(self, registry: Any, counts: bool) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.registry, self.counts = registry, counts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.registry.n += self.counts
+        return super().forward(x) * self.registry.alpha
+
+
+def registered(counts: bool) -> Workload:
+    """A partition that is such."""
+    registry = types.SimpleNamespace(n=0, alpha=1.0)
+    made = made_of(lambda: Net(second=Registered(registry, counts)))
+    if not counts:
+        SETTINGS["registry"] = registry
+    return made
+
+
+def halve_registered(_: Any) -> None:
+    """By the script, on all ranks."""
+    SETTINGS["registry"].alpha *= 0.5
 
 
 def closed_hook() -> Any:
@@ -432,7 +458,7 @@ def set_to(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 def setting() -> float:
     """Of the script."""
-    return SETTINGS["alpha"]
+    return float(SETTINGS["alpha"])
 
 
 def halve_setting(_: Any) -> None:
@@ -554,6 +580,10 @@ CASES = {
     "function in a dict, shared": Case(
         lambda: made_of(lambda: Net(second=in_dict())), "its forward changes what its modules keep", SHARED
     ),
+    "hook, moved": with_hook(closed_hook, move=True, said="keeps outside of its modules"),
+    "outside, moved": Case(lambda: registered(True), "keeps outside of its modules", move=True),
+    "outside by the script, moved": Case(lambda: registered(False), move=True, each_step=halve_registered),
+    "slots, moved": Case(lambda: timed(Clock), "a Clock that forward has changed, cannot go", move=True),
     "inference mode": Case(lambda: made_of(lambda: Net(second=Kept())), before=in_inference_mode),
     "inference mode, remat": Case(
         lambda: made_of(lambda: Net(second=Kept())), before=in_inference_mode, remat="always"

@@ -33,7 +33,7 @@ ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _MOST_ITEMS = 10_000  # of a larger container the items are kept as the objects that they are
 STANDARD = frozenset(nn.Module().__dict__) - {"training"}
 _FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_HOOKS = (*_FORWARD_HOOKS, "_backward_pre_hooks", "_backward_hooks")
+HOOKS = (*_FORWARD_HOOKS, "_backward_pre_hooks", "_backward_hooks")
 _BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultdict, OrderedDict, Counter))
 OPEN = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList, UserString)  # of Python's own
 _INSTALLED = ("site-packages", "dist-packages")
@@ -67,7 +67,7 @@ class Memento:
     ) -> None:
         modules = list(modules)
         self.tensors: list[torch.Tensor] = []
-        self._hooks, self._parameters = _HOOKS if backwards else _FORWARD_HOOKS, parameters
+        self._hooks, self._parameters = HOOKS if backwards else _FORWARD_HOOKS, parameters
         # what was met, and stays alive while its id stands for it
         self._known: dict[int, Any] = {id(each): each for each in itertools.chain(modules, beside)}
         self._kept: list[tuple[_Keeper, Any, Any]] = []  # how, what, and what was in it
