@@ -257,6 +257,39 @@ class Warm(torch.optim.SGD):
         return super().step(closure)
 
 
+class Averaged(torch.optim.SGD):
+    """In its eval mode parameters are what they were on average, as in schedule-free optimizers."""
+
+    def eval(self) -> None:
+        """Half of the way back to the start."""
+        self._swap("eval")
+
+    def train(self) -> None:
+        """Where training goes on."""
+        self._swap("train")
+
+    @torch.no_grad()
+    def _swap(self, mode: str) -> None:
+        for group in self.param_groups:
+            if group.get("mode", "train") != mode:
+                for each in group["params"]:
+                    each.mul_(0.5 if mode == "eval" else 2.0)
+            group["mode"] = mode
+
+
+def averaged(parameters: Any) -> torch.optim.Optimizer:
+    """Such a one."""
+    return Averaged(parameters, lr=0.1)
+
+
+def in_its_modes(pipeline: Any, batch: Any) -> None:
+    """An evaluation, as scripts have it with such an optimizer."""
+    pipeline.optimizer.eval()
+    pipeline.evaluate(batch)
+    pipeline.optimizer.train()
+    assert not hasattr(pipeline.optimizer, "other")
+
+
 class Slow(torch.optim.Optimizer):
     """An optimizer around another one, whose state stays inside: Lookahead (Zhang et al., 2019)."""
 
@@ -609,6 +642,7 @@ CASES = {
     "slotted loss": Case(lambda: made_of(loss=Slotted()), remat="always"),
     "slotted loss, moved": Case(lambda: made_of(loss=Slotted()), "Workload.loss keeps something", move=True),
     "counting optimizer": Case(lambda: made_of(optimizer=Warm), move=True),
+    "modes of an optimizer": Case(lambda: made_of(optimizer=averaged), before=in_its_modes),
     "slow optimizer": Case(lambda: made_of(optimizer=Slow)),
     "slow optimizer, moved": Case(lambda: made_of(optimizer=Slow), "Slow keeps self.inner", move=True),
     "held group, moved": Case(made_of, move=True, each_step=halve),
