@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -229,6 +230,13 @@ def registered(counts: bool) -> Workload:
 def halve_registered(_: Any) -> None:
     """By the script, on all ranks."""
     SETTINGS["registry"].alpha *= 0.5
+
+
+def normed() -> nn.Module:
+    """A weight that a hook makes of its length and its direction, as an attribute."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH))
 
 
 def closed_hook() -> Any:
@@ -643,6 +651,8 @@ CASES = {
     "slotted loss, moved": Case(lambda: made_of(loss=Slotted()), "Workload.loss keeps something", move=True),
     "counting optimizer": Case(lambda: made_of(optimizer=Warm), move=True),
     "modes of an optimizer": Case(lambda: made_of(optimizer=averaged), before=in_its_modes),
+    "weight norm, shared": Case(lambda: made_of(lambda: Net(second=normed())), stages=SHARED),
+    "weight norm, remat": Case(lambda: made_of(lambda: Net(second=normed())), remat="always"),
     "slow optimizer": Case(lambda: made_of(optimizer=Slow)),
     "slow optimizer, moved": Case(lambda: made_of(optimizer=Slow), "Slow keeps self.inner", move=True),
     "held group, moved": Case(made_of, move=True, each_step=halve),
