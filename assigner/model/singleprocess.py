@@ -30,6 +30,14 @@ _COLLECTIVES = (
     "recv", "recv_object_list", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor", "scatter",
     "scatter_object_list", "send", "send_object_list",
 )  # fmt: skip
+_FUNCTIONAL = "torch.distributed._functional_collectives"  # what a compiler traces: it calls none of the above
+_FUNCTIONAL_COLLECTIVES = (
+    "all_gather_into_tensor_coalesced", "all_gather_single", "all_gather_single_autograd",
+    "all_gather_single_coalesced", "all_gather_tensor", "all_gather_tensor_autograd", "all_reduce",
+    "all_reduce_coalesced", "all_to_all_single", "all_to_all_single_autograd", "broadcast", "permute_tensor",
+    "reduce_scatter_single", "reduce_scatter_single_autograd", "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor", "reduce_scatter_tensor_autograd", "reduce_scatter_tensor_coalesced",
+)  # fmt: skip
 
 
 class as_single_process:  # noqa: N801 (used as a function: a generator's context costs a tenth of a small partition)
@@ -108,7 +116,13 @@ def _look_for_holders() -> None:
     _holders.clear()
     names = [name for name in (*_ANSWERS, *_COLLECTIVES) if hasattr(dist, name)]
     stands = {id(original): _stand_in(name, original) for name in names for original in [getattr(dist, name)]}
-    own = {"torch.distributed", "torch.distributed.distributed_c10d"}
+    functional = vars(sys.modules[_FUNCTIONAL]) if _FUNCTIONAL in sys.modules else {}
+    stands |= {
+        id(functional[name]): _stand_in(f"{_FUNCTIONAL.rpartition('.')[2]}.{name}", functional[name])
+        for name in _FUNCTIONAL_COLLECTIVES
+        if name in functional
+    }
+    own = {"torch.distributed", "torch.distributed.distributed_c10d", _FUNCTIONAL}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in {"torch", "assigner"} and name not in own:
             continue

@@ -13,12 +13,12 @@
                                           that a batch needs
     executor, partition, stepvalues, stepmessages, microbatch, division, headers, outputs
                                           a step of a rank, action by action; its batch, its values and their messages
-    loss, metrics, results                 what is made of the model's output, and what a step gives to the script
+    loss, lossvalues, metrics, results    what is made of the model's output, and what a step gives to the script
     transport, carriers, ordering, sending, staging, nccl, handshake, directmessages, hostmemory, mpi
                                           messages: gloo, NCCL, MPI, pinned and shared memory
     recurrence, staterows                 state from batch to batch
     splitbackward, nodes                  a backward in two parts: of what was read, and of the weights; torch's graphs
-    remat, batchnorm, randomness, compiling, attributes
+    remat, batchnorm, randomness, compiling, attributes, outsidevalues
                                           what a partition's forward does besides its own, and what it leaves in Python
     optimizer, optimizerstate, optimizermemory, separability, gradients, scaling, rankfactor
                                           the update, as one over all ranks

@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 
 from assigner.errors import UsageError
-from assigner.model.deferred.memento import ATOMS, STANDARD, state_of
+from assigner.model.deferred.memento import ATOMS, STANDARD, slots_of, state_of
 from assigner.runtime.plainvalues import to_json
 
 if TYPE_CHECKING:
@@ -55,12 +55,20 @@ def packed_attributes(values: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor
     """Attributes for a journey: tensors, and the others as JSON.
 
     Raises:
-        UsageError: one is neither a tensor nor a plain value.
+        UsageError: one is neither a tensor nor a plain value, or two are one object, which would be two there.
     """
     tensors = {name: value.detach() for name, value in values.items() if isinstance(value, torch.Tensor)}
     plain: dict[str, Any] = {}
+    names: dict[int, str] = {}
     for name, value in values.items():
         if name not in tensors:
+            other = names.setdefault(id(value), name)
+            if other != name and type(value) not in ATOMS:
+                raise UsageError(
+                    f"{name} and {other} are one {type(value).__name__} that forward has changed, and would be two on"
+                    " another worker",
+                    hint="have one module hold it, or let the partition stay",
+                )
             try:
                 plain[name] = to_json(value, name)
             except UsageError as error:
@@ -92,12 +100,16 @@ def _same(value: Any, built: Any, same: Set[Any]) -> bool:
 
 
 def _same_parts(value: Any, built: Any, same: Set[Any]) -> bool:
-    if type(value) in ATOMS or isinstance(value, set):
+    if type(value) in ATOMS or isinstance(value, set | frozenset | bytearray):
         return bool(value == built or value != value)  # noqa: PLR0124 - NaN
     if isinstance(value, dict):
-        return value.keys() == built.keys() and all(_same(each, built[key], same) for key, each in value.items())
-    if isinstance(value, list | tuple | deque):
-        return len(value) == len(built) and all(map(_same, value, built, [same] * len(value)))
+        if [*value] != [*built] or not all(_same(each, built[key], same) for key, each in value.items()):
+            return False
+    elif isinstance(value, list | tuple | deque) and (
+        len(value) != len(built) or not all(map(_same, value, built, [same] * len(value)))
+    ):
+        return False
     if isinstance(value, nn.Module) or type(value).__module__.partition(".")[0] in ("torch", "builtins", "assigner"):
         return True
-    return _same(getattr(value, "__dict__", None), getattr(built, "__dict__", None), same)
+    spaces = getattr(value, "__dict__", None), getattr(built, "__dict__", None)
+    return _same(spaces[0], spaces[1], same) and _same(slots_of(value), slots_of(built), same)

@@ -21,7 +21,7 @@ from assigner.runtime.nodes import count_retained
 from assigner.runtime.packedvalues import PackedValue, broadcast
 from assigner.runtime.process import settle_vector_maths
 from assigner.runtime.recurrence import CarriedState
-from assigner.runtime.replicas import CHANGED_UNLIKE, MADE_UNLIKE, ReplicaWatch, check_alike
+from assigner.runtime.replicas import CHANGED_UNLIKE, MADE_UNLIKE, ReplicaWatch, check_alike, check_same_loss
 from assigner.runtime.state import PartitionState, WrittenTensors
 from assigner.runtime.training import Training
 from assigner.runtime.updaters import updaters, updating_ranks
@@ -99,6 +99,7 @@ class Installation:
         self.plan, self.member, self._begun = plan, member, False
         member.open_groups(tie_holders(plan, tie) for tie in graph.ties if is_exchanged(plan, tie))
         check_alike(self.share, plan, member, MADE_UNLIKE)
+        check_same_loss(workload, plan, graph.last.name, member)
         self.programs = Programs(plan, graph, member.transport, workload.fineness)
         statistics = DeferredStatistics(self.share.modules, batch_norm, self.share.groups(plan, member))
         variants = Variants(graph, plan, self.programs, self.share.modules, member)

@@ -226,6 +226,18 @@ class PipelineOptimizer(torch.optim.Optimizer):
                 else:
                     group[key] = value
 
+    def __getattr__(self, name: str) -> Any:
+        """The modes that some optimizers have, as schedule-free ones: `train()` and `eval()`, of this rank's own."""
+        local = vars(self).get("local")
+        if name not in ("train", "eval") or not hasattr(local, name):
+            raise AttributeError(f"{type(local or self).__name__!r} object has no attribute {name!r}")
+
+        def change() -> Any:
+            self._note(f"optimizer.{name}()")
+            return getattr(local, name)()
+
+        return change
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Apply the gradients, on all ranks together.
 

@@ -16,11 +16,13 @@ from assigner.model.marking.casting import refuse_other_casting
 from assigner.runtime.graph import check_seeds, plan_graph
 from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
+from assigner.runtime.lossvalues import LossValues
 from assigner.runtime.membership import Membership
 from assigner.runtime.memory import held_bytes
 from assigner.runtime.memorycheck import check_memory
 from assigner.runtime.modelstate import ModelState
 from assigner.runtime.optimizer import PipelineOptimizer
+from assigner.runtime.outsidevalues import OutsideValues
 from assigner.runtime.process import check_world, executed, start_computing
 from assigner.runtime.randomness import kept_generators
 from assigner.runtime.relocation import relocate, removals
@@ -33,7 +35,7 @@ from assigner.runtime.updaters import holder_counts, shares_of
 from assigner.runtime.wholestate import UnreadState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
@@ -103,8 +105,8 @@ class Pipeline(ModelState):
         self._check_room(remat_of_plan)
         self._base_bytes = held_bytes(self._member.device) or 0
         self.steps = self._batches = 0
-        self._unread = UnreadState(self.graph, self.rank)
-        self._loss_memory = Memento((), [workload.loss])
+        self._unread, self._outside = UnreadState(self.graph, self.rank), OutsideValues(self.graph)
+        self._loss_memory, self._loss_values = Memento((), [workload.loss], parameters=True), LossValues(workload)
         with self._member.guarded("the building of the partitions"):
             if not training:
                 workload = without_training(workload)
@@ -167,7 +169,9 @@ class Pipeline(ModelState):
         self._compare(
             f"move({executed(new)})", "the move to another plan", shown=f"move({what} on {', '.join(new.workers)})"
         )
-        self._member.agree("the move to another plan", lambda: self._check_move(new))
+        with self._member.guarded("the move to another plan"):
+            outside = self._member.numbers_of(dict.fromkeys(self._member.ranks, self._outside.digests()))
+        self._member.agree("the move to another plan", lambda: self._check_move(new, outside))
         remat = Rematerialisation(self._remat, new)
         with self._member.guarded("the move to another plan"):
             self._member.take_place(new)
@@ -187,14 +191,16 @@ class Pipeline(ModelState):
             luggage.unpack(self._installed.share, self.optimizer)
         gc.collect()  # modules are in cycles with themselves: the old ones would stay for long
 
-    def _check_move(self, plan: Plan) -> None:
+    def _check_move(self, plan: Plan, outside: Mapping[int, Sequence[float]]) -> None:
         self._member.place(plan)
+        self._outside.check_moved(self.plan, plan, outside)
         last = self.graph.last.name
-        if self.plan.holders[last] != plan.holders[last] and self._loss_memory.has_changed():
+        remembers = self._loss_values.remembers or self._loss_memory.has_changed_beside_plain()
+        if self.plan.holders[last] != plan.holders[last] and remembers:
             raise UsageError(
-                f"Workload.loss keeps something from call to call, and {last!r} goes to {plan.holders[last][0]}: what"
-                " the loss has kept would stay behind",
-                hint=f"a plan that leaves {last!r} where it is, or a loss without a memory",
+                f"Workload.loss keeps something from call to call, or was trained, and {last!r} goes to"
+                f" {plan.holders[last][0]}: what the loss has kept would stay behind",
+                hint=f"a plan that leaves {last!r} where it is, or a loss without a memory and parameters of its own",
             )
         leaving = {partition for partition, source, _ in removals(self.plan, plan) if source == self.rank}
         self._installed.share.check_leaving(leaving)
@@ -270,6 +276,7 @@ class Pipeline(ModelState):
             call = f"step(update={update}, scale={scale}, max_norm={max_norm}{self._asked(outputs_to)})"
             if update and self._member.transport is not None:
                 call = f"{call} with {self.optimizer.settings}"
+            call += self._loss_values.begin()
             program, micro_batches = self._installed.begin(call, batch)
             if self._updated:
                 self._installed.gradients.drop()
@@ -282,6 +289,7 @@ class Pipeline(ModelState):
             self._installed.gradients.end(program, self._installed.executor, self._batches)
             if not update:
                 self._installed.gradients.factor.note()
+            self._loss_values.end()
             self._batches += 1
             self._updated, self._waiting = update, True
         with self._installed.same.covered():
@@ -339,7 +347,10 @@ class Pipeline(ModelState):
         refuse_other_casting(self.workload.autocast, self._member.device.type)
         call = f"evaluate({self._asked(outputs_to).removeprefix(', ')})"
         with self._member.guarded("the start of an evaluation"), kept_generators(self._member.device):
-            return self._installed.inference.evaluate(call, batch, self._batches, outputs_to)
+            call += self._loss_values.begin()
+            result = self._installed.inference.evaluate(call, batch, self._batches, outputs_to)
+            self._loss_values.end()
+        return result
 
     def _check_receiver(self, outputs_to: Receiver | None) -> None:
         if isinstance(outputs_to, bool | str) and outputs_to != "all":

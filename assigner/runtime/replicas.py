@@ -18,10 +18,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
-from assigner.model.deferred.memento import STANDARD, Memento
+from assigner.model.deferred.memento import STANDARD, Memento, is_installed, is_users, read_globals, slots_of
 from assigner.model.marking.writing import STORES
 from assigner.runtime.callrecord import checksum
 from assigner.runtime.copies import CopyComparison
+from assigner.runtime.lossvalues import plain_values
 from assigner.runtime.state import changeable_modules
 
 if TYPE_CHECKING:
@@ -117,23 +118,36 @@ def _written(graph: PartitionGraph, partition: str) -> str | None:
     return str(getattr(stores[0], "target", stores[0])) if stores else None
 
 
-def _trains(called: Any, depth: int = 3) -> bool:
-    """Whether a loss is, holds, or closes over a module with parameters that get gradients.
+def _trains(called: Any) -> bool:
+    """Whether a loss is, holds, closes over or reads at the top of its file a module with parameters of its own.
 
     One that is a method of a model is not looked into: it is called for what it computes, not for the model's weights.
     """
-    if isinstance(called, nn.Module):
-        return any(each.requires_grad for each in called.parameters())
-    if isinstance(called, nn.Parameter):
-        return called.requires_grad
-    parts: list[Any] = []
-    if isinstance(called, functools.partial):
-        parts = [called.func, *called.args, *called.keywords.values()]
-    elif isinstance(called, types.FunctionType):
-        parts = [cell.cell_contents for cell in called.__closure__ or () if cell != types.CellType()]
-    elif type(getattr(called, "__dict__", None)) is dict and not isinstance(called, type):
-        parts = [*vars(called).values()]
-    return depth > 0 and any(_trains(each, depth - 1) for each in parts)
+    waiting, known = [called], dict[int, Any]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in known:
+            continue
+        known[id(each)] = each
+        if isinstance(each, nn.Parameter) and each.requires_grad:
+            return True
+        if isinstance(each, nn.Module):
+            waiting += each.parameters()
+        elif isinstance(each, functools.partial):
+            waiting += (each.func, *each.args, *each.keywords.values())
+        elif isinstance(each, types.FunctionType) and is_users(each.__module__):
+            waiting += (cell.cell_contents for cell in each.__closure__ or () if cell != types.CellType())
+            names = () if is_installed(each.__module__) else read_globals(each.__code__)
+            waiting += (each.__globals__.get(name) for name in names)
+        elif isinstance(each, dict):
+            waiting += each.values()
+        elif isinstance(each, list | tuple):
+            waiting += each
+        elif is_users(type(each).__module__) and not isinstance(each, type | types.MethodType | types.ModuleType):
+            space = getattr(each, "__dict__", None)
+            waiting += (space if type(space) is dict else {}).values()
+            waiting += slots_of(each).values()
+    return False
 
 
 def in_words(partition: str, workers: Sequence[str]) -> str:
@@ -168,6 +182,38 @@ def check_alike(share: LocalPartitions, plan: Plan, member: Membership, unlike: 
             if not is_alike:
                 why, hint = unlike
                 raise UsageError(f"{who}, and {why}", hint=hint)
+
+
+def check_same_loss(workload: Workload, plan: Plan, last: str, member: Membership) -> None:
+    """Refuse a loss that several workers call and that is another one on one of them; all of them find the same.
+
+    Args:
+        workload: Has the loss, and metrics.
+        plan: Who calls it.
+        last: The partition that makes the model's output.
+        member: This process in the run.
+
+    Raises:
+        UsageError: a number or a tensor that it can read, from its file or its attributes, is another one.
+    """
+    group = member.groups.get(plan.holders[last])
+    if group is None:
+        return
+    called = {"loss": workload.loss, **(workload.metrics or {})}
+    # a single whole number or a text may be a rank's own
+    numbers = {
+        name: _rounded(value)
+        for name, value in plain_values(called).items()
+        if isinstance(value, float | complex) or (name.endswith("]") and isinstance(value, int))
+    }
+    found = _added(checksum(sorted(numbers.items())), Memento((), called.values(), parameters=True).tensors)
+    told = torch.tensor([found, -found], device=group.device)
+    if group.largest(told).sum():
+        raise UsageError(
+            f"{in_words(last, group.workers)}, and what Workload.loss or one of Workload.metrics reads has other values"
+            " on one of them than on another",
+            hint="give all ranks the same: seed what draws them",
+        )
 
 
 def _digest(tensors: Mapping[str, torch.Tensor], module: nn.Module | None = None) -> int:
@@ -233,7 +279,7 @@ class ReplicaWatch:
                 if isinstance(each, nn.RNNBase):  # its first forward would take its list of weights anew
                     each._update_flat_weights()
             if watched:
-                self._mementos[name] = Memento(watched, _hooks(watched))
+                self._mementos[name] = Memento(watched, beside=held)
         if self._last in self._shared:
             called = [self._workload.loss, *(self._workload.metrics or {}).values()]
             self._mementos[""] = Memento((), called)
@@ -268,13 +314,3 @@ class ReplicaWatch:
         """Drop what an unfinished step or evaluation has begun."""
         self._mementos = {}
         self.copies.forget()
-
-
-def _hooks(modules: Iterable[nn.Module]) -> list[Any]:
-    """The functions that run with modules, and may keep something in their closures."""
-    return [
-        hook
-        for each in modules
-        for hooks in (each._forward_pre_hooks, each._forward_hooks, each._backward_pre_hooks, each._backward_hooks)
-        for hook in hooks.values()
-    ]

@@ -287,8 +287,8 @@ class PartitionState:
         return [(0, 0) if each is None else (id(each), each._version) for each in found]
 
     def values(self) -> Memento:
-        """The Python values of the partition's modules as they are now."""
-        return Memento(self._changeable)
+        """The Python values that the partition's forwards can find, as they are now."""
+        return Memento(self._changeable, backwards=False)
 
     def counts(self) -> list[int]:
         """What torch counts of changes, and where values lie: `.data = ` counts as no change."""
@@ -326,7 +326,7 @@ def _versions(memento: Memento | None) -> list[int]:
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided
+    return tensor.layout is torch.strided and not tensor.is_inference()  # of these torch counts no changes
 
 
 def _on_copies(tensors: Sequence[torch.Tensor]) -> None:

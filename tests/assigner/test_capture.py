@@ -374,3 +374,22 @@ def test_the_model_is_left_alone():
     for model in models:
         assert all("_call_impl" not in module.__dict__ for module in model.modules())
         assert all(parameter.device.type == "meta" for parameter in model.parameters())
+
+
+class Listed(nn.Module):
+    """Holds a layer in a list of Python's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts, self.out = [nn.Linear(WIDTH, WIDTH)], nn.Linear(WIDTH, 1)
+
+    def forward(self, x):
+        return self.out(self.parts[0](x))
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_module_that_is_not_registered_is_named(marked):
+    """It has no weights that anybody has: in a marked module, and between partitions."""
+    model = (lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Listed())) if marked else Listed
+    with pytest.raises(MarkingError, match=r"a Linear in .*parts, a list of Python's, is not registered"):
+        graph_of(workload(model, *(("0", "1") if marked else ("out",))))

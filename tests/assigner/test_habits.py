@@ -15,9 +15,17 @@ CASES = [
     "autocast", "checkpoint", "checkpoint, one", "renormalised", "pasted", "pasted, remat", "counted",
     "read", "in eval mode", "slots", "namespace", "namespace, shared",
     "global loss", "slotted loss", "slotted loss, moved", "counting optimizer",
+    "weight norm, shared", "weight norm, remat", "modes of an optimizer",
     "slow optimizer", "slow optimizer, moved", "held group, moved",
     "loss with parameters", "groups",
     "world", "world, remat", "world, shared", "world of a loss", "world of an optimizer",
+    "read by a loss", "read by a loss, shared", "read by a loss, moved", "read by a loss, on one",
+    "drawn loss, shared", "trained loss", "trained loss, moved", "trained loss, shared",
+    "hook", "hook, remat", "hook, shared", "hook object", "hook object, remat",
+    "hook of a backward", "hook of a backward, remat",
+    "function in a dict", "module in an object", "function in a dict, shared",
+    "hook, moved", "outside, moved", "outside by the script, moved", "slots, moved",
+    "inference mode", "inference mode, remat",
     "adaptive", "adaptive, one", "adaptive, remat", "drawn by rank", "unread head", "unread head, memory",
 ]  # fmt: skip
 

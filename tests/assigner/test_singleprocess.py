@@ -95,3 +95,19 @@ def test_a_differentiable_collective_is_refused() -> None:
     nn_functions = pytest.importorskip("torch.distributed.nn")
     with as_single_process(), pytest.raises(UsageError, match=r"calls torch\.distributed\."):
         nn_functions.all_reduce(torch.ones(1))
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("name", singleprocess._FUNCTIONAL_COLLECTIVES)
+def test_a_functional_collective_is_refused(name: str) -> None:
+    """Those that compilers trace would wait for others until the run's time is out."""
+    functional = pytest.importorskip(singleprocess._FUNCTIONAL)
+    if not hasattr(functional, name):
+        pytest.skip("this torch has none of that name")
+    before = getattr(functional, name)
+    with (
+        as_single_process(),
+        pytest.raises(UsageError, match=f"calls torch.distributed._functional_collectives.{name}: "),
+    ):
+        getattr(functional, name)(torch.ones(1), "sum", dist.group.WORLD)
+    assert getattr(functional, name) is before

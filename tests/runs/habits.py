@@ -5,11 +5,13 @@ torchrun --nproc-per-node 2 tests/runs/habits.py CASE
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +37,7 @@ TWO: list[Any] = [(0, ["first"]), (1, ["second", "last"])]
 OTHER: list[Any] = [(1, ["first"]), (0, ["second", "last"])]
 SHARED: list[Any] = [({0: 1, 1: 1}, ["first", "second", "last"])]
 RUNNING = 1.0
+SETTINGS: dict[str, Any] = {"alpha": 1.0}
 
 
 class Net(nn.Module):
@@ -129,6 +132,125 @@ class Timed(nn.Module):
         return self.inner(x) / self.clock.ticks
 
 
+class Held(nn.Module):
+    """Divides by how often a function that it holds was called."""
+
+    def __init__(self, held: Any, read: Callable[[Any], Callable[[], int]]) -> None:
+        super().__init__()
+        self.held, self.read, self.inner = held, read, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x) / self.read(self.held)()
+
+
+class Box:
+    """Holds something."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+class HookObject:
+    """A hook that counts in an object, and divides by that."""
+
+    def __init__(self) -> None:
+        self.calls = argparse.Namespace(n=0)
+
+    def __call__(self, _: Any, __: Any, made: torch.Tensor) -> torch.Tensor:
+        self.calls.n += 1
+        return made / self.calls.n
+
+
+class Logged(nn.Linear):
+    """A hook on its backward writes down what it saw, which no forward reads."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        seen: list[float] = []
+        self.register_full_backward_hook(lambda *found: seen.append(float(found[1][0].norm())))
+
+
+class Kept(nn.Module):
+    """What it made last in eval mode stays on it, in an attribute and in a buffer."""
+
+    last: Any = None
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        made = self.inner(x)
+        if not self.training:
+            self.last, self.mean = made, made.mean(0).to(self.mean.dtype)
+        return made
+
+
+def closed_count() -> Callable[[], int]:
+    """A function that counts in an object in its closure."""
+    box = Box({"n": 0})
+
+    def count() -> int:
+        box.inner["n"] += 1
+        return int(box.inner["n"])
+
+    return count
+
+
+def hooked(hook: Callable[[], Any]) -> nn.Module:
+    """A Linear with a hook on its forward."""
+    made = nn.Linear(WIDTH, WIDTH)
+    made.register_forward_hook(hook())
+    return made
+
+
+class Registered(nn.Linear):
+    """Counts in an object that is there without it, and is multiplied by what the script has put there."""
+
+    def __init__(self, registry: Any, counts: bool) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.registry, self.counts = registry, counts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.registry.n += self.counts
+        return super().forward(x) * self.registry.alpha
+
+
+def registered(counts: bool) -> Workload:
+    """A partition that is such."""
+    registry = types.SimpleNamespace(n=0, alpha=1.0)
+    made = made_of(lambda: Net(second=Registered(registry, counts)))
+    if not counts:
+        SETTINGS["registry"] = registry
+    return made
+
+
+def halve_registered(_: Any) -> None:
+    """By the script, on all ranks."""
+    SETTINGS["registry"].alpha *= 0.5
+
+
+def normed() -> nn.Module:
+    """A weight that a hook makes of its length and its direction, as an attribute."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH))
+
+
+def closed_hook() -> Any:
+    """A hook that counts in its closure, and divides by that."""
+    count = closed_count()
+    return lambda _, __, made: made / count()
+
+
+def in_inference_mode(pipeline: Any, batch: Any) -> None:
+    """An evaluation, as scripts have it."""
+    with torch.inference_mode():
+        pipeline.evaluate(batch)
+
+
 class Warm(torch.optim.SGD):
     """A rate that rises with a count of its own."""
 
@@ -141,6 +263,39 @@ class Warm(torch.optim.SGD):
         for group in self.param_groups:
             group["lr"] = 0.1 * min(1.0, self.count / 6)
         return super().step(closure)
+
+
+class Averaged(torch.optim.SGD):
+    """In its eval mode parameters are what they were on average, as in schedule-free optimizers."""
+
+    def eval(self) -> None:
+        """Half of the way back to the start."""
+        self._swap("eval")
+
+    def train(self) -> None:
+        """Where training goes on."""
+        self._swap("train")
+
+    @torch.no_grad()
+    def _swap(self, mode: str) -> None:
+        for group in self.param_groups:
+            if group.get("mode", "train") != mode:
+                for each in group["params"]:
+                    each.mul_(0.5 if mode == "eval" else 2.0)
+            group["mode"] = mode
+
+
+def averaged(parameters: Any) -> torch.optim.Optimizer:
+    """Such a one."""
+    return Averaged(parameters, lr=0.1)
+
+
+def in_its_modes(pipeline: Any, batch: Any) -> None:
+    """An evaluation, as scripts have it with such an optimizer."""
+    pipeline.optimizer.eval()
+    pipeline.evaluate(batch)
+    pipeline.optimizer.train()
+    assert not hasattr(pipeline.optimizer, "other")
 
 
 class Slow(torch.optim.Optimizer):
@@ -231,6 +386,12 @@ class ParallelSGD(torch.optim.SGD):
         return super().step(closure)
 
 
+def drawn_loss() -> Any:
+    """A loss with a weight that each rank draws for itself."""
+    weight = torch.full((), 1.0 + int(os.environ["RANK"]))
+    return lambda made, wanted: mse_loss(made, wanted) * weight
+
+
 def parallel_loss(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """Divided by the number of processes, by a function that was imported by its name."""
     return mse_loss(made, wanted) / (get_world_size() if is_initialized() else 1)
@@ -315,6 +476,43 @@ def first_head(made: Any, wanted: torch.Tensor) -> torch.Tensor:
     return mse_loss(made[0], wanted)
 
 
+TRAINED = Weighted()
+
+
+def trained(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """A loss by a module with a parameter at the top of its file."""
+    return TRAINED(made, wanted)
+
+
+def train_loss(_: Any) -> None:
+    """The script's own update of that parameter."""
+    if TRAINED.log.grad is not None:
+        with torch.no_grad():
+            TRAINED.log.sub_(0.1 * TRAINED.log.grad)
+        TRAINED.log.grad = None
+
+
+def set_to(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """A loss that reads a number at the top of its file, by a function there."""
+    return mse_loss(made, wanted) * setting()
+
+
+def setting() -> float:
+    """Of the script."""
+    return float(SETTINGS["alpha"])
+
+
+def halve_setting(_: Any) -> None:
+    """As scripts let a weight of their loss decay."""
+    SETTINGS["alpha"] *= 0.5
+
+
+def halve_on_one(_: Any) -> None:
+    """On one rank alone."""
+    if os.environ["RANK"] == "0":
+        halve_setting(None)
+
+
 def remembered(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """A loss that remembers at the top of its file."""
     global RUNNING  # noqa: PLW0603 - what is tested
@@ -364,6 +562,7 @@ class Case:
     each_step: Callable[[Any], None] = nothing
     context: Callable[[], Any] = contextlib.nullcontext
     micro_batches: int = 2
+    before: Callable[[Any, Any], None] | None = None
 
 
 def half() -> Any:
@@ -380,6 +579,23 @@ def counted() -> Any:
     return types.SimpleNamespace(ticks=0)
 
 
+def in_dict() -> nn.Module:
+    """A function in a dict of a module."""
+    return Held({"count": closed_count()}, lambda held: held["count"])
+
+
+def in_object() -> nn.Module:
+    """A module with such a function in a list in an object."""
+    inner = nn.Module()
+    inner.count = closed_count()
+    return Held(Box([inner]), lambda held: held.inner[0].count)
+
+
+def with_hook(hook: Callable[[], Any], stages: Any = None, **changes: Any) -> Case:
+    """A hook on the forward of the second partition."""
+    return Case(lambda: made_of(lambda: Net(second=hooked(hook))), stages=stages or TWO, **changes)
+
+
 CASES = {
     "autocast": Case(made_of, "torch.autocast is on where the pipeline is called", context=half),
     "checkpoint": Case(lambda: made_of(lambda: Net(Checked())), "a BatchNorm runs again in a backward"),
@@ -393,10 +609,50 @@ CASES = {
     "slots": Case(lambda: timed(Clock), remat="always"),
     "namespace": Case(lambda: timed(counted), remat="always"),
     "namespace, shared": Case(lambda: timed(counted), "its forward changes second.clock", SHARED),
+    "hook": with_hook(closed_hook),
+    "hook, remat": with_hook(closed_hook, remat="always"),
+    "hook, shared": with_hook(closed_hook, SHARED, said="its forward changes what its modules keep"),
+    "hook object": with_hook(HookObject),
+    "hook object, remat": with_hook(HookObject, remat="always"),
+    "hook of a backward": Case(lambda: made_of(lambda: Net(second=Logged()))),
+    "hook of a backward, remat": Case(lambda: made_of(lambda: Net(second=Logged())), remat="always"),
+    "function in a dict": Case(lambda: made_of(lambda: Net(second=in_dict())), remat="always"),
+    "module in an object": Case(lambda: made_of(lambda: Net(second=in_object())), remat="always"),
+    "function in a dict, shared": Case(
+        lambda: made_of(lambda: Net(second=in_dict())), "its forward changes what its modules keep", SHARED
+    ),
+    "hook, moved": with_hook(closed_hook, move=True, said="keeps outside of its modules"),
+    "outside, moved": Case(lambda: registered(True), "keeps outside of its modules", move=True),
+    "outside by the script, moved": Case(lambda: registered(False), move=True, each_step=halve_registered),
+    "slots, moved": Case(lambda: timed(Clock), "a Clock that forward has changed, cannot go", move=True),
+    "inference mode": Case(lambda: made_of(lambda: Net(second=Kept())), before=in_inference_mode),
+    "inference mode, remat": Case(
+        lambda: made_of(lambda: Net(second=Kept())), before=in_inference_mode, remat="always"
+    ),
     "global loss": Case(lambda: made_of(loss=remembered), remat="always"),
+    "read by a loss": Case(lambda: made_of(loss=set_to), each_step=halve_setting, remat="always"),
+    "read by a loss, shared": Case(lambda: made_of(loss=set_to), stages=SHARED, each_step=halve_setting),
+    "read by a loss, moved": Case(lambda: made_of(loss=set_to), move=True, each_step=halve_setting),
+    "read by a loss, on one": Case(
+        lambda: made_of(loss=set_to), "a loss that reads SETTINGS['alpha'] = 0.5", each_step=halve_on_one
+    ),
+    "drawn loss, shared": Case(
+        lambda: made_of(loss=drawn_loss()), "reads has other values on one of them than on another", SHARED
+    ),
+    "trained loss": Case(lambda: made_of(loss=trained), each_step=train_loss),
+    "trained loss, moved": Case(
+        lambda: made_of(loss=trained),
+        "keeps something from call to call, or was trained",
+        move=True,
+        each_step=train_loss,
+    ),
+    "trained loss, shared": Case(lambda: made_of(loss=trained), "Workload.loss has parameters", SHARED),
     "slotted loss": Case(lambda: made_of(loss=Slotted()), remat="always"),
     "slotted loss, moved": Case(lambda: made_of(loss=Slotted()), "Workload.loss keeps something", move=True),
     "counting optimizer": Case(lambda: made_of(optimizer=Warm), move=True),
+    "modes of an optimizer": Case(lambda: made_of(optimizer=averaged), before=in_its_modes),
+    "weight norm, shared": Case(lambda: made_of(lambda: Net(second=normed())), stages=SHARED),
+    "weight norm, remat": Case(lambda: made_of(lambda: Net(second=normed())), remat="always"),
     "slow optimizer": Case(lambda: made_of(optimizer=Slow)),
     "slow optimizer, moved": Case(lambda: made_of(optimizer=Slow), "Slow keeps self.inner", move=True),
     "held group, moved": Case(made_of, move=True, each_step=halve),
@@ -424,7 +680,7 @@ CASES = {
 def plain(case: Case) -> list[tuple[float, dict[str, torch.Tensor]]]:
     """Losses and states of plain torch over the same micro-batches."""
     global RUNNING  # noqa: PLW0603 - what is tested
-    RUNNING = 1.0
+    RUNNING = SETTINGS["alpha"] = 1.0
     made = case.make()
     torch.manual_seed(made.seed)
     model = made.model()
@@ -441,7 +697,8 @@ def plain(case: Case) -> list[tuple[float, dict[str, torch.Tensor]]]:
         optimizer.step()
         case.each_step(group)
         record.append((total, {name: each.detach().clone() for name, each in model.state_dict().items()}))
-    RUNNING = 1.0
+    RUNNING = SETTINGS["alpha"] = 1.0
+    TRAINED.log.data.zero_()
     return record
 
 
@@ -455,6 +712,8 @@ def check(case: Case) -> None:
             if case.move and n == 3:
                 pipeline.move(make_plan(made, OTHER, micro_batches=case.micro_batches))
             batch = made.make_batch(8, n)
+            if case.before is not None:
+                case.before(pipeline, batch)
             seeded(n)
             with case.context():
                 loss = pipeline.step(batch, update=case.by_hand is None)
@@ -465,6 +724,8 @@ def check(case: Case) -> None:
             case.each_step(group)
             assert distance(float(loss), expected) < EXACT, (n, float(loss), expected)
             for name, each in pipeline.state_dict().items():
+                if name.endswith("mean"):  # of an evaluation, which plain training has none of
+                    continue
                 assert distance(each, states[name]) < EXACT, (n, name)
 
 

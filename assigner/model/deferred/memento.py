@@ -1,72 +1,90 @@
 """The Python values of some modules as they are at one time: counters, lists that grow, numbers that forward sets.
 
 Values are kept by what Python can change of them: the attributes of modules and of the user's own objects, the items of
-containers, the state of random generators. All else (tensors, functions, torch's and Python's own objects) is kept as
-the object that it is.
+containers, the names that functions close over, the state of random generators. All else (tensors, torch's and Python's
+own objects) is kept as the object that it is. One walk meets all that can be reached, each object once:
+
+    module -> attributes, buffers, hooks        function -> closure, written globals, defaults, attributes
+    object -> attributes, slots, its class      container -> items; of a class of the user's, as an object too
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dis
 import functools
 import itertools
+import operator
 import random
 import sys
 import types
-from collections import deque
+from collections import Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.utils.weight_norm import WeightNorm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _MOST_ITEMS = 10_000  # of a larger container the items are kept as the objects that they are
 STANDARD = frozenset(nn.Module().__dict__) - {"training"}
+_FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+HOOKS = (*_FORWARD_HOOKS, "_backward_pre_hooks", "_backward_hooks")
+_BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultdict, OrderedDict, Counter))
+OPEN = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList, UserString)  # of Python's own
+_INSTALLED = ("site-packages", "dist-packages")
 
-_PLAIN: set[type] = {nn.Module}
+_PLAIN: dict[type, int] = {nn.Module: len(nn.Module().__dict__)}  # torch's own, and how many attributes they have
 
 
 class Memento:
     """What modules hold now.
 
     Args:
-        modules: Each once.
-        others: Functions and objects that run with them, as a loss.
+        modules: Each once; their submodules are not followed.
+        others: Functions and objects that run with them, as a loss. The names of its file that such a function reads
+            are followed too.
+        beside: Modules that are not looked into where they are met.
+        backwards: False: what only hooks on backwards can reach is not met. No forward reads it.
+        parameters: True: those of modules that are met are among the tensors.
 
     Attributes:
-        tensors: That were met, but for parameters.
+        tensors: That were met, but for those made in inference mode, of which torch counts no changes.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], others: Iterable[Any] = ()) -> None:
+    def __init__(
+        self,
+        modules: Iterable[nn.Module],
+        others: Iterable[Any] = (),
+        *,
+        beside: Iterable[nn.Module] = (),
+        backwards: bool = True,
+        parameters: bool = False,
+    ) -> None:
         modules = list(modules)
         self.tensors: list[torch.Tensor] = []
-        self._known: dict[int, Any] = {}  # what was met, and stays alive while its id stands for it
+        self._hooks, self._parameters = HOOKS if backwards else _FORWARD_HOOKS, parameters
+        # what was met, and stays alive while its id stands for it
+        self._known: dict[int, Any] = {id(each): each for each in itertools.chain(modules, beside)}
         self._kept: list[tuple[_Keeper, Any, Any]] = []  # how, what, and what was in it
+        self._waiting: list[Any] = []
         for module in modules:
-            self._keep(_SPACE, module.__dict__)
-            for value in _values(module):
-                self._meet(value)
-            if module._buffers:
-                self._meet(module._buffers)
-        for kind in self._kinds(modules):
-            self._keep(_CLASS, kind)
-            for value in vars(kind).values():
-                if isinstance(value, types.FunctionType):
-                    self._meet_function(value)
-        for other in others:
-            self._meet_function(other)
+            self._keep_module(module)
+        for each in dict.fromkeys(map(type, modules)):
+            self._keep_classes(each, reads=False)  # a capture looks at what they read in their files
+        self._waiting += others
+        while self._waiting:
+            value = self._waiting.pop()
+            kind: type = type(value)
+            manner = _manner(kind)
+            if manner is not None and id(value) not in self._known:
+                self._known[id(value)] = value
+                manner(self, value)
         self._versions = [each._version for each in self.tensors]
-
-    @staticmethod
-    def _kinds(modules: Iterable[nn.Module]) -> list[type]:
-        """The user's own classes of some modules."""
-        kinds = dict.fromkeys(type(module) for module in modules)
-        every = dict.fromkeys(each for kind in kinds for each in kind.__mro__)
-        return [each for each in every if each.__module__.partition(".")[0] not in _NOT_LOOKED_INTO]
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -99,95 +117,211 @@ class Memento:
             for keeper, held, values in self._kept
         )
 
+    def has_changed_beside_plain(self) -> bool:
+        """As `has_changed`, but numbers and texts do not count, as attributes and as items."""
+        if [each._version for each in self.tensors] != self._versions:
+            return True
+        return any(
+            _differ(_without_atoms(keeper.copy(held)), _without_atoms(values)) for keeper, held, values in self._kept
+        )
+
     def _keep(self, keeper: _Keeper, held: Any) -> None:
         self._kept.append((keeper, held, keeper.copy(held)))
 
-    def _meet_function(self, value: Any) -> None:
-        """What code that is called can change: its closure's names, the object that it is a method of."""
-        if isinstance(value, nn.Module):
-            for module in value.modules():
-                self._keep(_SPACE, module.__dict__)
-                for each in (*_values(module), module._buffers):
-                    self._meet(each)
-        elif isinstance(value, functools.partial):
-            for each in (value.func, *value.args, *value.keywords.values()):
-                self._meet_function(each)
-        elif isinstance(value, types.MethodType):
-            self._meet_function(value.__self__)
-        elif not isinstance(value, types.FunctionType):
-            self._meet(value)
-        elif id(value) not in self._known and value.__module__.partition(".")[0] not in _NOT_LOOKED_INTO:
-            self._known[id(value)] = value
-            for cell in value.__closure__ or ():
-                if cell != _EMPTY:
-                    self._keep(_CELL, cell)
-                    self._meet_function(cell.cell_contents)
-            for name in _written_globals(value.__code__):
-                self._keep(_GLOBAL, (value.__globals__, name))
-                self._meet(value.__globals__.get(name))
-            self._meet(value.__defaults__)
+    def _keep_module(self, module: nn.Module) -> None:
+        """A module without its submodules."""
+        space = module.__dict__
+        pre_hooks = space["_forward_pre_hooks"]
+        made = [each.name for each in pre_hooks.values() if isinstance(each, WeightNorm)] if pre_hooks else ()
+        self._keep(_space_but(made) if made else _SPACE, space)
+        if values := _values(module):
+            self._waiting += values
+        if space["_buffers"]:
+            self._waiting.append(space["_buffers"])
+        for name in self._hooks:
+            if space[name]:
+                self._waiting += space[name].values()
 
-    def _meet(self, value: Any) -> None:
-        kind = type(value)
-        if kind in ATOMS or id(value) in self._known:
-            return
-        self._known[id(value)] = value
-        if isinstance(value, torch.Tensor):
+    def _keep_classes(self, kind: type, *, reads: bool) -> None:
+        """The user's own of an object's classes, and what their methods close over."""
+        for each in users_classes(kind):
+            if id(each) not in self._known:
+                self._known[id(each)] = each
+                self._keep(_CLASS, each)
+                for value in vars(each).values():
+                    if type(value) is types.FunctionType and id(value) not in self._known:
+                        self._known[id(value)] = value
+                        self._follow_function(value, reads=reads)
+
+    def _meet_tensor(self, value: torch.Tensor) -> None:
+        if not value.is_inference():
             self.tensors.append(value)
-        elif kind is tuple:
-            for each in value:
-                self._meet(each)
-        elif isinstance(value, dict | list | set | deque | bytearray):
-            self._keep(_SPACE if isinstance(value, dict) else _SET if isinstance(value, set) else _SEQUENCE, value)
-            if len(value) <= _MOST_ITEMS:
-                for each in value.values() if isinstance(value, dict) else value:
-                    self._meet(each)
-        elif (keeper := _keeper(value)) is not None:
+
+    def _meet_module(self, value: nn.Module) -> None:
+        self._keep_module(value)
+        self._keep_classes(type(value), reads=True)
+        self._waiting += value._modules.values()
+        if self._parameters:
+            self._waiting += value._parameters.values()
+
+    def _meet_class(self, value: type) -> None:
+        self._known.pop(id(value))
+        self._keep_classes(value, reads=True)
+
+    def _meet_function(self, value: types.FunctionType) -> None:
+        self._follow_function(value, reads=True)
+
+    def _follow_function(self, value: types.FunctionType, *, reads: bool) -> None:
+        """What code that is called can change: its closure's names, those of its file that it binds.
+
+        Args:
+            value: A function.
+            reads: Also the names that it reads there, and its attributes; a library keeps nothing in these.
+        """
+        if not is_users(value.__module__):
+            return
+        for cell in value.__closure__ or ():
+            if id(cell) not in self._known:
+                self._known[id(cell)] = cell
+                self._keep(_CELL, cell)
+                self._waiting.append(_content(cell))
+        if value.__defaults__:
+            self._waiting += value.__defaults__
+        if value.__kwdefaults__:
+            self._waiting += value.__kwdefaults__.values()
+        names = value.__globals__
+        for name in _written_globals(value.__code__):
+            self._keep(_GLOBAL, (names, name))
+            self._waiting.append(names.get(name))
+        if reads and not is_installed(value.__module__):
+            self._waiting += [names.get(name) for name in read_globals(value.__code__)]
+            self._waiting.append(value.__dict__)
+
+    def _meet_method(self, value: types.MethodType) -> None:
+        self._waiting += (value.__self__, value.__func__)
+
+    def _meet_builtin(self, value: types.BuiltinMethodType) -> None:
+        self._waiting.append(value.__self__)  # the list of `seen.append`
+
+    def _meet_partial(self, value: functools.partial[Any]) -> None:
+        self._waiting += (value.func, *value.args, value.keywords, value.__dict__)
+
+    def _meet_cached(self, value: functools._lru_cache_wrapper[Any]) -> None:
+        self._waiting.append(value.__wrapped__)
+
+    def _meet_content(self, value: Any) -> None:
+        kind: type = type(value)
+        if (keeper := _keeper(kind)) is not None:
             self._keep(keeper, value)
-        elif kind.__module__.partition(".")[0] not in _NOT_LOOKED_INTO and not isinstance(value, type | nn.Module):
+
+    def _meet_container(self, value: Any) -> None:
+        kind: type = type(value)
+        keeper = _container(kind)
+        if keeper is not None:
+            self._keep(keeper, value)
+        if len(value) <= _MOST_ITEMS:
+            items = dict.values(value) if isinstance(value, dict) else value
+            self._waiting += [each for each in items if type(each) not in ATOMS]
+        if kind not in _BARE:
             self._meet_object(value)
-        elif isinstance(value, types.SimpleNamespace):
-            self._meet(vars(value))
 
     def _meet_object(self, value: Any) -> None:
         """One of a user's class."""
         space = getattr(value, "__dict__", None)
         if type(space) is dict:
-            self._meet(space)
-        if slots := slots_of(value):
+            self._waiting.append(space)
+        kind: type = type(value)
+        if slot_names(kind):
             self._keep(_SLOTS, value)
-            for each in slots.values():
-                self._meet(each)
+            self._waiting += slots_of(value).values()
+        self._keep_classes(kind, reads=True)
+
+
+@functools.cache
+def _manner(kind: type) -> Callable[[Memento, Any], None] | None:
+    """How an object of some type is met; None: not at all."""
+    for bases, manner in (
+        ((torch.Tensor,), Memento._meet_tensor),
+        ((nn.Module,), Memento._meet_module),
+        ((type,), Memento._meet_class),
+        ((types.FunctionType,), Memento._meet_function),
+        ((types.MethodType,), Memento._meet_method),
+        ((types.BuiltinMethodType,), Memento._meet_builtin),
+        ((functools.partial,), Memento._meet_partial),
+        ((functools._lru_cache_wrapper,), Memento._meet_cached),
+        ((dict, list, set, deque, bytearray, tuple, frozenset), Memento._meet_container),
+    ):
+        if issubclass(kind, bases):
+            return manner
+    if _keeper(kind) is not None:
+        return Memento._meet_content
+    is_open = not issubclass(kind, types.ModuleType) and (is_users(kind.__module__) or issubclass(kind, OPEN))
+    return Memento._meet_object if is_open else None
+
+
+@functools.cache
+def is_users(name: str | None) -> bool:
+    """Whether a Python module is the user's: neither torch's nor Python's own, nor this program's."""
+    return (name or "").partition(".")[0] not in _NOT_LOOKED_INTO
+
+
+@functools.cache
+def is_installed(name: str | None) -> bool:
+    """Whether a Python module is a library's."""
+    file = getattr(sys.modules.get(name or ""), "__file__", None) or ""
+    return any(each in file for each in _INSTALLED)
+
+
+@functools.cache
+def users_classes(kind: type) -> tuple[type, ...]:
+    """The user's own among a class and its bases."""
+    return tuple(each for each in kind.__mro__ if is_users(each.__module__))
 
 
 @functools.cache
 def _written_globals(code: types.CodeType) -> tuple[str, ...]:
     """The names of its file that a function's code binds anew (`global`), or one inside it."""
-    own = [each.argval for each in dis.get_instructions(code) if each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")]
-    inner = [_written_globals(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    return _globals_in(code, ("STORE_GLOBAL", "DELETE_GLOBAL"))
+
+
+@functools.cache
+def read_globals(code: types.CodeType) -> tuple[str, ...]:
+    """The names of its file, or of Python's own, that a function's code reads, or one inside it."""
+    return _globals_in(code, ("LOAD_GLOBAL",))
+
+
+def _globals_in(code: types.CodeType, operations: tuple[str, ...]) -> tuple[str, ...]:
+    own = [each.argval for each in dis.get_instructions(code) if each.opname in operations]
+    inner = [_globals_in(each, operations) for each in code.co_consts if isinstance(each, types.CodeType)]
     return tuple(dict.fromkeys(itertools.chain(own, *inner)))
 
 
+@functools.cache
 def slot_names(kind: type) -> tuple[str, ...]:
-    """The attributes that a user's class has places for, without a dictionary."""
-    named = (vars(each).get("__slots__", ()) for each in kind.__mro__)
-    every = itertools.chain.from_iterable((each,) if isinstance(each, str) else each for each in named)
-    return tuple(each for each in every if each not in ("__dict__", "__weakref__"))
+    """The attributes that a user's class has places for, without a dictionary; `__x` by the name that it has there."""
+    places = [vars(each) for each in kind.__mro__ if "__slots__" in vars(each) and is_users(each.__module__)]
+    every = itertools.chain.from_iterable(each.items() for each in places)
+    return tuple(name for name, place in every if isinstance(place, types.MemberDescriptorType))
 
 
 def slots_of(held: Any) -> dict[str, Any]:
     """What an object's slots hold; those that hold nothing are left out."""
-    return {name: getattr(held, name) for name in slot_names(type(held)) if hasattr(held, name)}
+    kind: type = type(held)
+    return {name: getattr(held, name) for name in slot_names(kind) if hasattr(held, name)}
 
 
 def _differ(now: Any, then: Any) -> bool:
-    if isinstance(then, dict):
+    if now is then:
+        return False
+    if isinstance(then, dict) and isinstance(now, dict):
         return len(now) != len(then) or any(_is_another(now.get(name, now), each) for name, each in then.items())
     if isinstance(then, tuple | list) and isinstance(now, tuple | list):
         return len(now) != len(then) or any(map(_is_another, now, then))
-    if isinstance(then, torch.Tensor | set):
-        return not torch.equal(now, then) if isinstance(then, torch.Tensor) else now != then
-    return now is not then and repr(now) != repr(then)
+    if isinstance(then, torch.Tensor):
+        return not isinstance(now, torch.Tensor) or not torch.equal(now, then)
+    if isinstance(then, set):
+        return bool(now != then)
+    return repr(now) != repr(then)
 
 
 def _without_tensors(values: Any) -> Any:
@@ -196,6 +330,14 @@ def _without_tensors(values: Any) -> Any:
     if isinstance(values, tuple | list):
         return [None if isinstance(value, torch.Tensor) else value for value in values]
     return values
+
+
+def _without_atoms(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {name: value for name, value in values.items() if type(value) not in ATOMS}
+    if isinstance(values, tuple | list):
+        return [value for value in values if type(value) not in ATOMS]
+    return None if type(values) in ATOMS else values
 
 
 def _is_another(now: Any, then: Any) -> bool:
@@ -207,12 +349,18 @@ def _is_another(now: Any, then: Any) -> bool:
 
 
 def _values(module: nn.Module) -> list[Any]:
-    """The attributes of a module that are more than a number; torch's own modules have none but by a hook."""
-    if type(module) in _PLAIN and not module._forward_pre_hooks and not module._forward_hooks:
+    """The attributes of a module that are more than a number; torch's own modules have none that anybody changes."""
+    kind, space = type(module), module.__dict__
+    if _PLAIN.get(kind) == len(space) and not (
+        space["_forward_pre_hooks"]
+        or space["_forward_hooks"]
+        or space["_backward_pre_hooks"]
+        or space["_backward_hooks"]
+    ):
         return []
-    if type(module).__module__.startswith("torch.nn.modules."):
-        _PLAIN.add(type(module))
-    return [value for name, value in module.__dict__.items() if type(value) not in ATOMS and name not in STANDARD]
+    if kind.__module__.startswith("torch.nn.modules."):
+        _PLAIN[kind] = min(len(space), _PLAIN.get(kind, len(space)))
+    return [value for name, value in space.items() if type(value) not in ATOMS and name not in STANDARD]
 
 
 def let_go(modules: Iterable[nn.Module]) -> None:
@@ -244,29 +392,82 @@ class _Keeper(NamedTuple):
     put: Callable[[Any, Any], Any]
 
 
-def _keeper(value: Any) -> _Keeper | None:
-    """Of a generator or an array, which have their contents in C."""
-    if isinstance(value, itertools.count):
+@functools.cache
+def _keeper(kind: type) -> _Keeper | None:
+    """Of a type of generators or arrays, which have their contents in C."""
+    if issubclass(kind, itertools.count):
         return _Keeper(repr, lambda *_: None)  # nobody can put it back; that it has moved can be told
-    if isinstance(value, random.Random):
+    if issubclass(kind, random.Random):
         return _Keeper(random.Random.getstate, random.Random.setstate)
-    if isinstance(value, torch.Generator):
+    if issubclass(kind, torch.Generator):
         return _Keeper(torch.Generator.get_state, torch.Generator.set_state)
-    if type(value).__module__.partition(".")[0] != "numpy":
-        return None
-    return _OF_NUMPY.get(type(value).__name__)
+    names = [each.__name__ for each in kind.__mro__ if each.__module__.partition(".")[0] == "numpy"]
+    return next((_OF_NUMPY[name] for name in names if name in _OF_NUMPY), None)
 
 
 def state_of(value: Any) -> Any:
     """The contents of a generator or an array; None: it is neither."""
-    keeper = _keeper(value)
+    kind: type = type(value)
+    keeper = _keeper(kind)
     return None if keeper is None else keeper.copy(value)
 
 
+@functools.cache
+def _container(kind: type) -> _Keeper | None:
+    """Of a type of containers; None: its items are for good."""
+    for base, keeper in (
+        (OrderedDict, _Keeper(dict, _put_ordered)),
+        (dict, _SPACE),
+        (set, _Keeper(set, _put_set)),
+        (deque, _Keeper(tuple, _put_deque)),
+        (list, _Keeper(tuple, lambda held, values: list.__setitem__(held, slice(None), values))),
+        (bytearray, _Keeper(bytes, lambda held, values: bytearray.__setitem__(held, slice(None), values))),
+    ):
+        if issubclass(kind, base):
+            return keeper
+    return None
+
+
+def _is_as(space: dict[Any, Any], values: dict[Any, Any]) -> bool:
+    """The same objects under the same names, in the same order."""
+    if len(space) != len(values) or not all(map(operator.is_, dict.values(space), values.values())):
+        return False
+    return [*dict.keys(space)] == [*values]
+
+
 def _put_space(space: dict[Any, Any], values: dict[Any, Any]) -> None:
-    if len(space) != len(values) or any(space.get(name, space) is not value for name, value in values.items()):
-        space.clear()
-        space.update(values)
+    """Without what a class of the user's does when items are set."""
+    if not _is_as(space, values):
+        dict.clear(space)
+        dict.update(space, values)
+
+
+def _space_but(names: Sequence[str]) -> _Keeper:
+    """Of a module whose hook makes some attributes anew before each forward."""
+
+    def copy(space: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in space.items() if name not in names}
+
+    def put(space: dict[str, Any], values: dict[str, Any]) -> None:
+        _put_space(space, {**values, **{name: space[name] for name in names if name in space}})
+
+    return _Keeper(copy, put)
+
+
+def _put_ordered(held: OrderedDict[Any, Any], values: dict[Any, Any]) -> None:
+    OrderedDict.clear(held)  # its order is not that of the dict below it
+    for name, value in values.items():
+        OrderedDict.__setitem__(held, name, value)
+
+
+def _put_deque(held: deque[Any], values: Iterable[Any]) -> None:
+    deque.clear(held)
+    deque.extend(held, values)
+
+
+def _put_set(held: set[Any], values: set[Any]) -> None:
+    set.clear(held)
+    set.update(held, values)
 
 
 def _put_global(held: tuple[dict[str, Any], str], values: list[Any]) -> None:
@@ -279,25 +480,26 @@ def _put_global(held: tuple[dict[str, Any], str], values: list[Any]) -> None:
 
 def put_slots(held: Any, values: dict[str, Any]) -> None:
     """Have an object's slots hold what `slots_of` gave."""
-    for name in slot_names(type(held)):
+    kind: type = type(held)
+    for name in slot_names(kind):
         if name in values:
             object.__setattr__(held, name, values[name])
         elif hasattr(held, name):
             object.__delattr__(held, name)
 
 
-def _put_sequence(sequence: Any, values: Any) -> None:
-    sequence.clear()
-    sequence.extend(values)
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _ABSENT
 
 
-def _put_set(held: set[Any], values: set[Any]) -> None:
-    held.clear()
-    held.update(values)
-
-
-_EMPTY = types.CellType()
-_CELL = _Keeper(lambda cell: cell.cell_contents, lambda cell, value: setattr(cell, "cell_contents", value))
+def _put_cell(cell: types.CellType, value: Any) -> None:
+    if value is not _ABSENT:
+        cell.cell_contents = value
+    elif cell != types.CellType():
+        del cell.cell_contents
 
 
 def _plain_of_class(kind: type) -> dict[str, Any]:
@@ -311,13 +513,12 @@ def _put_class(kind: type, values: dict[str, Any]) -> None:
             setattr(kind, name, value)
 
 
+_ABSENT = object()
 _CLASS = _Keeper(_plain_of_class, _put_class)
 _SPACE = _Keeper(dict, _put_space)
-_ABSENT = object()
+_CELL = _Keeper(_content, _put_cell)
 _GLOBAL = _Keeper(lambda held: [held[0].get(held[1], _ABSENT)], _put_global)
 _SLOTS = _Keeper(slots_of, put_slots)
-_SET = _Keeper(set, _put_set)
-_SEQUENCE = _Keeper(tuple, _put_sequence)
 _OF_NUMPY = {
     "ndarray": _Keeper(lambda array: array.copy(), lambda array, values: array.__setitem__(..., values)),
     "RandomState": _Keeper(lambda each: each.get_state(), lambda each, state: each.set_state(state)),
@@ -325,4 +526,4 @@ _OF_NUMPY = {
         lambda each: each.bit_generator.state, lambda each, state: setattr(each.bit_generator, "state", state)
     ),
 }
-_NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "assigner"}
+_NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "assigner", "numpy"}

@@ -30,7 +30,7 @@ from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.functional import Functional
 from assigner.model.marking.interception import Interceptions
 from assigner.model.marking.lengths import symbolic_lengths
-from assigner.model.marking.modules import opaque_modules
+from assigner.model.marking.modules import opaque_modules, unregistered_named
 from assigner.model.marking.nodes import shape_alone
 from assigner.model.marking.observation import LearntCall, Trouble
 from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, is_call, replaced
@@ -175,7 +175,7 @@ def capture(
     """
     names = opaque_modules(model, marked)
     export = partial(_export, model, names, inputs, autocast=autocast, known=row_leaves)
-    with silence(), torch.set_grad_enabled(training):
+    with unregistered_named(model), silence(), torch.set_grad_enabled(training):
         learnt: dict[str, Sequence[LearntCall]] = {}
         while True:
             trouble = Trouble()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from assigner import formatting as fmt
+from assigner.errors import MarkingError
+from assigner.model.deferred.memento import STANDARD
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 TOO_FEW_VALUES = "more than 1 value per channel"
 """What torch says where a batch leaves BatchNorm or InstanceNorm nothing to normalise by."""
@@ -57,3 +60,41 @@ def batch_norms(model: nn.Module) -> str | None:
     """The BatchNorm modules of a model that are in training mode, in words; None: there are none."""
     found = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm) and module.training]
     return f"BatchNorm ({fmt.first_of(found)}) normalises each by itself" if found else None
+
+
+@contextlib.contextmanager
+def unregistered_named(model: nn.Module) -> Iterator[None]:
+    """Where the block fails over a module that nobody gives weights, as it is not registered, say so.
+
+    Args:
+        model: On the meta device.
+
+    Raises:
+        MarkingError: naming the attribute that holds it; else the block's own.
+    """
+    try:
+        yield
+    except MarkingError as error:
+        found = _unregistered(model) if "meta" in error.message else None
+        if found is None:
+            raise
+        raise MarkingError(
+            f"{found} is not registered: no optimizer trains it, and no partition has its weights",
+            hint="keep modules in an nn.ModuleList or nn.ModuleDict, or each as an attribute of its own, and parameters"
+            " likewise",
+        ) from error
+
+
+def _unregistered(model: nn.Module) -> str | None:
+    """A module with weights, or a parameter, in a list, tuple or dict of a model's module, in words."""
+    registered = {id(each) for each in model.modules()} | {id(each) for each in model.parameters()}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name in STANDARD or not isinstance(value, list | tuple | dict):
+                continue
+            for each in value.values() if isinstance(value, dict) else value:
+                has_weights = isinstance(each, nn.Module) and any(True for _ in each.parameters())
+                if id(each) not in registered and (has_weights or isinstance(each, nn.Parameter)):
+                    kind = type(value).__name__
+                    return f"a {type(each).__name__} in {f'{path}.{name}'.lstrip('.')}, a {kind} of Python's,"
+    return None

@@ -1,0 +1,218 @@
+"""What is met in Python, put back, and told from what it was."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import types
+from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from assigner.model.deferred.memento import Memento
+
+TOTAL = {"calls": 0}
+
+
+class Numbers(list[int]):
+    """A list with an attribute."""
+
+    total = 0
+
+
+class Slots:
+    """Two places, one of them with a name of its class's own."""
+
+    __slots__ = ("__own", "ticks")
+
+    def __init__(self) -> None:
+        self.ticks, self.__own = 0, 0
+
+    def tick(self) -> None:
+        """Both."""
+        self.ticks += 1
+        self.__own += 1
+
+    def read(self) -> Any:
+        """Both."""
+        return self.ticks, self.__own
+
+
+class Box:
+    """Holds something."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+class Counts(nn.Module):
+    """A number of its own."""
+
+    calls = 0
+
+
+def closed(deep: bool = False) -> tuple[Any, Any, Any]:
+    """A function that counts in its closure, or in an object there."""
+    count, box = 0, Box({"n": 0})
+
+    def change(*_: Any) -> None:
+        nonlocal count
+        if deep:
+            box.inner["n"] += 1
+        else:
+            count += 1
+
+    return change, change, lambda: (count, box.inner["n"])
+
+
+def attribute() -> tuple[Any, Any, Any]:
+    """A function that counts in its own attribute."""
+
+    def change(*_: Any) -> None:
+        change.count = getattr(change, "count", 0) + 1  # type: ignore[attr-defined]
+
+    return change, change, lambda: vars(change).get("count")
+
+
+def defaults() -> tuple[Any, Any, Any]:
+    """One that counts in a default."""
+
+    def change(seen: Any = Counter(), *, more: Any = defaultdict(int)) -> None:  # noqa: B006 - what is tested
+        seen["n"] += 1
+        more["n"] += 1
+
+    seen, more = change.__defaults__[0], change.__kwdefaults__["more"]  # type: ignore[index]
+    return change, change, lambda: (dict(seen), dict(more))
+
+
+def reads() -> tuple[Any, Any, Any]:
+    """One that counts in a name of its file, by another function."""
+    return called, called, lambda: dict(TOTAL)
+
+
+def called() -> None:
+    """Calls one that counts."""
+    count()
+
+
+def count() -> None:
+    """At the top of this file."""
+    TOTAL["calls"] += 1
+
+
+def method() -> tuple[Any, Any, Any]:
+    """A method in a partial."""
+    slots = Slots()
+    change = functools.partial(Slots.tick, slots)
+    return functools.partial(change), change, slots.read
+
+
+def bound() -> tuple[Any, Any, Any]:
+    """A list's own method."""
+    seen: list[int] = []
+    return seen.append, lambda: seen.append(1), lambda: list(seen)
+
+
+def of(made: Any, change: Any, read: Any) -> tuple[Any, Any, Any]:
+    """An object, in another one."""
+    return Box([made]), lambda: change(made), lambda: read(made)
+
+
+def inner_module() -> tuple[Any, Any, Any]:
+    """A module in a list in an object."""
+    inner = nn.Sequential(Counts())
+    return Box([inner]), lambda: setattr(inner[0], "calls", 3), lambda: inner[0].calls
+
+
+def deep() -> tuple[Any, Any, Any]:
+    """Deeper than Python recurses."""
+    bottom: list[Any] = []
+    made = bottom
+    for _ in range(5000):
+        made = [made]
+    return made, lambda: bottom.append(1), lambda: len(bottom)
+
+
+def adds(key: str) -> Any:
+    """Sets an attribute."""
+    return lambda made: setattr(made, key, getattr(made, key, 0) + 1)
+
+
+CASES = {
+    "closure": closed,
+    "object in a closure": lambda: closed(deep=True),
+    "attribute of a function": attribute,
+    "defaults": defaults,
+    "names of the file": reads,
+    "partial": method,
+    "append": bound,
+    "module in an object": inner_module,
+    "deep": deep,
+    "slots": lambda: of(Slots(), Slots.tick, Slots.read),
+    "namespace": lambda: of(argparse.Namespace(n=1), adds("n"), lambda made: vars(made).copy()),
+    "simple namespace": lambda: of(types.SimpleNamespace(n=1), adds("n"), lambda made: vars(made).copy()),
+    "user dict": lambda: of(UserDict(a=1), lambda made: made.update(a=2), dict),
+    "user list": lambda: of(UserList([1]), lambda made: made.append(2), list),
+    "counter": lambda: of(Counter("ab"), lambda made: made.update("a"), dict),
+    "default dict": lambda: of(defaultdict(list), lambda made: made["a"], dict),
+    "ordered": lambda: of(OrderedDict(a=1, b=2), lambda made: made.move_to_end("a"), list),
+    "reordered": lambda: of({"a": 1, "b": 2}, lambda made: made.update(a=made.pop("a")), list),
+    "list of a class": lambda: of(Numbers([1]), adds("total"), lambda made: vars(made).get("total")),
+    "deque": lambda: of(deque([1], maxlen=1), lambda made: made.append(2), list),
+    "bytes": lambda: of(bytearray(b"a"), lambda made: made.append(1), bytes),
+    "set": lambda: of({1}, lambda made: made.add(2), set),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_put_back(case: str) -> None:
+    """Whatever has changed is as it was, and as it was again."""
+    for as_other in (True, False):
+        held, change, read = CASES[case]()
+        module = Counts()
+        module.held = held
+        memento = Memento((), [held]) if as_other else Memento([module])
+        before = read()
+        change()
+        now = read()
+        assert now != before
+        if case not in ("reordered", "ordered"):
+            assert memento.has_changed()
+        with memento.restored():
+            assert read() == before
+        assert read() == now
+        with memento.put_back():
+            change()
+        assert read() == before
+        assert not memento.has_changed()
+
+
+def test_hooks_are_met() -> None:
+    """Those of forwards always, those of backwards where they are asked for."""
+    forward, _, ahead = closed()
+    backward, _, behind = closed(deep=True)
+    module = nn.Linear(1, 1)
+    module.register_forward_hook(forward)
+    module.register_full_backward_hook(backward)
+    for backwards in (True, False):
+        memento = Memento([module], backwards=backwards)
+        before = ahead(), behind()
+        with memento.put_back():
+            module(torch.ones(1, 1, requires_grad=True)).sum().backward()
+        assert ahead() == before[0]
+        assert (behind() == before[1]) is backwards
+
+
+def test_inference_tensors_are_left_out() -> None:
+    """torch counts no changes of theirs."""
+    module = nn.Linear(1, 1)
+    with torch.inference_mode():
+        module.seen = torch.zeros(1)
+    memento = Memento([module])
+    assert memento.tensors == []
+    assert not memento.has_changed()
+    module.seen = torch.zeros(1)
+    assert memento.has_changed()
