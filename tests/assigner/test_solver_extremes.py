@@ -90,6 +90,15 @@ def test_a_worker_for_which_something_was_not_measured_has_no_share_of_everythin
     assert solve(replace(profile, measurements=tuple(kept))).plan.predicted.step_s > 0
 
 
+def test_workers_that_cost_nothing_and_hold_nothing_have_no_say():
+    """The only free worker cannot hold everything: what a plan costs at least is a number, and the plan's own."""
+    profile = make_profile(work=[1e-3] * 2, slowness=[1.0, 1.0])
+    kept = [each for each in profile.measurements if (each.partition, each.worker) != ("p1", worker_name(0))]
+    asked = SolveOptions(objective="cost", prices={worker_name(0): 0.0, worker_name(1): 2.5})
+    report = solve(replace(profile, measurements=tuple(kept)), asked).plan.solver
+    assert report.bound_s == pytest.approx(report.objective_s, rel=0.02)
+
+
 def test_a_model_has_no_coefficients_that_the_solver_leaves_out():
     """Its optimum stays a bound: what makes a row hard is capped, and a row that more makes easy is not there."""
     model = LinearModel("m", unit=1.0)
