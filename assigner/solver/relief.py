@@ -32,7 +32,7 @@ DIVIDED = "optimizer state divided where memory binds"
 def relieved(search: Search, best: Proposal | None) -> Proposal | None:
     """A faster plan than the best, with optimizer state divided; None: there is none.
 
-    Once the time of the search is over, none is looked at behind one that fits.
+    Once the time of the search is over, none is looked at any more.
 
     Args:
         search: That has ended, for the step time.
@@ -44,7 +44,7 @@ def relieved(search: Search, best: Proposal | None) -> Proposal | None:
     below = float("inf") if best is None else best.value * (1 - PROVEN)
     found: Proposal | None = None
     for plan in _candidates(search, best):
-        if problem.clock.over and (best or found):
+        if problem.clock.over:
             break
         if _busiest_s(problem, plan) >= below or not problem.options.searches(plan):
             continue

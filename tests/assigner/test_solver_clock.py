@@ -160,3 +160,19 @@ def test_divided_state_is_not_looked_at_once_the_time_is_over(monkeypatch):
     monkeypatch.setattr(SolveClock, "now", staticmethod(lambda: 1e9))
     assert relief.relieved(search, slow) is None
     assert not looked_at
+
+
+def test_a_pipeline_is_simulated_at_no_more_depths_once_the_time_is_over(monkeypatch):
+    """Of many micro-batches each takes a second: the best until then is offered, and nothing is said of the others."""
+    search = Search(
+        *resolve(make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0], batch=8), SolveOptions(schedule="1f1b"))
+    )
+    search.price()
+    setting = next(each for each in search.settings if each.micro_batches == 8 and not each.shares)
+    pipeline = next(found for _, found in setting._climb(16) if len(found) == 2)
+    timed = []
+    monkeypatch.setattr(setting, "worth", lambda plan: (timed.append(plan), (1.0, 1.0))[1])
+    monkeypatch.setattr(SolveClock, "now", staticmethod(lambda: 1e9))
+    with pytest.raises(OutOfTime):
+        setting.simulate(pipeline)
+    assert [setting.best.plan] == timed
