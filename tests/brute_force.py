@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,13 @@ def _remats(
             found += [Stage(worker, part, subset, in_flight=depth if deep else None) for subset in fitting]
         choices.append(found)
     yield from itertools.product(*choices)
+
+
+def with_shared_values(profile: Profile, seed: int) -> Profile:
+    """The same graph where all readers of a partition read one value; half of them send no gradient back."""
+    rng = random.Random(f"values {seed}")
+    edges = tuple(replace(edge, output=0, gradient=rng.random() < 0.5) for edge in profile.edges)
+    return replace(profile, edges=edges)
 
 
 def random_instance(

@@ -72,8 +72,9 @@ def messages(plan: Plan, profile: Profile) -> list[dict[str, Any]]:
             maker, reader = stage_of[source], min(stage_of[edge.target] for edge in edges)
             there, back = (worker_of[source], target), (target, worker_of[source])
             found.append({"from": ("F", maker, m), "to": ("F", reader, m), "ends": there, "bytes": n})
-            if any(edge.gradient for edge in edges):
-                found.append({"from": ("B", reader, m), "to": ("B", maker, m), "ends": back, "bytes": n})
+            adding = [stage_of[edge.target] for edge in edges if edge.gradient]
+            if adding:
+                found.append({"from": ("B", min(adding), m), "to": ("B", maker, m), "ends": back, "bytes": n})
     return found
 
 

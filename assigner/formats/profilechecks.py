@@ -118,7 +118,25 @@ def _check_graph(profile: Profile, partitions: set[str]) -> None:
         for name in tie.partitions:
             _known(name, partitions, f"ties[{n}].partitions", "partition")
         check_unique(tie.partitions, f"ties[{n}].partitions[{{}}]")
+    _check_ties(profile)
     _ = profile.order
+
+
+def _check_ties(profile: Profile) -> None:
+    """Two or more partitions each, of whose parameters the shared one is a part."""
+    for n, tie in enumerate(profile.ties):
+        if len(tie.partitions) < 2:
+            raise FormatError(
+                f"ties[{n}].partitions: {list(tie.partitions)}; a parameter that is shared has two or more",
+                hint="name all partitions that hold it, or leave the tie out",
+            )
+        for name in tie.partitions:
+            most = profile.partition[name].parameter_bytes
+            if tie.bytes > most:
+                raise FormatError(
+                    f"ties[{n}].bytes: {tie.bytes:,.0f}, where all parameters of partition {name!r} have {most:,.0f}",
+                    hint="the parameter's own bytes; each partition's parameter_bytes has them in it",
+                )
 
 
 def _check_measurements(profile: Profile, workers: set[str], partitions: set[str]) -> None:

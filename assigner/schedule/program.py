@@ -152,7 +152,7 @@ class Wiring:
         incoming: Activations that a stage's forward waits for.
         outgoing: Activations that a stage's forward makes.
         back_in: Gradients that a stage's backward waits for.
-        back_out: Gradients that a stage's backward makes.
+        back_out: Gradients that a stage's backward makes, as the last of those that add to them.
         ties: Gradients of shared parameters, exchanged before the update.
         routes: All of them, lane by lane in the order of their values.
     """
@@ -199,16 +199,16 @@ def wire(plan: Plan, edges: Sequence[Edge], ties: Sequence[Tie] = ()) -> Wiring:
         placement = {name: lane.workers[stage] for name, stage in stage_of.items()}
         for (partition, output, target), readers in _crossings(edges, placement).items():
             maker, stages = stage_of[partition], [stage_of[edge.target] for edge in readers]
-            first, last = stages[0], stages[0]
-            if len(stages) > 1:
-                first, last = min(stages, key=lane.forwards.index), max(stages, key=lane.backwards.index)
+            first = stages[0] if len(stages) == 1 else min(stages, key=lane.forwards.index)
             there = Route(Payload.ACTIVATION, partition, output, placement[partition], target)
             outgoing[n, maker].append(there)
             incoming[n, first].append(there)
             routes[there] = None
-            if any(edge.gradient for edge in readers):
+            adding = [stage_of[edge.target] for edge in readers if edge.gradient]
+            if adding:
                 back = Route(Payload.GRADIENT, partition, output, target, placement[partition])
-                back_out[n, last].append(back)  # who adds to the gradient last
+                last = adding[0] if len(adding) == 1 else max(adding, key=lane.backwards.index)
+                back_out[n, last].append(back)
                 back_in[n, maker].append(back)
                 routes[back] = None
     tie_routes = _tie_routes(ties, plan)

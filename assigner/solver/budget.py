@@ -65,8 +65,8 @@ class _Choice:
 
     @property
     def least(self) -> float:
-        """No plan with all of these workers costs less per sample."""
-        return self.rate * self.bound
+        """No plan with all of these workers costs less per sample; inf: there is none, though they cost nothing."""
+        return self.rate * self.bound if self.bound < math.inf else math.inf
 
 
 class Budget:

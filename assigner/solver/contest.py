@@ -26,6 +26,9 @@ PROVEN = 1e-6
 ROUNDING = 1e-9
 """Values that differ by this share, or less, may be one: sums of the same figures, taken in another order."""
 
+_SHORTEST_S = 1e-12
+"""The least unit of a model: prices divided by less have no place in a float's range."""
+
 TIE = 1e-12
 """Plans that differ by less, as a share, are as good: rounding must not choose between them."""
 
@@ -123,5 +126,5 @@ class Contest:
 
     @property
     def unit(self) -> float:
-        """Seconds of one unit of the models: the best value is about 1,000 of them."""
-        return self.best_value / 1000 if 0 < self.best_value < math.inf else 1e-3
+        """Seconds of one unit of the models: the best value is about 1,000 of them, unless it is next to nothing."""
+        return max(self.best_value / 1000, _SHORTEST_S) if 0 < self.best_value < math.inf else 1e-3

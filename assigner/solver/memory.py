@@ -354,6 +354,10 @@ def _cover(
     descend(0, need, 0.0, frozenset())
 
 
+_TOO_MANY = 1e100
+"""More bytes than there are, to which prices of a byte of any profile can be multiplied."""
+
+
 def least_recompute_s(
     costs: tuple[Floats, Floats], rules: Sequence[RematRule | None], room: Floats, in_flight: int, *,
     sums: Callable[[Floats], Floats], largest: Callable[[Floats], Floats],
@@ -382,7 +386,7 @@ def least_recompute_s(
     excess = in_flight * sums(np.where(forced, 0.0, a)) - room
     fits = excess + base <= 0
     smallest = a[free].min() if free.any() else 0.0
-    need = np.where(fits, 0.0, np.minimum(excess + np.maximum(base, smallest), 1e300) / in_flight)
+    need = np.where(fits, 0.0, np.minimum(excess + np.maximum(base, smallest), _TOO_MANY) / in_flight)
     there = sums(np.where(free, a, 0.0))
     never = ~fits & (there < need * (1 - ROUNDING))
     bound = np.zeros_like(room)
@@ -394,7 +398,7 @@ def least_recompute_s(
 
 def _byte_prices(r: Floats, a: Floats) -> Floats:
     """Prices of a byte to try: ratios of time to size, the lowest and the highest among them."""
-    ratios = np.unique(r / a)
+    ratios = np.unique(r / np.maximum(a, 1 / _TOO_MANY))
     if len(ratios) <= tuning.BYTE_PRICES:
         return ratios
     some: Floats = ratios[np.unique(np.linspace(0, len(ratios) - 1, tuning.BYTE_PRICES).astype(int))]

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
+_LEAST_S = 1e-300
+"""A worker that does all in less has no weight: one over it is no float."""
+
+
 def perfect_split(seconds: Floats) -> tuple[Floats, Floats]:
     """The weight of each worker, and the least weighted seconds of each position; inf: it can be nowhere.
 
@@ -33,7 +37,7 @@ def perfect_split(seconds: Floats) -> tuple[Floats, Floats]:
     """
     there = np.where(np.isfinite(seconds), seconds, 0.0)
     totals = there.sum(axis=1)
-    weights = np.divide(1.0, totals, out=np.zeros_like(totals), where=totals > 0)
+    weights = np.divide(1.0, totals, out=np.zeros_like(totals), where=totals >= _LEAST_S)
     return weights, least_work(seconds, weights)
 
 

@@ -32,6 +32,8 @@ DIVIDED = "optimizer state divided where memory binds"
 def relieved(search: Search, best: Proposal | None) -> Proposal | None:
     """A faster plan than the best, with optimizer state divided; None: there is none.
 
+    Once the time of the search is over, none is looked at any more.
+
     Args:
         search: That has ended, for the step time.
         best: The fastest plan that divides nothing; None: there is none.
@@ -42,6 +44,8 @@ def relieved(search: Search, best: Proposal | None) -> Proposal | None:
     below = float("inf") if best is None else best.value * (1 - PROVEN)
     found: Proposal | None = None
     for plan in _candidates(search, best):
+        if problem.clock.over:
+            break
         if _busiest_s(problem, plan) >= below or not problem.options.searches(plan):
             continue
         other = divided(problem, plan)

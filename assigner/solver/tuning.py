@@ -6,6 +6,9 @@ no choice (tolerances of rounding, words, units) stands where it is used.
 
 # All settings
 
+BASELINES_SHARE = 0.5
+"""Of the time that is left: of many micro-batch counts baselines would have all of it, and the search none."""
+
 MORE_EFFORT, MOST_EFFORT = 4, 4**6
 """A setting that used up its counts goes on with so many times as many, up to so many times the first ones."""
 

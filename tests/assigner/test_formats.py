@@ -147,6 +147,8 @@ def test_kind_and_version_come_first(tmp_path) -> None:
         ({"edges": (Edge("p0", "p1", 1), Edge("p0", "p2", 2))}, "has another size"),
         ({"edges": (Edge("p0", "p1", 1), Edge("p1", "p2", 1), Edge("p2", "p0", 1))}, "cycle: p0 -> p1 -> p2 -> p0"),
         ({"ties": (Tie("w", ("p0", "p9"), 4),)}, r"ties\[0\].partitions: 'p9'"),
+        ({"ties": (Tie("w", ("p0",), 4),)}, r"ties\[0\].partitions: \['p0'\]; .* has two or more"),
+        ({"ties": (Tie("w", ("p0", "p1"), 1e7),)}, r"ties\[0\].bytes: 10,000,000, .* 'p0' have 1,000,000"),
         ({"measurements": PROFILE.measurements * 2}, r"measurements\[16\]"),
         ({"partitions": (replace(PROFILE.partitions[0], pin="moon"), *PROFILE.partitions[1:])}, "pin: 'moon'"),
     ],

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from brute_force import with_shared_values
 from builders import make_plan, make_profile
 from drawn_plans import drawn, replicated, with_wires
 from reference_simulator import reference
@@ -59,8 +60,33 @@ def test_links_that_share_wires_too(seed: int, schedule: str) -> None:
     assert_equal(with_wires(profile, seed), plan)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize("seed", range(1, 40, 2))
+def test_values_that_several_partitions_read_too(seed: int, schedule: str) -> None:
+    """The same of graphs where the readers of a value share its message, and some of them send no gradient."""
+    profile, plan = drawn(seed, schedule)
+    profile, plan = replicated(profile, plan, seed) if seed % 3 == 0 else (profile, plan)
+    assert_equal(with_shared_values(profile, seed), plan)
+
+
 def test_two_stages_of_a_worker_that_read_one_value_share_its_message() -> None:
     """The first of them waits for it, and its gradient leaves after that one's backward, the last of the two."""
     profile = make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0, 1.0], edges=[(0, 1), (0, 3), (2, 3)], bandwidth=1e7)
     plan = make_plan(profile, [(0, ["p0"]), (1, ["p1"]), (2, ["p2"]), (1, ["p3"])], micro_batches=8)
     assert_equal(profile, replace(plan, schedule="interleaved"))
+
+
+def test_a_gradient_leaves_behind_its_last_reader_that_has_one() -> None:
+    """A reader that sends no gradient back, and whose backward comes after that of one that does, is not waited for."""
+    profile = make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0, 1.0], edges=[(0, 1), (0, 3), (2, 3)], bandwidth=1e7)
+    mixed = tuple(replace(edge, gradient=edge.target != "p1") for edge in profile.edges)
+    plan = make_plan(profile, [(0, ["p0"]), (1, ["p1"]), (2, ["p2"]), (1, ["p3"])], micro_batches=8)
+    plan, profile = replace(plan, schedule="interleaved"), replace(profile, edges=mixed)
+    program = build_program(plan, profile.edges)
+    (sends,) = {
+        (action.stage, action.route.partition)
+        for action in program.actions["worker:1/cpu"]
+        if action.route is not None and action.kind == ActionKind.SEND and action.route.partition == "p0"
+    }
+    assert sends == (3, "p0")
+    assert_equal(profile, plan)

@@ -8,10 +8,12 @@ import sys
 from dataclasses import replace
 
 import pytest
-from builders import random_chain
+from builders import make_profile, random_chain
 from sweeps import sweep
 
-from assigner.solver import SolveOptions, solve
+from assigner.solver import SolveOptions, relief, solve
+from assigner.solver.baselines import find_baselines
+from assigner.solver.baselines.prices import BaselinePrices
 from assigner.solver.clock import OutOfTime, SolveClock
 from assigner.solver.hints import resolve
 from assigner.solver.ilp.linear import LinearModel
@@ -130,3 +132,47 @@ def test_a_model_is_not_handed_over_where_less_time_is_left_than_it_took(monkeyp
     model.add_row(row, 1, 0.0)
     with pytest.raises(OutOfTime):
         model.check()
+
+
+def test_many_micro_batch_counts_leave_time_for_the_search(monkeypatch):
+    """Baselines, each of which looks at every count, have half of the time: an ask of the clock takes a second."""
+    profile = make_profile(work=[1e-3] * 4, slowness=[1.0, 2.0], batch=5040)
+    problem = Search(*resolve(profile, SolveOptions())).problem
+    monkeypatch.setattr(SolveClock, "now", staticmethod(itertools.count().__next__))
+    clock = SolveClock(100.0)
+    problem = replace(problem, clock=clock)
+    assert len(BaselinePrices(problem).counts) == 60
+    assert any(each.plan for each in find_baselines(problem))
+    assert clock.left_s >= 40
+
+
+def test_divided_state_is_not_looked_at_once_the_time_is_over(monkeypatch):
+    """Where there is a plan: of many micro-batch counts it would take minutes."""
+    search = Search(*resolve(make_profile(work=[1e-3] * 4, slowness=[1.0, 2.0], batch=16), SolveOptions()))
+    search.run()
+    best, looked_at = search.contest.best, []
+    assert best is not None
+    monkeypatch.setattr(relief, "divided", lambda _, plan: looked_at.append(plan))
+    slow = replace(best, value=math.inf)
+    assert relief.relieved(search, slow) is None
+    assert looked_at
+    looked_at.clear()
+    monkeypatch.setattr(SolveClock, "now", staticmethod(lambda: 1e9))
+    assert relief.relieved(search, slow) is None
+    assert not looked_at
+
+
+def test_a_pipeline_is_simulated_at_no_more_depths_once_the_time_is_over(monkeypatch):
+    """Of many micro-batches each takes a second: the best until then is offered, and nothing is said of the others."""
+    search = Search(
+        *resolve(make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0], batch=8), SolveOptions(schedule="1f1b"))
+    )
+    search.price()
+    setting = next(each for each in search.settings if each.micro_batches == 8 and not each.shares)
+    pipeline = next(found for _, found in setting._climb(16) if len(found) == 2)
+    timed = []
+    monkeypatch.setattr(setting, "worth", lambda plan: (timed.append(plan), (1.0, 1.0))[1])
+    monkeypatch.setattr(SolveClock, "now", staticmethod(lambda: 1e9))
+    with pytest.raises(OutOfTime):
+        setting.simulate(pipeline)
+    assert [setting.best.plan] == timed

@@ -8,7 +8,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from brute_force import random_instance
+from brute_force import random_instance, with_shared_values
 from builders import make_profile, single
 from every_placement import best_of_all
 from sweeps import sweep
@@ -83,6 +83,7 @@ def test_a_row_takes_what_the_simulator_says(seed):
     profile = random_instance(
         seed, partitions=6, workers=3, busy=seed % 2 == 0, graph=seed % 3 > 0, tight=seed % 5 == 0
     )
+    profile = with_shared_values(profile, seed) if seed % 3 == 1 else profile
     room = room_of(profile, rng.choice([1, 2, 4]))
     found = priced(room, random_stages(room.table.problem, rng))
     if found is not None:
@@ -91,6 +92,15 @@ def test_a_row_takes_what_the_simulator_says(seed):
         assert step_s(plan, cost) == found.value_s
         for worker in plan.workers:
             assert worker_memory(cost, plan, worker).total <= profile.worker[worker].capacity_bytes * (1 + 1e-12)
+
+
+def test_a_row_waits_for_no_reader_without_a_gradient():
+    """A worker's stage that reads a value and sends no gradient does not delay that of its other stage."""
+    profile = make_profile(work=[1e-3] * 4, slowness=[1.0] * 3, edges=[(0, 1), (0, 3), (2, 3)], bandwidth=1e7)
+    profile = replace(profile, edges=tuple(replace(e, gradient=e.target != "p1") for e in profile.edges))
+    room = room_of(profile, 4)
+    found = priced(room, ((0, 0b0001), (1, 0b0010), (2, 0b0100), (1, 0b1000)))
+    assert found.value_s == step_s(found.plan("interleaved"), room.table.problem.cost)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -24,8 +24,19 @@ def near_chain(seed: int) -> Profile:
     pairs = [("p0", "p2"), ("p1", "p2"), ("p2", "p3"), ("p3", "p4")]
     edges = [Edge(source, target, 2e5) for source, target in pairs]
     edges += [Edge("p0", name, 5e4, output=1, gradient=False) for name in ("p2", "p3", "p4")]
-    ties = (Tie("p0.weight", ("p0", "p4"), 3e6),) if seed % 3 else ()
-    return replace(profile, edges=tuple(edges), ties=ties)
+    profile = replace(profile, edges=tuple(edges))
+    return tied(profile, Tie("p0.weight", ("p0", "p4"), 3e6)) if seed % 3 else profile
+
+
+def tied(profile: Profile, tie: Tie) -> Profile:
+    """The profile with a shared parameter, for which its partitions grow, and the workers' memory by as much."""
+    partitions = tuple(
+        replace(each, parameter_bytes=each.parameter_bytes + tie.bytes) if each.name in tie.partitions else each
+        for each in profile.partitions
+    )
+    more = len(tie.partitions) * tie.bytes
+    workers = tuple(replace(each, memory_bytes=each.memory_bytes + more) for each in profile.workers)
+    return replace(profile, partitions=partitions, workers=workers, ties=(tie,))
 
 
 def orders(profile: Profile) -> tuple[tuple[str, ...], ...]:
@@ -39,7 +50,7 @@ def language_model(*, blocks: int = 4, workers: int = 2) -> Profile:
         work=[1e-4, 1e-5, *[2e-3] * blocks, 1.2e-2], slowness=[1.0 + 0.5 * n for n in range(workers)],
         edges=[(0, 2), (1, 2), *((n, n + 1) for n in range(2, count - 1))], batch=16,
     )  # fmt: skip
-    return replace(profile, ties=(Tie("wte.weight", ("p0", f"p{count - 1}"), 5e7),))
+    return tied(profile, Tie("wte.weight", ("p0", f"p{count - 1}"), 5e7))
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from brute_force import random_instance
+from brute_force import random_instance, with_shared_values
 from builders import CAPACITY, make_plan, make_profile
 from sweeps import sweep
 
@@ -17,7 +17,7 @@ from assigner.formats.plan import Plan
 from assigner.formats.stage import Replica, Stage
 from assigner.report.solution import proof
 from assigner.schedule.cost import CostModel
-from assigner.schedule.orders import order_of
+from assigner.schedule.orders import ActionKind, order_of
 from assigner.schedule.simulate import overfull, predict, step_s
 from assigner.solver import SolveOptions, solve, tuning
 from assigner.solver.hints import resolve
@@ -41,6 +41,7 @@ def drawn_plan(seed, *, partitions=6, workers=3, micro_batches=4, stages=None):
     )
     count = stages or rng.randint(1, partitions)
     cuts = [0, *sorted(rng.sample(range(1, partitions), count - 1)), partitions]
+    profile = with_shared_values(profile, seed) if seed % 6 == 0 else profile
     names = [profile.order[a:b] for a, b in itertools.pairwise(cuts)]
     placed = [(rng.randrange(workers), each) for each in names]
     plan = make_plan(profile, placed, micro_batches=micro_batches)
@@ -75,6 +76,17 @@ def test_a_listed_order_is_a_plan_that_fits_and_takes_what_was_said(seed):
         assert prediction.step_s == tasks.step_s(orders)
         assert not overfull(prediction)
         assert decode(Plan, encode(written)) == written
+
+
+def test_a_backward_waits_for_none_that_sends_no_gradient():
+    """Two stages of a worker read one value: only the one that sends its gradient back has a place before another."""
+    profile = make_profile(work=[1e-3] * 3, slowness=[1.0] * 2, edges=[(0, 1), (0, 2)], batch=2)
+    profile = replace(profile, edges=tuple(replace(e, gradient=e.target != "p1") for e in profile.edges))
+    plan = make_plan(profile, [(0, ["p0"]), (1, ["p1"]), (1, ["p2"])], micro_batches=2)
+    tasks = PlacedTasks(plan, CostModel(profile))
+    backward = {stage: tasks.task(ActionKind.BACKWARD, stage, 0) for stage in (1, 2)}
+    assert backward[1] not in tasks.behind[backward[2]]
+    assert tasks.task(ActionKind.FORWARD, 2, 0) in tasks.behind[tasks.task(ActionKind.FORWARD, 1, 0)]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING
 
 from assigner.formats.plan import Baseline, Plan
 from assigner.schedule.simulate import priced
+from assigner.solver import tuning
 from assigner.solver.baselines.data_parallel import equal_shares, shares_by_speed
 from assigner.solver.baselines.greedy import earliest_finish
 from assigner.solver.baselines.pipedream import least_bottleneck
 from assigner.solver.baselines.prices import BaselinePrices
 from assigner.solver.baselines.splits import balanced, equal, proportional, single
 from assigner.solver.baselines.weighted import descent
+from assigner.solver.clock import SolveClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -72,11 +74,12 @@ class FoundBaseline:
 def find_baselines(problem: Problem) -> tuple[FoundBaseline, ...]:
     """All baselines in a fixed order, each at its own best micro-batch count.
 
-    Once the time of the problem's search is over, no more than until one fits.
+    Once their share of the time of the problem's search is over, no more than until one fits.
     """
-    pricing, found = BaselinePrices(problem), list[FoundBaseline]()
+    clock = SolveClock(problem.clock.left_s * tuning.BASELINES_SHARE, within=problem.clock)
+    pricing, found = BaselinePrices(problem, clock), list[FoundBaseline]()
     for title, candidates in _BASELINES.values():
-        if problem.clock.over and any(each.plan is not None for each in found):
+        if clock.over and any(each.plan is not None for each in found):
             break
         found.append(FoundBaseline(title, *pricing.best(candidates(pricing))))
     return tuple(found)

@@ -40,8 +40,8 @@ def shares_by_speed(pricing: BaselinePrices) -> Iterator[Plan]:
     for count in pricing.counts:
         seconds = [sum(pricing.seconds_on(worker, count) or (math.inf,)) for worker in workers]
         if any(map(math.isfinite, seconds)):
-            often = np.arange(count + 1)
-            shares, _ = least_shares([np.where(often > 0, often * each, 0.0)[:, None] for each in seconds])
+            often = np.arange(1, count + 1)
+            shares, _ = least_shares([np.concatenate(([0.0], often * each))[:, None] for each in seconds])
             yield _on(pricing, workers, shares[:, 0].tolist(), count)
 
 

@@ -14,6 +14,7 @@ from assigner.solver.shares import held_by
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from assigner.solver.clock import SolveClock
     from assigner.solver.problem import Problem
 
 
@@ -22,10 +23,11 @@ class BaselinePrices:
 
     Args:
         problem: What is to be placed; its options hold for the baselines too.
+        clock: When they have to end; None: with the problem's search.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, clock: SolveClock | None = None) -> None:
+        self.problem, self._clock = problem, clock or problem.clock
         self.counts = problem.options.counts(problem.cost)
         self.seconds = cache(self._seconds)
         self._pinned = {name for name in problem.order if problem.pins(name) or problem.forbidden(name)}
@@ -115,7 +117,7 @@ class BaselinePrices:
                     best, best_s = plan, seconds
                 if seconds < math.inf:  # else there is no room for so little rematerialisation
                     break
-            if best is not None and self.problem.clock.over:
+            if best is not None and self._clock.over:
                 break
         return best, best_s
 

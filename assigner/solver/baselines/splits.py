@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from assigner.solver.baselines.prices import BaselinePrices
 
 
+_LEAST_S = 1e-300
+"""Shorter times have no reciprocal that is a float."""
+
+
 def single(pricing: BaselinePrices) -> Iterator[Plan]:
     """Everything on one worker; of like workers the first is enough."""
     allowed = {pricing.alike(worker): worker for worker in reversed(pricing.workers) if pricing.may_hold(worker)}
@@ -36,7 +40,7 @@ def proportional(pricing: BaselinePrices) -> Iterator[Plan]:
     workers = pricing.workers[: pricing.problem.most_workers]
     for count in pricing.counts:
         times = [pricing.seconds_on(worker, count) for worker in workers]
-        speeds = [1 / sum(seconds) if seconds and sum(seconds) else 0.0 for seconds in times]
+        speeds = [1 / max(sum(seconds), _LEAST_S) if seconds else 0.0 for seconds in times]
         if sum(speeds):
             n, total = len(pricing.problem.order), sum(speeds)
             cuts = [math.floor(n * sum(speeds[:k]) / total + 0.5) for k in range(len(workers) + 1)]

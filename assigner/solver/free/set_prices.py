@@ -34,6 +34,7 @@ class TravellingValue(NamedTuple):
         source: The maker's worker.
         target: The worker that reads it.
         readers: Positions on that worker that read it.
+        graded: Those of them that add to its gradient.
         there: The message of its activation.
         back: The message of its gradient; None: it has none.
     """
@@ -42,6 +43,7 @@ class TravellingValue(NamedTuple):
     source: int
     target: int
     readers: tuple[int, ...]
+    graded: tuple[int, ...]
     there: MessageTime
     back: MessageTime | None
 
@@ -206,25 +208,25 @@ class SetPrices(PriceTable):
 
         In the order in which a stage sends them (schedule/program.py).
         """
-        found: dict[tuple[int, int], tuple[int, list[int], bool]] = {}
+        found: dict[tuple[int, int], tuple[int, list[int], list[int]]] = {}
         for maker, value, reader, gradient in self.edges:
             target = where[reader]
             if where[maker] != target:
                 key = (value, target)
                 old = found.get(key)
                 if old is None:
-                    found[key] = (maker, [reader], gradient)
+                    found[key] = (maker, [reader], [reader] if gradient else [])
                 else:
                     old[1].append(reader)
-                    if gradient and not old[2]:
-                        found[key] = (maker, old[1], True)
+                    if gradient:
+                        old[2].append(reader)
         ways = []
-        for (value, target), (maker, readers, gradient) in found.items():
+        for (value, target), (maker, readers, graded) in found.items():
             source, wires = where[maker], self.wires[value]
-            there, back = wires[source][target], wires[target][source] if gradient else None
+            there, back = wires[source][target], wires[target][source] if graded else None
             if math.isinf(there.seconds) or (back is not None and math.isinf(back.seconds)):
                 return None
-            ways.append(TravellingValue(maker, source, target, tuple(readers), there, back))
+            ways.append(TravellingValue(maker, source, target, tuple(readers), tuple(graded), there, back))
         for members, wires in self.ties:
             holders = {where[i] for i in members}
             if any(math.isinf(wires[u][v].seconds) for u in holders for v in holders if u != v):

@@ -110,7 +110,7 @@ class StepTiming:
         for n, way in enumerate(self.ways):
             if way.back is not None:
                 into[stage_of[way.maker]].append((n, way.back))
-                out[min(stage_of[i] for i in way.readers)].append((n, way.back))
+                out[min(stage_of[i] for i in way.graded)].append((n, way.back))
         return into, out
 
     def _send_ties(

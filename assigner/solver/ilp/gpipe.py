@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from assigner.solver.ilp.linear import add
+from assigner.solver.ilp.linear import LARGEST, add
 from assigner.solver.ilp.pipelines import BACKWARD, FORWARD, PipelineModel, busy_s
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class _Excess:
         for (i, left, right), variable in model.y.items():
             hop = model.instance.hops[i, left, right]
             for side, group in ((0, left), (1, right)):
-                excess = (busy_s(hop, way, side) - least.of(way, side, i, group)) / model.unit
+                excess = min(LARGEST, (busy_s(hop, way, side) - least.of(way, side, i, group)) / model.unit)
                 if excess > 0:
                     self.largest = max(self.largest, excess)
                     self._over.setdefault(i, [{}, {}])[side][variable] = excess

@@ -11,6 +11,13 @@ from assigner.solver.clock import OutOfTime, SolveClock
 Terms = dict[pulp.LpVariable, float]
 """A linear expression: coefficients by variable."""
 
+LARGEST = 1e6
+"""The largest coefficient of a model, where the best plan has about 1,000: what takes longer is as bad as this.
+
+HiGHS leaves out rows with coefficients of 1e15 or more, and beside some of 1e10 its tolerances are no longer small. A
+message over a link that is as good as dead (1e13 s) has such ones.
+"""
+
 
 def add(*parts: tuple[float, Terms]) -> Terms:
     """The weighted sum of linear expressions."""
@@ -19,6 +26,11 @@ def add(*parts: tuple[float, Terms]) -> Terms:
         for variable, value in terms.items():
             total[variable] += weight * value
     return total
+
+
+def capped(terms: Terms) -> Terms:
+    """What is minimised without coefficients above `LARGEST`: its optimum is a bound of the one with them."""
+    return {variable: min(value, LARGEST) for variable, value in terms.items()}
 
 
 class LinearModel:
@@ -43,6 +55,9 @@ class LinearModel:
     def add_row(self, terms: Terms, sense: int, bound: float) -> None:
         """A row; one without terms that cannot hold makes the model infeasible.
 
+        An inequality with coefficients above `LARGEST` is weakened: those that make it hard to hold are capped, and
+        with one that makes it easy it is left out. So every bound of the model stays one.
+
         Raises:
             OutOfTime: the time is over.
         """
@@ -52,6 +67,11 @@ class LinearModel:
             if not ((sense == pulp.LpConstraintEQ and bound) or (sense == pulp.LpConstraintGE and bound > 0)):
                 return
             terms = {self.problem.add_variable(f"never{self._rows + 1}", 0, 0): 1.0}
+        if sense != pulp.LpConstraintEQ:
+            hard = 1.0 if sense == pulp.LpConstraintLE else -1.0
+            if any(hard * value < -LARGEST for value in terms.values()):
+                return
+            terms = {variable: hard * value for variable, value in capped(add((hard, terms))).items()}
         self._rows += 1
         expression = pulp.LpAffineExpression(terms)
         self.problem.addConstraint(pulp.LpConstraint(expression, sense, f"r{self._rows:06d}", bound))

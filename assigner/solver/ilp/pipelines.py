@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import pulp
 
-from assigner.solver.ilp.linear import LinearModel, add
+from assigner.solver.ilp.linear import LinearModel, add, capped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -65,7 +65,7 @@ class PipelineModel(LinearModel, ABC):
             self.at[key[0]].append((variable, instance.hops[key]))
         self.least = LeastBusy(instance)
         self._flow()
-        self.objective = self._objective()
+        self.objective = capped(self._objective())
         self.problem.setObjective(pulp.LpAffineExpression(self.objective))
 
     def _flow(self) -> None:

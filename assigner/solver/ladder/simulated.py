@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from assigner.errors import AssignerError, FormatError
@@ -17,6 +18,7 @@ from assigner.formats.stage import Stage
 from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
 from assigner.solver import tuning
+from assigner.solver.clock import OutOfTime
 from assigner.solver.contest import DYNAMIC_PROGRAM, LOCAL, PROVEN, TIE
 from assigner.solver.ladder.depths import falling, falling_count, fitting, nearby
 from assigner.solver.local_search import is_better, local_search, pipeline_moves
@@ -93,8 +95,11 @@ class PipelineSetting(Setting):
             pipeline: The pipeline.
             price: The ladder's, to compare with; None: it was not asked.
             found_by: What has found it.
+
+        Raises:
+            OutOfTime: the time is over; the best of the depths until then has been offered.
         """
-        key = pipeline_key(pipeline)
+        key, clock = pipeline_key(pipeline), self.contest.clock
         if key in self._seen:
             return self._seen[key][0]
         best, chosen = (math.inf, math.inf), _UNKNOWN
@@ -103,6 +108,9 @@ class PipelineSetting(Setting):
             as_good = value < best[0] * (1 + TIE) or math.isinf(best[0])
             if value < best[0] * (1 - TIE) or (as_good and step < best[1] * (1 - TIE)):
                 best, chosen = (value, step), depths
+            if chosen and clock.over:
+                self.offer(best[0], partial(self.plan_of, pipeline, chosen), found_by)
+                raise OutOfTime
         self._seen[key] = best[0], chosen
         if not chosen:
             return math.inf

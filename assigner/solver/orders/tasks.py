@@ -303,13 +303,15 @@ class PlacedTasks:
         for n, stage in enumerate(self.plan.stages):
             stage_of.update(dict.fromkeys(stage.partitions, n))
         pairs: dict[tuple[int, int], bool] = {}  # stages of one worker, in this order forward; and whether also back
-        first: dict[tuple[str, int, int], int] = {}
+        first: dict[tuple[str, int, int, bool], int] = {}
         for edge in sorted(self.cost.profile.edges, key=lambda edge: stage_of[edge.target]):
-            source, target = stage_of[edge.source], stage_of[edge.target]
-            if workers[source] != workers[target]:
-                source = first.setdefault((edge.source, edge.output, workers[target]), target)
-            if source != target:
-                pairs[source, target] = pairs.get((source, target), False) or edge.gradient
+            target = stage_of[edge.target]
+            for back in (False, True) if edge.gradient else (False,):
+                source = stage_of[edge.source]
+                if workers[source] != workers[target]:  # whose message the others share, or who sends the gradient
+                    source = first.setdefault((edge.source, edge.output, workers[target], back), target)
+                if source != target:
+                    pairs[source, target] = pairs.get((source, target), False) or back
         found: dict[int, list[int]] = {n: [n + 1] for n in range(len(workers) * width) if (n + 1) % width}
         for (source, target), back in pairs.items():
             found[source * width].append(target * width)
