@@ -166,7 +166,7 @@ class Executor:
         self._learn(program, actions)
         self.step = step = StepValues(number, micro_batches, places, self._readers, reduction=reduction)
         finished = [micro_batches[m] for m in sorted(self._finished)]
-        self.loss.begin(micro_batches, places, factor=loss_factor, outputs=outputs, finished=finished)
+        self.loss.begin(micro_batches, places, factor=loss_factor, number=number, outputs=outputs, finished=finished)
         if self.member.transport is not None:
             self.member.transport.begin(program)
         count = posted_ahead(self.graph, program, self.member.name, micro_batches)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from assigner.errors import UsageError
 from assigner.model.marking.marks import matches
 from assigner.runtime.attributes import changed_attributes, packed_attributes, put_attributes
 from assigner.runtime.updaters import updaters
 from assigner.schedule.replication import is_exchanged, tie_holders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import torch
 
@@ -103,6 +104,37 @@ class LocalPartitions:
         """Raise UsageError where an attribute of partitions of this rank cannot go to another worker."""
         for partition in partitions:
             packed_attributes(self.attributes(partition))
+
+    def check_hung(self) -> None:
+        """Raise UsageError where the script has hung something on a parameter, which a move makes anew without that."""
+        built = self._graph.deferred.tensors()
+        for name, parameter in self.parameters.items():
+            first = built[name]
+            if list((parameter._backward_hooks or {}).values()) != list((first._backward_hooks or {}).values()):
+                what = "registered or removed a hook on"
+            elif changed := [
+                key
+                for key in {**first.__dict__, **parameter.__dict__}
+                if first.__dict__.get(key, first) is not parameter.__dict__.get(key, first)
+            ]:
+                what = f"set the attribute {changed[0]!r} of"
+            else:
+                continue
+            raise UsageError(
+                f"the script has {what} {name!r}: under the new plan that is another tensor, without it",
+                hint="take it back before the move, and do it again behind it; or do it in Workload.model",
+            )
+
+    def frozen_of(self, partition: str) -> frozenset[str]:
+        """The names of a partition's parameters that want no gradient now."""
+        held = self._parameters[partition]
+        return frozenset(name for name, parameter in held.items() if not parameter.requires_grad)
+
+    def freeze(self, partition: str, names: Collection[str]) -> None:
+        """Have these of a partition's parameters want no gradient, and the others want one."""
+        for name, parameter in self._parameters[partition].items():
+            if parameter.requires_grad == (name in names):
+                parameter.requires_grad_(name not in names)
 
     def put(self, partition: str, tensors: Mapping[str, torch.Tensor], attributes: Mapping[str, Any]) -> None:
         """Give a partition of this rank what `held_by` and `attributes` gave elsewhere.

@@ -28,6 +28,7 @@ from assigner.errors import UsageError
 from assigner.model.deferred.memento import Memento
 from assigner.runtime.metrics import StepMetrics
 from assigner.runtime.outputs import Part, join
+from assigner.runtime.randomness import partition_seed, seed_python
 from assigner.runtime.replicas import one_worker
 from assigner.runtime.results import exact_sum
 from assigner.runtime.staging import copied_to
@@ -58,6 +59,7 @@ class StepLoss:
         self._workload, self._over_batch = workload, workload.loss_over == "batch"
         self._graph, self._device, self._training = graph, device, training
         self._remembers: bool | None = None
+        self._may_draw = not (getattr(workload.loss, "__module__", None) or "").startswith("torch.")
         self._metrics = StepMetrics(workload.metrics, device) if workload.metrics else None
         self.begin((), (), factor=1.0)
 
@@ -67,6 +69,7 @@ class StepLoss:
         places: Sequence[int],
         *,
         factor: float,
+        number: int = 0,
         outputs: BatchOutputs | None = None,
         finished: Sequence[MicroBatch] = (),
     ) -> None:
@@ -76,11 +79,12 @@ class StepLoss:
             micro_batches: The batch, cut, or some of it.
             places: Their numbers in the whole batch.
             factor: What the loss's gradient is multiplied by.
+            number: The batch's number in training.
             outputs: Where outputs are kept; None: nobody wants them.
             finished: Those of the micro-batches that this rank runs the last partition for.
         """
         self._cuts = dict(zip(places, micro_batches, strict=True))
-        self._factor, self._finished = factor, finished
+        self._factor, self._number, self._finished = factor, number, finished
         self._values: list[torch.Tensor] = []
         self._outputs: dict[int, list[Any]] = {}
         self._known: set[int] = set()  # the micro-batches whose loss is computed on leaves
@@ -133,7 +137,7 @@ class StepLoss:
         cut = self._cuts[place]
         if not cut.weight:
             return (_zero_of(outputs, self._device),)
-        value = self._value(self._graph.rebuild_output(outputs), cut.targets) * cut.weight
+        value = self._value(self._graph.rebuild_output(outputs), cut.targets, place) * cut.weight
         self._values.append(value.detach())
         return (value,)
 
@@ -152,7 +156,10 @@ class StepLoss:
         if self._metrics is not None:
             self._metrics.see(output, _to_device(targets, self._device), weight)
 
-    def _value(self, output: Any, targets: Any) -> torch.Tensor:
+    def _value(self, output: Any, targets: Any, place: int) -> torch.Tensor:
+        """The user's loss; what it draws from Python's and NumPy's generators is the same under every plan."""
+        if self._may_draw:
+            seed_python(partition_seed(self._workload.seed, self._number, "the loss", place))
         value = self._workload.compute_loss(output, _to_device(targets, self._device))
         if isinstance(value, torch.Tensor) and value.is_meta:
             raise UsageError(
@@ -184,7 +191,7 @@ class StepLoss:
         leaves = {id(output): self._leaf(output) for output in outputs}  # one that is there twice is one
         copies = {key: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for key, leaf in leaves.items()}
         made = [copies[id(output)] for output in outputs]  # a loss may write there
-        value = self._value(self._graph.rebuild_output(made), cut.targets) * cut.weight
+        value = self._value(self._graph.rebuild_output(made), cut.targets, place) * cut.weight
         self._values.append(value.detach())
         self._differentiate(value)
         tensors = _tensors(outputs)
@@ -226,7 +233,7 @@ class StepLoss:
             joined = pytree.tree_unflatten(join(parts), output.structure)
             targets = next(iter(cuts.values())).targets
             self._measure(joined, targets, 1.0)
-            value = self._value(joined, targets)
+            value = self._value(joined, targets, min(cuts))
         self._values.append(value.detach())
         self._differentiate(value)
         for place, leaves in made.items():

@@ -202,6 +202,7 @@ class Pipeline(ModelState):
                 f" {plan.holders[last][0]}: what the loss has kept would stay behind",
                 hint=f"a plan that leaves {last!r} where it is, or a loss without a memory and parameters of its own",
             )
+        self._installed.share.check_hung()
         leaving = {partition for partition, source, _ in removals(self.plan, plan) if source == self.rank}
         self._installed.share.check_leaving(leaving)
         self._installed.watch.copies.compare()

@@ -42,16 +42,18 @@ class RelocatedState:
     Args:
         state: Its parameters and buffers by the model's names.
         attributes: What forwards have changed on its modules.
+        frozen: The names of its parameters that want no gradient: a script may freeze some in the middle.
     """
 
     state: dict[str, torch.Tensor]
     attributes: dict[str, Any]
+    frozen: frozenset[str]
 
     @classmethod
     def of(cls, partition: str, share: LocalPartitions) -> RelocatedState:
         """A partition's luggage, on the rank that holds it."""
-        state = share.held_by(partition)
-        return cls({name: tensor.detach() for name, tensor in state.items()}, share.attributes(partition))
+        state = {name: tensor.detach() for name, tensor in share.held_by(partition).items()}
+        return cls(state, share.attributes(partition), share.frozen_of(partition))
 
     def packed(self) -> tuple[bytes, bytes]:
         """As bytes: the tensors, and the rest.
@@ -62,18 +64,20 @@ class RelocatedState:
         kept, plain = packed_attributes(self.attributes)
         tensors = {f"state/{name}": tensor for name, tensor in self.state.items()}
         tensors.update({f"attributes/{name}": tensor for name, tensor in kept.items()})
-        return _saved(tensors), json.dumps(plain).encode()
+        return _saved(tensors), json.dumps({"attributes": plain, "frozen": sorted(self.frozen)}).encode()
 
     def unpack(self, partition: str, share: LocalPartitions) -> None:
         """Put it where the partition is now."""
         share.put(partition, self.state, self.attributes)
+        share.freeze(partition, self.frozen)
 
     @classmethod
     def unpacked(cls, tensors: bytes, rest: bytes) -> RelocatedState:
         """From bytes."""
         found, plain = load(tensors), json.loads(rest)
-        attributes = {name: from_json(value) for name, value in plain.items()}
-        return cls(_section(found, "state/"), {**attributes, **_section(found, "attributes/")})
+        attributes = {name: from_json(value) for name, value in plain["attributes"].items()}
+        kept = _section(found, "attributes/")
+        return cls(_section(found, "state/"), {**attributes, **kept}, frozenset(plain["frozen"]))
 
 
 def _saved(tensors: Mapping[str, torch.Tensor]) -> bytes:

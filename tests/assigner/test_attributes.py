@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from changing_models import Counting, Keeping, Queue, made_of
-from workloads import Reference, graph_of, make_plan, normalised, pipeline_of, recurrent, workload
+from torch import nn
+from workloads import WIDTH, Reference, graph_of, make_plan, normalised, pipeline_of, recurrent, workload
 
 from assigner.errors import UsageError
 from assigner.runtime.localpartitions import LocalPartitions
@@ -72,3 +73,36 @@ def test_an_lstm_may_leave():
         layer._flat_weights = [each.detach().clone() for each in layer._flat_weights]
         with pytest.raises(UsageError, match=r"memory\._flat_weights, a list that forward has changed, cannot go"):
             share.check_leaving(["memory"])
+
+
+def test_what_the_script_freezes_stays_so_when_it_moves():
+    """A parameter that wants no gradient wants none under the next plan, and is not trained there."""
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)))
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        dict(pipeline.named_parameters())["0.weight"].requires_grad_(False)
+        frozen = pipeline.full_state_dict()["0.weight"].clone()
+        pipeline.move(make_plan(made, micro_batches=2))
+        assert [name for name, each in pipeline.named_parameters() if not each.requires_grad] == ["0.weight"]
+        pipeline.step(made.make_batch(8, 1))
+        assert torch.equal(pipeline.full_state_dict()["0.weight"], frozen)
+
+
+@pytest.mark.parametrize(
+    ("hang", "words"),
+    [
+        (
+            lambda weight: weight.register_hook(lambda gradient: gradient * 0),
+            "registered or removed a hook on '0.weight'",
+        ),
+        (lambda weight: setattr(weight, "scale", 3), "set the attribute 'scale' of '0.weight'"),
+    ],
+)
+def test_what_the_script_hangs_on_a_parameter_does_not_vanish_in_a_move(hang, words):
+    """The new plan's parameter is another tensor: the move is refused, and the old plan goes on."""
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)))
+    with pipeline_of(made, make_plan(made)) as pipeline:
+        hang(dict(pipeline.named_parameters())["0.weight"])
+        with pytest.raises(UsageError, match=words):
+            pipeline.move(make_plan(made, micro_batches=2))
+        pipeline.step(made.make_batch(8, 1))

@@ -15,7 +15,7 @@ CASES = [
     "autocast", "checkpoint", "checkpoint, one", "renormalised", "pasted", "pasted, remat", "counted",
     "read", "in eval mode", "slots", "namespace", "namespace, shared",
     "global loss", "slotted loss", "slotted loss, moved", "counting optimizer",
-    "weight norm, shared", "weight norm, remat", "modes of an optimizer",
+    "weight norm, shared", "pruned, shared", "weight norm, remat", "modes of an optimizer",
     "slow optimizer", "slow optimizer, moved", "held group, moved",
     "loss with parameters", "groups",
     "world", "world, remat", "world, shared", "world of a loss", "world of an optimizer",

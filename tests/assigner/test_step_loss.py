@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
@@ -49,6 +51,24 @@ def test_a_loss_is_called_once_for_each_micro_batch(micro_batches, schedule, rem
             pipeline.step(batch)
             firsts = [part[0].item() for part in batch[1].tensor_split(micro_batches)]
             assert loss.seen == firsts
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["random", "numpy"])
+def test_what_a_loss_draws_is_the_same_under_every_plan(draw):
+    """From Python's generator and NumPy's, whatever these hold: as torch's draws are. The script's own go on."""
+    made = layers(lambda outputs, targets: F.mse_loss(outputs, targets) * (1 + draw()))
+    found = []
+    for seed, stages, remat in ((1, [(0, ["0", "1"])], "never"), (2, [(0, ["0"]), (0, ["1"])], "always")):
+        random.seed(seed)
+        np.random.seed(seed)
+        with Pipeline(made, make_plan(made, stages, schedule="interleaved"), remat=remat) as pipeline:
+            found.append([pipeline.step(made.make_batch(8, n)) for n in range(3)])
+        drawn = random.random(), np.random.rand()
+        random.seed(seed)
+        np.random.seed(seed)
+        assert drawn == (random.random(), np.random.rand())
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
+    assert len(set(found[0])) == 3
 
 
 @pytest.mark.parametrize("remat", ["never", "always"])

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import get_world_size, is_initialized
 from torch.nn.functional import batch_norm, mse_loss
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from assigner import AssignerError, Pipeline, Workload
@@ -38,6 +39,11 @@ OTHER: list[Any] = [(1, ["first"]), (0, ["second", "last"])]
 SHARED: list[Any] = [({0: 1, 1: 1}, ["first", "second", "last"])]
 RUNNING = 1.0
 SETTINGS: dict[str, Any] = {"alpha": 1.0}
+
+
+def pruned() -> nn.Module:
+    """Its weight is made anew before each forward, of a parameter and a mask."""
+    return prune.l1_unstructured(nn.Linear(WIDTH, WIDTH), "weight", 0.4)
 
 
 class Net(nn.Module):
@@ -652,6 +658,7 @@ CASES = {
     "counting optimizer": Case(lambda: made_of(optimizer=Warm), move=True),
     "modes of an optimizer": Case(lambda: made_of(optimizer=averaged), before=in_its_modes),
     "weight norm, shared": Case(lambda: made_of(lambda: Net(second=normed())), stages=SHARED),
+    "pruned, shared": Case(lambda: made_of(lambda: Net(second=pruned())), stages=SHARED),
     "weight norm, remat": Case(lambda: made_of(lambda: Net(second=normed())), remat="always"),
     "slow optimizer": Case(lambda: made_of(optimizer=Slow)),
     "slow optimizer, moved": Case(lambda: made_of(optimizer=Slow), "Slow keeps self.inner", move=True),

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.weight_norm import WeightNorm
 
 if TYPE_CHECKING:
@@ -131,8 +132,7 @@ class Memento:
     def _keep_module(self, module: nn.Module) -> None:
         """A module without its submodules."""
         space = module.__dict__
-        pre_hooks = space["_forward_pre_hooks"]
-        made = [each.name for each in pre_hooks.values() if isinstance(each, WeightNorm)] if pre_hooks else ()
+        made = [name for each in space["_forward_pre_hooks"].values() if (name := _remade(each))]
         self._keep(_space_but(made) if made else _SPACE, space)
         if values := _values(module):
             self._waiting += values
@@ -235,6 +235,13 @@ class Memento:
             self._keep(_SLOTS, value)
             self._waiting += slots_of(value).values()
         self._keep_classes(kind, reads=True)
+
+
+def _remade(hook: Any) -> str | None:
+    """The attribute that one of torch's hooks makes anew of parameters before each forward; None: it makes none."""
+    if isinstance(hook, WeightNorm):
+        return hook.name
+    return hook._tensor_name if isinstance(hook, BasePruningMethod) else None
 
 
 @functools.cache
