@@ -6,11 +6,14 @@
 So some values of the gradients as the backward left them are held against the same when they are to be applied. All of
 a rank's were multiplied by one number then, by unlike ones on unlike ranks, and where they were, they have one norm: on
 several ranks at once, or on one in some updates in a row, by another number each time. What a script does to each
-parameter by itself, or by its name, leaves no such norm.
+parameter by itself, or by its name, leaves no such norm. So it is where a script clips some of the parameters, as all
+weights: those that were multiplied on a rank have that norm, and the others are as they were. (All of one module and no
+others may be clipped by themselves, rightly.)
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -68,6 +71,7 @@ class RankFactor:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], member: Membership) -> None:
         self._parameters, self._member = list(parameters.values()), member
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._seen: list[tuple[nn.Parameter, int, float]] = []
         self._last: dict[tuple[int, float], _Limit] = {}
 
@@ -100,19 +104,23 @@ class RankFactor:
     ) -> None:
         """Of some parameters of this rank; `number` says which."""
         among = {id(each) for each in parameters}
-        factors = self._member.numbers(_factor([each for each in seen if id(each[0]) in among]))
+        factor, some = _factor([each for each in seen if id(each[0]) in among], self._names)
+        factors = self._member.numbers(factor)
         known = {rank: abs(factor) for rank, factor in enumerate(factors) if not math.isnan(factor)}
         least, most = min(known.values(), default=1.0), max(known.values(), default=1.0)
         if most - least <= _ROUNDING * most or math.isinf(most):
             return
         if not any(factor > 0 and abs(factor - 1) > _ROUNDING for factor in factors):
             return  # each is of one parameter, which may have been clipped by itself
+        in_part = any(self._member.numbers(float(bool(some))))
+        which = "some" if in_part else "all"
+        clipped = some or (() if in_part and abs(abs(factor) - 1) <= _ROUNDING else parameters)
         for kind in _NORMS:
-            norms = self._member.numbers(_norm(parameters, kind))
+            norms = self._member.numbers(_norm(clipped, kind))
             if self._is_limit((number, kind), known, norms):
                 told = ", ".join(f"worker:{rank} by {factor:.3g}" for rank, factor in known.items())
                 raise UsageError(
-                    f"before the update the script has multiplied all gradients of {told}, as"
+                    f"before the update the script has multiplied {which} gradients of {told}, as"
                     " torch.nn.utils.clip_grad_norm_ over pipeline.named_parameters() does: its norm is that of one"
                     " rank's part of the model",
                     hint="clip by pipeline.clip_grad_norm_ or step(batch, max_norm=...)",
@@ -140,19 +148,33 @@ class RankFactor:
         return now.times >= _TIMES
 
 
-def _factor(seen: Sequence[tuple[nn.Parameter, int, float]]) -> float:
-    """NaN: nobody can say; infinite: there are several; below 0: of one parameter, which may be treated by itself."""
+def _factor(
+    seen: Sequence[tuple[nn.Parameter, int, float]], names: Mapping[int, str]
+) -> tuple[float, list[nn.Parameter]]:
+    """By what one number gradients were multiplied, and which; no parameters: all of them.
+
+    The number is NaN: nobody can say; infinite: there are several, or all of one module and no others, which may be
+    treated by itself; below 0: it is of one parameter, which may be, too.
+    """
     found = []
     for parameter, at, before in seen:
         if (values := _values(parameter)) is not None and at < len(values):
-            found.append(float(values[at]) / before)
-    if not found or not all(map(math.isfinite, found)):
-        return _UNKNOWN
-    middle = sorted(found)[len(found) // 2]
-    is_one = middle > 0 and all(abs(each - middle) <= _ROUNDING * middle for each in found)
-    if not is_one:
-        return _SEVERAL
-    return middle if len(found) > 1 else -middle
+            found.append((float(values[at]) / before, parameter))
+    if not found or not all(math.isfinite(each) for each, _ in found):
+        return _UNKNOWN, []
+    multiplied = [pair for pair in found if abs(pair[0] - 1) > _ROUNDING] or found
+    numbers = sorted(each for each, _ in multiplied)
+    middle = numbers[len(numbers) // 2]
+    if middle <= 0 or any(abs(each - middle) > _ROUNDING * middle for each in numbers):
+        return _SEVERAL, []
+    some = [parameter for _, parameter in multiplied] if len(multiplied) < len(found) else []
+    if len(some) > 1:
+        paths = zip(*(names[id(each)].split(".")[:-1] for each in some), strict=False)
+        module = [parts[0] for parts in itertools.takewhile(lambda parts: len({*parts}) == 1, paths)]
+        within = [each for _, each in found if names[id(each)].split(".")[: len(module)] == module]
+        if len(within) == len(some):
+            return _SEVERAL, []
+    return middle if len(multiplied) > 1 else -middle, some
 
 
 def _norm(parameters: Sequence[nn.Parameter], kind: float) -> float:

@@ -22,11 +22,12 @@ class Ranks:
 
     transport = "there is one"
 
-    def __init__(self, count: int, change: Change, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, count: int, change: Change, dtype: torch.dtype = torch.float32, names: str = "a b") -> None:
         self.ranks, self.told = range(count), list[list[float]]()
         self.generator = generator = torch.Generator().manual_seed(0)
         self.held = [
-            {name: nn.Parameter(torch.randn(5, 3, generator=generator).to(dtype)) for name in "ab"} for _ in self.ranks
+            {name: nn.Parameter(torch.randn(5, 3, generator=generator).to(dtype)) for name in names.split()}
+            for _ in self.ranks
         ]
         self.factors = [RankFactor(held, self) for held in self.held]  # type: ignore[arg-type]
         self.dtype = dtype
@@ -48,10 +49,14 @@ class Ranks:
 
     def check(self) -> None:
         """The answers of all, in the order of the questions; then the first one's check."""
-        norms = [
-            [rankfactor._norm(each._parameters, kind) for each in self.factors] for kind in (2.0, float("inf"), 1.0)
+        found = [rankfactor._factor(each._seen, each._names) for each in self.factors]
+        in_part = any(some for _, some in found)
+        clipped = [
+            some or ([] if in_part and abs(abs(factor) - 1) <= 0.01 else each._parameters)
+            for (factor, some), each in zip(found, self.factors, strict=True)
         ]
-        self.told = [[rankfactor._factor(each._seen) for each in self.factors], *norms]
+        norms = [[rankfactor._norm(each, kind) for each in clipped] for kind in (2.0, float("inf"), 1.0)]
+        self.told = [[factor for factor, _ in found], [float(bool(some)) for _, some in found], *norms]
         self.factors[0].check()
 
 
@@ -168,3 +173,29 @@ def test_ranks_without_gradients_have_no_say() -> None:
 
     with pytest.raises(UsageError, match="of worker:1 by"):
         Ranks(3, change).check()
+
+
+PAIRS = "x.weight x.bias y.weight y.bias"
+
+
+def weights(_: int, held: Sequence[nn.Parameter]) -> None:
+    """All weights by each rank's norm of them."""
+    nn.utils.clip_grad_norm_(held[::2], 1.0)
+
+
+def layers(_: int, held: Sequence[nn.Parameter]) -> None:
+    """The first layer of each rank by its own norm, as scripts that clip each layer do where others are below."""
+    nn.utils.clip_grad_norm_(held[:2], 1.0)
+
+
+def test_a_norm_of_some_parameters_of_each_rank_is_refused() -> None:
+    """Weights alone; also where one rank's are below the limit."""
+    with pytest.raises(UsageError, match="has multiplied some gradients of worker:0 by"):
+        Ranks(3, weights, names=PAIRS).check()
+    with pytest.raises(UsageError, match="has multiplied some gradients of worker:0 by 1"):
+        Ranks(3, lambda rank, held: weights(rank, held) if rank else None, names=PAIRS).check()
+
+
+def test_a_layer_may_be_clipped_by_itself() -> None:
+    """All of its parameters and no others."""
+    Ranks(3, layers, names=PAIRS).check()

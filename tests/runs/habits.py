@@ -541,6 +541,12 @@ def clip(optimizer: torch.optim.Optimizer) -> None:
         nn.utils.clip_grad_norm_(group["params"], 0.01)
 
 
+def clip_weights(optimizer: torch.optim.Optimizer) -> None:
+    """All weights on each rank, and no biases."""
+    every = [each for group in optimizer.param_groups for each in group["params"]]
+    nn.utils.clip_grad_norm_([each for each in every if each.dim() > 1], 0.01)
+
+
 def made_of(model: Callable[[], nn.Module] = Net, **changes: Any) -> Workload:
     """A workload of three partitions."""
     return workload(model, "first", "second", "last", **changes)
@@ -680,6 +686,11 @@ CASES = {
     "drawn by rank": Case(lambda: made_of(lambda: Net(second=Drawn())), "draws from other seeds on worker:1"),
     "unread head": Case(lambda: made_of(WithHeads, loss=first_head, optimizer=decayed), remat="always"),
     "unread head, memory": Case(lambda: made_of(WithHeads, loss=Counting(), optimizer=decayed), remat="always"),
+    "clipped weights": Case(
+        lambda: made_of(lambda: Net(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)))),
+        "has multiplied some gradients",
+        by_hand=clip_weights,
+    ),
     "groups": Case(lambda: made_of(optimizer=two_groups), "clip_grad_norm_ over", by_hand=clip),
 }
 
