@@ -49,6 +49,9 @@ def seconds(profile: Profile, source: str, target: str, size: float) -> tuple[fl
 def owners(plan: Plan, stage: int) -> list[str]:
     """Who runs each micro-batch of a stage: the one that is furthest behind n (m + 1) / M, the first among equals."""
     held, owner = plan.stages[stage], []
+    if plan.schedule == "listed":
+        by = {j: w for w, steps in plan.listed.items() for s, what, j in steps if (s, what) == (stage, "F")}
+        return [by[m] for m in range(plan.micro_batches)]
     shares = {each.worker: each.micro_batches for each in held.replicas} or {held.worker: plan.micro_batches}
     for m in range(plan.micro_batches):
         behind = {w: Fraction(n * (m + 1), plan.micro_batches) - owner.count(w) for w, n in shares.items()}
@@ -60,6 +63,8 @@ def messages(plan: Plan, profile: Profile) -> list[dict[str, Any]]:
     """One for each micro-batch, value and other worker that reads it, and one back where an edge bears a gradient."""
     stage_of = {name: n for n, stage in enumerate(plan.stages) for name in stage.partitions}
     owner = [owners(plan, n) for n in range(len(plan.stages))]
+    turn = {step: n for order in orders(plan).values() for n, step in enumerate(order)}
+    part = {(stage, m): what for what, stage, m in turn if what in "BI"}
     found = []
     for m in range(plan.micro_batches):
         worker_of = {name: owner[n][m] for name, n in stage_of.items()}
@@ -69,22 +74,25 @@ def messages(plan: Plan, profile: Profile) -> list[dict[str, Any]]:
                 crossing.setdefault((edge.source, edge.output, worker_of[edge.target]), []).append(edge)
         for (source, _, target), edges in crossing.items():
             n = edges[0].bytes_per_sample * plan.micro_batch_size + edges[0].fixed_bytes
-            maker, reader = stage_of[source], min(stage_of[edge.target] for edge in edges)
+            maker, reader = stage_of[source], min((stage_of[e.target] for e in edges), key=lambda s: turn["F", s, m])
             there, back = (worker_of[source], target), (target, worker_of[source])
             found.append({"from": ("F", maker, m), "to": ("F", reader, m), "ends": there, "bytes": n})
-            adding = [stage_of[edge.target] for edge in edges if edge.gradient]
+            adding = [(part[s, m], s, m) for s in (stage_of[edge.target] for edge in edges if edge.gradient)]
             if adding:
-                found.append({"from": ("B", min(adding), m), "to": ("B", maker, m), "ends": back, "bytes": n})
+                last, to = max(adding, key=turn.__getitem__), (part[maker, m], maker, m)
+                found.append({"from": last, "to": to, "ends": back, "bytes": n})
     return found
 
 
 def orders(plan: Plan) -> dict[str, list[tuple[str, int, int]]]:
-    """Every worker's forwards, backwards and reductions: (F, B or R, stage, micro-batch)."""
+    """Every worker's forwards, backwards, their parts and reductions: (F, B, I, W or R, stage, micro-batch)."""
     count, found = plan.micro_batches, {}
     owner = [owners(plan, n) for n in range(len(plan.stages))]
     for worker in plan.workers:
         mine = [n for n, stage in enumerate(plan.stages) if worker in stage.workers]
-        if plan.schedule == "1f1b":
+        if plan.schedule == "listed":
+            order = [(letter, stage, j) for stage, letter, j in plan.listed[worker]]
+        elif plan.schedule == "1f1b":
             (s,) = mine
             warm = min(count, plan.stages[s].in_flight or sum(len(stage.workers) for stage in plan.stages[s:]))
             order = [("F", s, j) for j in range(warm)]
@@ -95,11 +103,12 @@ def orders(plan: Plan) -> dict[str, list[tuple[str, int, int]]]:
             order += [("B", s, j) for s in reversed(mine) for j in reversed(range(count))]
         own = [(what, s, j) for what, s, j in order if owner[s][j] == worker]
         found[worker] = []
+        rings = [n for n in reversed(mine) if plan.stages[n].replicas]
         for n, (what, s, j) in enumerate(own):
             found[worker].append((what, s, j))
-            last = ("B", s) not in {(later, stage) for later, stage, _ in own[n + 1 :]}
-            if what == "B" and last and plan.stages[s].replicas:
-                found[worker].append(("R", s, -1))
+            left = {stage for later, stage, _ in own[n + 1 :] if later in "BW"}
+            while what in "BW" and rings and rings[0] not in left:
+                found[worker].append(("R", rings.pop(0), -1))
     return found
 
 
@@ -122,7 +131,7 @@ Reduce = Callable[[tuple[str, ...], float], tuple[float, float]]
 def reference(  # noqa: PLR0912 - one branch for each kind of event
     plan: Plan, profile: Profile, reduce: Reduce
 ) -> dict[tuple[str, str, int, int], tuple[float, float]]:
-    """Start and end of every action, by (worker, F, B, R or U, stage, micro-batch); -1 where there is none.
+    """Start and end of every action, by (worker, F, B, I, W, R or U, stage, micro-batch); -1 where there is none.
 
     Args:
         plan: What is timed.
@@ -137,6 +146,12 @@ def reference(  # noqa: PLR0912 - one branch for each kind of event
             again = sum(held[name].forward_s for name in stage.rematerialise)
             length["F", n, worker] = sum(each.forward_s for each in held.values())
             length["B", n, worker] = sum(each.backward_s for each in held.values()) + again
+            first = [
+                name for name in stage.rematerialise if not any(e.target == name and e.gradient for e in profile.edges)
+            ]
+            later = sum(held[name].forward_s for name in first)
+            length["I", n, worker] = sum(each.backward_input_s or 0.0 for each in held.values()) + again - later
+            length["W", n, worker] = sum(each.backward_weight_s or 0.0 for each in held.values()) + later
     left = {worker: [*order, ("U", -1, -1)] for worker, order in orders(plan).items()}
     rings = {worker: [stage for what, stage, _ in order if what == "R"] for worker, order in left.items()}
     begun: dict[tuple[int, str], float] = {}

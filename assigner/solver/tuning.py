@@ -138,9 +138,6 @@ WIDER_LIMIT = 1.05
 BETTER_PATH = 2e-4
 """A pipeline of kinds is made into a plan if it promises to be better than the last by this share."""
 
-CUT_SWEEPS = 40
-"""Sweeps of the cuts between fixed workers, for each plan."""
-
 TELL_S = 0.2
 """Seconds between two calls of `watch`."""
 

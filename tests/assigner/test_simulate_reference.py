@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from brute_force import with_shared_values
 from builders import make_plan, make_profile
+from drawn_orders import with_drawn_order
 from drawn_plans import drawn, replicated, with_wires
 from reference_simulator import reference
 
 from assigner.schedule.cost import CostModel
+from assigner.schedule.orders import LETTERS
 from assigner.schedule.program import ActionKind, build_program
 from assigner.schedule.simulate import run_program, step_s
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
 
-LETTER = {ActionKind.FORWARD: "F", ActionKind.BACKWARD: "B", ActionKind.REDUCE: "R", ActionKind.UPDATE: "U"}
+LETTER = {**LETTERS, ActionKind.REDUCE: "R", ActionKind.UPDATE: "U"}
 
 
 def assert_equal(profile: Profile, plan: Plan) -> None:
@@ -67,6 +70,25 @@ def test_values_that_several_partitions_read_too(seed: int, schedule: str) -> No
     profile, plan = drawn(seed, schedule)
     profile, plan = replicated(profile, plan, seed) if seed % 3 == 0 else (profile, plan)
     assert_equal(with_shared_values(profile, seed), plan)
+
+
+@pytest.mark.parametrize("halves", [False, True], ids=["whole backwards", "backwards in two parts"])
+@pytest.mark.parametrize("seed", range(40))
+def test_listed_orders_too(seed: int, *, halves: bool) -> None:
+    """The same of any order that can run, on shared stages and with values that several stages read."""
+    rng = random.Random(seed)
+    profile, plan = drawn(seed, "interleaved")
+    profile, plan = replicated(profile, plan, seed) if seed % 3 == 0 else (profile, plan)
+    profile = with_shared_values(profile, seed) if seed % 4 == 1 else profile
+    if halves:
+        measured = tuple(
+            replace(
+                each, backward_input_s=rng.uniform(0, 1e-2), backward_weight_s=rng.uniform(0, 1e-2), waiting_bytes=1e5
+            )
+            for each in profile.measurements
+        )
+        profile = replace(profile, measurements=measured)
+    assert_equal(profile, with_drawn_order(plan, profile.edges, rng, halves=halves))
 
 
 def test_two_stages_of_a_worker_that_read_one_value_share_its_message() -> None:

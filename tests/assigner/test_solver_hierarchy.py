@@ -19,13 +19,8 @@ from assigner.schedule.cost import CostModel, message_s
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver import solve, tuning
 from assigner.solver.contest import Contest
-from assigner.solver.fleet.bottlenecks import BottleneckSearch
-from assigner.solver.fleet.cuts import FixedOrder
 from assigner.solver.fleet.hop_arrays import messages_s
 from assigner.solver.fleet.option_arrays import OptionArrays
-from assigner.solver.fleet.path_program import KindPipeline, KindStage
-from assigner.solver.fleet.paths import KindPaths
-from assigner.solver.fleet.relaxation import KindRelaxation
 from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.prices import PriceTable
 from assigner.solver.problem import Problem
@@ -116,48 +111,6 @@ def test_hosts_that_are_thinly_linked_raise_the_bound(visits, monkeypatch):
     base = make_profile(work=[2e-3] * 8, slowness=[1.0, 1.0, 1.0, 1.0])
     bounds = [descend(thin_between_hosts(base, hosts=hosts, slow=4e-3))[2] for hosts in (1, 2)]
     assert bounds[1] > bounds[0] * 1.02
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_cuts_between_given_workers_are_the_best_there_are(seed):
-    """Of all cuts between three workers in a fixed order, the search over limits finds the fastest."""
-    profile = random_instance(seed, partitions=8, workers=3, tight=seed % 2 == 0, busy=seed % 3 == 0)
-    instance = PriceTable(Problem(profile, single(schedule="gpipe"), CostModel(profile)), COUNT)
-    fleet = KindRelaxation(instance)
-    paths = KindPaths(fleet, math.inf)
-    setting = GPipeSetting(Contest(instance.problem, lambda: None), COUNT)
-    for groups in itertools.permutations(range(3)):
-        line, found = FixedOrder(paths, groups), []
-
-        def sweep(limit_f, limit_b, line=line, found=found):
-            cut = line.least(limit_f, limit_b)
-            if cut is not None:
-                found.append(line.seconds(cut))
-            return cut
-
-        cells = BottleneckSearch(
-            sweep, lambda found=found: min(found, default=math.inf), more=COUNT - 1, low=(0.0, 0.0), high=(1.0, 1.0)
-        )
-        cells.run(lambda: False)
-        every = []
-        for cuts in itertools.combinations(range(1, 8), 2):
-            spans = zip(groups, itertools.pairwise((0, *cuts, 8)), strict=True)
-            steps = [KindStage(a, b - a, paths.row[group]) for group, (a, b) in spans]
-            at = [(step.kind, step.first, step.length - 1) for step in steps]
-            total = sum(paths.real.stages.seconds[each] for each in at)
-            total += sum(
-                float(fleet.links.forward[fleet.links.type_of[i], left, right])
-                + float(fleet.links.backward[fleet.links.type_of[i], left, right])
-                for i, (left, right) in zip(cuts, itertools.pairwise(groups), strict=True)
-            )
-            every.append(line.seconds(KindPipeline(total, tuple(steps))))
-            columns = [
-                paths.real.table.options.find(step.first, step.first + step.length - 1, group)
-                for step, group in zip(steps, groups, strict=True)
-            ]
-            if None not in columns:
-                assert every[-1] <= setting.simulate(columns) * (1 + 1e-9)
-        assert min(found, default=math.inf) == pytest.approx(min(every), rel=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -1,8 +1,7 @@
-"""Placement from the coarse to the fine, with a proven bound: kinds and hosts, then workers, then cuts.
+"""Placement from the coarse to the fine, with a proven bound: kinds and hosts, then workers.
 
     paths.py   which kind of worker runs which partitions, host by host: a path, and a bound for all plans
     assignment.py    which workers those are: the links between neighbours at their least
-    cuts.py    where to cut between them, exactly, with the links that they have
 
 A plan that this finds is a plan of the real workers, priced exactly; the bound comes from the first level alone, and
 holds for every plan with one stage a worker.
@@ -18,7 +17,6 @@ from assigner.solver.clock import SolveClock
 from assigner.solver.contest import ROUNDING
 from assigner.solver.fleet.assignment import WorkerAssignment
 from assigner.solver.fleet.bottlenecks import BottleneckSearch
-from assigner.solver.fleet.cuts import FixedOrder
 from assigner.solver.fleet.paths import KindPaths
 from assigner.solver.fleet.relaxation import KindRelaxation
 
@@ -128,45 +126,16 @@ class Hierarchy:
         return found
 
     def _realise(self, found: KindPipeline) -> None:
-        """Make a plan of a pipeline of kinds: workers, then cuts."""
+        """Make a plan of a pipeline of kinds."""
         paths = self._paths
         assert paths is not None
         self._best = min(self._best, paths.seconds(found))
         groups = WorkerAssignment(paths).line(found.steps, paths.slowest(found.steps))
-        value = self._placed(found, groups)
-        if paths.exact and all(len(kind.groups) == 1 for kind in self.fleet.kinds):
-            return  # the path is the plan
-        self._cut(groups, value)
-
-    def _placed(self, found: KindPipeline, groups: Sequence[int]) -> float:
-        """What a pipeline takes on these workers, in seconds; inf: it cannot be."""
-        paths = self._paths
-        assert paths is not None
         options: list[StageOption] = []
         for step, group in zip(found.steps, groups, strict=True):
             paths.real.settle(paths.row[group], step.first, step.length)
             option = paths.real.table.options.find(step.first, step.first + step.length - 1, group)
             if option is None:
-                return math.inf
+                return
             options.append(option)
-        return self._price(options)
-
-    def _cut(self, groups: Sequence[int], value: float) -> None:
-        """Better cuts between the same workers."""
-        paths, best = self._paths, value
-        assert paths is not None
-        line = FixedOrder(paths, groups)
-
-        def sweep(limit_f: float, limit_b: float) -> KindPipeline | None:
-            nonlocal best
-            cut = line.least(limit_f, limit_b)
-            if cut is not None and line.seconds(cut) < best * (1 - tuning.BETTER_PATH):
-                best = min(best, self._placed(cut, groups))
-            return cut
-
-        high = self.fleet.highest(best) if math.isfinite(best) else paths.largest
-        cells = BottleneckSearch(
-            sweep, lambda: best * (1 - tuning.BETTER_PATH), more=self.fleet.more, low=self.fleet.low, high=high
-        )
-        left = iter(range(tuning.CUT_SWEEPS))
-        cells.run(lambda: next(left, None) is None or self._stop())
+        self._price(options)

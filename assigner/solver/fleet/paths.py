@@ -39,7 +39,6 @@ class KindPrices:
     Attributes:
         table: The segments.
         stages: Their seconds, as far as they lie on the spine; as servers with the least that messages keep them busy.
-        busy: That least (`HopArrays.busy`).
     """
 
     def __init__(self, instance: PriceTable, kinds: Sequence[WorkerKind], longest: int, links: HopArrays) -> None:
@@ -51,8 +50,7 @@ class KindPrices:
         seconds = forward + backward
         if instance.problem.exact:
             seconds[:, 0] += table.update[:, 0]
-        self.busy = links.busy(kinds)
-        busy_f, busy_b = (_at_ends(*busy, longest) for busy in self.busy)
+        busy_f, busy_b = (_at_ends(*busy, longest) for busy in links.busy(kinds))
         self.table, self.stages = table, ServerPrices(seconds, forward + busy_f, backward + busy_b)
         self._on = table.anywhere(spine.backward)
 
