@@ -612,7 +612,9 @@ CASES = {
     "autocast": Case(made_of, "torch.autocast is on where the pipeline is called", context=half),
     "checkpoint": Case(lambda: made_of(lambda: Net(Checked())), "a BatchNorm runs again in a backward"),
     "checkpoint, one": Case(lambda: made_of(lambda: Net(Checked())), micro_batches=1),
-    "renormalised": Case(lambda: made_of(lambda: Net(Renormalised(WIDTH))), "uses the running statistics of first"),
+    "renormalised": Case(
+        lambda: made_of(lambda: Net(Renormalised(WIDTH))), "whose output depends on its running statistics"
+    ),
     "pasted": Case(lambda: made_of(lambda: Net(Pasted(WIDTH))), micro_batches=1),
     "pasted, remat": Case(lambda: made_of(lambda: Net(Pasted(WIDTH))), micro_batches=1, remat="always"),
     "counted": Case(lambda: made_of(lambda: Net(Counted(WIDTH))), "Counted.forward sets its 'calls'"),
