@@ -132,7 +132,7 @@ class _DeferredNorm:
 
     def _check_evaluated(self) -> None:
         """A forward that has trained the module does not evaluate it behind that: the running values have not moved."""
-        if self.called and self.under_way and not self.module.training:
+        if self.recording and self.under_way and self.called and not self.module.training:
             raise UsageError(
                 f"{self.name} is called in eval mode behind a call in training mode of the same forward: its running"
                 " statistics are the whole batch's, and move at the step's end",
