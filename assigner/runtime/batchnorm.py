@@ -76,6 +76,11 @@ class _DeferredNorm:
         self._add_twin()
         module.__dict__["forward"] = self.forward
 
+    def run_eagerly(self) -> None:
+        """Leave a forward of the user's own out of what is compiled around it: it could not be tried out there."""
+        if self._is_own:
+            self.module.__dict__["forward"] = torch.compiler.disable(self.forward)  # type: ignore[no-untyped-call]
+
     def _add_twin(self) -> None:
         twin = copy.copy(self.module)
         twin._buffers = dict(self.module._buffers)
@@ -145,8 +150,6 @@ class _DeferredNorm:
         Twins lack some of it: momentum, and the count of batches. So in the first micro-batch of each step both are
         run, and have to give the same, and to move the running values as torch's own forward does.
         """
-        if torch.compiler.is_compiling():
-            self._refuse("which torch.compile does not let see whether it moves its running statistics as torch's does")
         if any(True for child in self.module.children() for _ in child.buffers()):
             self._refuse("which has modules with buffers of their own")
         copied = self._copy()
@@ -343,6 +346,11 @@ class DeferredStatistics:
     def has(self, partition: str) -> bool:
         """Whether a partition's forwards are part of them."""
         return bool(self._norms.get(partition))
+
+    def run_eagerly(self, partition: str) -> None:
+        """A partition is compiled, but for BatchNorms with forwards of the user's own."""
+        for norm in self._norms.get(partition, ()):
+            norm.run_eagerly()
 
     def begin(self, partition: str, micro_batch: int) -> None:
         """A forward of this micro-batch comes next, or its recompute."""

@@ -167,6 +167,8 @@ class PartitionRunner:
             self.statistics = None
         self._call: Forward = self.run or self.module
         self._is_compiled = self.run is not None and getattr(self.run, "__self__", None) is not self.module
+        if self._is_compiled and self.statistics is not None:
+            self.statistics.run_eagerly(self.piece.name)
         self._users = self.finish is not None or has_user_code(self.module)
 
     def recomputes(self, place: ForwardPlace) -> bool:

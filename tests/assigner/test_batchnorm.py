@@ -354,6 +354,23 @@ def test_a_subclass_with_a_rule_of_its_own(kind, words, micro_batches):
         assert_plain(made, Reference(made), pipeline, (12, 10, 12))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own, behind a break
+@pytest.mark.parametrize("kind", [Activated, Counting])
+def test_a_subclass_in_a_compiled_partition(kind):
+    """Its own forward runs between the compiled parts: the same losses as uncompiled, and the same refusal."""
+    made = workload(lambda: nn.Sequential(kind(WIDTH), nn.Linear(WIDTH, 1)), rows=12)
+    found = []
+    for options in (None, {"backend": "eager"}):
+        case = replace(made, compile=options)
+        with pipeline_of(case, make_plan(case, micro_batches=3)) as pipeline:
+            if kind is Counting:
+                with pytest.raises(UsageError, match="whose output depends on its running statistics"):
+                    pipeline.step(case.make_batch(12, 0))
+            else:
+                found.append([pipeline.step(case.make_batch(12, n)) for n in range(3)])
+    assert kind is Counting or found[0] == pytest.approx(found[1], rel=1e-12)
+
+
 def test_what_cannot_run_is_refused():
     """SyncBatchNorm, a forward that was set on the object and an unknown choice are errors in words."""
     with pytest.raises(UsageError, match=r"0\.1 is a SyncBatchNorm.*other partitions"):
