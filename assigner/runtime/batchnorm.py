@@ -171,7 +171,7 @@ class _DeferredNorm:
             if not _are_close(pytree.tree_leaves(output), pytree.tree_leaves(expected)):
                 self._refuse("whose output depends on its running statistics, momentum or num_batches_tracked")
             moved = self._copy()
-            _move(moved, self.module.momentum, figures.mean, figures.variance)
+            _move(moved, figures.mean, figures.variance)
             if not _are_close(list(copied._buffers.values()), list(moved._buffers.values())):
                 self._refuse("which moves its running statistics in a way of its own")
         return output
@@ -251,7 +251,7 @@ class _DeferredNorm:
         for seen in self.seen:
             found = [figures for _, figures in sorted(seen.items()) if figures.count]
             if found:
-                _move(self.module, self.module.momentum, *_merged(found))
+                _move(self.module, *_merged(found))
         self.forget()
 
     def forget(self) -> None:
@@ -265,13 +265,13 @@ class _DeferredNorm:
 
 
 @torch.no_grad()
-def _move(module: _BatchNorm, momentum: float | None, mean: torch.Tensor, variance: torch.Tensor) -> None:
+def _move(module: _BatchNorm, mean: torch.Tensor, variance: torch.Tensor) -> None:
     """Have a module's running values moved as torch's forward does, by the figures of a batch."""
     assert module.running_mean is not None
     assert module.running_var is not None
     if module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
-    share = momentum
+    share = module.momentum
     if share is None:
         share = 1.0 / float(module.num_batches_tracked) if module.num_batches_tracked is not None else 0.0
     for running, new in ((module.running_mean, mean), (module.running_var, variance)):
