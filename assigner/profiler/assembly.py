@@ -32,7 +32,7 @@ from assigner.profiler.host import HostFacts, allocator_share
 from assigner.profiler.links import LinkSweep, with_unmeasured
 from assigner.profiler.partitionbench import state_bytes
 from assigner.runtime.optimizer import built_optimizer, stand_ins
-from assigner.runtime.packedvalues import dtype_name
+from assigner.runtime.plainvalues import dtype_name
 from assigner.runtime.process import float32_precision
 from assigner.runtime.replicas import obstacles
 from assigner.version import __version__

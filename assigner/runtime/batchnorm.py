@@ -157,7 +157,7 @@ class _DeferredNorm:
             _disable_current_modes(),
             torch.no_grad(),
             kept_generators(given.device, draws=True),
-            Memento([self.module]).put_back(),
+            Memento([("", self.module)]).put_back(),
         ):
             expected = type(copied).forward(copied, given.clone())
         self._tried = self.micro_batch

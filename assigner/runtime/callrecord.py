@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from assigner.formatting import Unquoted
-from assigner.runtime.packedvalues import dtype_name
+from assigner.runtime.plainvalues import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

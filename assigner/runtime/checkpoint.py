@@ -26,8 +26,8 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from assigner.errors import FormatError, UsageError
 from assigner.formats.document import Range, decode, shown
 from assigner.runtime.optimizerstate import OptimizerState
-from assigner.runtime.packedvalues import PackedValue, dtype_name
-from assigner.runtime.plainvalues import from_json, to_json
+from assigner.runtime.packedvalues import PackedValue
+from assigner.runtime.plainvalues import dtype_name, from_json, to_json
 from assigner.runtime.recurrence import StatePart
 from assigner.runtime.savedstate import check_saved, packed_state, read_state
 from assigner.runtime.shards import DAMAGED, Index, index_of, nan_count, read_json, write_index, write_json, write_shard

@@ -171,7 +171,7 @@ class Inference:
         kept = [buffer.clone() for buffer in buffers]
         own = outermost(module for _, module in named if has_own_mode(module))
         try:
-            with Memento(each for module in own for each in module.modules()).put_back():
+            with Memento(each for module in own for each in module.named_modules()).put_back():
                 for module in own:
                     module.eval()
                 for name, module in named:

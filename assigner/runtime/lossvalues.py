@@ -11,34 +11,21 @@ so for good.
 
 from __future__ import annotations
 
-import functools
-import types
+import itertools
 import zlib
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from assigner.model.deferred.memento import (
-    ATOMS,
-    HOOKS,
-    OPEN,
-    STANDARD,
-    is_installed,
-    is_users,
-    read_globals,
-    slots_of,
-    users_classes,
-)
+from assigner.model.deferred.reach import ATOMS, reach
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from assigner.model.workload import Workload
 
-_MOST = 10_000  # values, and items of a container
+_MOST = 10_000  # values
 _SHOWN = 2  # changes
 _LETTERS = 20  # of a value
+_NAMED = ATOMS | {set, frozenset}
 _ABSENT = "nothing"
 
 
@@ -85,65 +72,10 @@ class LossValues:
 def plain_values(called: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers and texts that functions or objects can read when they are called, by the names of their places."""
     found: dict[str, Any] = {}
-    known: set[int] = set()
-    waiting = deque(called.items())
-    while waiting and len(found) < _MOST:
-        name, value = waiting.popleft()
-        if type(value) in ATOMS:
-            found[name] = value
-        elif id(value) not in known:
-            known.add(id(value))
-            waiting.extend(_parts(name, value))
+    met = (pair for pair in reach(called, plain=True) if type(pair[1]) in _NAMED)
+    for place, value in itertools.islice(met, _MOST):
+        name = str(place)
+        while name in found:
+            name += "'"
+        found[name] = value if type(value) in ATOMS else sorted(repr(each) for each in value if type(each) in ATOMS)
     return found
-
-
-def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    kind: type = type(value)
-    if isinstance(value, dict | list | tuple | deque):
-        items = dict.items(value) if isinstance(value, dict) else enumerate(value)
-        if len(value) <= _MOST:
-            yield from ((f"{name}[{key!r}]", each) for key, each in items)
-    elif isinstance(value, set | frozenset):
-        yield name, str(sorted(map(repr, value)))
-    elif isinstance(value, types.FunctionType):
-        yield from _parts_of_function(name, value)
-    elif isinstance(value, types.MethodType):
-        yield from ((name, value.__self__), (name, value.__func__))
-    elif isinstance(value, functools.partial):
-        yield from ((name, value.func), (f"{name}.args", value.args), (f"{name}.keywords", value.keywords))
-    elif isinstance(value, type):
-        yield from _parts_of_class(value)
-    elif isinstance(value, nn.Module):
-        if is_users(kind.__module__):
-            yield from ((f"{name}.{key}", each) for key, each in vars(value).items() if key not in STANDARD)
-        yield from ((f"a hook of {name}", hook) for key in HOOKS for hook in vars(value)[key].values())
-        yield from ((f"{name}.{key}", each) for key, each in value._modules.items())
-        yield from _parts_of_class(kind)
-    elif not isinstance(value, types.ModuleType) and (is_users(kind.__module__) or isinstance(value, OPEN)):
-        space = getattr(value, "__dict__", None)
-        every = {**(space if type(space) is dict else {}), **slots_of(value)}
-        yield from ((f"{name}.{key}", each) for key, each in every.items())
-        yield from _parts_of_class(kind)
-
-
-def _parts_of_function(name: str, value: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    if not is_users(value.__module__):
-        return
-    for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-        if cell != types.CellType():
-            yield key, cell.cell_contents
-    yield from ((f"{name}()[{n}]", each) for n, each in enumerate(value.__defaults__ or ()))
-    yield from ((f"{name}()[{key!r}]", each) for key, each in (value.__kwdefaults__ or {}).items())
-    yield from ((f"{name}.{key}", each) for key, each in value.__dict__.items())
-    if not is_installed(value.__module__):
-        names = value.__globals__
-        yield from ((key, names[key]) for key in read_globals(value.__code__) if key in names)
-
-
-def _parts_of_class(kind: type) -> Iterator[tuple[str, Any]]:
-    """What its methods read, and its numbers and texts."""
-    for each in users_classes(kind):
-        for key, value in list(vars(each).items()):
-            is_read = isinstance(value, types.FunctionType) and not is_installed(each.__module__)
-            if is_read or (type(value) in ATOMS and not key.startswith("__")):
-                yield f"{each.__name__}.{key}", value

@@ -21,7 +21,7 @@ import torch
 
 from assigner.errors import UsageError
 from assigner.model.deferred.likeness import in_likeness
-from assigner.model.deferred.memento import ATOMS
+from assigner.model.deferred.reach import ATOMS
 from assigner.runtime.optimizermemory import OptimizerMemory
 from assigner.runtime.plainvalues import SINGLE
 from assigner.runtime.separability import Conduct, check_separable, is_known

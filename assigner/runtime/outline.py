@@ -3,7 +3,7 @@
 A rank whose partitions read none of a batch's inputs still needs their rows, to cut them, and what chooses the model's
 graph. It gets them from a rank that has them, and puts tensors without values (on the meta device) in their place:
 
-    {"ids": int64 (8, 16), "flag": True}   ->   ["dict", ["ids", ["tensor", "int64", [8, 16], [16, 1]]], ["flag", true]]
+    {"ids": int64 (8, 16), "flag": True}   ->   {"ids": ["tensor", 0], "flag": true}, ["int64", [8, 16], [16, 1]]
 
 JSON, like all that ranks tell each other: nothing in it can run code.
 """
@@ -11,24 +11,22 @@ JSON, like all that ranks tell each other: nothing in it can run code.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from typing import Any
 
 import torch
 
-from assigner.errors import UsageError, WorkerError
-from assigner.runtime.packedvalues import DTYPES, dtype_name
-
-_SINGLE = (bool, int, float, str, type(None))
-_CONTAINERS = (list, tuple, torch.Size)
+from assigner.errors import FormatError, UsageError, WorkerError
+from assigner.runtime.plainvalues import DTYPES, dtype_name, from_json, to_json
 
 
 def outline(inputs: Any) -> str:
     """A batch's inputs as text; those that cannot be told are text too, which says why."""
+    tensors: list[torch.Tensor] = []
     try:
-        return json.dumps(_told(inputs, "inputs"))
+        plain = to_json(inputs, "inputs", tensors)
+        return json.dumps({"inputs": plain, "tensors": [_facts_of(each) for each in tensors]})
     except UsageError as error:
-        return json.dumps(["refused", error.message])
+        return json.dumps({"refused": error.message})
 
 
 def inputs_of(text: str, worker: str) -> Any:
@@ -44,53 +42,27 @@ def inputs_of(text: str, worker: str) -> Any:
     """
     try:
         found = json.loads(text)
-        if isinstance(found, list) and found[0] == "refused":
+        if "refused" in found:
             raise UsageError(
-                f"this rank was given no inputs, and {worker} cannot tell it what they are: {found[1]}",
+                f"this rank was given no inputs, and {worker} cannot tell it what they are: {found['refused']}",
                 hint="give every rank the inputs, or such values in plain tensors, numbers and text, in tuples, lists"
                 " and dicts",
             )
-        return _made(found)
-    except (ValueError, KeyError, IndexError, TypeError, RuntimeError, RecursionError) as error:
-        if isinstance(error, UsageError):
-            raise
+        return from_json(found["inputs"], [_without_values(*facts) for facts in found["tensors"]])
+    except UsageError:
+        raise
+    except (FormatError, ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
         raise WorkerError(
             f"{worker} has told something else than inputs ({type(error).__name__})",
             hint="all hosts run one release of assigner",
         ) from error
 
 
-def _told(value: Any, where: str) -> Any:
-    kind = type(value)
-    if isinstance(value, torch.Tensor):
-        if value.is_nested or value.layout is not torch.strided:
-            raise UsageError(f"{where} is {'nested' if value.is_nested else f'of layout {value.layout}'}")
-        dtype = dtype_name(value.dtype)
-        return ["tensor", dtype, list(value.shape), list(value.stride())]
-    if kind in _SINGLE:
-        return value
-    if kind in _CONTAINERS:
-        return [kind.__name__, *(_told(each, f"{where}[{n}]") for n, each in enumerate(value))]
-    if kind in (dict, OrderedDict):
-        if any(type(key) not in _SINGLE for key in value):
-            raise UsageError(f"{where} has keys that are neither text nor numbers")
-        return [kind.__name__, *([key, _told(each, f"{where}[{key!r}]")] for key, each in value.items())]
-    if kind is torch.dtype:
-        return ["dtype", dtype_name(value)]
-    raise UsageError(f"{where} is a {kind.__name__}")
+def _facts_of(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        raise UsageError(f"one of the inputs is {'nested' if tensor.is_nested else f'of layout {tensor.layout}'}")
+    return dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride()
 
 
-def _made(found: Any) -> Any:
-    if not isinstance(found, list):
-        return found
-    name, *parts = found
-    if name == "tensor":
-        dtype, sizes, strides = parts
-        return torch.empty_strided(sizes, strides, dtype=DTYPES[dtype], device="meta")
-    if name == "dtype":
-        return DTYPES[parts[0]]
-    if name in ("dict", "OrderedDict"):
-        pairs = [(key, _made(each)) for key, each in parts]
-        return dict(pairs) if name == "dict" else OrderedDict(pairs)
-    sequence = [_made(each) for each in parts]
-    return {"list": list, "tuple": tuple, "Size": torch.Size}[name](sequence)
+def _without_values(dtype: str, sizes: list[int], strides: list[int]) -> torch.Tensor:
+    return torch.empty_strided(sizes, strides, dtype=DTYPES[dtype], device="meta")

@@ -20,7 +20,7 @@ from assigner.location import Location, rank_of
 from assigner.model.marking.graph import ModelOutput
 from assigner.runtime.headers import Header, header_route, post_header, receive_header, send_header
 from assigner.runtime.ordering import Message
-from assigner.runtime.packedvalues import DTYPES
+from assigner.runtime.plainvalues import DTYPES
 from assigner.runtime.results import exact_sum
 from assigner.schedule.program import Payload, Route
 from assigner.schedule.replication import takers

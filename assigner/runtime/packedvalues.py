@@ -7,7 +7,6 @@ Nothing is pickled, and what comes out is the same on every rank, also on the on
 
 from __future__ import annotations
 
-import functools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assigner.errors import UsageError
-from assigner.runtime.plainvalues import from_json, to_json
+from assigner.runtime.plainvalues import DTYPES, dtype_name, from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from assigner.runtime.membership import Membership
 
-DTYPES = {str(each).removeprefix("torch."): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
-"""Torch's types by their names, as `float32`."""
 _SIMPLER = "share fewer and simpler values"
+_PLAIN = "only plain, dense tensors go to other ranks"
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,8 @@ class PackedValue:
         try:
             plain = to_json(value, where, met)
             for each in met:
+                if type(each) not in (torch.Tensor, torch.nn.Parameter):
+                    raise UsageError(f"a tensor in {where} is a {type(each).__name__}", hint=_PLAIN)
                 refuse_unplain(each, f"a tensor in {where}")
             text = json.dumps([plain, [facts_of(each) for each in met]])
             return cls(text, tuple(copy_of(each) for each in met))
@@ -82,13 +82,7 @@ def refuse_unplain(tensor: torch.Tensor, where: str) -> None:
         else None
     )  # fmt: skip
     if what is not None:
-        raise UsageError(f"{where} is {what}", hint="only plain, dense tensors go to other ranks")
-
-
-@functools.cache
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name by which `DTYPES` has a type."""
-    return str(dtype).removeprefix("torch.")
+        raise UsageError(f"{where} is {what}", hint=_PLAIN)
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,6 @@ writes, by the end of the step or evaluation: before it updates anything.
 
 from __future__ import annotations
 
-import functools
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
-from assigner.model.deferred.memento import STANDARD, Memento, is_installed, is_users, read_globals, slots_of
+from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.reach import STANDARD, reach
 from assigner.model.marking.writing import STORES
 from assigner.runtime.callrecord import checksum
 from assigner.runtime.copies import CopyComparison
@@ -123,31 +123,10 @@ def _trains(called: Any) -> bool:
 
     One that is a method of a model is not looked into: it is called for what it computes, not for the model's weights.
     """
-    waiting, known = [called], dict[int, Any]()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in known:
-            continue
-        known[id(each)] = each
-        if isinstance(each, nn.Parameter) and each.requires_grad:
-            return True
-        if isinstance(each, nn.Module):
-            waiting += each.parameters()
-        elif isinstance(each, functools.partial):
-            waiting += (each.func, *each.args, *each.keywords.values())
-        elif isinstance(each, types.FunctionType) and is_users(each.__module__):
-            waiting += (cell.cell_contents for cell in each.__closure__ or () if cell != types.CellType())
-            names = () if is_installed(each.__module__) else read_globals(each.__code__)
-            waiting += (each.__globals__.get(name) for name in names)
-        elif isinstance(each, dict):
-            waiting += each.values()
-        elif isinstance(each, list | tuple):
-            waiting += each
-        elif is_users(type(each).__module__) and not isinstance(each, type | types.MethodType | types.ModuleType):
-            space = getattr(each, "__dict__", None)
-            waiting += (space if type(space) is dict else {}).values()
-            waiting += slots_of(each).values()
-    return False
+    if isinstance(called, types.MethodType) and isinstance(called.__self__, nn.Module):
+        return False
+    tensors = (each for _, each in reach({"loss": called}, parameters=True) if isinstance(each, nn.Parameter))
+    return any(each.requires_grad for each in tensors)
 
 
 def in_words(partition: str, workers: Sequence[str]) -> str:
@@ -223,7 +202,7 @@ def _digest(tensors: Mapping[str, torch.Tensor], module: nn.Module | None = None
         flat = tensors[name].detach().reshape(-1)
         sample = flat[:: -(-len(flat) // _SAMPLE) or 1].cpu()
         found = _added(found, [tuple(tensors[name].shape), sample])
-    for each in () if module is None else changeable_modules(module):
+    for _, each in () if module is None else changeable_modules(module):
         for name, value in sorted(each.__dict__.items()):
             if name not in STANDARD:
                 found = _added(found, [_rounded(leaf) for leaf in pytree.tree_leaves(value) if _is_value(leaf, value)])
@@ -274,12 +253,12 @@ class ReplicaWatch:
         self.copies.begin()
         for name in self._shared:
             held = changeable_modules(self._share.modules[name])
-            watched = [each for each in held if training or not each.training]
-            for each in watched:
+            watched = [(path, each) for path, each in held if training or not each.training]
+            for _, each in watched:
                 if isinstance(each, nn.RNNBase):  # its first forward would take its list of weights anew
                     each._update_flat_weights()
             if watched:
-                self._mementos[name] = Memento(watched, beside=held)
+                self._mementos[name] = Memento(watched, beside=(each for _, each in held))
         if self._last in self._shared:
             called = [self._workload.loss, *(self._workload.metrics or {}).values()]
             self._mementos[""] = Memento((), called)

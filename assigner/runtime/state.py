@@ -295,9 +295,11 @@ class PartitionState:
         return [*map(_version, self._tensors), *map(torch.Tensor.data_ptr, self._tensors)]
 
 
-def changeable_modules(module: nn.Module) -> list[nn.Module]:
-    """The modules of a partition whose Python values its forwards may change."""
-    return [each for each in module.modules() if not isinstance(each, fx.GraphModule)] if has_user_code(module) else []
+def changeable_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules of a partition whose Python values its forwards may change, by name."""
+    if not has_user_code(module):
+        return []
+    return [(name, each) for name, each in module.named_modules() if not isinstance(each, fx.GraphModule)]
 
 
 def has_user_code(module: nn.Module) -> bool:

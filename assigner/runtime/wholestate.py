@@ -26,7 +26,6 @@ from assigner.model.deferred.memento import Memento
 from assigner.runtime.callrecord import checksum
 from assigner.runtime.localpartitions import set_buffer
 from assigner.runtime.packedvalues import (
-    DTYPES,
     PackedValue,
     broadcast,
     copy_of,
@@ -35,6 +34,7 @@ from assigner.runtime.packedvalues import (
     refuse_unplain,
     send,
 )
+from assigner.runtime.plainvalues import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -331,7 +331,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
     ]
     before = [(space, dict(space)) for space in spaces]
     try:
-        with Memento(model.modules()).put_back():
+        with Memento(model.named_modules()).put_back():
             yield
     finally:
         for space, held in before:

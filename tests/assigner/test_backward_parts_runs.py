@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -61,11 +61,12 @@ def trained(made: Workload, plan: Any, remat: Any) -> dict[str, torch.Tensor]:
         return {name: tensor.detach().clone() for name, tensor in pipeline.state_dict().items()}
 
 
+HOOKED: list[torch.Tensor] = []
+RETAINED: list[torch.Tensor] = []
+
+
 class Observed(nn.Module):
     """Its user looks at the gradient of what a product gives: in a hook, and as torch retains it."""
-
-    hooked: ClassVar[list[torch.Tensor]] = []
-    retained: ClassVar[list[torch.Tensor]] = []
 
     def __init__(self, *, by_hook: bool) -> None:
         super().__init__()
@@ -75,10 +76,10 @@ class Observed(nn.Module):
         for layer in self.layers:
             x = layer(x)
             if self.by_hook:
-                x.register_hook(Observed.hooked.append)
+                x.register_hook(HOOKED.append)
             else:
                 x.retain_grad()
-                Observed.retained.append(x)
+                RETAINED.append(x)
             x = x.tanh()
         return x
 
@@ -91,10 +92,10 @@ def test_a_gradient_that_the_user_looks_at_is_seen_once(by_hook, remat):
     made = made_of(lambda: Observed(by_hook=by_hook))
     plan = make_plan(made)
     for each in (plan, in_parts(plan, random.Random(3))):
-        Observed.hooked.clear()
-        Observed.retained.clear()
+        HOOKED.clear()
+        RETAINED.clear()
         trained(made, each, remat)
-        seen = Observed.hooked if by_hook else [x.grad for x in Observed.retained if x.grad is not None]
+        seen = HOOKED if by_hook else [x.grad for x in RETAINED if x.grad is not None]
         found.append((len(seen), float(sum(each.abs().sum() for each in seen))))
     (count, total), (count_in_parts, total_in_parts) = found
     assert count == count_in_parts == 3 * 3 * plan.micro_batches

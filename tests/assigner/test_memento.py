@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import functools
+import random
+import sys
 import types
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.memento import ABSENT, Memento
 
 TOTAL = {"calls": 0}
 
@@ -103,6 +106,48 @@ def count() -> None:
     TOTAL["calls"] += 1
 
 
+class Keeps:
+    """For all of its objects."""
+
+    seen: ClassVar[list[int]] = []
+    table: ClassVar[dict[str, int]] = {"n": 0}
+
+    @classmethod
+    def add(cls, *_: Any) -> None:
+        """One."""
+        cls.table["n"] += 1
+
+
+def closed_by_static_method() -> tuple[Any, Any, Any]:
+    """What one closes over."""
+    change, _, read = closed()
+
+    class Local:
+        @staticmethod
+        def run() -> None:
+            change()
+
+    return Box(Local()), Local.run, read
+
+
+def closed_by_property() -> tuple[Any, Any, Any]:
+    """What one closes over, of the object's class."""
+    change, _, read = closed(deep=True)
+
+    class Local:
+        @property
+        def run(self) -> None:
+            change()
+
+    made = Local()
+    return Box(made), lambda: made.run, read
+
+
+def numpy_state(made: Any) -> Any:
+    """Of a generator."""
+    return made.bit_generator.state["state"]["state"]
+
+
 def method() -> tuple[Any, Any, Any]:
     """A method in a partial."""
     slots = Slots()
@@ -164,6 +209,20 @@ CASES = {
     "deque": lambda: of(deque([1], maxlen=1), lambda made: made.append(2), list),
     "bytes": lambda: of(bytearray(b"a"), lambda made: made.append(1), bytes),
     "set": lambda: of({1}, lambda made: made.add(2), set),
+    "large array": lambda: of(np.zeros(3000), lambda made: made.__setitem__(1500, 1e-12), lambda made: made.tolist()),
+    "array with none": lambda: of(np.array([np.nan, 1]), lambda made: made.__setitem__(1, 2), str),
+    "numpy's generator": lambda: of(np.random.default_rng(1), lambda made: made.random(), numpy_state),
+    "numpy's old generator": lambda: of(
+        np.random.RandomState(1), lambda made: made.rand(), lambda made: made.get_state()[2]
+    ),
+    "python's generator": lambda: of(random.Random(1), lambda made: made.random(), lambda made: made.getstate()),
+    "torch's generator": lambda: of(
+        torch.Generator(), lambda made: torch.rand(1, generator=made), lambda made: made.get_state().tolist()
+    ),
+    "list of the class": lambda: of(Keeps(), lambda made: made.seen.append(1), lambda made: list(made.seen)),
+    "dict of the class": lambda: of(Keeps(), Keeps.add, lambda _: dict(Keeps.table)),
+    "static method": closed_by_static_method,
+    "property": closed_by_property,
 }
 
 
@@ -174,7 +233,7 @@ def test_it_is_put_back(case: str) -> None:
         held, change, read = CASES[case]()
         module = Counts()
         module.held = held
-        memento = Memento((), [held]) if as_other else Memento([module])
+        memento = Memento((), [held]) if as_other else Memento([("m", module)])
         before = read()
         change()
         now = read()
@@ -188,6 +247,7 @@ def test_it_is_put_back(case: str) -> None:
             change()
         assert read() == before
         assert not memento.has_changed()
+        assert memento.changes() == []
 
 
 def test_hooks_are_met() -> None:
@@ -198,7 +258,7 @@ def test_hooks_are_met() -> None:
     module.register_forward_hook(forward)
     module.register_full_backward_hook(backward)
     for backwards in (True, False):
-        memento = Memento([module], backwards=backwards)
+        memento = Memento([("m", module)], backwards=backwards)
         before = ahead(), behind()
         with memento.put_back():
             module(torch.ones(1, 1, requires_grad=True)).sum().backward()
@@ -211,8 +271,63 @@ def test_inference_tensors_are_left_out() -> None:
     module = nn.Linear(1, 1)
     with torch.inference_mode():
         module.seen = torch.zeros(1)
-    memento = Memento([module])
+    memento = Memento([("m", module)])
     assert memento.tensors == []
     assert not memento.has_changed()
     module.seen = torch.zeros(1)
     assert memento.has_changed()
+
+
+def test_changes_have_names() -> None:
+    """As code would write them: attributes, items, what is closed over, and the class's own."""
+    module = Counts()
+    module.held = {"a": [1], "b": Box(2)}
+    change, _, _ = closed()
+    module.register_forward_hook(change)
+    memento = Memento([("net.one", module)])
+    module.calls = 3
+    module.held["a"].append(2)
+    module.held["b"].inner = 5
+    module.held["c"] = 0
+    change()
+    Counts.calls = 4
+    try:
+        found = {each.name: (each.key, each.before, each.now) for each in memento.changes()}
+    finally:
+        memento.restore()
+    assert found == {
+        "net.one.calls": ("calls", ABSENT, 3),
+        "net.one.held['a']": (None, (1,), (1, 2)),
+        "net.one.held['b'].inner": ("inner", 2, 5),
+        "net.one.held['c']": ("c", ABSENT, 0),
+        "count": (None, [0], [1]),
+        "Counts.calls": ("calls", 0, 4),
+    }
+    assert (Counts.calls, module.calls, module.held["a"]) == (0, 0, [1])
+
+
+class ReadsFile(nn.Module):
+    """By a function of its file."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scaled."""
+        return x * scale()
+
+
+SCALE, UNREAD = 2.0, 3.0
+
+
+def scale() -> float:
+    """What the file says."""
+    return SCALE
+
+
+@pytest.mark.parametrize(("top", "seen"), [("followed", set()), ("read", {"SCALE"}), ("whole", {"SCALE", "UNREAD"})])
+def test_names_of_files(top: Any, seen: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that code reads, or all; nobody could put back what another function binds there."""
+    memento = Memento([("", ReadsFile())], top=top)
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 4.0)
+    monkeypatch.setattr(sys.modules[__name__], "UNREAD", 4.0)
+    changes = memento.changes()
+    assert {each.key for each in changes} == seen
+    assert all(each.is_beyond and each.name == f"test_memento.{each.key}" for each in changes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from assigner.runtime.plainvalues import from_json, to_json
     [
         None, True, 3, 0.1, math.inf, "text", [], [1, [2, "list"]], ("tuple", 1), {"a": {"b": [None, (1,)]}},
         {7: "seven", "a": 1, None: [2]}, Counter({3: 2, 5: 1}), {}, {"list": ["dict", {"x": ()}]}, {(1, 2): 3},
+        torch.bfloat16, OrderedDict(b=1, a=2), torch.Size([2, 3]),
     ],
 )  # fmt: skip
 def test_there_and_back(value):
@@ -32,7 +33,7 @@ def test_there_and_back(value):
     [
         (torch.ones(1), r"state is a Tensor"), ({"a": [1, {2}]}, r"state\['a'\]\[1\] is a set"),
         ({"f": print}, r"state\['f'\] is a builtin_function_or_method"),
-        ({torch.float32: 1}, "a key of state is a dtype"),
+        ({torch.device("cpu"): 1}, "a key of state is a device"),
     ],
 )  # fmt: skip
 def test_what_is_not_plain(value, where):
@@ -41,7 +42,20 @@ def test_what_is_not_plain(value, where):
         to_json(value, "state")
 
 
-@pytest.mark.parametrize("found", [[], ["set", 1], [1, 2], ["dict", 3], ["dict", [[["list"]], 1]], ["Counter", ["a"]]])
+@pytest.mark.parametrize(
+    "found",
+    [
+        [],
+        ["set", 1],
+        [1, 2],
+        ["dict", 3],
+        ["dict", [[["list"]], 1]],
+        ["Counter", ["a"]],
+        ["Size", "a"],
+        ["dtype", "x"],
+        ["dtype"],
+    ],
+)
 def test_what_nobody_wrote(found):
     """A damaged text is no value."""
     with pytest.raises(FormatError, match="checkpoint's state"):

@@ -13,7 +13,7 @@ scratch tensor exist. Tensors are followed by their storage, so views, `.data =`
                                   what has no replay
     mutation, disguise            which operations write; what a builder sees of the meta device
     likeness, surroundings        tensors with what the builder hung on them; objects that the script holds too
-    memento                       the Python values of modules as they are at one time
+    reach, memento                what code can reach when it runs, and that as it is at one time
 
 Source of the idea: deferred initialisation by record and replay, as in torchdistx (2022).
 """
@@ -96,7 +96,7 @@ class DeferredModel:
     @contextlib.contextmanager
     def mode(self, *, training: bool) -> Iterator[None]:
         """The model in the mode that it was built in (training), or after its own `eval()`, while the block runs."""
-        with Memento(self.model.modules()).put_back():
+        with Memento(self.model.named_modules()).put_back():
             if not training:
                 self.model.eval()
             yield
@@ -106,7 +106,7 @@ class DeferredModel:
 
         What else that `eval()` does, as setting flags of its own, is taken back.
         """
-        with Memento(self.model.modules()).put_back():
+        with Memento(self.model.named_modules()).put_back():
             if not training:
                 self.model.eval()
             return {name: module.training for name, module in self.model.named_modules(remove_duplicate=False)}

@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.memento import ABSENT, Memento, StateChange
 from assigner.model.marking.casting import casting
 from assigner.model.marking.domain import Domain, find_domain, input_key, input_structure
 from assigner.model.marking.fakeforward import is_tensor
@@ -34,7 +34,6 @@ from assigner.model.marking.modules import opaque_modules, unregistered_named
 from assigner.model.marking.nodes import shape_alone
 from assigner.model.marking.observation import LearntCall, Trouble
 from assigner.model.marking.opaque import OpaqueCall, OpaqueCalls, is_call, replaced
-from assigner.model.marking.pythonstate import ABSENT, StateChange
 from assigner.model.marking.regions import without_regions
 from assigner.model.marking.rows import RowLeaves, may_carry
 from assigner.model.marking.silence import silence
@@ -271,7 +270,7 @@ def _export(
     with mode:
         anchor = torch.empty((), requires_grad=True, device="cpu")
     calls, watched = replaced(opaque, anchor), caught.active()
-    kept = Memento(model.modules()).put_back()  # torch.export gives modules copies of their lists and dicts
+    kept = Memento(model.named_modules()).put_back()  # torch.export gives modules copies of their lists and dicts
     ready = fake_tensors(model, mode), _given_momenta(model), symbolic_lengths(model)
     with kept, ready[0], ready[1], ready[2], calls, watched, mode, casting(autocast, "cpu"):
         dynamic = shapes.dynamic_shapes(model, args, kwargs)  # type: ignore[no-untyped-call]

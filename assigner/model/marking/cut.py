@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import MarkingError, UsageError
 from assigner.model.deferred import DeferredModel
+from assigner.model.deferred.memento import Memento
 from assigner.model.marking.capture import Capture, capture, find_carriers
 from assigner.model.marking.domain import input_key
 from assigner.model.marking.glue import Ownership, is_size, value_bytes
@@ -23,7 +24,6 @@ from assigner.model.marking.graph import LEAF, ModelOutput, OutputTensor, Partit
 from assigner.model.marking.marks import Mark, find_marks
 from assigner.model.marking.modules import modules_around
 from assigner.model.marking.piece import PieceBuilder
-from assigner.model.marking.pythonstate import PythonState
 from assigner.model.marking.realforward import Examples, learn
 from assigner.model.marking.rows import EXAMPLE_ROWS, batch_rows
 from assigner.model.workload import call_arguments
@@ -62,7 +62,7 @@ def partition_graph(workload: Workload, marks: Sequence[str] | None = None) -> P
         deferred.model, list(marked), example[0], autocast=workload.autocast, row_leaves=row_leaves,
         learner=_learner(deferred, examples, example[0], row_leaves, workload.autocast, training=True),
     )  # fmt: skip
-    read = PythonState.of_code(modules_around(deferred.model, list(marked)))
+    read = Memento(modules_around(deferred.model, list(marked)), beside=deferred.model.modules(), top="read")
     cut = Cutter(deferred, marked, captured, workload.autocast).cut()
     return replace(cut, row_leaves=row_leaves, read=read, examples=examples)
 

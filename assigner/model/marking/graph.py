@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 from assigner.errors import UsageError
 from assigner.formats.profile import Edge, Tie
 from assigner.model.deferred import DeferredModel
+from assigner.model.deferred.memento import Memento
 from assigner.model.marking.domain import Domain
 from assigner.model.marking.marks import Mark
 from assigner.model.marking.module import around_module, build_module
-from assigner.model.marking.pythonstate import PythonState
 from assigner.model.marking.realforward import Examples
 from assigner.model.marking.rows import RowLeaves
 
@@ -190,7 +190,7 @@ class PartitionGraph:
     output: ModelOutput
     marks: tuple[str, ...]
     domain: Domain
-    read: PythonState = field(default_factory=PythonState, repr=False, compare=False)
+    read: Memento = field(default_factory=lambda: Memento(()), repr=False, compare=False)
     row_leaves: RowLeaves | None = None
     examples: Examples | None = field(default=None, repr=False, compare=False)
     recuts: dict[bool, list[PartitionGraph]] = field(
@@ -203,9 +203,9 @@ class PartitionGraph:
         Raises:
             UsageError: some of it is another value now.
         """
-        for changes in self.read.changes().values():
+        for change in self.read.changes():
             raise UsageError(
-                f"{changes[0].name} has changed since the model was captured: the code between its partitions can read"
+                f"{change.name} has changed since the model was captured: the code between its partitions can read"
                 " it, and would go on with the old value",
                 hint="read it inside a marked module, which runs as it is; or make a new pipeline after the change",
             )

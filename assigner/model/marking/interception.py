@@ -16,6 +16,8 @@ Only code of the model that is outside every opaque call is looked at: what is i
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -32,14 +34,17 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from assigner.errors import MarkingError
 from assigner.machine.generators import GeneratorStates
+from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.reach import files_of, reach
 from assigner.model.marking.fakeforward import is_tensor
 from assigner.model.marking.opaque import OpaqueCalls, register_dataclasses, within_call
-from assigner.model.marking.pythonstate import PythonState, StateChange, clear_caches
 from assigner.model.singleprocess import as_single_process
 from assigner.usercode import running_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from assigner.model.deferred.memento import StateChange
 
 _library = torch.library.Library("assigner", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("hook(int number, Tensor(a!) tensor) -> ()")  # type: ignore[no-untyped-call]
@@ -88,15 +93,15 @@ class Interceptions:
             register_dataclasses(output)
             return output
 
-        state = PythonState.of(self.model.named_modules(), with_files=True)
-        clear_caches(self.model.modules())
+        values = Memento(self.model.named_modules(), parameters=True, top="whole")
+        _clear_caches(self.model)
         self.model.__dict__["_call_impl"] = call
         try:
             yield
         finally:
             del self.model.__dict__["_call_impl"]
-            clear_caches(self.model.modules())
-            state.restore()
+            _clear_caches(self.model)
+            values.restore()
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -106,11 +111,11 @@ class Interceptions:
             MarkingError: the forward draws from a generator that is not torch's, seeds torch's, or changes a
                 `requires_grad`.
         """
-        state = PythonState.of(self.model.named_modules(), with_files=True)
+        values = Memento(self.model.named_modules(), parameters=True, top="whole")
         trained = {name: each.requires_grad for name, each in self.model.named_parameters()}
         draws, seed = GeneratorStates.now(), torch.default_generator.initial_seed()
         yield
-        self.changes = [change for changes in state.changes().values() for change in changes]
+        self.changes = values.changes()
         drawn = _drawn(draws) or ("torch.manual_seed" if torch.default_generator.initial_seed() != seed else "")
         draws.put_back()
         name = type(self.model).__name__
@@ -325,6 +330,15 @@ def _set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 _TRUE_DATA: Any = torch._C.TensorBase.__dict__["data"]
 _TRUE_GRAD_FN: Any = torch._C.TensorBase.__dict__["grad_fn"]
+
+
+def _clear_caches(model: nn.Module) -> None:
+    """Empty what functools.cache keeps in the files of a model: fake tensors must neither stay there nor come."""
+    files = files_of(dict.fromkeys(map(type, model.modules())))
+    met = itertools.chain.from_iterable(vars(sys.modules[name]).values() for name in files)
+    for value in itertools.chain(met, (each for _, each in reach({}, model.named_modules(), top="whole"))):
+        if isinstance(value, functools._lru_cache_wrapper):
+            value.cache_clear()
 
 
 @contextlib.contextmanager

@@ -14,10 +14,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from assigner.errors import MarkingError
+from assigner.model.deferred.memento import Memento
 from assigner.model.deferred.mutation import storage_of
 from assigner.model.marking.fakeforward import own_tensors, surroundings, tensor_ids, trained_names
 from assigner.model.marking.modules import modules_inside, modules_outside
-from assigner.model.marking.pythonstate import PythonState
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
@@ -48,19 +48,23 @@ class Isolation:
         self._tensors: dict[str, list[int]] = {}
         self._trained: dict[str, set[str]] = {}
         self._surroundings: dict[str, Any] = {}
-        self._state: dict[str, PythonState] = {}
+        self._values: dict[str, Memento] = {}
 
     def begin(self) -> None:
         """The model's forward begins: what the modules are made of now is what they must be made of when called."""
         self._tensors = {name: tensor_ids(self.inside[name]) for name in self.names}
         self._trained = {name: trained_names(self.inside[name]) for name in self.names}
         self._surroundings = surroundings()
-        self._state = {name: PythonState.of(self.inside[name], with_files=True) for name in self.names}
+        self._values = {name: self.values_of(self.inside[name]) for name in self.names}
         around = modules_outside(self.model, self.names)
         self._owners = {}
         for owner, modules in {**self.inside, "": around}.items():
-            for number in PythonState.of(modules, with_files=True).holders:
+            for number in self.values_of(modules).holders():
                 self._owners.setdefault(number, set()).add(owner)
+
+    def values_of(self, modules: Named) -> Memento:
+        """What some modules of the model, and the files of their classes, hold in Python now."""
+        return Memento(modules, beside=self.model.modules(), parameters=True, top="whole")
 
     def check_unchanged(self, name: str) -> None:
         """The module runs elsewhere with its own weights and its own state: nobody may have given it others.
@@ -73,7 +77,7 @@ class Isolation:
                 f"{name!r} is called with other weights than its own (functional_call, or weights that are set)",
                 hint="mark a larger module that contains the call, or give the weights as an argument of its forward",
             )
-        changed = [each.name for changes in self._state[name].changes().values() for each in changes]
+        changed = [each.name for each in self._values[name].changes()]
         fakes = [
             f"{inner}.{key}"
             for inner, module in self.inside[name]
@@ -108,7 +112,7 @@ class Isolation:
                     hint="give it as an argument of the module's forward, or register the same tensor on the module",
                 )
 
-    def check_shared(self, name: str, state: PythonState) -> None:
+    def check_shared(self, name: str, values: Memento) -> None:
         """What a partition's forward leaves in an object that others can reach would stay on its worker.
 
         Raises:
@@ -116,15 +120,15 @@ class Isolation:
         """
         if not name:
             return
-        for number, changes in state.changes().items():
-            if state.holders[number].is_beyond:
+        for change in values.changes():
+            if change.is_beyond:
                 raise MarkingError(
-                    f"{name!r} changes {changes[0].name}, which nobody can put back when its forward runs again",
+                    f"{name!r} changes {change.name}, which nobody can put back when its forward runs again",
                     hint="keep it in a buffer or in an attribute of the module",
                 )
-            if self._owners.get(number, {name}) - {name}:
+            if self._owners.get(id(change.holder), {name}) - {name}:
                 raise MarkingError(
-                    f"{name!r} changes {changes[0].name}, which is shared with other parts of the model: they may run"
+                    f"{name!r} changes {change.name}, which is shared with other parts of the model: they may run"
                     " on another worker, which would not see that",
                     hint="pass it through arguments and return values, or mark a larger module that contains all of it",
                 )

@@ -12,13 +12,13 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from assigner.errors import MarkingError
-from assigner.model.deferred.memento import STANDARD
+from assigner.model.deferred.reach import STANDARD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from assigner.model.deferred.memento import Memento
     from assigner.model.marking.fakeforward import Named
-    from assigner.model.marking.pythonstate import PythonState
 
 
 class Leftovers:
@@ -40,18 +40,19 @@ class Leftovers:
             yield
         self._found.clear()
 
-    def note(self, partition: str, inside: Named, state: PythonState) -> None:
+    def note(self, partition: str, inside: Named, values: Memento) -> None:
         """A partition's forward is done, and what it left was not taken back yet.
 
         Args:
             partition: Its name.
             inside: Its modules.
-            state: Of these before.
+            values: Of these before.
         """
-        changed = state.changes()
+        changes = values.changes()
+        changed = {id(each.holder) for each in changes}
         for _, module in inside:
             kind, entries = type(module), module.__dict__
-            keys = {each.name.rpartition(".")[2] for each in changed.get(id(entries), ())}
+            keys = {each.key for each in changes if each.holder is module}
             keys |= {key for key, value in entries.items() if id(value) in changed}
             keys -= STANDARD | {"training"}
             if keys and not kind.__module__.startswith("torch."):

@@ -50,7 +50,7 @@ def _own_copy(deferred: DeferredModel, name: str) -> nn.Module:
     torch copies none that has a graph.
     """
     module = deferred.model.get_submodule(name)
-    computed = [each for each in Memento(module.modules()).tensors if each.grad_fn is not None]
+    computed = [each for each in Memento(module.named_modules()).tensors if each.grad_fn is not None]
     return copy.deepcopy(module, {**deferred.outside, **{id(each): each.detach() for each in computed}})
 
 

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from assigner import formatting as fmt
 from assigner.errors import MarkingError
-from assigner.model.deferred.memento import STANDARD
+from assigner.model.deferred.reach import STANDARD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -44,7 +44,6 @@ from assigner.model.marking.isolation import Isolation, check_bare, check_plain
 from assigner.model.marking.leftovers import Leftovers
 from assigner.model.marking.modules import TOO_FEW_VALUES, modules_inside
 from assigner.model.marking.observation import RETURNED, LearntCall, Trouble
-from assigner.model.marking.pythonstate import PythonState
 from assigner.usercode import user_line
 
 
@@ -328,7 +327,7 @@ class OpaqueCalls:
             environment: Of the sizes of tensors without values; None: they have values, and are trained with.
         """
         inside = self.isolation.inside.get(name, [])
-        state, draws = PythonState.of(inside, with_files=True), GeneratorStates.now()
+        values, draws = self.isolation.values_of(inside), GeneratorStates.now()
         own = own_tensors(inside)
         written: set[int] = set()
         differentiated: set[tuple[int, int]] = set()
@@ -355,9 +354,9 @@ class OpaqueCalls:
             return found
 
         def undo() -> None:
-            self.isolation.check_shared(name, state)
-            self.leftovers.note(name, inside, state)
-            state.restore()
+            self.isolation.check_shared(name, values)
+            self.leftovers.note(name, inside, values)
+            values.restore()
             put_back(inside, own)
             draws.put_back()
 

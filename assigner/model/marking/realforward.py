@@ -30,7 +30,6 @@ from assigner.model.marking.isolation import check_plain
 from assigner.model.marking.modules import modules_inside
 from assigner.model.marking.observation import LearntCall, Made, Observation
 from assigner.model.marking.opaque import OpaqueCalls, fill, plain_leaves, replaced, split
-from assigner.model.marking.pythonstate import PythonState
 from assigner.model.singleprocess import as_single_process
 from assigner.model.workload import call_arguments
 from assigner.usercode import user_line
@@ -295,15 +294,14 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
     """What the block leaves in Python and in generators is taken back; they are seeded in it."""
-    state, draws = PythonState.of(model.named_modules(), with_files=True), GeneratorStates.now()
+    values, draws = Memento(model.named_modules(), parameters=True, top="whole"), GeneratorStates.now()
     torch_state = torch.get_rng_state()
     try:
-        with Memento(model.modules()).put_back():
-            torch.default_generator.manual_seed(0)  # torch.manual_seed would reach those of GPUs too
-            random.seed(0)
-            numpy.random.seed(0)
-            yield
+        torch.default_generator.manual_seed(0)  # torch.manual_seed would reach those of GPUs too
+        random.seed(0)
+        numpy.random.seed(0)
+        yield
     finally:
-        state.restore()
+        values.restore()
         draws.put_back()
         torch.set_rng_state(torch_state)

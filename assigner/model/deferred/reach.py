@@ -1,0 +1,431 @@
+"""What Python code can reach when it runs: one walk for whoever keeps it, compares it or names it.
+
+Each object is met once, under the name of a place where it is found:
+
+    module -> attributes, buffers, hooks, submodules   function -> closure, names of its file, defaults, attributes
+    object -> attributes, slots, its class             container -> items; of a class of the user's, as an object too
+    class  -> its own bases, numbers, texts, methods   method, partial, cache -> what they call, and with what
+
+What is torch's, Python's or this program's own is met and not looked into.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dis
+import functools
+import inspect
+import itertools
+import sys
+import types
+from collections import Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+Top = Literal["followed", "read", "whole"]
+ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None)))
+STANDARD = frozenset(nn.Module().__dict__) - {"training"}
+_MOST_ITEMS = 10_000  # a larger container is met without its items
+_FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_HOOKS = (*_FORWARD_HOOKS, "_backward_pre_hooks", "_backward_hooks")
+_BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultdict, OrderedDict, Counter))
+_OPEN = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList, UserString)  # of Python's own
+_INSTALLED = ("site-packages", "dist-packages")
+_CAPTURED = ("torch", "transformers")  # libraries whose files keep nothing that a forward reads
+_KEPT = (bool, int, float, complex, str, bytes, type(None), list, dict, set, deque)
+_OF_FILES = ("types", "argparse")
+_NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "assigner", "numpy"}
+
+_ITEM, _ATTRIBUTE, _DEFAULT, _HOOK, _SPACE, _OWN = "{}[{!r}]", "{}.{}", "{}()[{!r}]", "a hook of {}", "{}.", "{1}"
+
+_PLAIN: dict[type, int] = {nn.Module: len(nn.Module().__dict__)}  # torch's own, and how many attributes they have
+
+
+class Place(NamedTuple):
+    """Where an object is found.
+
+    Args:
+        form: How its name is made of the holder's, and of the key.
+        key: In the holder.
+        holder: None: it has a name of its own.
+    """
+
+    form: str
+    key: Any
+    holder: Place | None = None
+
+    def attribute(self, name: str) -> Place:
+        """Of an attribute of what is here."""
+        return Place(_ATTRIBUTE, name, self)
+
+    def item(self, key: Any) -> Place:
+        """Of an item of the dict that is here; if that has the attributes of an object, of the attribute."""
+        return Place(_ITEM, key, self) if self.form != _SPACE or self.holder is None else self.holder.attribute(key)
+
+    def __str__(self) -> str:
+        """As code would name it: `loss.scale['a'][0]`; what a function closes over, by its own name."""
+        steps, place = list[Place](), self
+        while place.form != _OWN and place.holder is not None:
+            steps.append(place)
+            place = place.holder
+        name = str(place.key)
+        for step in reversed(steps):
+            name = step.form.format(name, step.key)
+        return name
+
+
+class Names(NamedTuple):
+    """Some of the names at the top of a file: those that a function of it binds anew, or reads.
+
+    Args:
+        space: All that the file has.
+        names: Those.
+    """
+
+    space: dict[str, Any]
+    names: tuple[str, ...]
+
+
+class _Extent(NamedTuple):
+    """How far a walk goes; see `reach`."""
+
+    hooks: tuple[str, ...]
+    parameters: bool
+    plain: bool
+    top: Top
+
+
+_Found = tuple[Place, Any]
+
+
+def reach(
+    started: Mapping[str, Any],
+    modules: Iterable[tuple[str, nn.Module]] = (),
+    *,
+    beside: Iterable[nn.Module] = (),
+    backwards: bool = True,
+    parameters: bool = False,
+    plain: bool = False,
+    top: Top = "followed",
+) -> Iterator[_Found]:
+    """Everything that code can reach, each object once, what is nearest first.
+
+    Args:
+        started: Functions and objects, by name.
+        modules: By name, each without its submodules.
+        beside: Modules that are not met.
+        backwards: False: what only hooks on backwards can reach is not met. No forward reads it.
+        parameters: True: those of modules are met.
+        plain: True: numbers and texts are met too, each in all places, but for those in sets.
+        top: What stands at the top of files: `followed`, where a function of the user's own (no library's) reads it,
+            but for the methods of `modules`, whose reads a capture looks at; `read`, where any function but torch's
+            and transformers' reads it, with the names themselves; or `whole`, of the files of the classes of
+            `modules`, and nothing of others.
+
+    Yields:
+        Where it is, and what: also cells of closures, and the `Names` of files that code binds, or as `top` says.
+    """
+    modules = list(modules)
+    extent = _Extent(_HOOKS if backwards else _FORWARD_HOOKS, parameters, plain, top)
+    known: dict[int, Any] = {id(each): each for each in itertools.chain((each for _, each in modules), beside)}
+    waiting: deque[_Found] = deque()
+    kinds: list[type] = list(dict.fromkeys(type(each) for _, each in modules))
+    for name, module in modules:
+        place = Place(_OWN, name or type(module).__name__)
+        yield place, module
+        waiting += _of_module_alone(place, module, extent)
+    for each in dict.fromkeys(itertools.chain.from_iterable(users_classes(kind) for kind in kinds)):
+        known[id(each)] = each
+        place = Place(_OWN, each.__name__)
+        yield place, each
+        waiting += _of_class(place, each, extent, reads=top != "followed")
+    if top == "whole":
+        waiting += itertools.chain.from_iterable(map(_of_file, files_of(kinds)))
+    waiting += ((Place(_OWN, name), value) for name, value in started.items())
+    while waiting:
+        place, value = waiting.popleft()
+        kind: type = type(value)
+        if kind in ATOMS:
+            if plain:
+                yield place, value
+        elif id(value) not in known:
+            known[id(value)] = value
+            yield place, value
+            parts = _parts(kind)
+            if parts is not None:
+                waiting += parts(place, value, extent)
+
+
+def files_of(kinds: Iterable[type]) -> list[str]:
+    """The Python modules that classes are written in; none of torch's and transformers'."""
+    names = dict.fromkeys(kind.__module__ for kind in kinds)
+    return [name for name in names if name.partition(".")[0] not in _CAPTURED and name in sys.modules]
+
+
+@functools.cache
+def _parts(kind: type) -> Callable[[Place, Any, _Extent], Iterable[_Found]] | None:
+    """What an object of some type leads to; None: nothing."""
+    for bases, parts in (
+        ((nn.Module,), _of_module),
+        ((type,), _of_class),
+        ((types.FunctionType,), _of_function),
+        ((types.MethodType,), _of_method),
+        ((types.BuiltinMethodType,), _of_builtin),
+        ((types.CellType,), _of_cell),
+        ((Names,), _of_names),
+        ((functools.partial,), _of_partial),
+        ((functools._lru_cache_wrapper,), _of_cached),
+        ((dict, list, set, deque, tuple, frozenset), _of_container),
+    ):
+        if issubclass(kind, bases):
+            return parts
+    is_open = not issubclass(kind, torch.Tensor | types.ModuleType)
+    return _of_object if is_open and (is_users(kind.__module__) or issubclass(kind, _OPEN)) else None
+
+
+def _of_module_alone(place: Place, module: nn.Module, extent: _Extent) -> list[_Found]:
+    """Without its submodules and its class."""
+    space = module.__dict__
+    found = [(place.attribute(name), value) for name, value in attributes_of(module, extent.plain).items()]
+    if space["_buffers"]:
+        found.append((Place(_SPACE, None, place), space["_buffers"]))
+    if extent.parameters and space["_parameters"]:
+        found.append((Place(_SPACE, None, place), space["_parameters"]))
+    for hooks in extent.hooks:
+        if space[hooks]:
+            found += [(Place(_HOOK, None, place), each) for each in space[hooks].values()]
+    return found
+
+
+def _of_module(place: Place, value: nn.Module, extent: _Extent) -> list[_Found]:
+    found = _of_module_alone(place, value, extent)
+    found += [(place.attribute(name), each) for name, each in value._modules.items()]
+    return found + _classes(type(value))
+
+
+def _classes(kind: type) -> list[_Found]:
+    return [(Place(_OWN, each.__name__), each) for each in users_classes(kind)]
+
+
+def _of_class(_: Place, value: type, extent: _Extent, *, reads: bool = True) -> Iterable[_Found]:
+    """The user's own among its bases, its methods, and what it keeps for all of its objects.
+
+    Args:
+        value: The class.
+        extent: Of the walk.
+        reads: False: what methods read at the top of their file is not looked at.
+    """
+    if not is_users(value.__module__):
+        return _classes(value)
+    reads = reads and (extent.top != "followed" or not is_installed(value.__module__))
+    if reads or extent.plain:
+        return _members(value, extent)
+    now = [*map(id, vars(value).values())]
+    then, found = _HELD.get(value, ([], []))
+    if now != then:
+        found = list[_Found]()
+        for place, each in _members(value, extent):
+            found += _of_code(place, each, extent) if type(each) is types.FunctionType else [(place, each)]
+        _HELD[value] = now, found
+    return found
+
+
+_HELD: dict[type, tuple[list[int], list[_Found]]] = {}  # by classes' members, what these hold: most hold nothing
+
+
+def _members(kind: type, extent: _Extent) -> list[_Found]:
+    place = Place(_OWN, kind.__name__)
+    found = [each for each in _classes(kind) if each[1] is not kind]
+    for name, each in list(vars(kind).items()):
+        if type(each) is types.FunctionType:
+            found.append((place.attribute(name), each))
+        elif type(each) in _METHODS:
+            found += [(place.attribute(name), inner) for inner in _METHODS[type(each)](each)]
+        elif (extent.plain or type(each) not in ATOMS) and not name.startswith("__"):
+            found.append((place.attribute(name), each))
+    return found
+
+
+_METHODS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    staticmethod: lambda each: (each.__func__,),
+    classmethod: lambda each: (each.__func__,),
+    property: lambda each: (each.fget, each.fset),
+    functools.cached_property: lambda each: (each.func,),
+}
+
+
+def _of_function(place: Place, value: types.FunctionType, extent: _Extent) -> list[_Found]:
+    """What code that is called can read and change."""
+    found = _of_code(place, value, extent)
+    if not is_users(value.__module__):
+        return found
+    space = value.__globals__
+    if extent.top == "read":
+        if value.__module__.partition(".")[0] not in _CAPTURED:
+            found += _of_read_names(value)
+    elif not is_installed(value.__module__):
+        found.append((Place(_SPACE, None, place), value.__dict__))
+        if extent.top == "followed":
+            found += [(Place(_OWN, name), space[name]) for name in _read_names(value.__code__) if name in space]
+    return found
+
+
+def _of_read_names(value: types.FunctionType) -> Iterator[_Found]:
+    """The names that a function reads at the top of its file, and the functions among what they stand for."""
+    space = value.__globals__
+    names = [name for name in _read_names(value.__code__) if name in space]
+    for name in names:
+        if isinstance(inner := inspect.unwrap(space[name]) if callable(space[name]) else None, types.FunctionType):
+            yield Place(_OWN, name), inner
+    kept = tuple(name for name in names if not callable(space[name]))
+    if kept:
+        yield Place(_OWN, _short(str(space.get("__name__", "")))), Names(space, kept)
+
+
+def _of_file(file: str) -> Iterator[_Found]:
+    """What stands at the top of a file: plain values and containers, and objects of its own classes."""
+    space, place = vars(sys.modules[file]), Place(_OWN, _short(file))
+    names = tuple(name for name, each in space.items() if isinstance(each, _KEPT) and not name.startswith("__"))
+    if names:
+        yield place, Names(space, names)
+    for name, each in space.items():
+        if type(each).__module__ in (file, *_OF_FILES) and not isinstance(each, nn.Module):
+            yield place.attribute(name), each
+
+
+def _short(file: str) -> str:
+    return file.rpartition(".")[2]
+
+
+def _of_code(place: Place, value: types.FunctionType, extent: _Extent) -> list[_Found]:
+    """Its closure's names, its defaults, and the names of its file that it binds."""
+    if not is_users(value.__module__):
+        return []
+    closed = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+    found: list[_Found] = [(Place(_OWN, name), cell) for name, cell in closed if name != "__class__"]  # of super()
+    defaults = itertools.chain(enumerate(value.__defaults__ or ()), (value.__kwdefaults__ or {}).items())
+    found += [(Place(_DEFAULT, key, place), each) for key, each in defaults if extent.plain or type(each) not in ATOMS]
+    if written := _written_names(value.__code__):
+        found.append((Place(_OWN, _short(value.__module__)), Names(value.__globals__, written)))
+    return found
+
+
+def _of_method(place: Place, value: types.MethodType, _: _Extent) -> list[_Found]:
+    return [(place, value.__self__), (place, value.__func__)]
+
+
+def _of_builtin(place: Place, value: types.BuiltinMethodType, extent: _Extent) -> list[_Found]:
+    """The list of `seen.append`: code that has no more of it cannot read it."""
+    return [] if extent.top == "whole" else [(place, value.__self__)]
+
+
+def _of_cell(place: Place, value: types.CellType, _: _Extent) -> list[_Found]:
+    return [] if value == types.CellType() else [(place, value.cell_contents)]
+
+
+def _of_names(place: Place, value: Names, _: _Extent) -> list[_Found]:
+    """What is plain among them is met where it is read."""
+    found = [(place.attribute(name), value.space.get(name)) for name in value.names]
+    return [each for each in found if type(each[1]) not in ATOMS]
+
+
+def _of_partial(place: Place, value: functools.partial[Any], _: _Extent) -> list[_Found]:
+    given = [(place.attribute("args"), value.args), (place.attribute("keywords"), value.keywords)]
+    return [(place, value.func), *given, (Place(_SPACE, None, place), value.__dict__)]
+
+
+def _of_cached(place: Place, value: functools._lru_cache_wrapper[Any], _: _Extent) -> list[_Found]:
+    return [(place, value.__wrapped__)]
+
+
+def _of_container(place: Place, value: Any, extent: _Extent) -> list[_Found]:
+    found = list[_Found]()
+    if len(value) <= _MOST_ITEMS:
+        is_set = isinstance(value, set | frozenset)  # in no order
+        items = dict.items(value) if isinstance(value, dict) else enumerate(value)
+        with_plain = extent.plain and not is_set
+        found = [(place.item(key), each) for key, each in items if with_plain or type(each) not in ATOMS]
+    if type(value) not in _BARE:
+        found += _of_object(place, value, extent)
+    return found
+
+
+def _of_object(place: Place, value: Any, _: _Extent) -> list[_Found]:
+    """One of a user's class."""
+    space = getattr(value, "__dict__", None)
+    found: list[_Found] = [(Place(_SPACE, None, place), space)] if type(space) is dict else []
+    found += [(place.attribute(name), each) for name, each in slots_of(value).items()]
+    return found + _classes(type(value))
+
+
+def attributes_of(module: nn.Module, plain: bool = False) -> dict[str, Any]:
+    """The attributes of a module beside those that each has; torch's own modules have none that anybody changes.
+
+    Args:
+        module: Without submodules.
+        plain: Numbers and texts too.
+    """
+    kind, space = type(module), module.__dict__
+    if not plain and _PLAIN.get(kind) == len(space) and not any(space[hooks] for hooks in _HOOKS):
+        return {}
+    if kind.__module__.startswith("torch.nn.modules."):
+        _PLAIN[kind] = min(len(space), _PLAIN.get(kind, len(space)))
+    return {
+        name: value for name, value in space.items() if name not in STANDARD and (plain or type(value) not in ATOMS)
+    }
+
+
+@functools.cache
+def is_users(name: str | None) -> bool:
+    """Whether a Python module is the user's: neither torch's nor Python's own, nor this program's."""
+    return (name or "").partition(".")[0] not in _NOT_LOOKED_INTO
+
+
+@functools.cache
+def is_installed(name: str | None) -> bool:
+    """Whether a Python module is a library's."""
+    file = getattr(sys.modules.get(name or ""), "__file__", None) or ""
+    return any(each in file for each in _INSTALLED)
+
+
+@functools.cache
+def users_classes(kind: type) -> tuple[type, ...]:
+    """The user's own among a class and its bases."""
+    return tuple(each for each in kind.__mro__ if is_users(each.__module__))
+
+
+@functools.cache
+def _written_names(code: types.CodeType) -> tuple[str, ...]:
+    """The names of its file that a function's code binds anew (`global`), or one inside it."""
+    return _names_in(code, ("STORE_GLOBAL", "DELETE_GLOBAL"))
+
+
+@functools.cache
+def _read_names(code: types.CodeType) -> tuple[str, ...]:
+    """The names of its file, or of Python's own, that a function's code reads, or one inside it."""
+    return _names_in(code, ("LOAD_GLOBAL",))
+
+
+def _names_in(code: types.CodeType, operations: tuple[str, ...]) -> tuple[str, ...]:
+    own = [each.argval for each in dis.get_instructions(code) if each.opname in operations]
+    inner = [_names_in(each, operations) for each in code.co_consts if isinstance(each, types.CodeType)]
+    return tuple(dict.fromkeys(itertools.chain(own, *inner)))
+
+
+@functools.cache
+def slot_names(kind: type) -> tuple[str, ...]:
+    """The attributes that a user's class has places for, without a dictionary; `__x` by the name that it has there."""
+    places = [vars(each) for each in kind.__mro__ if "__slots__" in vars(each) and is_users(each.__module__)]
+    every = itertools.chain.from_iterable(each.items() for each in places)
+    return tuple(name for name, place in every if isinstance(place, types.MemberDescriptorType))
+
+
+def slots_of(held: Any) -> dict[str, Any]:
+    """What an object's slots hold; those that hold nothing are left out."""
+    kind: type = type(held)
+    return {name: getattr(held, name) for name in slot_names(kind) if hasattr(held, name)}
