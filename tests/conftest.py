@@ -34,7 +34,11 @@ LONGEST = (
 
 
 def pytest_configure() -> None:
-    """Processes that tests start can be interrupted, also where a shell has started the tests in the background."""
+    """One thread for torch, here and in what tests start: where several tests share the processor, threads that wait
+    for each other take five times as long. Processes that tests start can be interrupted, also where a shell has
+    started the tests in the background.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

@@ -150,11 +150,12 @@ class StepLoss:
             if self._kept.alone:
                 return
         if self._metrics is not None and not (self._over_batch and len(self._cuts) > 1):
-            self._measure(self._graph.rebuild_output(outputs), cut.targets, cut.weight)
+            self._measure(self._graph.rebuild_output(outputs), cut.targets, cut.weight, place)
 
-    def _measure(self, output: Any, targets: Any, weight: float) -> None:
+    def _measure(self, output: Any, targets: Any, weight: float, place: int) -> None:
         if self._metrics is not None:
-            self._metrics.see(output, _to_device(targets, self._device), weight)
+            seed = partition_seed(self._workload.seed, self._number, "the metrics", place)
+            self._metrics.see(output, _to_device(targets, self._device), weight, seed)
 
     def _value(self, output: Any, targets: Any, place: int) -> torch.Tensor:
         """The user's loss; what it draws from Python's and NumPy's generators is the same under every plan."""
@@ -232,7 +233,7 @@ class StepLoss:
         with torch.set_grad_enabled(self._training):
             joined = pytree.tree_unflatten(join(parts), output.structure)
             targets = next(iter(cuts.values())).targets
-            self._measure(joined, targets, 1.0)
+            self._measure(joined, targets, 1.0, min(cuts))
             value = self._value(joined, targets, min(cuts))
         self._values.append(value.detach())
         self._differentiate(value)

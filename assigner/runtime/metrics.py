@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
-from assigner.runtime.randomness import kept_generators
+from assigner.runtime.randomness import kept_generators, seed_device, seed_python
 from assigner.runtime.results import MetricTotal, exact_sum
 from assigner.usercode import user_code
 
@@ -43,19 +43,22 @@ class StepMetrics:
         """A step comes next."""
         self._seen: dict[str, list[tuple[float, Number, Number | None]]] = {name: [] for name in self._metrics}
 
-    def see(self, outputs: Any, targets: Any, weight: float) -> None:
+    def see(self, outputs: Any, targets: Any, weight: float, seed: int = 0) -> None:
         """Call them.
 
         Args:
             outputs: The model's, in its own structure.
             targets: On the same device.
             weight: What a number counts for; 0: it counts for nothing, whatever it is.
+            seed: Of what they draw.
 
         Raises:
             UsageError: a metric fails, gives something else than a number or a pair of them, or writes into what it is
                 given.
         """
         with torch.no_grad(), kept_generators(self._device, draws=True):
+            seed_device(seed, self._device)
+            seed_python(seed)
             for name, metric in self._metrics.items():
                 mine = pytree.tree_map_only(torch.Tensor, _detached, (outputs, targets))
                 given = [each for each in pytree.tree_leaves(mine) if _is_counted(each)]

@@ -98,6 +98,27 @@ def test_training_does_not_notice_a_metric(remat):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize("over", ["micro_batch", "batch"])
+def test_what_a_metric_draws_is_the_same_under_every_plan(over):
+    """From each generator, in steps and evaluations, whatever else was drawn; another micro-batch has other draws."""
+
+    def drawing(*_: Any) -> float:
+        return float(torch.rand((), dtype=torch.float64)) + random.random() + np.random.rand()
+
+    made = layers(metrics={"drawing": drawing}, loss_over=over)
+    found = []
+    for remat in ("never", "always"):
+        random.seed(len(found))
+        np.random.seed(len(found))
+        torch.manual_seed(len(found))
+        with Pipeline(made, make_plan(made), graph=graph_of(made), remat=remat) as pipeline:
+            batches = [made.make_batch(8, n) for n in range(2)]
+            found.append([pipeline.step(each).metrics["drawing"] for each in batches])
+            found[-1].append(pipeline.evaluate(batches[0]).metrics["drawing"])
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 3
+
+
 VALUES = {
     "whole": lambda *_: 3, "truth": lambda *_: True, "array": lambda *_: np.float32(0.5),
     "count": lambda *_: np.int64(2), "half": lambda outputs, _: outputs.sum().half() * 0 + 0.25,
