@@ -16,6 +16,7 @@ import dis
 import functools
 import inspect
 import itertools
+import operator
 import sys
 import types
 from collections import Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
@@ -225,9 +226,9 @@ def _of_class(_: Place, value: type, extent: _Extent, *, reads: bool = True) -> 
     reads = reads and (extent.top != "followed" or not is_installed(value.__module__))
     if reads or extent.plain:
         return _members(value, extent)
-    now = [*map(id, vars(value).values())]
+    now = [*vars(value).values()]
     then, found = _HELD.get(value, ([], []))
-    if now != then:
+    if len(now) != len(then) or not all(map(operator.is_, now, then)):
         found = list[_Found]()
         for place, each in _members(value, extent):
             found += _of_code(place, each, extent) if type(each) is types.FunctionType else [(place, each)]
@@ -235,7 +236,7 @@ def _of_class(_: Place, value: type, extent: _Extent, *, reads: bool = True) -> 
     return found
 
 
-_HELD: dict[type, tuple[list[int], list[_Found]]] = {}  # by classes' members, what these hold: most hold nothing
+_HELD: dict[type, tuple[list[Any], list[_Found]]] = {}  # by classes' members, what these hold: most hold nothing
 
 
 def _members(kind: type, extent: _Extent) -> list[_Found]:
