@@ -70,6 +70,7 @@ class _DeferredNorm:
         self.twins: list[_BatchNorm] = []
         self.seen: list[dict[int, _Figures]] = []  # for each twin, by micro-batch
         self.now: list[_Figures] = []  # for each twin, of the micro-batch that runs
+        self.momenta: list[float | None] = []  # for each call of a forward in this step
         self.micro_batch = self.called = 0
         self.recording = self.under_way = False
         self._tried: int | None = None  # the micro-batch of a step whose forward was compared
@@ -127,6 +128,7 @@ class _DeferredNorm:
         call, self.called = self.called, self.called + 1
         if call == len(self.twins):
             self._add_twin()
+        self._keep_momentum(call)
         twin = self.twins[call]
         if self._is_own and self._tried in (None, self.micro_batch) and not self.now[call].count:
             output = self._tried_out(twin, input, self.now[call])
@@ -134,6 +136,14 @@ class _DeferredNorm:
             output = self._as_the_module(twin, input) if self._is_own else type(twin).forward(twin, input)
         self.now[call].count = input.numel() // input.shape[1]
         return output
+
+    def _keep_momentum(self, call: int) -> None:
+        """Running values move at the step's end, by what the module's momentum is now: its parent may set it."""
+        momentum = self.module.momentum
+        if call == len(self.momenta):
+            self.momenta.append(momentum)
+        elif self.momenta[call] != momentum:
+            self._refuse(f"whose momentum is {self.momenta[call]} in one micro-batch and {momentum} in another")
 
     def _check_evaluated(self) -> None:
         """A forward that has trained the module does not evaluate it behind that: the running values have not moved."""
@@ -171,7 +181,7 @@ class _DeferredNorm:
             if not _are_close(pytree.tree_leaves(output), pytree.tree_leaves(expected)):
                 self._refuse("whose output depends on its running statistics, momentum or num_batches_tracked")
             moved = self._copy()
-            _move(moved, figures.mean, figures.variance)
+            _move(moved, figures.mean, figures.variance, moved.momentum)
             if not _are_close(list(copied._buffers.values()), list(moved._buffers.values())):
                 self._refuse("which moves its running statistics in a way of its own")
         return output
@@ -248,15 +258,16 @@ class _DeferredNorm:
 
     def commit(self) -> None:
         """Move the running values, once for each call that a forward makes."""
-        for seen in self.seen:
+        for call, seen in enumerate(self.seen):
             found = [figures for _, figures in sorted(seen.items()) if figures.count]
-            if found:
-                _move(self.module, *_merged(found))
+            if found:  # of other workers' micro-batches alone, where this one has run none
+                momentum = self.momenta[call] if call < len(self.momenta) else self.module.momentum
+                _move(self.module, *_merged(found), momentum)
         self.forget()
 
     def forget(self) -> None:
         """Leave the running values as they are."""
-        self.recording, self._tried = False, None
+        self.recording, self._tried, self.momenta = False, None, []
         used = [figures for seen in self.seen for figures in seen.values() if figures.count]
         for figures in used:
             figures.count = 0
@@ -265,13 +276,13 @@ class _DeferredNorm:
 
 
 @torch.no_grad()
-def _move(module: _BatchNorm, mean: torch.Tensor, variance: torch.Tensor) -> None:
+def _move(module: _BatchNorm, mean: torch.Tensor, variance: torch.Tensor, momentum: float | None) -> None:
     """Have a module's running values moved as torch's forward does, by the figures of a batch."""
     assert module.running_mean is not None
     assert module.running_var is not None
     if module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
-    share = module.momentum
+    share = momentum
     if share is None:
         share = 1.0 / float(module.num_batches_tracked) if module.num_batches_tracked is not None else 0.0
     for running, new in ((module.running_mean, mean), (module.running_var, variance)):

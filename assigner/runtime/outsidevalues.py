@@ -11,7 +11,7 @@ So what has changed there since the start is held against it between the rank th
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assigner.errors import UsageError
 from assigner.runtime.lossvalues import plain_values
@@ -35,20 +35,24 @@ class OutsideValues:
     """
 
     def __init__(self, graph: PartitionGraph) -> None:
-        model = graph.deferred.model
-        called = {
-            piece.name: [str(node.target) for node in piece.graph.nodes if node.op == "call_module"]
-            for piece in graph.pieces
-        }
-        self._modules = {name: {each: model.get_submodule(each) for each in paths} for name, paths in called.items()}
-        self._first = {name: plain_values(modules) for name, modules in self._modules.items()}
+        model, tensors = graph.deferred.model, graph.deferred.tensors()
+        self._started: dict[str, dict[str, Any]] = {}
+        for piece in graph.pieces:
+            paths = [str(node.target) for node in piece.graph.nodes if node.op == "call_module"]
+            hooks = {
+                f"a hook of {name}": hook
+                for name in piece.parameters
+                for hook in (tensors[name]._backward_hooks or {}).values()
+            }
+            self._started[piece.name] = {**{each: model.get_submodule(each) for each in paths}, **hooks}
+        self._first = {name: plain_values(started) for name, started in self._started.items()}
 
     def digests(self) -> list[float]:
         """Of what has changed, partition by partition; 0: nothing."""
-        return [self._digest(name) for name in self._modules]
+        return [self._digest(name) for name in self._started]
 
     def _digest(self, name: str) -> float:
-        now, first = plain_values(self._modules[name]), self._first[name]
+        now, first = plain_values(self._started[name]), self._first[name]
         changed = [(each, now.get(each)) for each in sorted({*now, *first}) if now.get(each) != first.get(each)]
         return float(1 + zlib.crc32(repr(changed).encode())) if changed else 0.0
 
@@ -63,7 +67,7 @@ class OutsideValues:
         Raises:
             UsageError: naming the partition; on every rank.
         """
-        place = {name: n for n, name in enumerate(self._modules)}
+        place = {name: n for n, name in enumerate(self._started)}
         for partition, source, target in removals(old, new):
             if told[source][place[partition]] != told[target][place[partition]]:
                 raise UsageError(

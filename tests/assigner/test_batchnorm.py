@@ -51,6 +51,44 @@ def test_they_are_the_plain_models(micro_batches, remat, momentum):
         assert_plain(made, Reference(made), pipeline, (12, 10, 12, 8))
 
 
+class Steers(nn.Module):
+    """Calls its BatchNorm with one momentum and with another, or with more from call to call."""
+
+    def __init__(self, *, grows: bool = False) -> None:
+        super().__init__()
+        self.norm, self.grows, self.calls = nn.BatchNorm1d(WIDTH), grows, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Twice."""
+        self.calls += 1
+        self.norm.momentum = self.calls / 100 if self.grows else 0.5
+        x = self.norm(x)
+        self.norm.momentum = 0.0
+        x = self.norm(2 * x + 1)
+        self.norm.momentum = 0.1
+        return x
+
+
+@pytest.mark.parametrize("remat", ["never", "always"])
+def test_momentum_is_that_of_the_call(remat):
+    """Whatever it is when the step ends, each call has moved the running values by its own."""
+    made = workload(lambda: nn.Sequential(Steers(), nn.Linear(WIDTH, 1)), rows=12)
+    with pipeline_of(made, make_plan(made, micro_batches=1), remat=remat) as pipeline:
+        assert_plain(made, Reference(made), pipeline, (12, 10))
+
+
+def test_one_momentum_for_all_micro_batches():
+    """The whole batch moves the running values once: more than one is refused."""
+    made = workload(lambda: nn.Sequential(Steers(grows=True), nn.Linear(WIDTH, 1)), rows=12)
+    with (
+        pipeline_of(made, make_plan(made, micro_batches=3)) as pipeline,
+        pytest.raises(
+            UsageError, match=r"BatchNorm1d, whose momentum is 0\.01 in one micro-batch and 0\.02 in another"
+        ),
+    ):
+        pipeline.step(made.make_batch(12, 0))
+
+
 def test_accumulated_steps_count_each():
     """A step is one batch to BatchNorm, whether or not an update follows it."""
     made = first()

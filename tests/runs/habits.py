@@ -251,6 +251,13 @@ def closed_hook() -> Any:
     return lambda _, __, made: made / count()
 
 
+def hooked_weight() -> nn.Module:
+    """A weight whose gradient a hook of the builder's divides by its count."""
+    layer, hook = nn.Linear(WIDTH, WIDTH), closed_hook()
+    layer.weight.register_hook(lambda gradient: hook(None, None, gradient))
+    return layer
+
+
 def in_inference_mode(pipeline: Any, batch: Any) -> None:
     """An evaluation, as scripts have it."""
     with torch.inference_mode():
@@ -634,6 +641,10 @@ CASES = {
     "module in an object": Case(lambda: made_of(lambda: Net(second=in_object())), remat="always"),
     "function in a dict, shared": Case(
         lambda: made_of(lambda: Net(second=in_dict())), "its forward changes what its modules keep", SHARED
+    ),
+    "hook of a weight": Case(lambda: made_of(lambda: Net(second=hooked_weight())), micro_batches=1),
+    "hook of a weight, moved": Case(
+        lambda: made_of(lambda: Net(second=hooked_weight())), "keeps outside of its modules", move=True, micro_batches=1
     ),
     "hook, moved": with_hook(closed_hook, move=True, said="keeps outside of its modules"),
     "outside, moved": Case(lambda: registered(True), "keeps outside of its modules", move=True),
