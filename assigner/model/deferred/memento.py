@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils._python_dispatch import _disable_current_modes
 
 from assigner.model.deferred.reach import (
     ATOMS,
@@ -87,6 +88,7 @@ class Memento:
         started = {type(each).__name__: each for each in others}
         self.tensors: list[torch.Tensor] = []
         self._kept: list[_Kept] = []
+        self._places: list[Place] = []  # of the tensors
         for place, value in reach(
             started, modules, beside=beside, backwards=backwards, parameters=parameters, top=top
         ):  # fmt: skip
@@ -95,6 +97,7 @@ class Memento:
                 self._kept.append(_Kept(keeper, value, keeper.copy(value), place))
             if isinstance(value, torch.Tensor) and not value.is_inference():
                 self.tensors.append(value)
+                self._places.append(place)
         self._versions = [each._version for each in self.tensors]
 
     def restore(self) -> None:
@@ -140,8 +143,15 @@ class Memento:
         return any(_differ(now, then) for now, then in pairs)
 
     def changes(self) -> list[StateChange]:
-        """What is not as it was then, entry by entry; changes within tensors are none."""
-        return list(itertools.chain.from_iterable(map(_changes, self._kept)))
+        """What is not as it was then, entry by entry.
+
+        Changes within tensors are none, but for those that classes and files keep: nobody puts these back.
+        """
+        found = list(itertools.chain.from_iterable(map(_changes, self._kept)))
+        for tensor, version, place in zip(self.tensors, self._versions, self._places, strict=True):
+            if tensor._version != version and not place.is_of_module:
+                found.append(StateChange(str(place), tensor, None, version, tensor._version, is_beyond=True))
+        return found
 
     def holders(self) -> set[int]:
         """The ids of the objects whose entries are kept."""
@@ -158,15 +168,17 @@ class _Kept(NamedTuple):
 
 
 def _changes(kept: _Kept) -> Iterator[StateChange]:
+    """Of what no module leads to, numbers and texts alone: what else is left there may be a cache."""
     held, before, now = kept.held, kept.values, kept.keeper.copy(kept.held)
-    holder, is_beyond = _holder(held), isinstance(held, Names | itertools.count | types.GeneratorType)
+    holder, is_outer = _holder(held), kept.place.is_outer
+    is_beyond = is_outer or isinstance(held, Names | itertools.count | types.GeneratorType)
     if not isinstance(before, dict):
-        if _differ(now, before):
+        if not is_outer and _differ(now, before):
             yield StateChange(str(kept.place), holder, None, before, now, is_beyond)
     elif now.keys() != before.keys() or not all(map(operator.is_, now.values(), before.values())):
         for key in {**before, **now}:
             one, other = before.get(key, ABSENT), now.get(key, ABSENT)
-            if _is_another(other, one):
+            if _is_another(other, one) and (not is_outer or (type(one) in ATOMS and type(other) in ATOMS)):
                 place = kept.place.item(key) if isinstance(held, dict) else kept.place.attribute(key)
                 yield StateChange(str(place), holder, key, one, other, is_beyond)
 
@@ -210,7 +222,7 @@ def _without_atoms(values: Any) -> Any:
         return {name: value for name, value in values.items() if type(value) not in ATOMS}
     if isinstance(values, tuple | list):
         return [value for value in values if type(value) not in ATOMS]
-    return None if type(values) in ATOMS else values
+    return values
 
 
 def _is_another(now: Any, then: Any) -> bool:
@@ -371,6 +383,24 @@ def _put_class(kind: type, values: dict[str, Any]) -> None:
             setattr(kind, name, value)
 
 
+def _copy_generator(generator: torch.Generator) -> np.ndarray[Any, Any]:
+    with _disable_current_modes():  # while a forward is captured, tensors have no values
+        found: np.ndarray[Any, Any] = generator.get_state().numpy()
+    return found
+
+
+def _put_generator(generator: torch.Generator, state: np.ndarray[Any, Any]) -> None:
+    with _disable_current_modes():
+        generator.set_state(torch.from_numpy(state))
+
+
+def _progress(frame: types.FrameType | None) -> str:
+    """How far a generator has come, and what numbers and texts it has."""
+    if frame is None:
+        return "done"
+    return repr((frame.f_lasti, {name: each for name, each in frame.f_locals.items() if type(each) in ATOMS}))
+
+
 ABSENT = object()
 _METHODS = frozenset((types.FunctionType, staticmethod, classmethod, property))
 _OF_CLASSES = (bool, int, float, complex, str, bytes, type(None), list, dict, set, deque, torch.Tensor)
@@ -389,11 +419,9 @@ _ENTRIES = {
 }
 _CONTENTS = {  # in C
     itertools.count: _Keeper(repr, lambda *_: None),  # nobody can put it back; that it has moved can be told
-    types.GeneratorType: _Keeper(lambda each: each.gi_frame and each.gi_frame.f_lasti, lambda *_: None),
+    types.GeneratorType: _Keeper(lambda each: _progress(each.gi_frame), lambda *_: None),
     random.Random: _Keeper(random.Random.getstate, random.Random.setstate),
-    torch.Generator: _Keeper(
-        lambda each: each.get_state().numpy(), lambda each, state: each.set_state(torch.from_numpy(state))
-    ),
+    torch.Generator: _Keeper(_copy_generator, _put_generator),
     np.ndarray: _Keeper(lambda array: array.copy(), lambda array, values: array.__setitem__(..., values)),
     np.random.RandomState: _Keeper(
         lambda each: types.SimpleNamespace(state=each.get_state()), lambda each, held: each.set_state(held.state)

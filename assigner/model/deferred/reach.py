@@ -38,11 +38,13 @@ _BARE = frozenset((dict, list, set, deque, bytearray, tuple, frozenset, defaultd
 _OPEN = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList, UserString)  # of Python's own
 _INSTALLED = ("site-packages", "dist-packages")
 _CAPTURED = ("torch", "transformers")  # libraries whose files keep nothing that a forward reads
-_KEPT = (bool, int, float, complex, str, bytes, type(None), list, dict, set, deque)
+_KEPT = (bool, int, float, complex, str, bytes, type(None), list, dict, set, deque, torch.Tensor)
 _OF_FILES = ("types", "argparse")
 _NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "assigner", "numpy"}
 
 _ITEM, _ATTRIBUTE, _DEFAULT, _HOOK, _SPACE, _OWN = "{}[{!r}]", "{}.{}", "{}()[{!r}]", "a hook of {}", "{}.", "{1}"
+_OUTER = "{1:}"  # of what no module leads to
+_MODULE = "{1!s}"  # of a module
 
 _PLAIN: dict[type, int] = {nn.Module: len(nn.Module().__dict__)}  # torch's own, and how many attributes they have
 
@@ -68,10 +70,31 @@ class Place(NamedTuple):
         """Of an item of the dict that is here; if that has the attributes of an object, of the attribute."""
         return Place(_ITEM, key, self) if self.form != _SPACE or self.holder is None else self.holder.attribute(key)
 
+    @property
+    def is_outer(self) -> bool:
+        """The walk has come here from the top of a file alone, by a class, a function or another file."""
+        return self._root.form == _OUTER
+
+    @property
+    def is_of_module(self) -> bool:
+        """It is an attribute of a module, or held by one."""
+        return self._root.form == _MODULE
+
+    @property
+    def _root(self) -> Place:
+        place = self
+        while place.holder is not None:
+            place = place.holder
+        return place
+
+    def named(self, name: str) -> Place:
+        """Of what has a name of its own, and was found from here."""
+        return Place(_OUTER if self.is_outer else _OWN, name)
+
     def __str__(self) -> str:
         """As code would name it: `loss.scale['a'][0]`; what a function closes over, by its own name."""
         steps, place = list[Place](), self
-        while place.form != _OWN and place.holder is not None:
+        while place.form not in (_OWN, _OUTER, _MODULE) and place.holder is not None:
             steps.append(place)
             place = place.holder
         name = str(place.key)
@@ -126,7 +149,7 @@ def reach(
         top: What stands at the top of files: `followed`, where a function of the user's own (no library's) reads it,
             but for the methods of `modules`, whose reads a capture looks at; `read`, where any function but torch's
             and transformers' reads it, with the names themselves; or `whole`, of the files of the classes of
-            `modules`, and nothing of others.
+            `modules`, and last (`Place.is_outer`) of the user's own files, classes and functions that these name.
 
     Yields:
         Where it is, and what: also cells of closures, and the `Names` of files that code binds, or as `top` says.
@@ -137,7 +160,7 @@ def reach(
     waiting: deque[_Found] = deque()
     kinds: list[type] = list(dict.fromkeys(type(each) for _, each in modules))
     for name, module in modules:
-        place = Place(_OWN, name or type(module).__name__)
+        place = Place(_MODULE, name or type(module).__name__)
         yield place, module
         waiting += _of_module_alone(place, module, extent)
     for each in dict.fromkeys(itertools.chain.from_iterable(users_classes(kind) for kind in kinds)):
@@ -146,20 +169,21 @@ def reach(
         yield place, each
         waiting += _of_class(place, each, extent, reads=top != "followed")
     if top == "whole":
-        waiting += itertools.chain.from_iterable(map(_of_file, files_of(kinds)))
+        waiting += itertools.chain.from_iterable(_of_file(file) for file in files_of(kinds))
     waiting += ((Place(_OWN, name), value) for name, value in started.items())
-    while waiting:
-        place, value = waiting.popleft()
-        kind: type = type(value)
-        if kind in ATOMS:
-            if plain:
+    for queue in (waiting, deque(_outer(files_of(kinds)) if top == "whole" else ())):
+        while queue:
+            place, value = queue.popleft()
+            kind: type = type(value)
+            if kind in ATOMS:
+                if plain:
+                    yield place, value
+            elif id(value) not in known:
+                known[id(value)] = value
                 yield place, value
-        elif id(value) not in known:
-            known[id(value)] = value
-            yield place, value
-            parts = _parts(kind)
-            if parts is not None:
-                waiting += parts(place, value, extent)
+                parts = _parts(kind)
+                if parts is not None:
+                    queue.extend(parts(place, value, extent))
 
 
 def files_of(kinds: Iterable[type]) -> list[str]:
@@ -206,32 +230,33 @@ def _of_module_alone(place: Place, module: nn.Module, extent: _Extent) -> list[_
 def _of_module(place: Place, value: nn.Module, extent: _Extent) -> list[_Found]:
     found = _of_module_alone(place, value, extent)
     found += [(place.attribute(name), each) for name, each in value._modules.items()]
-    return found + _classes(type(value))
+    return found + _classes(place, type(value))
 
 
-def _classes(kind: type) -> list[_Found]:
-    return [(Place(_OWN, each.__name__), each) for each in users_classes(kind)]
+def _classes(place: Place, kind: type) -> list[_Found]:
+    return [(place.named(each.__name__), each) for each in users_classes(kind)]
 
 
-def _of_class(_: Place, value: type, extent: _Extent, *, reads: bool = True) -> Iterable[_Found]:
+def _of_class(place: Place, value: type, extent: _Extent, *, reads: bool = True) -> Iterable[_Found]:
     """The user's own among its bases, its methods, and what it keeps for all of its objects.
 
     Args:
+        place: Of the class.
         value: The class.
         extent: Of the walk.
         reads: False: what methods read at the top of their file is not looked at.
     """
     if not is_users(value.__module__):
-        return _classes(value)
+        return _classes(place, value)
     reads = reads and (extent.top != "followed" or not is_installed(value.__module__))
     if reads or extent.plain:
-        return _members(value, extent)
+        return _members(place.named(value.__name__), value, extent)
     now = [*vars(value).values()]
     then, found = _HELD.get(value, ([], []))
     if len(now) != len(then) or not all(map(operator.is_, now, then)):
         found = list[_Found]()
-        for place, each in _members(value, extent):
-            found += _of_code(place, each, extent) if type(each) is types.FunctionType else [(place, each)]
+        for inner, each in _members(Place(_OWN, value.__name__), value, extent):
+            found += _of_code(inner, each, extent) if type(each) is types.FunctionType else [(inner, each)]
         _HELD[value] = now, found
     return found
 
@@ -239,9 +264,8 @@ def _of_class(_: Place, value: type, extent: _Extent, *, reads: bool = True) -> 
 _HELD: dict[type, tuple[list[Any], list[_Found]]] = {}  # by classes' members, what these hold: most hold nothing
 
 
-def _members(kind: type, extent: _Extent) -> list[_Found]:
-    place = Place(_OWN, kind.__name__)
-    found = [each for each in _classes(kind) if each[1] is not kind]
+def _members(place: Place, kind: type, extent: _Extent) -> list[_Found]:
+    found = [each for each in _classes(place, kind) if each[1] is not kind]
     for name, each in list(vars(kind).items()):
         if type(each) is types.FunctionType:
             found.append((place.attribute(name), each))
@@ -288,9 +312,24 @@ def _of_read_names(value: types.FunctionType) -> Iterator[_Found]:
         yield Place(_OWN, _short(str(space.get("__name__", "")))), Names(space, kept)
 
 
-def _of_file(file: str) -> Iterator[_Found]:
+def _outer(files: Iterable[str]) -> Iterator[_Found]:
+    """The user's own classes, functions and files that stand at the top of some files."""
+    met = dict.fromkeys(files)
+    for file in files:
+        for name, value in list(vars(sys.modules[file]).items()):
+            of = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+            if not isinstance(of, str) or not is_users(of) or is_installed(of):
+                continue
+            if isinstance(value, type | types.FunctionType):
+                yield Place(_OUTER, name), value
+            elif isinstance(value, types.ModuleType) and of in sys.modules and of not in met:
+                met[of] = None
+                yield from _of_file(of, _OUTER)
+
+
+def _of_file(file: str, form: str = _OWN) -> Iterator[_Found]:
     """What stands at the top of a file: plain values and containers, and objects of its own classes."""
-    space, place = vars(sys.modules[file]), Place(_OWN, _short(file))
+    space, place = vars(sys.modules[file]), Place(form, _short(file))
     names = tuple(name for name, each in space.items() if isinstance(each, _KEPT) and not name.startswith("__"))
     if names:
         yield place, Names(space, names)
@@ -308,11 +347,11 @@ def _of_code(place: Place, value: types.FunctionType, extent: _Extent) -> list[_
     if not is_users(value.__module__):
         return []
     closed = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-    found: list[_Found] = [(Place(_OWN, name), cell) for name, cell in closed if name != "__class__"]  # of super()
+    found: list[_Found] = [(place.named(name), cell) for name, cell in closed if name != "__class__"]  # of super()
     defaults = itertools.chain(enumerate(value.__defaults__ or ()), (value.__kwdefaults__ or {}).items())
     found += [(Place(_DEFAULT, key, place), each) for key, each in defaults if extent.plain or type(each) not in ATOMS]
     if written := _written_names(value.__code__):
-        found.append((Place(_OWN, _short(value.__module__)), Names(value.__globals__, written)))
+        found.append((place.named(_short(value.__module__)), Names(value.__globals__, written)))
     return found
 
 
@@ -361,7 +400,7 @@ def _of_object(place: Place, value: Any, _: _Extent) -> list[_Found]:
     space = getattr(value, "__dict__", None)
     found: list[_Found] = [(Place(_SPACE, None, place), space)] if type(space) is dict else []
     found += [(place.attribute(name), each) for name, each in slots_of(value).items()]
-    return found + _classes(type(value))
+    return found + _classes(place, type(value))
 
 
 def attributes_of(module: nn.Module, plain: bool = False) -> dict[str, Any]:
