@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+import types
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -14,6 +16,9 @@ from workloads import WIDTH, Reference, graph_of, language, workload
 
 from assigner.errors import MarkingError
 from assigner.model.marking import Value, partition_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_in_place_glue():
@@ -216,6 +221,76 @@ def test_tensors_that_leave_a_partition_by_the_back_door():
         partition_graph(of(outwards, b=noting))
     with pytest.raises(MarkingError, match=r"attribute b\.notes is set from outside before 'b' is called"):
         partition_graph(of(inwards, b=noting))
+
+
+class Tally:
+    """Counts for all of its users."""
+
+    n = 0
+
+
+TALLIES = types.ModuleType("tallies")
+TALLIES.n, TALLIES.cache, TALLIES.by = 0, {}, {"n": 0}  # type: ignore[attr-defined]
+sys.modules["tallies"] = TALLIES
+
+
+def count_in_class(_: int) -> None:
+    """In a helper class of the file."""
+    Tally.n += 1
+
+
+def count_in_module(_: int) -> None:
+    """In another file."""
+    TALLIES.n += 1
+
+
+def count_in_dict(_: int) -> None:
+    """In a dict of another file."""
+    TALLIES.by["n"] += 1
+
+
+def count_in_function(_: int) -> None:
+    """In an attribute of a function of the file."""
+    count_in_function.n = getattr(count_in_function, "n", 0) + 1  # type: ignore[attr-defined]
+    count_in_function.n += 1  # type: ignore[attr-defined]
+
+
+def fill_cache(size: int) -> None:
+    """Makes once what it takes from there later."""
+    TALLIES.cache.setdefault(size, torch.ones(size))
+
+
+class Leaves(nn.Linear):
+    """Leaves something behind."""
+
+    def __init__(self, leave: Callable[[int], None]) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.leave = leave.__name__  # by name: what a module holds is put back
+
+    def forward(self, x):
+        globals()[self.leave](x.shape[-1])
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("leave", "name"),
+    [
+        (count_in_class, r"Tally\.n"), (count_in_module, r"tallies\.n"), (count_in_dict, r"tallies\.by\['n'\]"),
+        (count_in_function, r"count_in_function\.n"),
+    ],
+)  # fmt: skip
+def test_what_a_forward_counts_where_no_module_leads(leave, name):
+    """Nobody could put it back where the forward runs again: it is refused, and is as it was."""
+    count_in_function.n = 0  # type: ignore[attr-defined]
+    with pytest.raises(MarkingError, match=rf"'b' changes {name}, which nobody can put back"):
+        partition_graph(of(lambda s, x: s.c(s.b(s.a(x))), b=lambda: Leaves(leave)))
+    assert (Tally.n, TALLIES.n, TALLIES.by, count_in_function.n) == (0, 0, {"n": 0}, 0)  # type: ignore[attr-defined]
+
+
+def test_a_cache_of_another_file_is_left_empty():
+    """What is no number may be kept there for the next call; a capture takes its own values back."""
+    assert partition_graph(of(lambda s, x: s.c(s.b(s.a(x))), b=lambda: Leaves(fill_cache)))
+    assert TALLIES.cache == {}
 
 
 class Steep(nn.Linear):
