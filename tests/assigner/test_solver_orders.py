@@ -387,7 +387,7 @@ def test_auto_takes_several_stages_a_worker_where_they_are_faster():
     told = [line.text for line in proof(plan)]
     assert "status: feasible: within" in told[0]
     assert "with any number of stages a worker, in any order" in told[0]
-    assert told[-1].startswith("gpipe and 1f1b, with one stage a worker, take ")
+    assert told[-1].startswith("gpipe and 1f1b, with one stage a worker and updates undivided, take ")
     assert "in any order, no faster plan was found" not in "".join(told)
 
 

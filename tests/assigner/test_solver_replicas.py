@@ -223,7 +223,7 @@ def test_any_number_of_workers_a_stage_unless_fewer_are_asked_for():
     plan = solve(profile, SolveOptions(schedule="one-stage", max_replicas=2)).plan
     assert max(len(stage.workers) for stage in plan.stages) == 2
     assert len(solve(profile, SolveOptions(schedule="one-stage", max_replicas=4, max_workers=3)).plan.workers) == 3
-    assert "up to 2 workers a stage" in plan.solver.scope
+    assert "up to 2 workers a stage, updates undivided, under" in plan.solver.scope
 
 
 def test_more_workers_than_partitions_are_used():
@@ -315,7 +315,8 @@ def test_both_scopes_are_told_where_less_is_proven_of_shared_stages():
     open_ = replace(solver, bound_s=0.9 * solver.objective_s, gap=0.1, status="feasible")
     assert status(open_) == "feasible: within 10.0 % of the best plan with one stage a worker"
     assert status(replace(open_, single_bound_s=solver.objective_s)) == (
-        "optimal with one stage a worker and one worker a stage; within 10.0 % of any in which workers share a stage"
+        "optimal with one stage a worker and one worker a stage; within 10.0 % of any in which workers share a stage,"
+        " updates undivided"
     )
 
 
