@@ -62,7 +62,7 @@ class WayOut:
     Args:
         what: What changes, in a few words.
         how: The flag to give or to drop, or what to do where no flag does it.
-        step_s: Step time of the plan that was found with it, in seconds.
+        step_s: Step time of the plan that was found with it, in seconds: solving with it takes no more.
     """
 
     what: str

@@ -253,7 +253,7 @@ def scope(solver: SolverReport) -> str:
         return "with any number of stages a worker, in any order"
     if _single_gap(solver) is not None:
         wider = f"within {fmt.percent(solver.gap)} of any" if solver.gap < 1 else "nothing is proven of plans"
-        return f"{searched(schedule, 1)}; {wider} in which workers share a stage"
+        return f"{searched(schedule, 1)}; {wider} in which workers share a stage, updates undivided"
     return "" if solver.gap >= 1 else searched(schedule, asked.get("max_replicas", "all"))
 
 

@@ -131,7 +131,7 @@ def _one_stage(plan: Plan, solver: SolverReport) -> Report:
     if not proven or min(proven) <= solver.objective_s:
         return ()
     least = fmt.time_unit(solver.objective_s).text(min(proven))
-    return (Line(f"gpipe and 1f1b, with one stage a worker, take {least} or more"),)
+    return (Line(f"gpipe and 1f1b, with one stage a worker and updates undivided, take {least} or more"),)
 
 
 def frontier(solution: Solution) -> Report:

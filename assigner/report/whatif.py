@@ -113,7 +113,14 @@ def ways_out_report(error: InfeasibleError) -> Report:
             (way.what + (CHEAPEST if n == 0 else ""), way.how, time.show(way.step_s))
             for n, way in enumerate(error.ways_out)
         )
-        parts.append(Sheet("with one of these changes there is a plan", columns, rows, frozenset({0})))
+        parts.append(
+            Sheet(
+                "with one of these changes there is a plan, with this step or a shorter one",
+                columns,
+                rows,
+                frozenset({0}),
+            )
+        )
     if error.untried:
         parts.append(Line(f"not known, for the time was over: {', '.join(error.untried)}", "warning"))
     return tuple(parts)

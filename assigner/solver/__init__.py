@@ -59,7 +59,7 @@ def solve_baseline(profile: Profile, name: str, options: SolveOptions | None = N
     Args:
         profile: The measurements.
         name: A key of `assigner.solver.baselines.TITLES`: "single", "equal", "proportional", "balance", ...
-        options: Micro-batches, remat, pins and batch size are heeded.
+        options: Micro-batches, remat, pins, batch size and the most workers a stage are heeded.
 
     Raises:
         UsageError: no such baseline, or the options do not fit the profile.
@@ -76,10 +76,11 @@ def solve_baseline(profile: Profile, name: str, options: SolveOptions | None = N
         raise UsageError(f"baseline {name!r} is not known; expected {', '.join(TITLES)}")
     start = time.monotonic()
     resolved, plain = resolve(profile, options)
-    plan = baseline_plan(Problem(resolved, plain, CostModel(resolved)), name)
+    plan = baseline_plan(Problem(resolved, plain, CostModel(resolved)), name, most_replicas=options.max_replicas)
     if plan is None:
         raise InfeasibleError(
-            f"{TITLES[name]} does not fit this profile's workers", hint="assigner solve finds a plan that does, if any"
+            f"{TITLES[name]} does not fit this profile's workers, or breaks a hint or a mark",
+            hint="assigner solve finds a plan that does, if any",
         )
     assert plan.predicted is not None
     step, seconds = plan.predicted.step_s, time.monotonic() - start

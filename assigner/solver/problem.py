@@ -195,6 +195,15 @@ class Problem:
         """Per position: may a stage that holds it have several workers?"""
         return tuple(self.profile.partition[name].one_worker is None for name in self.order)
 
+    def may_be_shared(self, plan: Plan) -> bool:
+        """Whether a plan has no partition on several workers that is marked for one."""
+        return all(
+            self.may_share[self.position[name]]
+            for stage in plan.stages
+            if len(stage.workers) > 1
+            for name in stage.partitions
+        )
+
     @cached_property
     def apart(self) -> tuple[int, ...]:
         """Per position: a stage that holds it must start behind this position; -1: anywhere.

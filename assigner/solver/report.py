@@ -113,12 +113,12 @@ def _report(search: Search, found_by: str, options: SolveOptions, value: float, 
 
 
 def _scope(search: Search) -> str:
-    """Which plans the bound is about."""
+    """Which plans the bound is about: where workers share a stage, those of which each updates the whole stage."""
     kinds = list(dict.fromkeys(each.schedule for each in search.settings))
     counts = sorted({each.micro_batches for each in search.settings})
     stages = "any number of stages" if "interleaved" in kinds else "one stage"
     most = search.problem.most_replicas
-    shared = f", up to {fmt.plural(most, 'worker')} a stage,"
+    shared = f", up to {fmt.plural(most, 'worker')} a stage,{' updates undivided,' if most > 1 else ''}"
     asked = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]} equal"
     return f"plans with {stages} a worker{shared} under {' or '.join(sorted(kinds))} with {asked} micro-batches"
 

@@ -274,6 +274,12 @@ LISTED_COUNTS = 2
 EXCHANGED = 500
 """So many plans are simulated while like workers are exchanged, for the sake of wires that links share."""
 
+LOOPED_NODES = 6_000
+"""So many nodes of exhaustive search look for several stages a worker where the schedule is open: a second or less."""
+
+LOOPED_ALONE = 10
+"""So many times that where no other plan was found."""
+
 LISTED_POLISHED = 3
 """So many placements, the best, have their order made better by exchanges."""
 

@@ -49,6 +49,7 @@ def test_remat_is_the_way_out_where_it_was_forbidden():
     error = refused(profile, replace(GPIPE, remat="never"))
     assert error.message == "p1 needs 12.2 MiB at 1 micro-batch; the largest worker has 10.5 MiB"
     assert error.hint.startswith(f"{hows(error)[0]}: a step then takes ")
+    assert error.hint.endswith(" or less")
     (way,) = [each for each in error.ways_out if each.how == "--remat auto"]
     assert way.step_s >= solve(profile, GPIPE).plan.predicted.step_s
 

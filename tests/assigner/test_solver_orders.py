@@ -11,7 +11,7 @@ from brute_force import random_instance, with_shared_values
 from builders import CAPACITY, make_plan, make_profile
 from sweeps import sweep
 
-from assigner.errors import FormatError, UsageError
+from assigner.errors import FormatError, InfeasibleError, UsageError
 from assigner.formats.document import decode, encode
 from assigner.formats.plan import Plan
 from assigner.formats.stage import Replica, Stage
@@ -387,8 +387,31 @@ def test_auto_takes_several_stages_a_worker_where_they_are_faster():
     told = [line.text for line in proof(plan)]
     assert "status: feasible: within" in told[0]
     assert "with any number of stages a worker, in any order" in told[0]
-    assert told[-1].startswith("gpipe and 1f1b, with one stage a worker, take ")
+    assert told[-1].startswith("gpipe and 1f1b, with one stage a worker and updates undivided, take ")
     assert "in any order, no faster plan was found" not in "".join(told)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "listed"])
+def test_open_schedules_find_what_interleaved_finds(schedule):
+    """Where memory is so tight that local search is stuck far above, the first and the last share a worker."""
+    profile = make_profile(
+        work=[1e-3, 4e-3, 1e-3], slowness=[1.0, 2.0], batch=2, edge_bytes=1e3, activation=1e4, capacity=[6e6, 9e6]
+    )
+    found = solve(profile, SolveOptions(schedule="interleaved")).plan
+    assert solve(profile, SolveOptions(schedule=schedule)).plan.predicted.step_s <= found.predicted.step_s
+    assert found.predicted.step_s < 0.7 * solve(profile, SolveOptions(schedule="one-stage")).plan.predicted.step_s
+
+
+@pytest.mark.parametrize("schedule", ["auto", "listed"])
+def test_what_only_several_stages_a_worker_can_keep_to_is_no_infeasible_problem(schedule):
+    """Pins in turn: no cut into one stage a worker keeps to them, and a plan with two does."""
+    profile = make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0, 1.0])
+    pins = {"p0": "worker:1", "p1": "worker:2", "p3": "worker:1"}
+    with pytest.raises(InfeasibleError):
+        solve(profile, SolveOptions(schedule="one-stage", pins=pins))
+    plan = solve(profile, SolveOptions(schedule=schedule, pins=pins)).plan
+    assert {name: plan.placement[name] for name in pins} == {name: f"{pin}/cpu" for name, pin in pins.items()}
+    assert not overfull(plan.predicted)
 
 
 def test_a_named_schedule_stays_where_a_listed_one_gains_next_to_nothing(monkeypatch):

@@ -223,7 +223,7 @@ def test_any_number_of_workers_a_stage_unless_fewer_are_asked_for():
     plan = solve(profile, SolveOptions(schedule="one-stage", max_replicas=2)).plan
     assert max(len(stage.workers) for stage in plan.stages) == 2
     assert len(solve(profile, SolveOptions(schedule="one-stage", max_replicas=4, max_workers=3)).plan.workers) == 3
-    assert "up to 2 workers a stage" in plan.solver.scope
+    assert "up to 2 workers a stage, updates undivided, under" in plan.solver.scope
 
 
 def test_more_workers_than_partitions_are_used():
@@ -285,6 +285,28 @@ def test_what_is_told_to_be_on_one_worker_stays_there():
     assert "not shared by several workers: 'p0': its forward changes ema" in said
 
 
+@pytest.mark.parametrize("schedule", ["auto", "listed", "one-stage", "gpipe", "1f1b"])
+def test_a_marked_partition_is_on_one_worker_in_baselines_too(schedule):
+    """Data parallelism, best by far without the mark, is not possible with it, nor is it the answer."""
+    profile = wide(work=[1e-5, 8e-3], slowness=[1.0] * 4)
+    kept = replace(profile.partitions[0], one_worker="its forward changes ema")
+    marked = replace(profile, partitions=(kept, *profile.partitions[1:]))
+    plan = solve(marked, SolveOptions(schedule=schedule)).plan
+    assert len(plan.holders["p0"]) == 1
+    assert {each.name: each.step_s for each in plan.baselines}["data parallel"] is None
+    with pytest.raises(InfeasibleError, match="breaks a hint or a mark"):
+        solve_baseline(marked, "data-parallel")
+    assert solve_baseline(profile, "data-parallel").is_replicated
+
+
+def test_data_parallelism_has_no_more_workers_than_may_share_a_stage():
+    """With at most N workers a stage, the baseline is written with N, and with 1 on one worker."""
+    profile = wide(work=[1e-3] * 2, slowness=[1.0] * 3)
+    for name in ("data-parallel", "data-parallel-by-speed"):
+        for most in (1, 2, 3):
+            assert len(solve_baseline(profile, name, SolveOptions(max_replicas=most)).workers) == most
+
+
 def test_both_scopes_are_told_where_less_is_proven_of_shared_stages():
     """The sentence of a plan with one worker a stage: what is proven of such plans, and of all."""
     profile = wide(work=[1e-3] * 2, slowness=[1.0, 5.0], bandwidth=1e6)
@@ -293,7 +315,8 @@ def test_both_scopes_are_told_where_less_is_proven_of_shared_stages():
     open_ = replace(solver, bound_s=0.9 * solver.objective_s, gap=0.1, status="feasible")
     assert status(open_) == "feasible: within 10.0 % of the best plan with one stage a worker"
     assert status(replace(open_, single_bound_s=solver.objective_s)) == (
-        "optimal with one stage a worker and one worker a stage; within 10.0 % of any in which workers share a stage"
+        "optimal with one stage a worker and one worker a stage; within 10.0 % of any in which workers share a stage,"
+        " updates undivided"
     )
 
 

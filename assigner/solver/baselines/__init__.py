@@ -85,14 +85,15 @@ def find_baselines(problem: Problem) -> tuple[FoundBaseline, ...]:
     return tuple(found)
 
 
-def baseline_plan(problem: Problem, name: str) -> Plan | None:
+def baseline_plan(problem: Problem, name: str, *, most_replicas: int | None = None) -> Plan | None:
     """One baseline as a plan, priced, at its best micro-batch count; None: it fits at none.
 
     Args:
         problem: What is to be placed; its options hold for the baseline too.
         name: A key of `TITLES`.
+        most_replicas: No stage has more workers; None: any number.
     """
-    pricing = BaselinePrices(problem)
+    pricing = BaselinePrices(problem, most_replicas=most_replicas)
     _, candidates = _BASELINES[name]
     plan, _ = pricing.best(candidates(pricing))
     return plan and priced(plan, problem.profile, problem.cost)

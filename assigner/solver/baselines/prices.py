@@ -24,10 +24,11 @@ class BaselinePrices:
     Args:
         problem: What is to be placed; its options hold for the baselines too.
         clock: When they have to end; None: with the problem's search.
+        most_replicas: No stage has more workers; None: any number, also where the search has fewer, to compare with.
     """
 
-    def __init__(self, problem: Problem, clock: SolveClock | None = None) -> None:
-        self.problem, self._clock = problem, clock or problem.clock
+    def __init__(self, problem: Problem, clock: SolveClock | None = None, *, most_replicas: int | None = None) -> None:
+        self.problem, self._clock, self.most_replicas = problem, clock or problem.clock, most_replicas
         self.counts = problem.options.counts(problem.cost)
         self.seconds = cache(self._seconds)
         self._pinned = {name for name in problem.order if problem.pins(name) or problem.forbidden(name)}
@@ -134,7 +135,7 @@ class BaselinePrices:
             yield replace(plan, stages=tuple(stages))
 
     def keeps_hints(self, plan: Plan) -> bool:
-        """True if every partition has a price where it is, and no pin, colocation, order or other hint is broken."""
+        """True if every partition has a price where it is, may be shared if it is, and no hint is broken."""
         problem, options = self.problem, self.problem.options
         held = [(worker, stage.partitions) for stage in plan.stages for worker in stage.workers]
         table = problem.prices(plan.micro_batches)
@@ -142,6 +143,8 @@ class BaselinePrices:
             prices = table.measured(worker)
             if any(prices[problem.position[name]] is None for name in names):
                 return False
+        if not problem.may_be_shared(plan):
+            return False
         workers = [worker for worker, _ in held]
         place = {name: stage.workers[0] for stage in plan.stages for name in stage.partitions}
         labels: dict[str, str] = {}

@@ -1,6 +1,7 @@
 """Orders that are solved, for a whole problem: placements with any number of stages a worker, each with its best order.
 
     plans at hand   the best of every setting, baselines, loops over all workers ── priced by a quick list schedule
+    interleaved     of few partitions, the best plan of that schedule that is near those at hand, or better
     placements      local search from the best of them, with the micro-batch counts that promise most
     orders          of the best placements: the named schedules' own, every rule, exchanges
 
@@ -27,11 +28,12 @@ from assigner.solver.free.set_prices import SetPrices
 from assigner.solver.free.starts import loop, of_plan
 from assigner.solver.orders.improving import best_orders
 from assigner.solver.orders.listing import QUICK, list_schedule
+from assigner.solver.orders.looped import looped_plans
 from assigner.solver.orders.placements import ListedPricing
 from assigner.solver.orders.tasks import PlacedTasks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Schedule
@@ -79,8 +81,9 @@ def with_orders(
 
 
 def _may_share(search: Search, plan: Plan) -> bool:
-    """Whether no stage of a plan has more workers than were asked for."""
-    return max(len(stage.workers) for stage in plan.stages) <= search.problem.most_replicas
+    """Whether no stage of a plan has more workers than were asked for, nor than its partitions may be on."""
+    problem = search.problem
+    return max(len(stage.workers) for stage in plan.stages) <= problem.most_replicas and problem.may_be_shared(plan)
 
 
 def _named(plan: Plan) -> Plan:
@@ -104,10 +107,10 @@ class OrderSearch:
 
     def run(self) -> list[Proposal]:
         """Plans, of each placement under the named schedules and with listed orders; empty where there is no time."""
-        if self._over() or not self._plans:
+        if self._over():
             return []
-        found = [(self._rough_s(plan), plan) for plan in self._plans]
-        found = sorted((each for each in found if math.isfinite(each[0])), key=lambda each: each[0])
+        found = self._sorted(self._plans)
+        found = sorted([*found, *self._sorted(self._looped(found))], key=lambda each: each[0])
         found = sorted([*found, *self._placements(found)], key=lambda each: each[0])
         proposals: list[Proposal] = []
         for _, plan in found[: tuning.LISTED_POLISHED]:
@@ -132,6 +135,21 @@ class OrderSearch:
                 seen.add((plan.micro_batches, stages))
                 if _may_share(self._search, plan):
                     yield plan
+
+    def _sorted(self, plans: Iterable[Plan]) -> list[tuple[float, Plan]]:
+        """Those that promise anything, each with what its placement promises, the best first."""
+        found = [(self._rough_s(plan), plan) for plan in plans]
+        return sorted((each for each in found if math.isfinite(each[0])), key=lambda each: each[0])
+
+    def _looped(self, found: Sequence[tuple[float, Plan]]) -> Iterator[Plan]:
+        """What schedule interleaved has, unless the plans found are better by far."""
+        limit = found[0][0] * (1 + tuning.HOT) if found else math.inf
+        nodes = tuning.LOOPED_NODES * (1 if found else tuning.LOOPED_ALONE)
+        counts = [setting.micro_batches for setting in self._search.settings]
+        return looped_plans(
+            self._contest.problem, [*dict.fromkeys(counts)],
+            limit=limit, nodes=int(self._effort * nodes), stop=self._over,
+        )  # fmt: skip
 
     def _rough_s(self, plan: Plan) -> float:
         """What a plan's placement promises: under its own schedule, or by a quick list schedule."""

@@ -53,7 +53,7 @@ def explain(profile: Profile, options: SolveOptions, *, left_s: float) -> errors
     if not told:
         hint = "a smaller model, or other workers: no other way out was found"
     else:
-        hint = f"{told[0].how}: a step then takes {fmt.seconds(told[0].step_s)}"
+        hint = f"{told[0].how}: a step then takes {fmt.seconds(told[0].step_s)} or less"
     return errors.InfeasibleError(message, hint=hint, ways_out=told, untried=tuple(untried))
 
 
