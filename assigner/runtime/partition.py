@@ -174,7 +174,10 @@ class PartitionRunner:
         self._is_compiled = self.run is not None and getattr(self.run, "__self__", None) is not self.module
         if self._is_compiled and self.statistics is not None:
             self.statistics.run_eagerly(self.piece.name)
-        self._users = self.finish is not None or has_user_code(self.module)
+        has_code = has_user_code(self.module)
+        self._users = self.finish is not None or has_code
+        # code of the user's may begin to draw at any time, as stochastic depth whose rate begins at 0
+        self._draws = True if has_code else None
 
     def recomputes(self, place: ForwardPlace) -> bool:
         """The forward runs again before this backward, and needs what it read."""

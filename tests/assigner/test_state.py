@@ -71,6 +71,31 @@ def test_draws_of_python_and_numpy_depend_on_the_batch_alone():
     assert len(set(found[0])) == 4
 
 
+class Annealed(nn.Linear):
+    """Is left out by chance, from its fourth forward on: stochastic depth whose rate begins at 0."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.draw, self.calls = draw, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) * (self.draw() if self.calls > 3 else 1.0)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["random", "numpy"])
+def test_draws_that_begin_late_depend_on_the_batch_alone(draw):
+    """A partition that has not drawn in its first forwards draws the same under every plan all the same."""
+    made = workload(lambda: nn.Sequential(Annealed(draw), nn.Linear(WIDTH, 1)))
+    found = []
+    for stages, remat in (([(0, ["0", "1"])], "never"), ([(0, ["0"]), (0, ["1"])], "always")):
+        random.seed(len(found))
+        np.random.seed(len(found))
+        with pipeline_of(made, make_plan(made, stages, micro_batches=2), remat=remat) as pipeline:
+            found.append([pipeline.step(made.make_batch(8, n)) for n in range(4)])
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("name", ["Assigned", "Lazy", "InPlace"])
 def test_a_checkpoint_has_the_buffers_as_they_are(name, tmp_path):
     """Assigned buffers, and such as were None at first, are saved, loaded and evaluated with as any other."""
