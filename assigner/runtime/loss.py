@@ -33,6 +33,7 @@ from assigner.runtime.randomness import partition_seed, seed_python
 from assigner.runtime.replicas import one_worker
 from assigner.runtime.results import exact_sum
 from assigner.runtime.staging import copied_to
+from assigner.runtime.state import HeldTensor, is_strided, on_copies
 from assigner.schedule.program import warm_up
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class StepLoss:
         self._workload, self._over_batch = workload, workload.loss_over == "batch"
         self._graph, self._device, self._training = graph, device, training
         self._remembers: bool | None = None
+        self._written: list[torch.Tensor] | None = None  # in place, by the loss; None: none was called
         self._is_users = not (getattr(workload.loss, "__module__", None) or "").startswith("torch.")
         self._metrics = StepMetrics(workload.metrics, device) if workload.metrics else None
         self.begin((), (), factor=1.0)
@@ -90,6 +92,7 @@ class StepLoss:
         self._outputs: dict[int, list[Any]] = {}
         self._called: list[int] = []  # micro-batches, as their losses were called
         self._before: Memento | None = None
+        self._held: dict[int, list[HeldTensor]] = {}
         self._known: set[int] = set()  # the micro-batches whose loss is computed on leaves
         self._gradients: dict[int, list[torch.Tensor | None]] = {}
         self._kept = outputs
@@ -142,12 +145,34 @@ class StepLoss:
             return (_zero_of(outputs, self._device),)
         if self._remembers is False and self._before is None and self._is_users:
             self._before = Memento((), [self._workload.loss])
-        value = self._value(self._graph.rebuild_output(outputs), cut.targets, place) * cut.weight
+        value = self._with_a_graph(outputs, cut, place) * cut.weight
         self._values.append(value.detach())
         self._called.append(place)
         if self._before is not None and len(self._called) == sum(1 for each in self._finished if each.weight):
             self._check_order(self._before)
         return (value,)
+
+    def _with_a_graph(self, outputs: Sequence[Any], cut: MicroBatch, place: int) -> torch.Tensor:
+        """The loss of a micro-batch, whose graph may have saved tensors that the next one's writes in place.
+
+        Each call works on copies of them, and the backward finds them as its own call left them: see `held`.
+        """
+        is_first = self._training and self._is_users and len(self._cuts) > 1 and self._written is None
+        memory = Memento((), [self._workload.loss]) if is_first else None
+        versions = [] if memory is None else [each._version for each in memory.tensors]
+        if self._written:
+            on_copies(self._written)
+        value = self._value(self._graph.rebuild_output(outputs), cut.targets, place)
+        if memory is not None:
+            pairs = zip(memory.tensors, versions, strict=True)
+            self._written = [each for each, version in pairs if each._version != version and is_strided(each)]
+        if self._written:
+            self._held[place] = [HeldTensor.of(each) for each in self._written]
+        return value
+
+    def held(self, place: int) -> Sequence[HeldTensor]:
+        """The loss's own tensors as the call for a micro-batch left them, for its backward."""
+        return self._held.get(place, ())
 
     def _check_order(self, before: Memento) -> None:
         """All losses of a step are called: see whether a memory has begun among those that were called late."""

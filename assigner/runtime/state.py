@@ -207,7 +207,7 @@ class PartitionState:
             writes |= {id(each): each for buffer in buffers for each in self.written.family(buffer)}
         start = [HeldTensor.of(each) for each in writes.values()]
         if start:
-            _on_copies(list(writes.values()))
+            on_copies(list(writes.values()))
         others = [
             HeldTensor.of(each)
             for each in (self._tensors if self.written and memento is not None else ())
@@ -298,7 +298,7 @@ class PartitionState:
         """The forward runs again in the block, from what it started from; afterwards all is as it was before."""
         assert start.memento is not None
         with start.memento.restored(), as_they_were(start.tensors + start.others):
-            _on_copies([each.tensor for each in start.tensors])
+            on_copies([each.tensor for each in start.tensors])
             yield
 
     def _look(self) -> None:
@@ -310,13 +310,13 @@ class PartitionState:
         gone = {id(each): each for each in self._held if each is not None}
         self._held = now
         present = {id(each): each for each in now if each is not None}
-        self._tensors = [each for each in present.values() if _has_storage(each)]
+        self._tensors = [each for each in present.values() if is_strided(each)]
         for key in gone.keys() - present.keys():
             self.written.drop(gone[key])
         self.writes = {
             id(each): each
             for (holder, name), tensor in zip(self._slots, now, strict=True)
-            if tensor is not None and _has_storage(tensor)
+            if tensor is not None and is_strided(tensor)
             if id(tensor) in self.writes or (id(holder), name) in self._written_slots
             for each in self.written.add(tensor)
         }
@@ -375,11 +375,12 @@ def _versions(memento: Memento | None) -> list[int]:
     return [] if memento is None else [each._version for each in memento.tensors]
 
 
-def _has_storage(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_inference()  # of these torch counts no changes
+def is_strided(tensor: torch.Tensor) -> bool:
+    """True if a tensor's memory can be replaced and torch counts its changes."""
+    return tensor.layout is torch.strided and not tensor.is_inference()
 
 
-def _on_copies(tensors: Sequence[torch.Tensor]) -> None:
+def on_copies(tensors: Sequence[torch.Tensor]) -> None:
     """Give tensors memory of their own with the values that they have; those that share a storage go on sharing one."""
     copies: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:

@@ -86,6 +86,33 @@ def test_a_loss_with_a_memory_is_the_plain_one(remat):
         assert reference.distance(pipeline.named_parameters()) < 1e-12
 
 
+class InPlace(nn.Module):
+    """A loss that moves its running mean in place and divides by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones((), dtype=torch.float64))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        losses = (outputs - targets).square()
+        self.mean.mul_(0.9).add_(losses.detach().mean(), alpha=0.1)
+        return (losses / self.mean).mean()
+
+
+@pytest.mark.parametrize("remat", ["never", "always", "except_last"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_memory_that_is_written_in_place(schedule, remat):
+    """Each micro-batch's backward reads it as its own loss left it."""
+    plain, piped = InPlace(), InPlace()
+    reference, made = Reference(layers(plain)), layers(piped)
+    with Pipeline(made, replace(make_plan(made, micro_batches=3), schedule=schedule), remat=remat) as pipeline:
+        for n in range(3):
+            batch = made.make_batch(9, n)
+            assert pipeline.step(batch) == pytest.approx(micro_batched(reference, batch, 3), abs=1e-12)
+            assert reference.gradient_distance(pipeline.gradients()) < 1e-12
+        assert piped.mean.item() == pytest.approx(plain.mean.item(), abs=1e-12)
+
+
 class Beginning(Remembering):
     """A loss whose memory first moves when it sees so many rows."""
 
