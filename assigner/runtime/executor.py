@@ -27,6 +27,7 @@ from assigner.runtime.randomness import kept_generators, partition_seed, seed_de
 from assigner.runtime.ranges import Ranges
 from assigner.runtime.separability import is_known
 from assigner.runtime.staging import copied_to
+from assigner.runtime.state import as_they_were
 from assigner.runtime.staterows import kept
 from assigner.runtime.stepmessages import COMPUTE, StepMessages, posted_ahead
 from assigner.runtime.stepvalues import Key, Neighbours, Output, StepValues, check_hooks, check_unchanged, facts_of
@@ -409,7 +410,9 @@ class Executor:
         graphs = [each.join(place, self._output_gradients(each, micro_batch, neighbours)) for each in reversed(others)]
         reads, sizes = self._inputs(first, micro_batch, {}) if first.recomputes(place) else ([], [])
         gradients = self._output_gradients(first, micro_batch, neighbours)
-        first.backward(place, reads, sizes, gradients, split=not whole, joined=graphs, note=note)
+        held = self.loss.held(place.micro_batch) if self.graph.last.name in neighbours.names else ()
+        with as_they_were(held) if held else contextlib.nullcontext():
+            first.backward(place, reads, sizes, gradients, split=not whole, joined=graphs, note=note)
         # what has a gradient goes with that
         self._stepped.read((value, micro_batch) for value in neighbours.without_gradient)
 
@@ -424,7 +427,9 @@ class Executor:
 
     def _backward_weight(self, runner: PartitionRunner, micro_batch: int) -> None:
         self.member.at = f"weight part of the backward of partition {runner.piece.name!r}, micro-batch {micro_batch}"
-        runner.backward_weight(self._place(micro_batch))
+        place = self._place(micro_batch)
+        with as_they_were(self.loss.held(place.micro_batch) if runner.finish is not None else ()):
+            runner.backward_weight(place)
 
     def _begin_sums(self, stage: int, *, behind: str | None = None) -> None:
         """Begin to add up gradients of a shared stage: all, or those to which the rest of a backward does not add."""

@@ -3,7 +3,8 @@
 A loss may have a memory (a running average, a count), so it is called once and no more. Where the last partition is
 rematerialised its first forward calls none; the recompute does, as it needs the loss's graph. One with a memory must
 come in the order of the micro-batches: it is called behind the first forward, on leaves whose gradients wait for the
-recompute.
+recompute. Whether it has one is seen at its first call, and at each step's losses that are called late: a memory that
+begins there is refused once if they came in another order.
 
     M = 2, GPipe                     F0    F1    B1    B0
     graph kept                       l0    l1
@@ -32,6 +33,7 @@ from assigner.runtime.randomness import partition_seed, seed_python
 from assigner.runtime.replicas import one_worker
 from assigner.runtime.results import exact_sum
 from assigner.runtime.staging import copied_to
+from assigner.runtime.state import HeldTensor, is_strided, on_copies
 from assigner.schedule.program import warm_up
 
 if TYPE_CHECKING:
@@ -59,7 +61,8 @@ class StepLoss:
         self._workload, self._over_batch = workload, workload.loss_over == "batch"
         self._graph, self._device, self._training = graph, device, training
         self._remembers: bool | None = None
-        self._may_draw = not (getattr(workload.loss, "__module__", None) or "").startswith("torch.")
+        self._written: list[torch.Tensor] | None = None  # in place, by the loss; None: none was called
+        self._is_users = not (getattr(workload.loss, "__module__", None) or "").startswith("torch.")
         self._metrics = StepMetrics(workload.metrics, device) if workload.metrics else None
         self.begin((), (), factor=1.0)
 
@@ -87,6 +90,9 @@ class StepLoss:
         self._factor, self._number, self._finished = factor, number, finished
         self._values: list[torch.Tensor] = []
         self._outputs: dict[int, list[Any]] = {}
+        self._called: list[int] = []  # micro-batches, as their losses were called
+        self._before: Memento | None = None
+        self._held: dict[int, list[HeldTensor]] = {}
         self._known: set[int] = set()  # the micro-batches whose loss is computed on leaves
         self._gradients: dict[int, list[torch.Tensor | None]] = {}
         self._kept = outputs
@@ -137,9 +143,48 @@ class StepLoss:
         cut = self._cuts[place]
         if not cut.weight:
             return (_zero_of(outputs, self._device),)
-        value = self._value(self._graph.rebuild_output(outputs), cut.targets, place) * cut.weight
+        if self._remembers is False and self._before is None and self._is_users:
+            self._before = Memento((), [self._workload.loss])
+        value = self._with_a_graph(outputs, cut, place) * cut.weight
         self._values.append(value.detach())
+        self._called.append(place)
+        if self._before is not None and len(self._called) == sum(1 for each in self._finished if each.weight):
+            self._check_order(self._before)
         return (value,)
+
+    def _with_a_graph(self, outputs: Sequence[Any], cut: MicroBatch, place: int) -> torch.Tensor:
+        """The loss of a micro-batch, whose graph may have saved tensors that the next one's writes in place.
+
+        Each call works on copies of them, and the backward finds them as its own call left them: see `held`.
+        """
+        is_first = self._training and self._is_users and len(self._cuts) > 1 and self._written is None
+        memory = Memento((), [self._workload.loss]) if is_first else None
+        versions = [] if memory is None else [each._version for each in memory.tensors]
+        if self._written:
+            on_copies(self._written)
+        value = self._value(self._graph.rebuild_output(outputs), cut.targets, place)
+        if memory is not None:
+            pairs = zip(memory.tensors, versions, strict=True)
+            self._written = [each for each, version in pairs if each._version != version and is_strided(each)]
+        if self._written:
+            self._held[place] = [HeldTensor.of(each) for each in self._written]
+        return value
+
+    def held(self, place: int) -> Sequence[HeldTensor]:
+        """The loss's own tensors as the call for a micro-batch left them, for its backward."""
+        return self._held.get(place, ())
+
+    def _check_order(self, before: Memento) -> None:
+        """All losses of a step are called: see whether a memory has begun among those that were called late."""
+        self._remembers = before.has_changed()
+        if self._remembers and self._called != sorted(self._called):
+            raise UsageError(
+                "Workload.loss begins to keep something from call to call in a step that has called it for"
+                f" micro-batches {', '.join(map(str, self._called))} in this order, as partition"
+                f" {self._graph.last.name!r} is rematerialised",
+                hint="have it keep something from its first call on, as a count of its calls; or"
+                f" assigner.partition(..., rematerialise='never') for {self._graph.last.name!r}, or one micro-batch",
+            )
 
     def _see(self, outputs: Sequence[Any], place: int) -> None:
         """What is made of outputs beside the loss, once, and before the loss may write there."""
@@ -159,7 +204,7 @@ class StepLoss:
 
     def _value(self, output: Any, targets: Any, place: int) -> torch.Tensor:
         """The user's loss; what it draws from Python's and NumPy's generators is the same under every plan."""
-        if self._may_draw:
+        if self._is_users:
             seed_python(partition_seed(self._workload.seed, self._number, "the loss", place))
         value = self._workload.compute_loss(output, _to_device(targets, self._device))
         if isinstance(value, torch.Tensor) and value.is_meta:
@@ -194,6 +239,7 @@ class StepLoss:
         made = [copies[id(output)] for output in outputs]  # a loss may write there
         value = self._value(self._graph.rebuild_output(made), cut.targets, place) * cut.weight
         self._values.append(value.detach())
+        self._called.append(place)
         self._differentiate(value)
         tensors = _tensors(outputs)
         first = {id(output): n for n, output in reversed(list(enumerate(tensors)))}

@@ -35,6 +35,7 @@ from assigner.runtime.splitbackward import WeightPart, input_part
 from assigner.runtime.state import (
     ForwardStart,
     HeldTensor,
+    LateWrites,
     PartitionState,
     WrittenTensors,
     as_they_were,
@@ -68,11 +69,13 @@ class _Graph:
         roots: Where it starts, for each output.
         held: Tensors that forwards write, as this one left them.
         is_hooked: The forward has hooked on to tensors.
+        overwritten: The name of a tensor that a later forward wrote without a copy of it.
     """
 
     roots: list[GradientEdge | None]
     held: list[HeldTensor]
     is_hooked: bool = False
+    overwritten: str = ""
 
 
 @dataclass(slots=True)
@@ -82,10 +85,12 @@ class _Rest:
     Args:
         part: What is computed from the graph.
         held: Tensors that forwards write, as this one left them.
+        overwritten: As a graph has it.
     """
 
     part: WeightPart
     held: list[HeldTensor]
+    overwritten: str = ""
 
 
 class JoinedGraph(NamedTuple):
@@ -169,7 +174,10 @@ class PartitionRunner:
         self._is_compiled = self.run is not None and getattr(self.run, "__self__", None) is not self.module
         if self._is_compiled and self.statistics is not None:
             self.statistics.run_eagerly(self.piece.name)
-        self._users = self.finish is not None or has_user_code(self.module)
+        has_code = has_user_code(self.module)
+        self._users = self.finish is not None or has_code
+        # code of the user's may begin to draw at any time, as stochastic depth whose rate begins at 0
+        self._draws = True if has_code else None
 
     def recomputes(self, place: ForwardPlace) -> bool:
         """The forward runs again before this backward, and needs what it read."""
@@ -208,9 +216,12 @@ class PartitionRunner:
         start = self.state.begin(runs_again=runs_again)
         if self.state.was_watched:
             outputs = self._run(place, reads, sizes)
-            can_run_again = self.state.end(start)
+            late = self.state.end(start)
         else:
-            outputs, can_run_again = self._watched(start, place, reads, sizes)
+            outputs, late = self._watched(start, place, reads, sizes)
+        if late is not None:
+            self._overwrite(late)
+        can_run_again = late is None
         outputs = self._finished(outputs, place, runs_again=runs_again and can_run_again)
         if runs_again and can_run_again:
             self._starts[place.micro_batch] = start
@@ -223,6 +234,23 @@ class PartitionRunner:
             self._is_plain = not graph.is_hooked and are_made_here(graph.roots, range(first, nodes_so_far()))
         self._graphs[place.micro_batch] = graph
         return outputs
+
+    def _overwrite(self, late: LateWrites) -> None:
+        """A forward wrote tensors without copies of them, and earlier micro-batches may be under way.
+
+        A graph that has saved one of them is noticed by torch in its backward; one that has not needs none.
+
+        Raises:
+            UsageError: one of them runs its forward again, and so reads it; or torch would not notice.
+        """
+        assert self.state is not None
+        kept: list[_Graph | _Rest] = [*self._graphs.values()]
+        kept += [each for each in self._rests.values() if isinstance(each, _Rest)]
+        name = self.state.name_of((late.tensors + late.loose)[0])
+        if any(each.needs(late) for each in self._starts.values()) or (kept and late.uncounted):
+            raise _overwritten(self.piece.name, name)
+        for each in kept:
+            each.overwritten = name
 
     def join(self, place: ForwardPlace, output_gradients: Sequence[torch.Tensor | None]) -> JoinedGraph:
         """Hand over a graph for the backward of the partition in front of this one; arguments as in `backward`."""
@@ -281,7 +309,8 @@ class PartitionRunner:
             self.backward(place, *rest)
         elif rest is not None:
             checked = [(self, False)] if self.is_checked(place, bool(rest.held)) else []
-            with as_single_process(), as_they_were(rest.held), _unchanged_by_backward(checked):
+            worded = _in_words(self.piece.name, rest.overwritten)
+            with as_single_process(), as_they_were(rest.held), _unchanged_by_backward(checked), worded:
                 rest.part.run()
 
     def waiting(self, place: ForwardPlace) -> tuple[list[torch.Tensor], bool]:
@@ -331,14 +360,18 @@ class PartitionRunner:
         roots, gradients = [root for root, _ in pairs], [gradient for _, gradient in pairs]
         if split:
             (alone,) = through
-            with as_single_process():
+            overwritten = alone.graph.overwritten
+            with as_single_process(), _in_words(self.piece.name, overwritten):
                 part = input_part(roots, gradients, is_hooked=alone.graph.is_hooked)
-            self._rests[place.micro_batch] = _Rest(part, alone.graph.held)
+            self._rests[place.micro_batch] = _Rest(part, alone.graph.held, overwritten)
             return
         if note is not None:
             for each in through[1:]:
                 each.watch(note)
-        with as_single_process():
+        late = next(
+            ((each.runner.piece.name, each.graph.overwritten) for each in through if each.graph.overwritten), None
+        )
+        with as_single_process(), _NOTHING if late is None else _in_words(*late):
             # what torch.autograd.backward calls, without its checks of what a user gives
             _engine_run_backward(
                 tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
@@ -352,7 +385,7 @@ class PartitionRunner:
 
     def _watched(
         self, start: ForwardStart, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
-    ) -> tuple[tuple[torch.Tensor, ...], bool]:
+    ) -> tuple[tuple[torch.Tensor, ...], LateWrites | None]:
         """The first forward, and what it is seen to write; a compiled one would not run compiled while it is seen."""
         assert self.state is not None
         if self._is_compiled:
@@ -421,6 +454,31 @@ class PartitionRunner:
             edge_of(output) if is_wanted and output.requires_grad else None
             for output, is_wanted in zip(outputs, wanted, strict=True)
         ]
+
+
+def _overwritten(partition: str, tensor: str) -> UsageError:
+    return UsageError(
+        f"the forward of partition {partition!r} begins to write {tensor} in place while the backwards of earlier"
+        " micro-batches, which need what it held, are still to come",
+        hint="write it from the first forward on, as with a factor of 0 or 1; or assign a new tensor; or use one"
+        " micro-batch (solve with --micro-batches 1)",
+    )
+
+
+@contextlib.contextmanager
+def _in_words(partition: str, overwritten: str) -> Iterator[None]:
+    """Say in words what torch raises for a tensor that was saved and has changed, where a later forward changed it.
+
+    Args:
+        partition: Whose forward.
+        overwritten: The tensor's name; empty: none was.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if overwritten and "modified by an inplace operation" in str(error):
+            raise _overwritten(partition, overwritten) from error
+        raise
 
 
 @contextlib.contextmanager

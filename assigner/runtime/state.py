@@ -9,7 +9,8 @@ and what it left stay as they are while somebody needs them:
     a kept graph reads          s1         s2         s3        in its backward
 
 The tensors stay the same objects, with their gradients; it is their memory that changes. Which ones a forward writes is
-learnt by watching it: most partitions write none, and copy nothing.
+learnt by watching it: most partitions write none, and copy nothing. So a write that begins later finds no copy, and
+what earlier micro-batches under way started from is lost with it: `LateWrites`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from assigner.errors import UsageError
 from assigner.model.deferred.memento import Memento
@@ -119,6 +121,21 @@ class WrittenTensors:
 
 
 @dataclass(slots=True)
+class LateWrites:
+    """The tensors that a forward wrote without a copy, for it was not known to.
+
+    Args:
+        tensors: Parameters and buffers.
+        loose: Attributes of modules.
+        uncounted: torch has counted no change to one of them, so that a graph which has saved it would not notice.
+    """
+
+    tensors: list[torch.Tensor]
+    loose: list[torch.Tensor]
+    uncounted: bool = False
+
+
+@dataclass(slots=True)
 class ForwardStart:
     """What a forward started from.
 
@@ -136,6 +153,11 @@ class ForwardStart:
     counts: list[int]
     loose: list[int]
 
+    def needs(self, late: LateWrites) -> bool:
+        """Whether a recompute from here reads what is overwritten; an attribute may have come into being since."""
+        held = () if self.memento is None else self.memento.tensors
+        return bool(late.tensors) or any(each is tensor for tensor in late.loose for each in held)
+
 
 class PartitionState:
     """The tensors that one partition's forwards write, and the Python values of its modules.
@@ -151,6 +173,7 @@ class PartitionState:
     """
 
     def __init__(self, module: nn.Module, written: WrittenTensors) -> None:
+        self._module = module
         self.modules = list(module.modules())
         self._changeable = changeable_modules(module)
         self.written = written
@@ -184,7 +207,7 @@ class PartitionState:
             writes |= {id(each): each for buffer in buffers for each in self.written.family(buffer)}
         start = [HeldTensor.of(each) for each in writes.values()]
         if start:
-            _on_copies(list(writes.values()))
+            on_copies(list(writes.values()))
         others = [
             HeldTensor.of(each)
             for each in (self._tensors if self.written and memento is not None else ())
@@ -192,7 +215,7 @@ class PartitionState:
         ]
         return ForwardStart(start, others, memento, self.counts(), _versions(memento))
 
-    def end(self, start: ForwardStart, storages: Iterable[int] = ()) -> bool:
+    def end(self, start: ForwardStart, storages: Iterable[int] = ()) -> LateWrites | None:
         """The forward is done.
 
         Args:
@@ -200,12 +223,12 @@ class PartitionState:
             storages: Those that it was seen to write.
 
         Returns:
-            True if a recompute can start from there; False: it wrote a tensor of which that was not known.
+            What it wrote of which that was not known; None: nothing, and a recompute can start from there.
         """
-        is_whole = self._end_loose(start)
+        loose = self._end_loose(start)
         counts = self.counts()
         if counts == start.counts and self.was_watched:
-            return is_whole
+            return LateWrites([], loose) if loose else None
         seen = set(storages)
         half = len(self._tensors)
         changed = [
@@ -216,13 +239,30 @@ class PartitionState:
         copied = {id(held.tensor) for held in start.tensors}
         if not self.was_watched:
             changed += [held.tensor for held in start.tensors if not torch.equal(held.tensor, held.data)]
-        self._learn([tensor for tensor in changed if id(tensor) not in self.writes])
+        if new := [tensor for tensor in changed if id(tensor) not in self.writes]:
+            untold = self._untold(new)
+            self._learn(new + untold)
+            changed += untold
         if not self.was_watched:
             self.was_watched = True
             for held in start.tensors:
                 if id(held.tensor) not in self.writes:
                     held.put()
-        return is_whole and all(id(tensor) in copied for tensor in changed)
+        late = [tensor for tensor in changed if id(tensor) not in copied]
+        if not late and not loose:
+            return None
+        versions = {id(tensor): version for tensor, version in zip(self._tensors, start.counts[:half], strict=True)}
+        return LateWrites(late, loose, any(versions.get(id(each)) == each._version for each in late))
+
+    def _untold(self, new: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Running values, whose changes torch counts nowhere: the number of batches beside them has changed."""
+        known = {id(tensor) for tensor in new}
+        beside = [
+            (each.running_mean, each.running_var)
+            for each in self.modules
+            if isinstance(each, _NormBase) and id(each.num_batches_tracked) in known
+        ]
+        return [each for pair in beside for each in pair if each is not None and id(each) not in known]
 
     def _learn(self, new: Sequence[torch.Tensor]) -> None:
         """Note tensors that a forward was found to write."""
@@ -232,15 +272,15 @@ class PartitionState:
         slots = [slot for slot, held in zip(self._slots, self._held, strict=True) if id(held) in known]
         self._written_slots |= {(id(holder), name) for holder, name in slots}
 
-    def _end_loose(self, start: ForwardStart) -> bool:
+    def _end_loose(self, start: ForwardStart) -> list[torch.Tensor]:
         """As `end`, of tensors that are attributes of modules; they are told from others by the objects alone."""
         if start.memento is None or (versions := _versions(start.memento)) == start.loose:
-            return True
+            return []
         pairs = zip(start.memento.tensors, versions, start.loose, strict=True)
         held = {id(each) for each in self._tensors}
         new = [each for each, now, before in pairs if now != before and id(each) not in held | self._loose.keys()]
         self._loose.update((id(each), each) for each in new)
-        return not new
+        return new
 
     def left(self) -> list[HeldTensor]:
         """The tensors that any forward of this rank writes, and this partition holds, as they are now."""
@@ -258,7 +298,7 @@ class PartitionState:
         """The forward runs again in the block, from what it started from; afterwards all is as it was before."""
         assert start.memento is not None
         with start.memento.restored(), as_they_were(start.tensors + start.others):
-            _on_copies([each.tensor for each in start.tensors])
+            on_copies([each.tensor for each in start.tensors])
             yield
 
     def _look(self) -> None:
@@ -270,16 +310,24 @@ class PartitionState:
         gone = {id(each): each for each in self._held if each is not None}
         self._held = now
         present = {id(each): each for each in now if each is not None}
-        self._tensors = [each for each in present.values() if _has_storage(each)]
+        self._tensors = [each for each in present.values() if is_strided(each)]
         for key in gone.keys() - present.keys():
             self.written.drop(gone[key])
         self.writes = {
             id(each): each
             for (holder, name), tensor in zip(self._slots, now, strict=True)
-            if tensor is not None and _has_storage(tensor)
+            if tensor is not None and is_strided(tensor)
             if id(tensor) in self.writes or (id(holder), name) in self._written_slots
             for each in self.written.add(tensor)
         }
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        """Where the partition's modules hold a tensor, in words."""
+        for name, module in self._module.named_modules():
+            for key, each in (module._parameters | module._buffers | module.__dict__).items():
+                if each is tensor:
+                    return f"{name}.{key}" if name else key
+        return "a tensor that its modules keep"
 
     def gradients(self) -> list[tuple[int, int]]:
         """Which gradients the parameters have, and torch's count of the changes to them."""
@@ -327,11 +375,12 @@ def _versions(memento: Memento | None) -> list[int]:
     return [] if memento is None else [each._version for each in memento.tensors]
 
 
-def _has_storage(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_inference()  # of these torch counts no changes
+def is_strided(tensor: torch.Tensor) -> bool:
+    """True if a tensor's memory can be replaced and torch counts its changes."""
+    return tensor.layout is torch.strided and not tensor.is_inference()
 
 
-def _on_copies(tensors: Sequence[torch.Tensor]) -> None:
+def on_copies(tensors: Sequence[torch.Tensor]) -> None:
     """Give tensors memory of their own with the values that they have; those that share a storage go on sharing one."""
     copies: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:

@@ -71,6 +71,31 @@ def test_draws_of_python_and_numpy_depend_on_the_batch_alone():
     assert len(set(found[0])) == 4
 
 
+class Annealed(nn.Linear):
+    """Is left out by chance, from its fourth forward on: stochastic depth whose rate begins at 0."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.draw, self.calls = draw, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) * (self.draw() if self.calls > 3 else 1.0)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["random", "numpy"])
+def test_draws_that_begin_late_depend_on_the_batch_alone(draw):
+    """A partition that has not drawn in its first forwards draws the same under every plan all the same."""
+    made = workload(lambda: nn.Sequential(Annealed(draw), nn.Linear(WIDTH, 1)))
+    found = []
+    for stages, remat in (([(0, ["0", "1"])], "never"), ([(0, ["0"]), (0, ["1"])], "always")):
+        random.seed(len(found))
+        np.random.seed(len(found))
+        with pipeline_of(made, make_plan(made, stages, micro_batches=2), remat=remat) as pipeline:
+            found.append([pipeline.step(made.make_batch(8, n)) for n in range(4)])
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("name", ["Assigned", "Lazy", "InPlace"])
 def test_a_checkpoint_has_the_buffers_as_they_are(name, tmp_path):
     """Assigned buffers, and such as were None at first, are saved, loaded and evaluated with as any other."""
@@ -113,6 +138,83 @@ def test_a_shared_weight_that_another_worker_reads():
     written.add(share.parameters["body.weight"])
     with pytest.raises(UsageError, match=r"writes table\.weight, which another worker holds too"):
         written.add(share.parameters["table.weight"])
+
+
+class Late(nn.Linear):
+    """Writes a tensor in place from its fourth forward on."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.calls = 0
+        self.register_buffer("scale", torch.ones((), dtype=torch.float64))
+        self.register_buffer("late", torch.zeros((), dtype=torch.int64))
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls > 3:
+            self.write()
+        return super().forward(x) * self.scale
+
+    def write(self) -> None:
+        raise NotImplementedError
+
+
+class LateBuffer(Late):
+    """A buffer that the output is made with."""
+
+    def write(self) -> None:
+        self.scale.mul_(0.5)
+
+
+class LateWeight(Late):
+    """Its weight."""
+
+    def write(self) -> None:
+        with torch.no_grad():
+            self.weight.mul_(0.9)
+
+
+class LateCount(Late):
+    """A count that nothing is made with."""
+
+    def write(self) -> None:
+        self.late.add_(1)
+
+
+class LateNorm(Late):
+    """Running statistics, whose changes torch does not count."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = super().forward(x)
+        return self.norm.train(self.calls > 3)(made)
+
+    def write(self) -> None:
+        """They are written by their module."""
+
+
+@pytest.mark.parametrize("remat", ["never", "always"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(LateBuffer, "scale"), (LateWeight, "weight"), (LateNorm, "norm.num_batches_tracked"), (LateCount, "late")],
+)
+def test_a_write_that_begins_late(kind, name, remat):
+    """It is refused in the second of two micro-batches, whose first one needs what was there; a lone one may begin."""
+    made = workload(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), kind(), nn.Linear(WIDTH, 1)))
+    with pipeline_of(made, make_plan(made, micro_batches=2), remat=remat, batch_norm="micro_batch") as pipeline:
+        pipeline.step(made.make_batch(8, 0))
+        if kind is LateCount and remat == "never":  # no graph reads it
+            pipeline.step(made.make_batch(8, 1))
+        else:
+            with pytest.raises(UsageError, match=rf"partition '1' begins to write 1\.{name} in place") as refused:
+                pipeline.step(made.make_batch(8, 1))
+            assert "from the first forward on" in str(refused.value.hint)
+    reference = Reference(made)
+    with pipeline_of(made, make_plan(made, micro_batches=1), remat=remat, batch_norm="micro_batch") as pipeline:
+        for n in range(5):
+            batch = made.make_batch(8, n)
+            assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=EXACT)
+        assert reference.distance(pipeline.state_dict().items()) < EXACT
 
 
 class Remembering(nn.Module):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from changing_models import micro_batched
 from loss_cases import NAMES, differences, mixing
 from torch import nn
 from workloads import WIDTH, Reference, make_plan, numbers, sgd, workload
@@ -83,6 +84,67 @@ def test_a_loss_with_a_memory_is_the_plain_one(remat):
             assert pipeline.evaluate(batch) == pytest.approx(reference.loss(batch).item(), abs=1e-12)
             assert pipeline.step(batch) == pytest.approx(reference.step(batch), abs=1e-12)
         assert reference.distance(pipeline.named_parameters()) < 1e-12
+
+
+class InPlace(nn.Module):
+    """A loss that moves its running mean in place and divides by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones((), dtype=torch.float64))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        losses = (outputs - targets).square()
+        self.mean.mul_(0.9).add_(losses.detach().mean(), alpha=0.1)
+        return (losses / self.mean).mean()
+
+
+@pytest.mark.parametrize("remat", ["never", "always", "except_last"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_memory_that_is_written_in_place(schedule, remat):
+    """Each micro-batch's backward reads it as its own loss left it."""
+    plain, piped = InPlace(), InPlace()
+    reference, made = Reference(layers(plain)), layers(piped)
+    with Pipeline(made, replace(make_plan(made, micro_batches=3), schedule=schedule), remat=remat) as pipeline:
+        for n in range(3):
+            batch = made.make_batch(9, n)
+            assert pipeline.step(batch) == pytest.approx(micro_batched(reference, batch, 3), abs=1e-12)
+            assert reference.gradient_distance(pipeline.gradients()) < 1e-12
+        assert piped.mean.item() == pytest.approx(plain.mean.item(), abs=1e-12)
+
+
+class Beginning(Remembering):
+    """A loss whose memory first moves when it sees so many rows."""
+
+    def __init__(self, begin: int) -> None:
+        super().__init__()
+        self.begin = begin
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if outputs.shape[0] < self.begin:  # a count of calls would be a memory itself
+            return F.mse_loss(outputs, targets)
+        return super().__call__(outputs, targets)
+
+
+@pytest.mark.parametrize("remat", ["never", "always", "except_last"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_memory_that_begins_late(schedule, remat):
+    """It is the plain one where losses come in order, then and later; a step that had them in another is refused."""
+    plain, piped = Beginning(6), Beginning(6)
+    reference, made = Reference(layers(plain)), layers(piped)
+    plan = replace(make_plan(made, micro_batches=2), schedule=schedule)
+    with Pipeline(made, plan, remat=remat) as pipeline:
+        batch = made.make_batch(8, 0)
+        assert pipeline.step(batch) == pytest.approx(micro_batched(reference, batch, 2), abs=1e-12)
+        batch = made.make_batch(12, 1)
+        if schedule == "gpipe" and remat != "never":
+            with pytest.raises(UsageError, match=r"begins to keep something .* micro-batches 1, 0 in"):
+                pipeline.step(batch)
+            return
+        for n in range(2, 5):
+            assert pipeline.step(batch) == pytest.approx(micro_batched(reference, batch, 2), abs=1e-12)
+            batch = made.make_batch(12, n)
+        assert piped.seen == plain.seen
 
 
 @pytest.mark.parametrize("remat", ["never", "always", "except_last"])
