@@ -96,6 +96,21 @@ def test_draws_that_begin_late_depend_on_the_batch_alone(draw):
     assert found[0] == found[1]
 
 
+class Iterating(nn.Linear):
+    """Keeps a generator object."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.rates = (0.1 * n for n in range(3))
+
+
+def test_an_attribute_that_python_does_not_copy():
+    """It is refused with its name and its module's."""
+    made = workload(lambda: nn.Sequential(nn.Sequential(nn.Tanh(), Iterating()), nn.Linear(WIDTH, 1)))
+    with pytest.raises(UsageError, match=r"attribute 'rates' of module '0\.1' \(generator\) cannot be copied"):
+        pipeline_of(made, make_plan(made))
+
+
 @pytest.mark.parametrize("name", ["Assigned", "Lazy", "InPlace"])
 def test_a_checkpoint_has_the_buffers_as_they_are(name, tmp_path):
     """Assigned buffers, and such as were None at first, are saved, loaded and evaluated with as any other."""

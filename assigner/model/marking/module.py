@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from assigner.errors import UsageError
 from assigner.model.deferred import slot_of
 from assigner.model.deferred.memento import Memento
 
@@ -48,10 +50,36 @@ def _own_copy(deferred: DeferredModel, name: str) -> nn.Module:
 
     A tensor that was computed and is kept as an attribute, as old weight_norm's `weight`, is made anew in forward:
     torch copies none that has a graph.
+
+    Raises:
+        UsageError: Python copies no object of a kind that it holds.
     """
     module = deferred.model.get_submodule(name)
     computed = [each for each in Memento(module.named_modules()).tensors if each.grad_fn is not None]
-    return copy.deepcopy(module, {**deferred.outside, **{id(each): each.detach() for each in computed}})
+    memo = {**deferred.outside, **{id(each): each.detach() for each in computed}}
+    try:
+        return copy.deepcopy(module, dict(memo))
+    except (TypeError, PicklingError) as error:
+        if (place := _uncopied(module, name, memo)) is None:
+            raise
+        raise UsageError(
+            f"{place} cannot be copied, and each partition has its own copy of its modules: {error}",
+            hint="make it in forward, or keep it outside of the module, or give its class a __deepcopy__",
+        ) from error
+
+
+def _uncopied(module: nn.Module, name: str, memo: Mapping[int, Any]) -> str | None:
+    """The first attribute of a module's own, or of one within it, that cannot be copied, and its type, in words."""
+    of_torch = vars(nn.Module())
+    for inner, each in module.named_modules(prefix=name):
+        for key, value in vars(each).items():
+            if key in of_torch:
+                continue
+            try:
+                copy.deepcopy(value, dict(memo))
+            except (TypeError, PicklingError):
+                return f"attribute {key!r} of module {inner!r} ({type(value).__name__})"
+    return None
 
 
 def around_module(module: fx.GraphModule, piece: Piece, device: torch.device) -> fx.GraphModule:
