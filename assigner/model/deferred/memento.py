@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from assigner.model.deferred.reach import (
     ATOMS,
+    CONTENTS,
     Names,
     Place,
     attributes_of,
@@ -171,9 +172,11 @@ def _changes(kept: _Kept) -> Iterator[StateChange]:
     """Of what no module leads to, numbers and texts alone: what else is left there may be a cache."""
     held, before, now = kept.held, kept.values, kept.keeper.copy(kept.held)
     holder, is_outer = _holder(held), kept.place.is_outer
+    is_content = isinstance(held, CONTENTS)
     is_beyond = is_outer or isinstance(held, Names | itertools.count | types.GeneratorType)
+    is_beyond = is_beyond or (is_content and not kept.place.is_of_module)
     if not isinstance(before, dict):
-        if not is_outer and _differ(now, before):
+        if (is_content or not is_outer) and _differ(now, before):
             yield StateChange(str(kept.place), holder, None, before, now, is_beyond)
     elif now.keys() != before.keys() or not all(map(operator.is_, now.values(), before.values())):
         for key in {**before, **now}:

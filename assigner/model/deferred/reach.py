@@ -17,11 +17,13 @@ import functools
 import inspect
 import itertools
 import operator
+import random
 import sys
 import types
 from collections import Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -40,6 +42,11 @@ _INSTALLED = ("site-packages", "dist-packages")
 _CAPTURED = ("torch", "transformers")  # libraries whose files keep nothing that a forward reads
 _KEPT = (bool, int, float, complex, str, bytes, type(None), list, dict, set, deque, torch.Tensor)
 _OF_FILES = ("types", "argparse")
+CONTENTS = (
+    itertools.count, types.GeneratorType, random.Random, torch.Generator,
+    np.ndarray, np.random.RandomState, np.random.Generator,
+)  # fmt: skip
+"""What has its contents in C."""
 _NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "assigner", "numpy"}
 
 _ITEM, _ATTRIBUTE, _DEFAULT, _HOOK, _SPACE, _OWN = "{}[{!r}]", "{}.{}", "{}()[{!r}]", "a hook of {}", "{}.", "{1}"
@@ -167,7 +174,7 @@ def reach(
         known[id(each)] = each
         place = Place(_OWN, each.__name__)
         yield place, each
-        waiting += _of_class(place, each, extent, reads=top != "followed")
+        waiting += _of_class(place, each, extent, of_modules=True)
     if top == "whole":
         waiting += itertools.chain.from_iterable(_of_file(file) for file in files_of(kinds))
     waiting += ((Place(_OWN, name), value) for name, value in started.items())
@@ -237,18 +244,21 @@ def _classes(place: Place, kind: type) -> list[_Found]:
     return [(place.named(each.__name__), each) for each in users_classes(kind)]
 
 
-def _of_class(place: Place, value: type, extent: _Extent, *, reads: bool = True) -> Iterable[_Found]:
+def _of_class(place: Place, value: type, extent: _Extent, *, of_modules: bool = False) -> Iterable[_Found]:
     """The user's own among its bases, its methods, and what it keeps for all of its objects.
 
     Args:
         place: Of the class.
         value: The class.
         extent: Of the walk.
-        reads: False: what methods read at the top of their file is not looked at.
+        of_modules: The walk has begun with modules of it: a capture looks at what their methods read in files. Of no
+            other class does it.
     """
+    if extent.top == "read" and not of_modules:
+        return []
     if not is_users(value.__module__):
         return _classes(place, value)
-    reads = reads and (extent.top != "followed" or not is_installed(value.__module__))
+    reads = extent.top != "followed" or not (of_modules or is_installed(value.__module__))
     if reads or extent.plain:
         return _members(place.named(value.__name__), value, extent)
     now = [*vars(value).values()]
@@ -334,7 +344,8 @@ def _of_file(file: str, form: str = _OWN) -> Iterator[_Found]:
     if names:
         yield place, Names(space, names)
     for name, each in space.items():
-        if type(each).__module__ in (file, *_OF_FILES) and not isinstance(each, nn.Module):
+        is_own = type(each).__module__ in (file, *_OF_FILES) and not isinstance(each, nn.Module)
+        if is_own or isinstance(each, CONTENTS):
             yield place.attribute(name), each
 
 

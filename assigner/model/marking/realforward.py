@@ -301,6 +301,12 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
         random.seed(0)
         numpy.random.seed(0)
         yield
+        for change in values.changes():
+            if isinstance(change.holder, torch.Tensor):
+                raise MarkingError(
+                    f"the forward of {type(model).__name__} changes {change.name} in place, which nobody can put back",
+                    hint="keep it in a buffer of a module",
+                )
     finally:
         values.restore()
         draws.put_back()
