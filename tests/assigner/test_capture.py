@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
 import types
@@ -255,6 +256,42 @@ def count_in_function(_: int) -> None:
     count_in_function.n += 1  # type: ignore[attr-defined]
 
 
+SCALE, SCALES = torch.ones((), device="cpu"), torch.ones(WIDTH, device="cpu")
+DRAWS = random.Random(1)
+
+
+def scale_by_one(_: int) -> None:
+    """In a tensor of the file, of one element: a capture would compute with its value."""
+    SCALE.mul_(2)
+
+
+def scale_by_many(_: int) -> None:
+    """In a larger one."""
+    SCALES.mul_(2)
+
+
+def draw(_: int) -> None:
+    """From a generator of the file."""
+    DRAWS.random()
+
+
+class Scaled(nn.Linear):
+    """Writes tensors of its class, which a recompute finds as the forward found them."""
+
+    scale, scales = torch.ones((), device="cpu"), torch.ones(WIDTH, device="cpu")
+
+    def forward(self, x):
+        self.scale.mul_(2)
+        self.scales.mul_(2)
+        return super().forward(x)
+
+
+def test_a_tensor_of_a_class_is_left_as_it_was():
+    """Also one of a single element, with whose value a capture computes."""
+    assert partition_graph(of(lambda s, x: s.c(s.b(s.a(x))), b=lambda: Scaled(WIDTH, WIDTH)))
+    assert Scaled.scale == Scaled.scales.mean() == 1
+
+
 def fill_cache(size: int) -> None:
     """Makes once what it takes from there later."""
     TALLIES.cache.setdefault(size, torch.ones(size))
@@ -276,7 +313,8 @@ class Leaves(nn.Linear):
     ("leave", "name"),
     [
         (count_in_class, r"Tally\.n"), (count_in_module, r"tallies\.n"), (count_in_dict, r"tallies\.by\['n'\]"),
-        (count_in_function, r"count_in_function\.n"),
+        (count_in_function, r"count_in_function\.n"), (scale_by_one, r"test_capture\.SCALE in place"),
+        (scale_by_many, r"test_capture\.SCALES in place"), (draw, r"test_capture\.DRAWS"),
     ],
 )  # fmt: skip
 def test_what_a_forward_counts_where_no_module_leads(leave, name):
@@ -284,6 +322,7 @@ def test_what_a_forward_counts_where_no_module_leads(leave, name):
     count_in_function.n = 0  # type: ignore[attr-defined]
     with pytest.raises(MarkingError, match=rf"'b' changes {name}, which nobody can put back"):
         partition_graph(of(lambda s, x: s.c(s.b(s.a(x))), b=lambda: Leaves(leave)))
+    assert SCALE == SCALES.mean() == 1
     assert (Tally.n, TALLIES.n, TALLIES.by, count_in_function.n) == (0, 0, {"n": 0}, 0)  # type: ignore[attr-defined]
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._python_dispatch import _disable_current_modes
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from assigner.model.deferred.reach import Top
+
+
+_MOST_ELEMENTS = 10_000
 
 
 class StateChange(NamedTuple):
@@ -90,6 +94,7 @@ class Memento:
         self.tensors: list[torch.Tensor] = []
         self._kept: list[_Kept] = []
         self._places: list[Place] = []  # of the tensors
+        self._loose: list[tuple[torch.Tensor, torch.Tensor]] = []
         for place, value in reach(
             started, modules, beside=beside, backwards=backwards, parameters=parameters, top=top
         ):  # fmt: skip
@@ -99,11 +104,24 @@ class Memento:
             if isinstance(value, torch.Tensor) and not value.is_inference():
                 self.tensors.append(value)
                 self._places.append(place)
+                if top == "whole" and not (place.is_of_module or isinstance(value, FakeTensor)):
+                    self._keep_tensor(value)
         self._versions = [each._version for each in self.tensors]
 
+    def _keep_tensor(self, tensor: torch.Tensor) -> None:
+        if tensor.numel() <= _MOST_ELEMENTS:
+            with _disable_current_modes():
+                self._loose.append((tensor, tensor.detach().clone()))
+
     def restore(self) -> None:
-        """Put all values back as they were then."""
+        """Put all values back as they were then; with `whole` files, those of small tensors that no module has, too.
+
+        A capture computes with these, which have no likeness without values, and torch counts no change to them.
+        """
         _put(self._kept)
+        with _disable_current_modes():
+            for tensor, value in self._loose:
+                tensor.data.copy_(value)
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -154,6 +172,13 @@ class Memento:
                 found.append(StateChange(str(place), tensor, None, version, tensor._version, is_beyond=True))
         return found
 
+    def beyond(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors whose values a forward that runs again would not find, by name: of files, and large ones."""
+        kept = {id(tensor) for tensor, _ in self._loose}
+        for place, tensor in zip(self._places, self.tensors, strict=True):
+            if place.is_of_file or not (place.is_of_module or id(tensor) in kept):
+                yield str(place), tensor
+
     def holders(self) -> set[int]:
         """The ids of the objects whose entries are kept."""
         return {id(_holder(each.held)) for each in self._kept}
@@ -174,7 +199,7 @@ def _changes(kept: _Kept) -> Iterator[StateChange]:
     holder, is_outer = _holder(held), kept.place.is_outer
     is_content = isinstance(held, CONTENTS)
     is_beyond = is_outer or isinstance(held, Names | itertools.count | types.GeneratorType)
-    is_beyond = is_beyond or (is_content and not kept.place.is_of_module)
+    is_beyond = is_beyond or (is_content and kept.place.is_of_file)
     if not isinstance(before, dict):
         if (is_content or not is_outer) and _differ(now, before):
             yield StateChange(str(kept.place), holder, None, before, now, is_beyond)

@@ -51,7 +51,7 @@ _NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "assigner", "numpy"}
 
 _ITEM, _ATTRIBUTE, _DEFAULT, _HOOK, _SPACE, _OWN = "{}[{!r}]", "{}.{}", "{}()[{!r}]", "a hook of {}", "{}.", "{1}"
 _OUTER = "{1:}"  # of what no module leads to
-_MODULE = "{1!s}"  # of a module
+_MODULE, _FILE = "{1!s}", "{1:s}"  # of a module; of the file of a module's class
 
 _PLAIN: dict[type, int] = {nn.Module: len(nn.Module().__dict__)}  # torch's own, and how many attributes they have
 
@@ -88,6 +88,11 @@ class Place(NamedTuple):
         return self._root.form == _MODULE
 
     @property
+    def is_of_file(self) -> bool:
+        """It stands at the top of a file, or is held by what does."""
+        return self._root.form in (_FILE, _OUTER)
+
+    @property
     def _root(self) -> Place:
         place = self
         while place.holder is not None:
@@ -101,7 +106,7 @@ class Place(NamedTuple):
     def __str__(self) -> str:
         """As code would name it: `loss.scale['a'][0]`; what a function closes over, by its own name."""
         steps, place = list[Place](), self
-        while place.form not in (_OWN, _OUTER, _MODULE) and place.holder is not None:
+        while place.form not in (_OWN, _OUTER, _MODULE, _FILE) and place.holder is not None:
             steps.append(place)
             place = place.holder
         name = str(place.key)
@@ -337,7 +342,7 @@ def _outer(files: Iterable[str]) -> Iterator[_Found]:
                 yield from _of_file(of, _OUTER)
 
 
-def _of_file(file: str, form: str = _OWN) -> Iterator[_Found]:
+def _of_file(file: str, form: str = _FILE) -> Iterator[_Found]:
     """What stands at the top of a file: plain values and containers, and objects of its own classes."""
     space, place = vars(sys.modules[file]), Place(form, _short(file))
     names = tuple(name for name, each in space.items() if isinstance(each, _KEPT) and not name.startswith("__"))

@@ -112,14 +112,25 @@ class Isolation:
                     hint="give it as an argument of the module's forward, or register the same tensor on the module",
                 )
 
-    def check_shared(self, name: str, values: Memento) -> None:
+    def check_shared(self, name: str, values: Memento, written: Container[int]) -> None:
         """What a partition's forward leaves in an object that others can reach would stay on its worker.
 
+        Args:
+            name: The partition.
+            values: Before its forward.
+            written: The storages that it has written.
+
         Raises:
-            MarkingError: it changes such an object.
+            MarkingError: it changes such an object, or a tensor at the top of a file.
         """
         if not name:
             return
+        for where, tensor in values.beyond():
+            if storage_of(tensor) in written:
+                raise MarkingError(
+                    f"{name!r} changes {where} in place, which nobody can put back when its forward runs again",
+                    hint="keep it in a buffer of the module (register_buffer)",
+                )
         for change in values.changes():
             if change.is_beyond:
                 raise MarkingError(

@@ -354,7 +354,7 @@ class OpaqueCalls:
             return found
 
         def undo() -> None:
-            self.isolation.check_shared(name, values)
+            self.isolation.check_shared(name, values, written)
             self.leftovers.note(name, inside, values)
             values.restore()
             put_back(inside, own)
