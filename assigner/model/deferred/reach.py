@@ -49,9 +49,9 @@ CONTENTS = (
 """What has its contents in C."""
 _NOT_LOOKED_INTO = sys.stdlib_module_names | {"torch", "assigner", "numpy"}
 
-_ITEM, _ATTRIBUTE, _DEFAULT, _HOOK, _SPACE, _OWN = "{}[{!r}]", "{}.{}", "{}()[{!r}]", "a hook of {}", "{}.", "{1}"
-_OUTER = "{1:}"  # of what no module leads to
-_MODULE, _FILE = "{1!s}", "{1:s}"  # of a module; of the file of a module's class
+_ITEM, _ATTRIBUTE, _DEFAULT, _HOOK, _SPACE = "{}[{!r}]", "{}.{}", "{}()[{!r}]", "a hook of {}", "{}."
+# where names begin: a module; the file of a module's class; what else has a name; that, where no module leads there
+_ROOTS = _MODULE, _FILE, _OWN, _OUTER = "module", "file", "own name", "outer name"
 
 _PLAIN: dict[type, int] = {nn.Module: len(nn.Module().__dict__)}  # torch's own, and how many attributes they have
 
@@ -60,9 +60,9 @@ class Place(NamedTuple):
     """Where an object is found.
 
     Args:
-        form: How its name is made of the holder's, and of the key.
+        form: How its name is made of the holder's and of the key; or where a name begins, which is the key then.
         key: In the holder.
-        holder: None: it has a name of its own.
+        holder: None: the name begins here.
     """
 
     form: str
@@ -106,7 +106,7 @@ class Place(NamedTuple):
     def __str__(self) -> str:
         """As code would name it: `loss.scale['a'][0]`; what a function closes over, by its own name."""
         steps, place = list[Place](), self
-        while place.form not in (_OWN, _OUTER, _MODULE, _FILE) and place.holder is not None:
+        while place.form not in _ROOTS and place.holder is not None:
             steps.append(place)
             place = place.holder
         name = str(place.key)
