@@ -17,9 +17,9 @@ from assigner.formats.trace import load_trace as load_trace
 from assigner.launch.failurereport import tell as tell
 from assigner.machine.launchedrank import launched_rank as launched_rank
 from assigner.model.marking import partition as partition
-from assigner.runtime.checkpoint import load_weights as load_weights
+from assigner.runtime.checkpoints.checkpoint import load_weights as load_weights
 from assigner.runtime.pipeline import Pipeline as Pipeline
-from assigner.runtime.results import StepResult as StepResult
+from assigner.runtime.step.results import StepResult as StepResult
 from assigner.schedule.simulate import predict as predict
 from assigner.solver import SolveOptions as SolveOptions
 from assigner.solver import solve_baseline as solve_baseline

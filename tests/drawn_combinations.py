@@ -21,7 +21,7 @@ from assigner.formats.profile import WorkloadReference
 from assigner.formats.stage import Replica, Stage
 from assigner.model.marking import partition_graph
 from assigner.model.marking.writing import STORES
-from assigner.runtime.remat import Remat
+from assigner.runtime.forward.remat import Remat
 from assigner.schedule.orders import listed
 
 if TYPE_CHECKING:

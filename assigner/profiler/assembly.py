@@ -26,15 +26,15 @@ from assigner.formats.profile import (
 from assigner.formats.profilewarnings import other_warnings, with_warnings
 from assigner.machine.reference import ReferenceTimes
 from assigner.model.marking.modules import batch_norms
+from assigner.model.plainvalues import dtype_name
 from assigner.profiler.collectives import CollectiveSweep
 from assigner.profiler.contention import SharedWire
 from assigner.profiler.host import HostFacts, allocator_share
 from assigner.profiler.links import LinkSweep, with_unmeasured
 from assigner.profiler.partitionbench import state_bytes
-from assigner.runtime.optimizer import built_optimizer, stand_ins
-from assigner.runtime.plainvalues import dtype_name
-from assigner.runtime.process import float32_precision
-from assigner.runtime.replicas import obstacles
+from assigner.runtime.ranks.process import float32_precision
+from assigner.runtime.stages.replicas import obstacles
+from assigner.runtime.update.optimizer import built_optimizer, stand_ins
 from assigner.version import __version__
 
 if TYPE_CHECKING:

@@ -19,14 +19,14 @@ from assigner.machine.starvation import DISTURBED, StarvationWatch
 from assigner.profiler.busy import ComputeLoad
 from assigner.profiler.links import SweepOptions, timed_point
 from assigner.profiler.pairs import ALONE_UP_TO, rounds_of
-from assigner.runtime.nccl import direct_ranks
-from assigner.runtime.workergroups import WorkerGroups
+from assigner.runtime.messages.nccl import direct_ranks
+from assigner.runtime.ranks.workergroups import WorkerGroups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from assigner.profiler.host import HostFacts
-    from assigner.runtime.workergroups import WorkerGroup
+    from assigner.runtime.ranks.workergroups import WorkerGroup
 
 SIZES = (1 << 14, 1 << 18, 1 << 22)
 _LONGEST_S = 2.0  # sizes stop growing where one would take about as long

@@ -27,7 +27,7 @@ from assigner.profiler.tasks import Point
 from assigner.profiler.update import UpdateBench, optimizer_share, trained
 from assigner.profiler.walk import KindInputs, chunks, collect_inputs
 from assigner.profiler.workbench import Workbench
-from assigner.runtime.memory import free_bytes
+from assigner.runtime.recording.memory import free_bytes
 
 if TYPE_CHECKING:
     from assigner.profiler.partitionbench import PartitionBench, PartitionBytes

@@ -16,9 +16,9 @@ from assigner.machine.cgroup import core_limit
 from assigner.machine.kernel import processor_model
 from assigner.machine.launchedrank import launched
 from assigner.profiler.update import optimizer_share
-from assigner.runtime.memory import free_bytes
-from assigner.runtime.nccl import use_many_queues
-from assigner.runtime.process import start_computing
+from assigner.runtime.messages.nccl import use_many_queues
+from assigner.runtime.ranks.process import start_computing
+from assigner.runtime.recording.memory import free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

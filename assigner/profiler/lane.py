@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from assigner.runtime.carriers import open_carrier
-from assigner.runtime.hostmemory import host_memory
-from assigner.runtime.nccl import direct_channels
-from assigner.runtime.ordering import Message
-from assigner.runtime.transport import Transport
+from assigner.runtime.messages.carriers import open_carrier
+from assigner.runtime.messages.hostmemory import host_memory
+from assigner.runtime.messages.nccl import direct_channels
+from assigner.runtime.messages.ordering import Message
+from assigner.runtime.messages.transport import Transport
 from assigner.schedule.program import Payload, Route
 
 if TYPE_CHECKING:

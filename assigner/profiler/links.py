@@ -26,7 +26,7 @@ from assigner.profiler.lane import Lane
 from assigner.profiler.options import Links
 from assigner.profiler.pairs import ALONE_UP_TO, Classes, is_sampled, ring, rounds_of, sampled_pairs, tournament
 from assigner.profiler.sampling import summarise
-from assigner.runtime.clock import answer_clock, compare_clock
+from assigner.runtime.recording.clock import answer_clock, compare_clock
 from assigner.schedule.cost import message_s
 
 if TYPE_CHECKING:

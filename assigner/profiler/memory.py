@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
 from assigner.machine.heap import return_free_pages
-from assigner.runtime.memory import MemoryGauge
+from assigner.runtime.recording.memory import MemoryGauge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

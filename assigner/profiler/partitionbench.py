@@ -12,7 +12,7 @@ import torch
 from assigner.model.marking import Value
 from assigner.model.singleprocess import as_single_process
 from assigner.profiler.memory import allocated_bytes, growth, peak_bytes, saved_bytes, storage_bytes
-from assigner.runtime.partition import ForwardPlace, JoinedGraph, PartitionRunner
+from assigner.runtime.step.partition import ForwardPlace, JoinedGraph, PartitionRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

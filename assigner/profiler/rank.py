@@ -27,8 +27,8 @@ from assigner.profiler.partitionbench import state_bytes
 from assigner.profiler.rankprogress import Forecast, RanksProgress
 from assigner.profiler.tasks import Point, RankState, Start, assign_tasks, check_states
 from assigner.profiler.walk import representatives
-from assigner.runtime.randomness import kept_generators
-from assigner.runtime.reference import measure_reference
+from assigner.runtime.forward.randomness import kept_generators
+from assigner.runtime.recording.reference import measure_reference
 from assigner.version import __version__
 
 if TYPE_CHECKING:

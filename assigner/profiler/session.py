@@ -24,8 +24,8 @@ from assigner.profiler.exchange import Exchange
 from assigner.profiler.rank import Keeping, RankSession
 from assigner.profiler.rankprogress import Heartbeat
 from assigner.profiler.tasks import RefusedError, Start, describe
-from assigner.runtime.failure import watched_run
-from assigner.runtime.rendezvous import (
+from assigner.runtime.failures.failure import watched_run
+from assigner.runtime.messages.rendezvous import (
     check_backend,
     farewell,
     group_connections,
@@ -33,7 +33,7 @@ from assigner.runtime.rendezvous import (
     join_group,
     leave_group,
 )
-from assigner.runtime.sending import LostConnectionError
+from assigner.runtime.messages.sending import LostConnectionError
 from assigner.usercode import user_code
 
 if TYPE_CHECKING:

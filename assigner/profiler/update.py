@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from assigner.model.deferred.likeness import in_likeness
 from assigner.profiler.memory import peak_bytes, storage_bytes
 from assigner.profiler.sampling import Stopwatch
-from assigner.runtime.optimizer import built_optimizer, needs_closure, stand_ins
+from assigner.runtime.update.optimizer import built_optimizer, needs_closure, stand_ins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

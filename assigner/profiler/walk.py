@@ -20,7 +20,7 @@ from assigner.model.marking import PartitionGraph, Piece, Value
 from assigner.model.marking.casting import casting
 from assigner.model.marking.rows import EXAMPLE_ROWS
 from assigner.profiler.memory import peak_bytes
-from assigner.runtime.microbatch import Cutting, MicroBatch
+from assigner.runtime.batch.microbatch import Cutting, MicroBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -14,8 +14,8 @@ from assigner.profiler.memory import memory_errors
 from assigner.profiler.partitionbench import PartitionBench, PartitionBytes, TooLargeError
 from assigner.profiler.tasks import Point
 from assigner.profiler.walk import KindInputs
-from assigner.runtime.compiling import compiled
-from assigner.runtime.partition import PartitionRunner
+from assigner.runtime.forward.compiling import compiled
+from assigner.runtime.step.partition import PartitionRunner
 
 _DEPTH = 4
 

@@ -15,14 +15,14 @@ from assigner.model.marking.cut import check_mode
 from assigner.model.marking.domain import input_key, input_structure
 from assigner.model.marking.rows import EXAMPLE_ROWS
 from assigner.model.workload import call_arguments, entry_settings
-from assigner.runtime.loss import check_schedule
-from assigner.runtime.replicas import check_replicas
-from assigner.runtime.staterows import check_carried
+from assigner.runtime.batch.staterows import check_carried
+from assigner.runtime.stages.replicas import check_replicas
+from assigner.runtime.step.loss import check_schedule
 
 if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.model.workload import Workload
-    from assigner.runtime.membership import Membership
+    from assigner.runtime.ranks.membership import Membership
 
 
 def plan_graph(workload: Workload, plan: Plan, known: PartitionGraph | None = None) -> PartitionGraph:

@@ -15,29 +15,29 @@ import torch
 from torch import fx, nn
 
 from assigner.model.deferred.memento import Memento
-from assigner.runtime.batchnorm import DeferredStatistics
-from assigner.runtime.executor import Executor
-from assigner.runtime.loss import check_groups
-from assigner.runtime.needs import given_pair
-from assigner.runtime.outputs import BatchOutputs
-from assigner.runtime.remat import Rematerialisation
-from assigner.runtime.results import added, nothing, shared_result
+from assigner.runtime.batch.needs import given_pair
+from assigner.runtime.forward.remat import Rematerialisation
+from assigner.runtime.step.batchnorm import DeferredStatistics
+from assigner.runtime.step.executor import Executor
+from assigner.runtime.step.loss import check_groups
+from assigner.runtime.step.outputs import BatchOutputs
+from assigner.runtime.step.results import added, nothing, shared_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from assigner.model.marking import Value
     from assigner.model.workload import Batch, Workload
-    from assigner.runtime.callcomparison import CallComparison, GivenBatch
-    from assigner.runtime.membership import Membership
-    from assigner.runtime.microbatch import Cutting
-    from assigner.runtime.needs import Needs
-    from assigner.runtime.outputs import Receiver
-    from assigner.runtime.partition import PartitionRunner
-    from assigner.runtime.recurrence import CarriedState
-    from assigner.runtime.replicas import ReplicaWatch
-    from assigner.runtime.results import StepResult
-    from assigner.runtime.variants import Variant, VariantGroup, Variants
+    from assigner.runtime.batch.callcomparison import CallComparison, GivenBatch
+    from assigner.runtime.batch.microbatch import Cutting
+    from assigner.runtime.batch.needs import Needs
+    from assigner.runtime.batch.recurrence import CarriedState
+    from assigner.runtime.batch.variants import Variant, VariantGroup, Variants
+    from assigner.runtime.ranks.membership import Membership
+    from assigner.runtime.stages.replicas import ReplicaWatch
+    from assigner.runtime.step.outputs import Receiver
+    from assigner.runtime.step.partition import PartitionRunner
+    from assigner.runtime.step.results import StepResult
 
 
 class _ForwardExecutor(Executor):

@@ -9,23 +9,23 @@ import torch
 from assigner.errors import UsageError
 from assigner.formats.orders import INPUT
 from assigner.machine.heap import keep_freed_memory
-from assigner.runtime.batchnorm import DeferredStatistics
-from assigner.runtime.callcomparison import CallComparison
-from assigner.runtime.gathering import Gathering
-from assigner.runtime.gradients import Gradients
+from assigner.runtime.batch.callcomparison import CallComparison
+from assigner.runtime.batch.microbatch import Cutting, MicroBatch
+from assigner.runtime.batch.needs import Needs, given_pair
+from assigner.runtime.batch.recurrence import CarriedState
+from assigner.runtime.batch.variants import Programs, Variants
+from assigner.runtime.forward.nodes import count_retained
+from assigner.runtime.forward.state import PartitionState, WrittenTensors
 from assigner.runtime.inference import Inference
-from assigner.runtime.localpartitions import LocalPartitions
-from assigner.runtime.microbatch import Cutting, MicroBatch
-from assigner.runtime.needs import Needs, given_pair
-from assigner.runtime.nodes import count_retained
-from assigner.runtime.packedvalues import PackedValue, broadcast
-from assigner.runtime.process import settle_vector_maths
-from assigner.runtime.recurrence import CarriedState
-from assigner.runtime.replicas import CHANGED_UNLIKE, MADE_UNLIKE, ReplicaWatch, check_alike, check_same_loss
-from assigner.runtime.state import PartitionState, WrittenTensors
+from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
+from assigner.runtime.ranks.process import settle_vector_maths
+from assigner.runtime.stages.gathering import Gathering
+from assigner.runtime.stages.localpartitions import LocalPartitions
+from assigner.runtime.stages.replicas import CHANGED_UNLIKE, MADE_UNLIKE, ReplicaWatch, check_alike, check_same_loss
+from assigner.runtime.stages.updaters import updaters, updating_ranks
+from assigner.runtime.step.batchnorm import DeferredStatistics
+from assigner.runtime.step.gradients import Gradients
 from assigner.runtime.training import Training
-from assigner.runtime.updaters import updaters, updating_ranks
-from assigner.runtime.variants import Programs, Variants
 from assigner.schedule.replication import is_exchanged, tie_holders
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Batch, Workload
-    from assigner.runtime.batchnorm import BatchNorm
-    from assigner.runtime.executor import Executor
-    from assigner.runtime.membership import Membership
-    from assigner.runtime.optimizer import PipelineOptimizer
-    from assigner.runtime.remat import Rematerialisation
-    from assigner.runtime.scaling import GradientScaling
-    from assigner.runtime.workergroups import WorkerGroup
+    from assigner.runtime.forward.remat import Rematerialisation
+    from assigner.runtime.ranks.membership import Membership
+    from assigner.runtime.ranks.workergroups import WorkerGroup
+    from assigner.runtime.step.batchnorm import BatchNorm
+    from assigner.runtime.step.executor import Executor
+    from assigner.runtime.update.optimizer import PipelineOptimizer
+    from assigner.runtime.update.scaling import GradientScaling
     from assigner.schedule.program import Program
 
 

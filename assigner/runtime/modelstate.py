@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from assigner.errors import FormatError, UsageError
 from assigner.launch.stopping import GRACE_S, SIGNALS
 from assigner.model.marking.marks import matches
-from assigner.runtime.callcomparison import LEAVING
-from assigner.runtime.checkpoint import Checkpoint, Saving, TrainingProgress
-from assigner.runtime.packedvalues import PackedValue, broadcast
-from assigner.runtime.wholestate import UnreadState, WholeState
+from assigner.runtime.batch.callcomparison import LEAVING
+from assigner.runtime.checkpoints.checkpoint import Checkpoint, Saving, TrainingProgress
+from assigner.runtime.checkpoints.wholestate import UnreadState, WholeState
+from assigner.runtime.ranks.packedvalues import PackedValue, broadcast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Workload
     from assigner.runtime.installation import Installation
-    from assigner.runtime.membership import Membership
-    from assigner.runtime.optimizer import PipelineOptimizer
-    from assigner.runtime.scaling import GradientScaling
+    from assigner.runtime.ranks.membership import Membership
+    from assigner.runtime.update.optimizer import PipelineOptimizer
+    from assigner.runtime.update.scaling import GradientScaling
 
 
 class ModelState:

@@ -14,7 +14,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from assigner.errors import UsageError
-from assigner.runtime.lossvalues import plain_values
+from assigner.runtime.forward.lossvalues import plain_values
 from assigner.runtime.relocation import removals
 
 if TYPE_CHECKING:

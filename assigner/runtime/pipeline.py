@@ -13,26 +13,26 @@ from assigner.formats.plan import Plan, load_plan
 from assigner.launch.steptimes import StepClock
 from assigner.model.deferred.memento import Memento
 from assigner.model.marking.casting import refuse_other_casting
+from assigner.runtime.checkpoints.wholestate import UnreadState
+from assigner.runtime.forward.lossvalues import LossValues
+from assigner.runtime.forward.randomness import kept_generators
+from assigner.runtime.forward.remat import Remat, Rematerialisation
 from assigner.runtime.graph import check_seeds, plan_graph
 from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
-from assigner.runtime.lossvalues import LossValues
-from assigner.runtime.membership import Membership
-from assigner.runtime.memory import held_bytes
-from assigner.runtime.memorycheck import check_memory
+from assigner.runtime.messages.rendezvous import asked_backend
 from assigner.runtime.modelstate import ModelState
-from assigner.runtime.optimizer import PipelineOptimizer
 from assigner.runtime.outsidevalues import OutsideValues
-from assigner.runtime.process import check_world, executed, start_computing
-from assigner.runtime.randomness import kept_generators
+from assigner.runtime.ranks.membership import Membership
+from assigner.runtime.ranks.memorycheck import check_memory
+from assigner.runtime.ranks.process import check_world, executed, start_computing
+from assigner.runtime.recording.memory import held_bytes
 from assigner.runtime.relocation import relocate, removals
-from assigner.runtime.remat import Remat, Rematerialisation
-from assigner.runtime.rendezvous import asked_backend
-from assigner.runtime.results import StepResult, shared_result
-from assigner.runtime.scaling import GradientScaling
+from assigner.runtime.stages.updaters import holder_counts, shares_of
+from assigner.runtime.step.results import StepResult, shared_result
 from assigner.runtime.tracing import TraceSettings, traced
-from assigner.runtime.updaters import holder_counts, shares_of
-from assigner.runtime.wholestate import UnreadState
+from assigner.runtime.update.optimizer import PipelineOptimizer
+from assigner.runtime.update.scaling import GradientScaling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from assigner.formats.terms import Backend
     from assigner.model.marking import PartitionGraph
     from assigner.model.workload import Batch, Workload
-    from assigner.runtime.batchnorm import BatchNorm
-    from assigner.runtime.outputs import Receiver
+    from assigner.runtime.step.batchnorm import BatchNorm
+    from assigner.runtime.step.outputs import Receiver
 
 
 class Pipeline(ModelState):

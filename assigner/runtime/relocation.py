@@ -20,19 +20,19 @@ import torch
 from safetensors.torch import load, save
 
 from assigner.location import rank_of
-from assigner.runtime.attributes import packed_attributes
-from assigner.runtime.optimizerstate import OptimizerState
-from assigner.runtime.plainvalues import from_json
-from assigner.runtime.updaters import updaters
+from assigner.model.plainvalues import from_json
+from assigner.runtime.checkpoints.optimizerstate import OptimizerState
+from assigner.runtime.forward.attributes import packed_attributes
+from assigner.runtime.stages.updaters import updaters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from assigner.formats.plan import Plan
     from assigner.model.marking import PartitionGraph
-    from assigner.runtime.localpartitions import LocalPartitions
-    from assigner.runtime.optimizer import PipelineOptimizer
-    from assigner.runtime.transport import Transport
+    from assigner.runtime.messages.transport import Transport
+    from assigner.runtime.stages.localpartitions import LocalPartitions
+    from assigner.runtime.update.optimizer import PipelineOptimizer
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from assigner.formats.document import decode, encode, now
 from assigner.formats.plan import Plan
 from assigner.formats.trace import Trace, TracedAction, TracedMessage, WorkerTrace, save_trace
 from assigner.machine.starvation import StarvationWatch
-from assigner.runtime.clock import ClockComparison, PeersClock
-from assigner.runtime.memory import MemoryGauge
-from assigner.runtime.process import float32_precision
-from assigner.runtime.recorder import RecordedSpan, Recorder
-from assigner.runtime.reference import measure_reference
-from assigner.runtime.remat import Remat
+from assigner.runtime.forward.remat import Remat
+from assigner.runtime.ranks.process import float32_precision
+from assigner.runtime.recording.clock import ClockComparison, PeersClock
+from assigner.runtime.recording.memory import MemoryGauge
+from assigner.runtime.recording.recorder import RecordedSpan, Recorder
+from assigner.runtime.recording.reference import measure_reference
 from assigner.schedule.program import ActionKind
 from assigner.version import __version__
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from assigner.runtime.executor import Executor
-    from assigner.runtime.membership import Membership
-    from assigner.runtime.transport import Transport
+    from assigner.runtime.messages.transport import Transport
+    from assigner.runtime.ranks.membership import Membership
+    from assigner.runtime.step.executor import Executor
 
 
 @dataclass(frozen=True)

@@ -5,26 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from assigner.runtime.executor import Executor
-from assigner.runtime.loss import check_groups
-from assigner.runtime.outputs import BatchOutputs
-from assigner.runtime.results import added, nothing
+from assigner.runtime.step.executor import Executor
+from assigner.runtime.step.loss import check_groups
+from assigner.runtime.step.outputs import BatchOutputs
+from assigner.runtime.step.results import added, nothing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from assigner.model.workload import Workload
-    from assigner.runtime.batchnorm import DeferredStatistics
-    from assigner.runtime.membership import Membership
-    from assigner.runtime.microbatch import MicroBatch
-    from assigner.runtime.needs import Needs
-    from assigner.runtime.outputs import Receiver
-    from assigner.runtime.recurrence import CarriedState
-    from assigner.runtime.reduction import Reduction
-    from assigner.runtime.remat import Rematerialisation
-    from assigner.runtime.replicas import ReplicaWatch
-    from assigner.runtime.state import PartitionState
-    from assigner.runtime.variants import Variant, VariantGroup, Variants
+    from assigner.runtime.batch.microbatch import MicroBatch
+    from assigner.runtime.batch.needs import Needs
+    from assigner.runtime.batch.recurrence import CarriedState
+    from assigner.runtime.batch.variants import Variant, VariantGroup, Variants
+    from assigner.runtime.forward.remat import Rematerialisation
+    from assigner.runtime.forward.state import PartitionState
+    from assigner.runtime.ranks.membership import Membership
+    from assigner.runtime.stages.reduction import Reduction
+    from assigner.runtime.stages.replicas import ReplicaWatch
+    from assigner.runtime.step.batchnorm import DeferredStatistics
+    from assigner.runtime.step.outputs import Receiver
     from assigner.schedule.program import Program
 
 
@@ -100,7 +100,7 @@ class Training:
                 one graph alone, with the plan's actions.
 
         Returns:
-            By the ranks that make the model's output their numbers (see `assigner.runtime.results`), and the outputs.
+            By the ranks that make the model's output their numbers (see `step.results`), and the outputs.
         """
         groups = self.variants.groups(self.carried.given_to(micro_batches), training=True)
         check_groups(self.workload, groups)

@@ -19,9 +19,9 @@ from assigner.machine.generators import kept_python
 from assigner.model.deferred import DeferredModel
 from assigner.model.deferred.recorder import is_meta
 from assigner.model.marking.modules import batch_norms
-from assigner.runtime.optimizer import CLOSURE_HINT, built_optimizer, closure_words, needs_closure, stand_ins
-from assigner.runtime.process import settle_vector_maths
-from assigner.runtime.randomness import kept_generators
+from assigner.runtime.forward.randomness import kept_generators
+from assigner.runtime.ranks.process import settle_vector_maths
+from assigner.runtime.update.optimizer import CLOSURE_HINT, built_optimizer, closure_words, needs_closure, stand_ins
 from assigner.verification.comparing import differences, refusal
 from assigner.verification.draws import seed_modules
 from assigner.verification.exercise import Exercise

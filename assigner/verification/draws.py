@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assigner.machine.generators import GeneratorStates, kept_python
-from assigner.runtime.randomness import seed_python
+from assigner.runtime.forward.randomness import seed_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -15,7 +15,7 @@ from assigner.formats.stage import Stage
 from assigner.model.marking import PartitionGraph
 from assigner.model.marking.writing import ONCE
 from assigner.model.workload import Workload
-from assigner.runtime.microbatch import Cutting, MicroBatch, check_pair, micro_batch_count
+from assigner.runtime.batch.microbatch import Cutting, MicroBatch, check_pair, micro_batch_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,12 +11,12 @@ import torch
 from assigner.errors import AssignerError, MarkingError
 from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key
+from assigner.runtime.forward.randomness import kept_generators
+from assigner.runtime.forward.remat import Rematerialisation
 from assigner.runtime.inference import without_training
 from assigner.runtime.installation import Installation
-from assigner.runtime.optimizer import PipelineOptimizer
-from assigner.runtime.randomness import kept_generators
-from assigner.runtime.remat import Rematerialisation
-from assigner.runtime.scaling import GradientScaling
+from assigner.runtime.update.optimizer import PipelineOptimizer
+from assigner.runtime.update.scaling import GradientScaling
 from assigner.usercode import user_line
 from assigner.verification.draws import ComparableDraws, PythonGenerators
 from assigner.verification.exercise import STEPS, Exercise

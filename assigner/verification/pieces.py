@@ -21,7 +21,7 @@ from assigner.model.marking.cut import recut
 from assigner.model.marking.domain import input_key
 from assigner.model.marking.modules import opaque_modules
 from assigner.model.marking.writing import StepStores
-from assigner.runtime.randomness import kept_generators
+from assigner.runtime.forward.randomness import kept_generators
 from assigner.usercode import user_code
 from assigner.verification.comparing import Difference, Moment, difference
 from assigner.verification.draws import ComparableDraws, PythonGenerators
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from assigner.model.marking import PartitionGraph
-    from assigner.runtime.microbatch import MicroBatch
+    from assigner.runtime.batch.microbatch import MicroBatch
     from assigner.verification.exercise import Exercise
 
 _CPU = torch.device("cpu")

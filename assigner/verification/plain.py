@@ -10,11 +10,11 @@ from torch.utils import _pytree as pytree
 
 from assigner.model.deferred import settle_mode
 from assigner.model.marking.casting import casting
-from assigner.runtime.batchnorm import DeferredStatistics
-from assigner.runtime.metrics import StepMetrics
-from assigner.runtime.outputs import Part, join
-from assigner.runtime.randomness import kept_generators
-from assigner.runtime.staterows import replaced, state_of
+from assigner.runtime.batch.staterows import replaced, state_of
+from assigner.runtime.forward.randomness import kept_generators
+from assigner.runtime.step.batchnorm import DeferredStatistics
+from assigner.runtime.step.metrics import StepMetrics
+from assigner.runtime.step.outputs import Part, join
 from assigner.usercode import user_code
 from assigner.verification.draws import ComparableDraws, PythonGenerators
 from assigner.verification.observing import HeardLoss, Item
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assigner.model.workload import StatePlace
-    from assigner.runtime.microbatch import MicroBatch
+    from assigner.runtime.batch.microbatch import MicroBatch
     from assigner.verification.exercise import Exercise
 
 _CPU = torch.device("cpu")

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from assigner.errors import MarkingError
-from assigner.runtime.membership import Membership
-from assigner.runtime.transport import Transport, is_missing, missing_gradient
+from assigner.runtime.messages.transport import Transport, is_missing, missing_gradient
+from assigner.runtime.ranks.membership import Membership
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from assigner.runtime.ordering import Message
-    from assigner.runtime.recorder import RecordedSpan
+    from assigner.runtime.messages.ordering import Message
+    from assigner.runtime.recording.recorder import RecordedSpan
     from assigner.schedule.program import Program, Route
     from assigner.verification.turns import Turns
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from chain import Chain
 
     from assigner.formats.plan import Plan, Schedule
-    from assigner.runtime.remat import Remat
+    from assigner.runtime.forward.remat import Remat
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from chain import Chain
 from contenders import Absent, Assigner, Contender, TorchGPipe, available
 
-from assigner.runtime.memory import MemoryGauge
+from assigner.runtime.recording.memory import MemoryGauge
 
 if TYPE_CHECKING:
     from collections.abc import Callable

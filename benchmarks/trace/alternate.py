@@ -20,8 +20,8 @@ from assigner.formats.profile import WorkloadReference
 from assigner.formats.stage import Stage
 from assigner.formats.trace import load_trace
 from assigner.model.marking import partition_graph
-from assigner.runtime.memory import MemoryGauge
-from assigner.runtime.recorder import Recorder
+from assigner.runtime.recording.memory import MemoryGauge
+from assigner.runtime.recording.recorder import Recorder
 from assigner.schedule.program import Action, ActionKind
 
 NOTES = 20_000

@@ -18,9 +18,9 @@ import time
 import torch
 import torch.distributed as dist
 
-from assigner.runtime import hostmemory
-from assigner.runtime.ordering import Message
-from assigner.runtime.transport import Transport
+from assigner.runtime.messages import hostmemory
+from assigner.runtime.messages.ordering import Message
+from assigner.runtime.messages.transport import Transport
 from assigner.schedule.program import Payload, Route
 
 KIB, MIB = 1 << 10, 1 << 20

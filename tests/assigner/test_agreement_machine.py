@@ -14,8 +14,8 @@ from made_runs import run_in, slower_worker
 from assigner.machine.reference import ReferenceTimes
 from assigner.report.agreement import agreement_data, agreement_report
 from assigner.report.sheet import Line
-from assigner.runtime.process import float32_precision
-from assigner.runtime.reference import measure_reference
+from assigner.runtime.ranks.process import float32_precision
+from assigner.runtime.recording.reference import measure_reference
 from assigner.validation import Agreement, agree, calibrated
 from assigner.validation.machine import disturbances
 

@@ -9,8 +9,8 @@ from torch import nn
 from workloads import WIDTH, Reference, graph_of, make_plan, normalised, pipeline_of, recurrent, workload
 
 from assigner.errors import UsageError
-from assigner.runtime.localpartitions import LocalPartitions
 from assigner.runtime.relocation import RelocatedState
+from assigner.runtime.stages.localpartitions import LocalPartitions
 
 EXACT = 1e-10
 

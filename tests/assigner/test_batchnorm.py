@@ -15,7 +15,7 @@ from workloads import WIDTH, Reference, make_plan, normalised, pipeline_of, sgd,
 from assigner import Pipeline, Workload
 from assigner.errors import UsageError
 from assigner.model.marking import partition_graph
-from assigner.runtime.batchnorm import DeferredStatistics
+from assigner.runtime.step.batchnorm import DeferredStatistics
 
 EXACT = 1e-10
 

@@ -17,15 +17,15 @@ from torch.utils import _pytree as pytree
 
 from assigner.errors import UsageError
 from assigner.launch.seal import seal, unseal
-from assigner.runtime import inquiry
-from assigner.runtime.callcomparison import LEAVING, CallComparison
-from assigner.runtime.callrecord import checksum, described
-from assigner.runtime.inquiry import Answer, answer, ask, asked_about
+from assigner.runtime.batch.callcomparison import LEAVING, CallComparison
+from assigner.runtime.failures import inquiry
+from assigner.runtime.failures.callrecord import checksum, described
+from assigner.runtime.failures.inquiry import Answer, answer, ask, asked_about
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from assigner.runtime.callrecord import CallSums
+    from assigner.runtime.failures.callrecord import CallSums
 
 
 class Own(torch.Tensor):

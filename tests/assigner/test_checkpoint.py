@@ -16,7 +16,7 @@ from workloads import graph_of, language, make_plan, skips, workload
 
 from assigner import Pipeline, load_weights
 from assigner.errors import FormatError, UsageError
-from assigner.runtime.optimizerstate import OptimizerState
+from assigner.runtime.checkpoints.optimizerstate import OptimizerState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,7 +129,7 @@ def test_complete_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A save that breaks off leaves no folder of that name, and the next one succeeds."""
     with trained(skips()) as pipeline:
         with monkeypatch.context() as patch:
-            patch.setattr("assigner.runtime.checkpoint.write_index", lambda *_: 1 / 0)
+            patch.setattr("assigner.runtime.checkpoints.checkpoint.write_index", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 pipeline.save(tmp_path / "new")
         assert not (tmp_path / "new").exists()

@@ -15,7 +15,7 @@ from workloads import WIDTH, skips, workload
 
 from assigner import load_weights
 from assigner.errors import FormatError, UsageError
-from assigner.runtime.shards import Index
+from assigner.runtime.checkpoints.shards import Index
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +84,7 @@ def test_a_full_disk_keeps_what_stood_there(tmp_path: Path, monkeypatch: pytest.
             ("checkpoint.put", OSError(28, "No space left on device")),
         ):
             with monkeypatch.context() as patch:
-                patch.setattr(f"assigner.runtime.{name}", mock.Mock(side_effect=error))
+                patch.setattr(f"assigner.runtime.checkpoints.{name}", mock.Mock(side_effect=error))
                 with pytest.raises(UsageError, match=r"cannot write .*at: .*No space left on device"):
                     pipeline.save(tmp_path / "at", force=True)
             assert [path.name for path in tmp_path.iterdir()] == ["at"]

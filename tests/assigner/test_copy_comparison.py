@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from assigner.errors import UsageError
-from assigner.runtime.copies import _GroupCopies
+from assigner.runtime.stages.copies import _GroupCopies
 
 
 class Beside:

@@ -16,7 +16,7 @@ from workloads import WIDTH, Reference, graph_of, make_plan, numbers, pipeline_o
 from assigner.errors import UsageError
 from assigner.model.workload import Workload
 from assigner.profiler.walk import collect_inputs
-from assigner.runtime.microbatch import Cutting, micro_batch_count
+from assigner.runtime.batch.microbatch import Cutting, micro_batch_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable

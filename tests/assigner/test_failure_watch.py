@@ -16,9 +16,9 @@ from torch.distributed import DistError, HashStore
 from assigner.errors import WorkerError
 from assigner.launch.seal import SECRET, unseal
 from assigner.machine.launchedrank import launched
-from assigner.runtime import failure
-from assigner.runtime.failure import Failure, FailureWatch, joining
-from assigner.runtime.rendezvous import join_group, leave_group
+from assigner.runtime.failures import failure
+from assigner.runtime.failures.failure import Failure, FailureWatch, joining
+from assigner.runtime.messages.rendezvous import join_group, leave_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

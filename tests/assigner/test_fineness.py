@@ -24,7 +24,7 @@ from assigner.report.page.splits import splits
 from assigner.report.plan import plan_report
 from assigner.report.sheet import Line
 from assigner.report.verification import verification_report
-from assigner.runtime.microbatch import micro_batch_count
+from assigner.runtime.batch.microbatch import micro_batch_count
 from assigner.schedule.cost import CostModel
 from assigner.solver import SolveOptions, solve, solve_baseline
 from assigner.solver.whatif import price_what_ifs

@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from assigner.runtime.handshake import Handshake, Meeting, Signal
-from assigner.runtime.ordering import Message
-from assigner.runtime.transport import Transport
+from assigner.runtime.messages.handshake import Handshake, Meeting, Signal
+from assigner.runtime.messages.ordering import Message
+from assigner.runtime.messages.transport import Transport
 from assigner.schedule.program import Payload, Route
 
 if TYPE_CHECKING:
@@ -274,7 +274,9 @@ ROUTES = [Route(Payload.GRADIENT, "p", n, f"worker:{n}/cuda:0", "worker:2/cuda:0
 @pytest.fixture
 def transports(post: Post, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Post, list[Transport], Channels]]:
     channels, made = Channels(), list[Transport]()
-    monkeypatch.setattr("assigner.runtime.sending.threading.Thread", lambda **given: Threads(post, made, **given))
+    monkeypatch.setattr(
+        "assigner.runtime.messages.sending.threading.Thread", lambda **given: Threads(post, made, **given)
+    )
     for rank in range(3):
         post.here.rank = rank
         made.append(Transport(device=torch.device("cpu"), timeout_s=PATIENCE_S, direct=channels))  # type: ignore[arg-type]

@@ -15,16 +15,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from assigner.runtime import hostmemory
-from assigner.runtime.hostmemory import SWITCH, Arena, HostMemory, is_elsewhere, openable, own_place, unannounced
-from assigner.runtime.transport import is_missing, missing_gradient
+from assigner.runtime.messages import hostmemory
+from assigner.runtime.messages.hostmemory import (
+    SWITCH,
+    Arena,
+    HostMemory,
+    is_elsewhere,
+    openable,
+    own_place,
+    unannounced,
+)
+from assigner.runtime.messages.transport import is_missing, missing_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forked_ranks import ForkedRanks
 
-    from assigner.runtime.hostmemory import ProcessPlace
+    from assigner.runtime.messages.hostmemory import ProcessPlace
 
 RUNS = Path(__file__).resolve().parent.parent / "runs"
 CPU = torch.device("cpu")

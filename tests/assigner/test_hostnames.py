@@ -12,7 +12,7 @@ from assigner.errors import UsageError
 from assigner.launch import hostnames
 from assigner.launch.hostnames import wait_for_name
 from assigner.machine.launchedrank import Launched
-from assigner.runtime.rendezvous import job_store
+from assigner.runtime.messages.rendezvous import job_store
 
 
 class Clock:

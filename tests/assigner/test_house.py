@@ -38,6 +38,10 @@ FLOORS = {
 }
 """The packages from bottom to top, each with what stands directly in `assigner/` and belongs to it. What is imported
 lies on a lower floor, or on the same one."""
+STOREYS = {
+    "runtime": "recording failures messages ranks forward stages update batch step checkpoints",
+}
+"""Floors that are packages of packages, from bottom to top; what stands directly in them lies above all of these."""
 UPWARDS = {
     ("assigner/formats/screen.py", "report"): "print(plan) draws what `assigner show` draws; imported when it prints",
 }
@@ -127,6 +131,24 @@ def test_imports_point_downwards():
     assert {(each.module, each.floor) for each in upwards} == set(UPWARDS), "an exception is no longer needed"
 
 
+def _storey(file: str, floor: str) -> int:
+    """Where a module stands in a floor of several packages: modules that stand directly in it, highest."""
+    storeys, (_, _, inner, *rest) = STOREYS[floor].split(), Path(file).parts
+    return storeys.index(inner) if rest else len(storeys)
+
+
+@pytest.mark.parametrize("floor", STOREYS)
+def test_imports_within_a_floor_point_downwards(floor):
+    """In a package of packages too, those in functions and for type checkers included."""
+    inside = f"assigner/{floor}/"
+    within = [each for each in _imports() if each.module.startswith(inside) and each.target.startswith(inside)]
+    assert len(within) > 100
+    assert [each for each in within if _storey(each.target, floor) > _storey(each.module, floor)] == []
+    assert {Path(each).parts[2] for each in _modules() if each.startswith(inside) and each.count("/") > 2} == set(
+        STOREYS[floor].split()
+    )
+
+
 def test_imports_are_found_wherever_they_stand():
     """The test sees relative imports, imports in functions, and those for type checkers."""
     found = {(each.module, each.target) for each in _imports()}
@@ -171,6 +193,7 @@ def test_files_that_contributing_names_are_there():
         "model/marking",
         "profiler",
         "runtime",
+        *(f"runtime/{storey}" for storey in STOREYS["runtime"].split()),
         "schedule",
         "validation",
         "verification",

@@ -22,8 +22,8 @@ from workloads import (
 )
 
 from assigner.errors import UsageError
-from assigner.runtime import partition
-from assigner.runtime.reduction import Reduction
+from assigner.runtime.stages.reduction import Reduction
+from assigner.runtime.step import partition
 
 if TYPE_CHECKING:
     from assigner.model.workload import Workload

@@ -9,8 +9,8 @@ import torch
 from torch.utils import _pytree as pytree
 from workloads import graph_of, language, make_plan
 
-from assigner.runtime.microbatch import MicroBatch
-from assigner.runtime.stepmessages import posted_ahead
+from assigner.runtime.batch.microbatch import MicroBatch
+from assigner.runtime.step.stepmessages import posted_ahead
 from assigner.schedule.program import build_program
 
 

@@ -9,7 +9,7 @@ from example_plans import cut, make_plan, tiny
 
 import assigner
 from assigner.formats.plan import Memory, Plan, Prediction, WorkerPrediction
-from assigner.runtime import memorycheck
+from assigner.runtime.ranks import memorycheck
 
 ENTRY = tiny("gpt")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from assigner.runtime.transport import is_missing, missing_gradient
+from assigner.runtime.messages.transport import is_missing, missing_gradient
 
 TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64]
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from assigner.errors import UsageError
-from assigner.runtime import mpi
-from assigner.runtime.carriers import GlooCarrier
-from assigner.runtime.rendezvous import asked_backend, check_backend
-from assigner.runtime.transport import Transport
+from assigner.runtime.messages import mpi
+from assigner.runtime.messages.carriers import GlooCarrier
+from assigner.runtime.messages.rendezvous import asked_backend, check_backend
+from assigner.runtime.messages.transport import Transport
 from assigner.schedule.program import Payload, Route
 
 if TYPE_CHECKING:

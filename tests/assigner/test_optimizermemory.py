@@ -9,7 +9,7 @@ import torch
 from torch import nn, optim
 
 from assigner.errors import UsageError
-from assigner.runtime.optimizermemory import OptimizerMemory
+from assigner.runtime.update.optimizermemory import OptimizerMemory
 
 
 class Own(optim.SGD):

@@ -17,9 +17,9 @@ from builders import make_plan, make_profile
 from drawn_plans import drawn
 
 from assigner.errors import UsageError
-from assigner.runtime.nccl import DirectChannels, alone_on_theirs, check_workers, use_many_queues
-from assigner.runtime.ordering import Message, Posting, sending_orders
-from assigner.runtime.staging import Staging
+from assigner.runtime.messages.nccl import DirectChannels, alone_on_theirs, check_workers, use_many_queues
+from assigner.runtime.messages.ordering import Message, Posting, sending_orders
+from assigner.runtime.messages.staging import Staging
 from assigner.schedule.orders import SCHEDULES, listed
 from assigner.schedule.program import Action, ActionKind, Payload, Program, Route, build_program
 

@@ -15,7 +15,7 @@ from workloads import Reference, language, make_plan, skips
 
 from assigner import Pipeline
 from assigner.errors import UsageError
-from assigner.runtime.optimizer import PipelineOptimizer
+from assigner.runtime.update.optimizer import PipelineOptimizer
 
 
 def test_it_is_an_optimizer():

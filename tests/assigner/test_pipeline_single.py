@@ -32,7 +32,7 @@ from assigner import Pipeline
 from assigner.errors import FormatError, UsageError
 from assigner.model.marking import partition_graph
 from assigner.profiler.assembly import workload_reference
-from assigner.runtime.process import settle_vector_maths
+from assigner.runtime.ranks.process import settle_vector_maths
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from assigner.errors import FormatError, UsageError
-from assigner.runtime.plainvalues import from_json, to_json
+from assigner.model.plainvalues import from_json, to_json
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from assigner.profiler.partitionbench import PartitionBench, counted_elsewhere, 
 from assigner.profiler.rank import largest_message
 from assigner.profiler.update import UpdateBench, trained
 from assigner.profiler.walk import chunks, collect_inputs, representatives
-from assigner.runtime.partition import PartitionRunner
+from assigner.runtime.step.partition import PartitionRunner
 
 CPU = torch.device("cpu")
 ROWS, WIDTH = 6, 32

@@ -22,7 +22,7 @@ from assigner.profiler.host import (
     visible_gpus,
 )
 from assigner.profiler.sampling import Stopwatch
-from assigner.runtime.memory import free_bytes
+from assigner.runtime.recording.memory import free_bytes
 
 CPU = torch.device("cpu")
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

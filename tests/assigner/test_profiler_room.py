@@ -21,7 +21,7 @@ from assigner.profiler.stagegroups import StageBench
 from assigner.profiler.tasks import Point
 from assigner.profiler.update import UpdateBench, optimizer_share
 from assigner.profiler.walk import collect_inputs
-from assigner.runtime.partition import PartitionRunner
+from assigner.runtime.step.partition import PartitionRunner
 
 CPU = torch.device("cpu")
 WIDTH, ROWS = 32, 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workloads import graph_of, make_plan, skips
 
-from assigner.runtime.variants import Programs
+from assigner.runtime.batch.variants import Programs
 
 
 def test_row_counts_without_end():

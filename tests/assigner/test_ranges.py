@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from workloads import language, make_plan, pipeline_of
 
-from assigner.runtime import ranges
-from assigner.runtime.ranges import range_name
+from assigner.runtime.recording import ranges
+from assigner.runtime.recording.ranges import range_name
 from assigner.schedule.program import Action, ActionKind, Payload, Route
 
 

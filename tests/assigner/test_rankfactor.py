@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from assigner.errors import UsageError
-from assigner.runtime import rankfactor
-from assigner.runtime.rankfactor import RankFactor
+from assigner.runtime.update import rankfactor
+from assigner.runtime.update.rankfactor import RankFactor
 
 Change = Callable[[int, Sequence[nn.Parameter]], Any]
 """What a script does to the gradients of a rank's parameters."""

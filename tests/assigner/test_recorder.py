@@ -25,9 +25,9 @@ from workloads import graph_of, language, make_plan, skips
 from assigner import Pipeline
 from assigner.errors import UsageError
 from assigner.formats.trace import check_same_plan, load_trace
-from assigner.runtime import recorder
-from assigner.runtime.clock import ClockComparison, PeersClock
-from assigner.runtime.memory import MemoryGauge, held_bytes
+from assigner.runtime.recording import recorder
+from assigner.runtime.recording.clock import ClockComparison, PeersClock
+from assigner.runtime.recording.memory import MemoryGauge, held_bytes
 from assigner.schedule.program import build_program
 from assigner.validation.observed import traced_route
 

@@ -10,16 +10,16 @@ import torch
 from torch import nn
 
 from assigner.errors import UsageError
-from assigner.runtime import reduction as runtime
-from assigner.runtime.memory import MemoryGauge
-from assigner.runtime.recorder import Recorder
-from assigner.runtime.reduction import Reduction
+from assigner.runtime.recording.memory import MemoryGauge
+from assigner.runtime.recording.recorder import Recorder
+from assigner.runtime.stages import reduction as runtime
+from assigner.runtime.stages.reduction import Reduction
 from assigner.schedule.orders import ActionKind, reduced_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from assigner.runtime.workergroups import WorkerGroup
+    from assigner.runtime.ranks.workergroups import WorkerGroup
 
 
 @dataclass

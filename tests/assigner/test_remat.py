@@ -20,7 +20,7 @@ from assigner.errors import UsageError
 from assigner.formats.trace import load_trace
 from assigner.report.agreement import agreement_report
 from assigner.report.sheet import markdown
-from assigner.runtime.remat import Rematerialisation
+from assigner.runtime.forward.remat import Rematerialisation
 from assigner.schedule.simulate import predict
 from assigner.validation import agree, as_run
 

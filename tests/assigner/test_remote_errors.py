@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from assigner.errors import UsageError, WorkerError
-from assigner.runtime.remoteerrors import OtherWorkerError, remote_error
+from assigner.runtime.failures.remoteerrors import OtherWorkerError, remote_error
 
 ABOUT = {"worker": "worker:1/cpu", "where": "forward of partition 'a'", "trace": "Traceback ..."}
 

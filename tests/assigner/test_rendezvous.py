@@ -17,8 +17,8 @@ from workloads import make_plan, skips
 from assigner import Pipeline
 from assigner.errors import UsageError
 from assigner.machine.launchedrank import Launched
-from assigner.runtime import rendezvous
-from assigner.runtime.rendezvous import join_group, leave_group, meeting_point
+from assigner.runtime.messages import rendezvous
+from assigner.runtime.messages.rendezvous import join_group, leave_group, meeting_point
 
 if TYPE_CHECKING:
     from forked_ranks import ForkedRanks

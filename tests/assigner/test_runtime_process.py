@@ -10,8 +10,8 @@ from builders import make_plan, make_profile
 from single_rank import be_only_rank
 
 from assigner.errors import UsageError
-from assigner.runtime.process import join_run
-from assigner.runtime.rendezvous import leave_group
+from assigner.runtime.messages.rendezvous import leave_group
+from assigner.runtime.ranks.process import join_run
 
 
 def test_a_run_of_too_few_ranks_leaves_no_group(monkeypatch: pytest.MonkeyPatch) -> None:

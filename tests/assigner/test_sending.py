@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from assigner.runtime.ordering import Message
-from assigner.runtime.recorder import RecordedSpan
-from assigner.runtime.sending import SMALL_BYTES, LostConnectionError, PendingSends, checked
-from assigner.runtime.transport import Transport
+from assigner.runtime.messages.ordering import Message
+from assigner.runtime.messages.sending import SMALL_BYTES, LostConnectionError, PendingSends, checked
+from assigner.runtime.messages.transport import Transport
+from assigner.runtime.recording.recorder import RecordedSpan
 from assigner.schedule.program import Payload, Route
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from workloads import Skips, graph_of, language, make_plan, skips
 
 from assigner import Pipeline
 from assigner.errors import UsageError
-from assigner.runtime.optimizer import PipelineOptimizer
-from assigner.runtime.separability import is_known
-from assigner.runtime.updaters import shares_of
+from assigner.runtime.stages.updaters import shares_of
+from assigner.runtime.update.optimizer import PipelineOptimizer
+from assigner.runtime.update.separability import is_known
 
 NAMES = tuple(name for name, _ in Skips().named_parameters())
 SHARES = [NAMES[:3], NAMES[3:]]
@@ -254,7 +254,7 @@ def test_torchs_own_treat_each_parameter_by_itself(name, monkeypatch):
         assert is_known(TORCHS_OWN[name](matrices.parameters(), lr=0.01, **form))
         assert not check(lambda p, form=form: TORCHS_OWN[name](p, lr=0.01, **form), shares, matrices)
         with monkeypatch.context() as patch:
-            patch.setattr("assigner.runtime.optimizer.is_known", lambda _: False)
+            patch.setattr("assigner.runtime.update.optimizer.is_known", lambda _: False)
             named = list(matrices.named_parameters())
             handle = PipelineOptimizer(
                 replace(skips(), optimizer=build), named, dict(named[:1]), apply=lambda _: None, shares=shares

@@ -113,7 +113,7 @@ LATE = """
 import os, socket, sys, threading, time
 import torch.distributed as dist
 from assigner.machine.launchedrank import launched
-from assigner.runtime.rendezvous import farewell, group_connections, join_group, leave_group
+from assigner.runtime.messages.rendezvous import farewell, group_connections, join_group, leave_group
 
 rank = int(os.environ["RANK"])
 own = []

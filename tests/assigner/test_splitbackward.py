@@ -12,8 +12,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from assigner.runtime.nodes import count_retained, hooks_so_far
-from assigner.runtime.splitbackward import input_part
+from assigner.runtime.forward.nodes import count_retained, hooks_so_far
+from assigner.runtime.forward.splitbackward import input_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable

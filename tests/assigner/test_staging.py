@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from assigner.runtime.staging import Staging, computed, copied_to
+from assigner.runtime.messages.staging import Staging, computed, copied_to
 
 GPU = torch.device("cuda", 0)
 

@@ -14,8 +14,8 @@ from torch import nn
 from workloads import WIDTH, Reference, graph_of, make_plan, pipeline_of, workload
 
 from assigner.errors import UsageError
-from assigner.runtime.localpartitions import LocalPartitions
-from assigner.runtime.state import WrittenTensors
+from assigner.runtime.forward.state import WrittenTensors
+from assigner.runtime.stages.localpartitions import LocalPartitions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

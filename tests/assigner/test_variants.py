@@ -287,7 +287,7 @@ def test_a_mask_of_the_length_takes_one_graph():
 
 def test_the_graphs_that_were_used_last_are_kept(monkeypatch):
     """One that batches go on using stays, however long ago it was captured."""
-    monkeypatch.setattr("assigner.runtime.variants._MOST_VARIANTS", 3)
+    monkeypatch.setattr("assigner.runtime.batch.variants._MOST_VARIANTS", 3)
     made = replace(workload(Choosy, "a", "b", "c", batch=choosy), name="lasting")
     with Pipeline(made, make_plan(made, micro_batches=1), graph=partition_graph(made)) as pipeline:
         variants = pipeline._installed.training.variants
@@ -301,7 +301,7 @@ def test_the_graphs_that_were_used_last_are_kept(monkeypatch):
 
 def test_few_keys_and_graphs_are_kept(monkeypatch):
     """Shapes without end do not fill the memory: the oldest graphs go."""
-    monkeypatch.setattr("assigner.runtime.variants._MOST_VARIANTS", 2)
+    monkeypatch.setattr("assigner.runtime.batch.variants._MOST_VARIANTS", 2)
     monkeypatch.setattr("assigner.model.marking.cut._MOST_RECUTS", 2)
     made = replace(workload(Choosy, "a", "b", "c", batch=choosy), name="kept")
     reference = Reference(made)

@@ -100,7 +100,8 @@ def test_interrupting_a_run_is_130(folder):
 def test_a_rank_that_ends_before_it_joins_is_named(run):
     """Exit code 0 is no success of a rank for which another waits."""
     join = (
-        "from assigner.machine.launchedrank import launched\nfrom assigner.runtime.rendezvous import join_group\n"
+        "from assigner.machine.launchedrank import launched\n"
+        "from assigner.runtime.messages.rendezvous import join_group\n"
         "if rank == 1:\n    sys.exit(0)\n"
         "try:\n    join_group(launched(), 600.0)\nexcept assigner.AssignerError as error:\n"
         "    sys.exit(assigner.tell(error))\n"
@@ -139,7 +140,8 @@ def test_a_rank_that_leaves_is_named(folder, programs, root, rank, way, code, me
 def test_a_run_on_one_host_listens_to_that_host_alone(run, root):
     """The store and what the ranks open to each other: nothing of it can be reached from another host."""
     listen = (
-        "from assigner.machine.launchedrank import launched\nfrom assigner.runtime.rendezvous import join_group\n"
+        "from assigner.machine.launchedrank import launched\n"
+        "from assigner.runtime.messages.rendezvous import join_group\n"
         f"sys.path.append({str(root / 'tests')!r})\nfrom listening import listening\n"
         "join_group(launched(), 60.0)\nfound = listening() + listening(int(os.environ['MASTER_PORT']))\n"
         "os.write(1, f'{sorted(set(found))}\\n'.encode())\nos.environ['ASSIGNER_SECRET']\n"  # whole: ranks share a pipe

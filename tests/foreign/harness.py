@@ -18,7 +18,7 @@ from assigner.formats.profile import WorkloadReference
 from assigner.formats.stage import Stage
 from assigner.model.marking import PartitionGraph, partition_graph
 from assigner.model.workload import Workload, call_arguments
-from assigner.runtime.microbatch import Cutting, micro_batch_count
+from assigner.runtime.batch.microbatch import Cutting, micro_batch_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,7 @@ from assigner.profiler import busy, collectives
 from assigner.profiler.collectives import CollectiveSweep, measure_collectives
 from assigner.profiler.host import host_facts
 from assigner.profiler.links import SweepOptions
-from assigner.runtime.sending import LostConnectionError
+from assigner.runtime.messages.sending import LostConnectionError
 
 TIMEOUT_S = 60.0
 

@@ -13,7 +13,7 @@ import sys
 from torch.distributed import TCPStore
 
 from assigner.machine.launchedrank import launched
-from assigner.runtime.rendezvous import join_group
+from assigner.runtime.messages.rendezvous import join_group
 
 port = int(os.environ["MASTER_PORT"])
 kept = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False) if sys.argv[1:] == ["agent"] else None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assigner import Pipeline
-from assigner.runtime import nccl
+from assigner.runtime.messages import nccl
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from assigner import Workload
     from assigner.formats.plan import Plan
-    from assigner.runtime.ordering import Message
+    from assigner.runtime.messages.ordering import Message
 
 messages = 0
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from assigner import Pipeline
-from assigner.runtime import recorder
+from assigner.runtime.recording import recorder
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 

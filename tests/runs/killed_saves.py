@@ -23,7 +23,7 @@ import torch
 
 from assigner import Pipeline, load_weights
 from assigner.errors import UsageError
-from assigner.runtime import swapping
+from assigner.runtime.checkpoints import swapping
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 

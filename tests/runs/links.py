@@ -21,7 +21,7 @@ import torch.distributed as dist
 from assigner.profiler import busy, contention, links
 from assigner.profiler.host import host_facts
 from assigner.profiler.links import LinkSweep, SweepOptions, measure_links
-from assigner.runtime import carriers, nccl
+from assigner.runtime.messages import carriers, nccl
 
 TIMEOUT_S = 60.0
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from assigner.runtime import hostmemory
-from assigner.runtime.ordering import Message
-from assigner.runtime.recorder import RecordedSpan
-from assigner.runtime.transport import Transport
+from assigner.runtime.messages import hostmemory
+from assigner.runtime.messages.ordering import Message
+from assigner.runtime.messages.transport import Transport
+from assigner.runtime.recording.recorder import RecordedSpan
 from assigner.schedule.program import Payload, Route
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from assigner.runtime import nccl
+from assigner.runtime.messages import nccl
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package
 
 import ranks  # beside this file
 
 if TYPE_CHECKING:
-    from assigner.runtime.ordering import Message
+    from assigner.runtime.messages.ordering import Message
 
 messages = 0
 

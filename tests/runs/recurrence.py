@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from assigner import Pipeline
 from assigner.errors import UsageError
-from assigner.runtime.transport import Transport
+from assigner.runtime.messages.transport import Transport
 from assigner.schedule.program import Payload
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the import above: tests/assigner is no package
@@ -25,7 +25,7 @@ from recurrent_cases import PlainLoop, batches_of, feedback, train, words
 from workloads import graph_of, make_plan
 
 if TYPE_CHECKING:
-    from assigner.runtime.ordering import Message
+    from assigner.runtime.messages.ordering import Message
 
 _SENT: list[str] = []
 _SEND = Transport.send

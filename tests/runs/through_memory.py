@@ -11,7 +11,7 @@ import mmap
 import runpy
 import sys
 
-from assigner.runtime import hostmemory
+from assigner.runtime.messages import hostmemory
 
 hostmemory.SHARED_FROM_BYTES = 1
 hostmemory._ARENA_BYTES = 8 * mmap.PAGESIZE

@@ -23,11 +23,11 @@ from assigner.machine.launchedrank import launched
 from assigner.profiler import busy, contention, links
 from assigner.profiler.host import host_facts
 from assigner.profiler.links import LinkSweep, SweepOptions, measure_links
-from assigner.runtime import mpi
-from assigner.runtime.carriers import open_carrier
-from assigner.runtime.ordering import Message
-from assigner.runtime.rendezvous import join_group, leave_group
-from assigner.runtime.transport import Transport
+from assigner.runtime.messages import mpi
+from assigner.runtime.messages.carriers import open_carrier
+from assigner.runtime.messages.ordering import Message
+from assigner.runtime.messages.rendezvous import join_group, leave_group
+from assigner.runtime.messages.transport import Transport
 from assigner.schedule.program import Payload, Route
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # after the imports above: tests/assigner is no package

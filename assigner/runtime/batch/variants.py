@@ -1,0 +1,291 @@
+"""The graphs that a pipeline's batches run through, the plan's own and others, each with its programs.
+
+A capture holds for some inputs only (`assigner.model.marking.domain`). What does not fit the plan's own graph (another
+path through the model's code, one row, another dtype or plain value, eval mode) gets a graph of its own: captured once,
+on every rank alike, for all ranks see the same batches. It runs with the same modules and weights.
+
+    rows of the micro-batches    4 4 4 1
+    graph                        a a a b      the step runs a's program with three micro-batches, then b's with one
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from assigner.errors import AssignerError, FormatError, MarkingError, UsageError
+from assigner.formats.fineness import ANY
+from assigner.location import rank_of
+from assigner.model.marking import PartitionGraph
+from assigner.model.marking.cut import recut
+from assigner.model.marking.domain import InputKey, input_key
+from assigner.model.marking.modules import TOO_FEW_VALUES
+from assigner.runtime.batch.headers import header_routes
+from assigner.runtime.batch.microbatch import MicroBatch, micro_batch_count
+from assigner.runtime.stages.replicas import check_stores
+from assigner.schedule.program import Program, build_forward_program, build_program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.formats.fineness import Fineness
+    from assigner.formats.plan import Plan
+    from assigner.runtime.messages.transport import Transport
+    from assigner.runtime.ranks.membership import Membership
+
+_MOST_VARIANTS = 64  # of each mode; what is run longest ago goes first
+_MOST_KEYS = 1024
+_MOST_BUILT = 32
+
+
+class Programs:
+    """Programs that have been built, by number of rows or of micro-batches.
+
+    Of those by rows the ones used last are kept, of those by micro-batches all: a batch has no more than planned. The
+    transport goes on knowing the routes of one that was dropped, so that every rank numbers them alike for ever.
+
+    Args:
+        plan: What they execute.
+        graph: The model's partitions.
+        transport: Gets to know their routes; None: there are no other ranks.
+        fineness: How finely the workload allows its batches to be cut.
+    """
+
+    def __init__(
+        self, plan: Plan, graph: PartitionGraph, transport: Transport | None, fineness: Fineness = ANY
+    ) -> None:
+        self.plan, self.graph, self.transport, self.fineness = plan, graph, transport, fineness
+        self._built: OrderedDict[int, Program] = OrderedDict()  # the one that was used last at the end
+        self._counted: dict[tuple[int, bool], Program] = {}
+
+    def training(self, rows: int) -> Program:
+        """The program for a batch of so many rows: as many micro-batches as planned, or fewer where rows are few."""
+        if rows in self._built:
+            self._built.move_to_end(rows)
+        else:
+            count = micro_batch_count(rows, self.plan.micro_batches, self.plan.micro_batch_size, self.fineness)
+            plan = self.plan.cut(count, -(-rows // count), batch_size=rows)
+            self._built[rows] = self._known(build_program(plan, self.graph.edges, self.graph.ties))
+            if len(self._built) > _MOST_BUILT:
+                self._built.popitem(last=False)
+        return self._built[rows]
+
+    def counted(self, count: int, *, training: bool) -> Program:
+        """The program for so many micro-batches of whatever size; without `training` their forwards alone."""
+        if (count, training) not in self._counted:
+            plan = self.plan.cut(count, 1, batch_size=count)
+            edges, ties = self.graph.edges, self.graph.ties
+            program = build_program(plan, edges, ties) if training else build_forward_program(plan, edges)
+            self._counted[count, training] = self._known(program)
+        return self._counted[count, training]
+
+    def _known(self, program: Program) -> Program:
+        if self.transport is not None:
+            self.transport.know((*program.routes, *header_routes(self.graph, program)))
+        return program
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """One graph of the model, and what this rank has of it.
+
+    Args:
+        graph: The model's partitions.
+        programs: What the workers do.
+        modules: This rank's partitions by name.
+        is_planned: It is the graph that the plan was made for.
+    """
+
+    graph: PartitionGraph
+    programs: Programs
+    modules: Mapping[str, fx.GraphModule]
+    is_planned: bool = False
+
+    @cached_property
+    def read_inputs(self) -> dict[int, str]:
+        """The model's flattened inputs that this rank reads, each with a partition that does."""
+        pieces = [piece for piece in self.graph.pieces if piece.name in self.modules]
+        return {value.index: piece.name for piece in reversed(pieces) for value in piece.reads if not value.partition}
+
+    @property
+    def makers(self) -> tuple[int, ...]:
+        """The ranks that make the model's output, each of some micro-batches; that of the first worker first."""
+        return tuple(rank_of(worker) for worker in self.programs.plan.holders[self.graph.last.name])
+
+
+@dataclass(frozen=True)
+class VariantGroup:
+    """Micro-batches of one batch that run through one graph.
+
+    Args:
+        variant: Which graph.
+        places: Their numbers in the batch.
+        micro_batches: Themselves.
+    """
+
+    variant: Variant
+    places: tuple[int, ...]
+    micro_batches: tuple[MicroBatch, ...]
+
+
+class Variants:
+    """The graphs that were needed so far.
+
+    Args:
+        graph: The plan's own.
+        plan: Who holds which partition.
+        programs: The plan's own.
+        modules: This rank's partitions of it.
+        member: This process in the run.
+    """
+
+    def __init__(
+        self,
+        graph: PartitionGraph,
+        plan: Plan,
+        programs: Programs,
+        modules: Mapping[str, fx.GraphModule],
+        member: Membership,
+    ) -> None:
+        self.planned = Variant(graph, programs, modules, is_planned=True)
+        self.plan, self.member = plan, member
+        self._made: dict[bool, list[Variant]] = {True: [self.planned], False: []}
+        self._known: OrderedDict[tuple[InputKey, bool], Variant] = OrderedDict()
+
+    def made(self) -> list[Variant]:
+        """All graphs so far, the plan's own first."""
+        return [variant for variants in self._made.values() for variant in variants]
+
+    def groups(self, micro_batches: Sequence[MicroBatch], *, training: bool) -> list[VariantGroup]:
+        """The micro-batches of a batch by the graph that they run through, in order.
+
+        Args:
+            micro_batches: The batch, cut.
+            training: False: in eval mode.
+
+        Raises:
+            MarkingError: the forward cannot be cut for these inputs as the plan has it.
+        """
+        found: dict[Variant, list[int]] = {}
+        last: InputKey | None = None
+        for place, cut in enumerate(micro_batches):
+            key = input_key(cut.structure, cut.inputs)
+            if last is None or key != last:  # to compare is faster than to look up
+                last, variant = key, self._variant(key, cut.inputs, training=training)
+            found.setdefault(variant, []).append(place)
+        return [
+            VariantGroup(variant, tuple(places), tuple(micro_batches[place] for place in places))
+            for variant, places in found.items()
+        ]
+
+    def _variant(self, key: InputKey, leaves: Sequence[Any], *, training: bool) -> Variant:
+        known = self._known.get((key, training))
+        if known is None:
+            made = self._made[training]
+            known = next((each for each in made if each.graph.domain.admits(key)), None)
+            if known is None:
+                self.member.at = f"capturing the forward again for inputs {key}"
+                known = self._capture(key, leaves, training=training)
+                made.append(known)
+                self._drop_oldest(made)
+            self._known[key, training] = known
+            if len(self._known) > _MOST_KEYS:
+                self._known.popitem(last=False)
+        self._known.move_to_end((key, training))
+        if not known.is_planned:
+            self._made[training].remove(known)
+            self._made[training].append(known)
+        return known
+
+    def _drop_oldest(self, made: list[Variant]) -> None:
+        """Forget the graph that was used longest ago, and not that of the plan."""
+        if len(made) > _MOST_VARIANTS:
+            oldest = made.pop(1 if made[0].is_planned else 0)
+            for key in [key for key, variant in self._known.items() if variant is oldest]:
+                del self._known[key]
+
+    def _capture(self, key: InputKey, leaves: Sequence[Any], *, training: bool) -> Variant:
+        base = self.planned.graph
+        what = f"for inputs {key}{'' if training else ' in eval mode'}"
+        try:
+            graph = recut(base, key.structure, leaves, training=training)
+            _check_ownership(graph, base)
+            check_stores(self.plan, graph)
+            programs = Programs(
+                _with_partitions(self.plan, graph), graph, self.member.transport, self.planned.programs.fineness
+            )
+            programs.counted(1, training=training)
+        except (MarkingError, FormatError) as error:
+            _check_kind(key, base.domain.example, error)
+            _check_values(key, error)
+            # Its own cause is pages of torch.export; the message has the model's line.
+            raise MarkingError(f"{what}: {error.message}", hint=error.hint) from None
+        return Variant(graph, programs, graph.rebuild(self.planned.modules, self.member.device))
+
+
+def _check_kind(given: InputKey, example: InputKey, error: AssignerError) -> None:
+    """Inputs that the model cannot take, and that are of another kind than the workload's own, are most likely wrong.
+
+    Raises:
+        UsageError: structure, types, numbers of dimensions or plain values differ from the example's.
+    """
+    if not given.is_like(example):
+        raise UsageError(
+            f"the model cannot take inputs ({given.signature()}): {error.message}; the workload's own are"
+            f" ({example.signature()})",
+            hint="give batches like those of Workload.batch, or change that and profile again",
+        ) from None
+
+
+def _check_values(given: InputKey, error: AssignerError) -> None:
+    """BatchNorm in training needs two values of a channel: a micro-batch of one row may have one.
+
+    Raises:
+        UsageError: this is what the capture failed of.
+    """
+    if TOO_FEW_VALUES in error.message:
+        raise UsageError(
+            f"a micro-batch ({given}) has one value of each channel, which BatchNorm cannot normalise in training",
+            hint="give each micro-batch two rows or more: drop a last batch of one row (DataLoader's drop_last), or"
+            " solve with fewer micro-batches (--micro-batches)",
+        ) from None
+
+
+def _check_ownership(graph: PartitionGraph, base: PartitionGraph) -> None:
+    """A partition may use less than what the plan's own graph has it hold, and nothing else.
+
+    Raises:
+        MarkingError: it would need a module or a tensor that another worker may hold.
+    """
+    for piece in graph.pieces:
+        held = set(base.piece[piece.name].state) | _called(base, piece.name)
+        strange = (set(piece.state) | _called(graph, piece.name)) - held
+        if strange:
+            raise MarkingError(
+                f"partition {piece.name!r} needs {min(strange)!r}, which it does not hold under the plan",
+                hint="mark a larger module that contains what differs, or a smaller one of its own for it",
+            )
+
+
+def _called(graph: PartitionGraph, name: str) -> set[str]:
+    return {str(node.target) for node in graph.piece[name].graph.nodes if node.op == "call_module"}
+
+
+def _with_partitions(plan: Plan, graph: PartitionGraph) -> Plan:
+    """A plan without the partitions that a graph does not have."""
+    if set(plan.partitions) <= set(graph.piece):
+        return plan
+    stages = [
+        replace(
+            stage,
+            partitions=tuple(name for name in stage.partitions if name in graph.piece),
+            rematerialise=tuple(name for name in stage.rematerialise if name in graph.piece),
+        )
+        for stage in plan.stages
+    ]
+    return replace(plan, stages=tuple(stage for stage in stages if stage.partitions))

@@ -1,0 +1,470 @@
+"""Checkpoints of a model that is nowhere whole: every rank writes its part, keyed by the model's own names.
+
+The weights are safetensors shards with the index that Hugging Face reads; optimizer state lies beside them, keyed
+`PARAMETER/STATE`, with the plain numbers among it and each parameter's settings (`lr`, ...) in its index. Nothing is
+pickled, so a checkpoint can run no code. A folder is written under another name and takes its own when every rank has
+written: under its name it is always complete. All of it is read and checked before anything is overwritten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from safetensors import SafetensorError
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
+
+from assigner.errors import FormatError, UsageError
+from assigner.formats.document import Range, decode, shown
+from assigner.model.plainvalues import dtype_name, from_json, to_json
+from assigner.runtime.batch.recurrence import StatePart
+from assigner.runtime.checkpoints.optimizerstate import OptimizerState
+from assigner.runtime.checkpoints.savedstate import check_saved, packed_state, read_state
+from assigner.runtime.checkpoints.shards import (
+    DAMAGED,
+    Index,
+    index_of,
+    nan_count,
+    read_json,
+    write_index,
+    write_json,
+    write_shard,
+)
+from assigner.runtime.checkpoints.swapping import flush, leftovers, part_of, put
+from assigner.runtime.ranks.packedvalues import PackedValue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import StatePlace
+    from assigner.runtime.batch.recurrence import CarriedState
+    from assigner.runtime.checkpoints.wholestate import UnreadState
+    from assigner.runtime.stages.localpartitions import LocalPartitions
+    from assigner.runtime.update.optimizer import PipelineOptimizer
+
+_FACTS = "training.json"  # written last
+_OURS = re.compile(r"training\.json|(model|optimizer|carried)(\.safetensors\.index\.json|-\d{5,9}\.(safetensors|json))")
+
+_PART = f".{_EXTRA_STATE_KEY_SUFFIX}"  # of a module's name: its extra state
+
+_COUNT = Annotated[int, Range(0, 2**63 - 1)]
+_SCALER = {
+    "scale": Annotated[float, Range(5e-324, 3.5e38)],
+    "growth_factor": Annotated[float, Range(1)],
+    "backoff_factor": Annotated[float, Range(5e-324, 1)],
+    "growth_interval": Annotated[int, Range(1)],
+    "_growth_tracker": _COUNT,
+}
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """Where training is, apart from weights and optimizer: the same on every rank.
+
+    No generator's state is here: every random choice in training is seeded by the batch's number.
+
+    Args:
+        steps: Updates that were made.
+        batches: Batches that were seen.
+        scaler: The gradient scaler's state; empty: it is disabled.
+        state: What the training script keeps: plain values.
+    """
+
+    steps: int
+    batches: int
+    scaler: dict[str, float]
+    state: Any = None
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON.
+
+        Raises:
+            UsageError: `state` holds a value that is not plain.
+        """
+        state = to_json(self.state, "state")
+        return {"steps": self.steps, "batches": self.batches, "scaler": self.scaler, "state": state}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], path: Path) -> TrainingProgress:
+        """From JSON; checkpoints of old have only the counts.
+
+        Raises:
+            FormatError: something else stands there.
+        """
+        try:
+            steps, batches = (decode(_COUNT, facts.get(key), key) for key in ("steps", "batches"))
+            scaler = decode(dict[str, Any], facts.get("scaler", {}), "scaler")
+            for key, kind in _SCALER.items() if scaler else ():
+                decode(kind, scaler.get(key), f"scaler.{key}")
+            return cls(steps, batches, {key: scaler[key] for key in _SCALER if scaler}, from_json(facts.get("state")))
+        except FormatError as error:
+            raise FormatError(f"{path}: {error.message}", hint=DAMAGED) from error
+
+
+class Saving:
+    """A checkpoint on its way to the disk: stages, each of which begins when all ranks have ended the one before.
+
+    Args:
+        folder: Where to.
+        rank: This rank.
+        graph: The model's partitions.
+        share: Those of this rank.
+        unread: What no partition holds.
+        optimizer: Its optimizer.
+        carried: The state that goes from batch to batch, which is gathered.
+        progress: Where training is.
+        force: A checkpoint that is there is replaced.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        *,
+        graph: PartitionGraph,
+        share: LocalPartitions,
+        unread: UnreadState,
+        optimizer: PipelineOptimizer,
+        carried: CarriedState,
+        progress: TrainingProgress,
+        force: bool,
+    ) -> None:
+        self._named, self._folder = folder, Path(os.path.realpath(folder))  # of a link, what it points to
+        self._rank, self._force = rank, force
+        self._graph, self._share, self._unread = graph, share, unread
+        self._optimizer, self._carried, self._progress = optimizer, carried, progress
+        self._part = part_of(self._folder)
+        self._begun = False
+
+    @property
+    def stages(self) -> tuple[Callable[[], None], ...]:
+        """Each raises UsageError where it cannot be done; then `abandon` is to be called."""
+        return self._check, self._begin, self._write, self._complete
+
+    def _check(self) -> None:
+        """Refuse before anything is written: what stands there, what cannot be kept, and what is not worth it."""
+        kept = self._share.kept_parameters
+        for name, parameter in kept.items():
+            if count := nan_count(parameter):
+                raise UsageError(
+                    f"{name!r} holds {count} NaN: it is not saved, and what stands at {self._named} stays",
+                    hint="training has diverged: go on from an earlier checkpoint",
+                )
+        self._optimizer.memory.check_saved()
+        self._moments = OptimizerState.of(self._share.kept_updated, self._optimizer)
+        extra = self._share.extra_state(kept=True)
+        self._extra = {path: PackedValue.of(each, _extra(path)) for path, each in extra.items()}
+        self._state = self._carried.joined()
+        check_saved(self._state, self._graph, self._carried.places)
+        if self._rank == 0:
+            with _written(self._named):
+                self._check_place(self._named)
+            self._facts = self._made_facts()
+
+    def _check_place(self, folder: Path) -> None:
+        if folder.exists() and not self._force:
+            raise UsageError(f"{folder} exists", hint="save to a new folder; save(folder, force=True) replaces it")
+        if folder.exists() and not (folder / _FACTS).is_file():
+            raise UsageError(f"{folder} is no checkpoint, and is not replaced", hint="save to a new folder")
+        for path in sorted(folder.iterdir()) if folder.exists() else ():
+            if not _OURS.fullmatch(path.name):
+                raise UsageError(
+                    f"{folder} holds {path.name!r}, which is no part of a checkpoint, and is not replaced",
+                    hint="move that elsewhere, or save to a new folder",
+                )
+
+    def _made_facts(self) -> dict[str, Any]:
+        try:
+            facts = {"fingerprint": self._graph.fingerprint, **self._progress.facts()}
+            json.dumps(facts, indent=1)
+            return facts
+        except (RecursionError, ValueError) as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(
+                f"state cannot be saved: {error}", hint="keep less in it: a few numbers, texts, lists and dicts"
+            ) from error
+
+    def _begin(self) -> None:
+        """Rank 0 makes the empty folder that all write to."""
+        if self._rank == 0:
+            self._begun = True
+            with _written(self._named):
+                shutil.rmtree(self._part, ignore_errors=True)
+                self._part.mkdir(parents=True)
+
+    def _write(self) -> None:
+        """Write this rank's part."""
+        if not self._part.is_dir():
+            raise UsageError(
+                f"{self._part}: rank {self._rank} does not see it", hint="save to a file system that all hosts share"
+            )
+        shared = {name: first for name, first in self._graph.canonical.items() if name != first}
+        shared.update({k: v for k, v in self._graph.buffer_aliases.items() if k in self._graph.persistent})
+        extra = {_part_of(path, n): each for path, one in self._extra.items() for n, each in enumerate(one.tensors)}
+        sections: dict[str, Mapping[str, Any]] = {
+            "shared": shared,
+            "extra": {path: each.text for path, each in self._extra.items()},
+            "plain": self._graph.plain_names,
+        }
+        tensors = {**self._unread.state(), **self._share.kept_state(), **extra}
+        moments = self._moments
+        with _written(self._named):
+            write_shard(self._part, f"model-{self._rank:05}", tensors, sections)
+            write_shard(self._part, f"optimizer-{self._rank:05}", moments.tensors, moments.sections())
+            if self._state is not None:
+                write_shard(self._part, f"carried-{self._rank:05}", *packed_state(self._state, self._rank))
+
+    def _complete(self) -> None:
+        """Rank 0 completes the folder and gives it its name."""
+        if self._rank == 0:
+            with _written(self._named):
+                write_index(self._part, "model")
+                write_index(self._part, "optimizer")
+                if self._state is not None:
+                    write_index(self._part, "carried")
+                flush(self._part)
+                write_json(self._part / _FACTS, self._facts)
+                put(self._folder, _FACTS)
+
+    def abandon(self) -> None:
+        """Make room again after a stage that could not be done."""
+        if self._begun:
+            shutil.rmtree(self._part, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UsageError(f"cannot write {folder}: {why}", hint="make room, or save to another place") from error
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What one rank has read and checked.
+
+    Args:
+        mark: The same on all ranks that have read the same checkpoint, as far as its JSON says.
+        progress: Where training was.
+        state: This rank's tensors by the model's names.
+        empty: Buffers that are None in the model.
+        moments: The state of this rank's optimizer; None: it is not wanted.
+        extra: What this rank's modules are to be given as their extra state.
+        unread: What no partition holds.
+        carried: The state that goes from batch to batch; None: there is none, or it is not wanted.
+    """
+
+    mark: int
+    progress: TrainingProgress
+    state: Mapping[str, torch.Tensor]
+    empty: Mapping[str, torch.Tensor]
+    moments: OptimizerState | None
+    extra: Mapping[str, Any]
+    unread: Mapping[str, torch.Tensor]
+    carried: StatePart | None
+
+    @classmethod
+    def read(
+        cls,
+        folder: Path,
+        graph: PartitionGraph,
+        share: LocalPartitions,
+        unread: UnreadState,
+        optimizer: PipelineOptimizer | None,
+        *,
+        places: Mapping[StatePlace, StatePlace],
+    ) -> Checkpoint:
+        """What this rank needs of a checkpoint, whatever plan wrote it; nothing is changed yet.
+
+        Args:
+            folder: The checkpoint.
+            graph: The model's partitions.
+            share: What is to be filled; a buffer that is None, and was so when it was saved, stays so.
+            unread: What no partition holds.
+            optimizer: Of those of the share's parameters that it updates. None: nothing is trained.
+            places: Which input carries which output, as `Workload.carried`.
+
+        Raises:
+            UsageError: there is no checkpoint.
+            FormatError: it is broken, of another model, or lacks a tensor of this shape and type.
+        """
+        state, empty = share.state(), share.empty()
+        with _reading(folder, _FACTS):
+            path = folder / _FACTS
+            facts = read_json(path)
+            if facts.get("fingerprint") != graph.fingerprint:
+                raise FormatError(
+                    f"{folder} was saved from another model", hint="load it with the workload that wrote it"
+                )
+            progress = TrainingProgress.of(facts, path)
+            index = Index.read(folder, "model")
+            extra, others = share.extra_state(), unread.names
+            wanted = {*state, *empty, *others}
+            found = index.tensors(lambda name: name in wanted or name.partition(_PART)[0] in extra)
+            _aliases(index)
+            for name, tensor in state.items():
+                _check_like(index.path, name, found.get(name), tensor)
+            moments = carried = None
+            if optimizer is not None:
+                carried = read_state(folder, graph, places)
+                moments = OptimizerState.read(folder, share.updated, optimizer, of_old="shared" not in index.content)
+            paths = (path, index.path, index_of(folder, "optimizer"), index_of(folder, "carried"))
+            mark = zlib.crc32(b"".join(each.read_bytes() for each in paths if each.is_file()))
+            kept = {name: found[name] for name in state}
+            filled, apart = ({name: found[name] for name in some if name in found} for some in (empty, others))
+            return cls(mark, progress, kept, filled, moments, _extra_states(index, found, extra), apart, carried)
+
+    def put(self, share: LocalPartitions, unread: UnreadState, optimizer: PipelineOptimizer | None) -> None:
+        """Fill what it was read for, in place; the optimizer's state and its settings (`lr`, ...) are replaced."""
+        empty = share.empty()
+        unread.loaded.update(self.unread)
+        share.set_extra_state(self.extra)
+        for name, tensor in share.state().items():
+            tensor.detach().copy_(self.state[name])
+        for name, tensor in self.empty.items():
+            empty[name](tensor)
+        if self.moments is not None and optimizer is not None:
+            self.moments.put(share.updated, optimizer)
+
+
+def _check_like(path: Path, name: str, found: torch.Tensor | None, wanted: torch.Tensor) -> None:
+    if found is None:
+        raise FormatError(f"{path}: {name!r} is missing", hint="was it saved from the same model?")
+    for what, one, other in (
+        ("shape", tuple(found.shape), tuple(wanted.shape)),
+        ("type", dtype_name(found.dtype), dtype_name(wanted.dtype)),
+    ):
+        if one != other:
+            raise FormatError(
+                f"{path}: {name!r} has {what} {one}, the model {other}",
+                hint="load it with the workload that wrote it; assigner.load_weights gives the weights as they are",
+            )
+
+
+def _aliases(index: Index) -> dict[str, str]:
+    """Further names of parameters -> the first one, under which they are saved; checkpoints of old have none."""
+    places, found = index.section("weight_map"), index.section("shared", optional=True)
+    for name, first in found.items():
+        if name in places or not isinstance(first, str) or first not in places:
+            index.refuse(f"shared: {shown(name)}", first, "the name of a tensor that is here")
+    return found
+
+
+def _extra(path: str) -> str:
+    return f"{path}{_PART}" if path else _PART.removeprefix(".")
+
+
+def _part_of(path: str, number: int) -> str:
+    """The key of a tensor of a module's extra state."""
+    return f"{_extra(path)}/{number}"
+
+
+def _extra_states(index: Index, found: Mapping[str, torch.Tensor], wanted: Iterable[str]) -> dict[str, Any]:
+    """What modules have said beside their tensors, by the modules' names; checkpoints of old have none."""
+    told = index.section("extra", optional=True)
+    made = {}
+    for path in wanted if "extra" in index.content else ():
+        try:
+            text = told[path]
+            made[path] = PackedValue(
+                text, tuple(found[_part_of(path, n)] for n in range(len(json.loads(text)[1])))
+            ).value
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            index.refuse(f"extra: {shown(path)}", told.get(path), f"what get_extra_state gave ({error!r})")
+    return made
+
+
+@contextlib.contextmanager
+def _reading(folder: Path, first: str) -> Iterator[None]:
+    """The block reads one checkpoint, and says what else lies there if it cannot.
+
+    Raises:
+        UsageError: there is no file `first`, so no checkpoint.
+        FormatError: the folder was replaced meanwhile.
+    """
+    try:
+        found, left = (folder / first).exists(), leftovers(Path(os.path.realpath(folder)))
+        told = " and ".join(f"{each}{' (whole)' if (each / _FACTS).is_file() else ''}" for each in left)
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be read: {error.strerror}", hint="is this the path of a checkpoint?"
+        ) from error
+    hint = f"a save that was broken off left {told}: one that is whole can be renamed" if left else None
+    if not found:
+        raise UsageError(f"{folder} is no checkpoint: it has no {first}", hint=hint)
+    before = _identity(folder)
+    try:
+        yield
+    except (FormatError, OSError) as error:
+        _check_same(folder, before)
+        if isinstance(error, OSError):
+            raise FormatError(f"{folder}: cannot be read: {error}", hint=hint or DAMAGED) from error
+        if hint is not None:
+            raise type(error)(error.message, hint=f"{error.hint}; {hint}" if error.hint else hint) from error
+        raise
+    _check_same(folder, before)
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _check_same(folder: Path, before: tuple[int, int] | None) -> None:
+    if _identity(folder) != before:
+        raise FormatError(f"{folder} was replaced while it was read", hint="load it again")
+
+
+def load_weights(folder: Path | str) -> dict[str, torch.Tensor]:
+    """All weights and buffers of a checkpoint, in this process: what a plain model's `load_state_dict` takes.
+
+        model.load_state_dict(assigner.load_weights("checkpoint"))
+
+    A parameter that has several names in the model stands under each of them. Nothing is unpickled, and neither the
+    plan nor the workload is needed.
+
+    Args:
+        folder: What `Pipeline.save` wrote, or the model's shards of it with their index.
+
+    Returns:
+        What the plain model's `state_dict()` would hold, by its own keys: tensors on the CPU, of the types that they
+        were saved with, and modules' extra state.
+
+    Raises:
+        UsageError: there is no checkpoint; or the model's own `state_dict` makes values of its weights, which only the
+            model can do (`Pipeline.full_state_dict`).
+        FormatError: it is broken; the message says which file, and where in it.
+    """
+    folder = Path(folder)
+    with _reading(folder, index_of(folder, "model").name):
+        index = Index.read(folder, "model")
+        found = index.tensors(lambda _: True)
+        told, plain = index.section("extra", optional=True), index.section("plain", optional=True)
+        extra = {_extra(path): each for path, each in _extra_states(index, found, told).items()}
+        held = {name: tensor for name, tensor in found.items() if name.rpartition("/")[0] not in extra}
+        held.update({name: found[first] for name, first in _aliases(index).items()})
+        for key, name in plain.items():
+            if name is None:
+                raise UsageError(
+                    f"{folder}: the model's own state_dict makes {key!r}: a checkpoint has the weights alone",
+                    hint="pipeline.load(folder), then pipeline.full_state_dict()",
+                )
+            if name not in held:
+                index.refuse(f"plain: {shown(key)}", name, "the name of a tensor that is here")
+        return {**({key: held[name] for key, name in plain.items()} if plain else held), **extra}

@@ -1,0 +1,255 @@
+"""What a rank has called, where, and with what: told to the other ranks when they differ, and how they do.
+
+A record holds words and sums, never a tensor: it must not keep a batch alive, nor see what a script writes into one
+later. It goes to the other ranks as JSON.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from assigner.formatting import Unquoted
+from assigner.model.plainvalues import dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SAMPLE = 1024
+_PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))
+_MOST_OF_LEAF, _MOST_OF_FORM = 60, 240  # letters
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A leaf of a batch, in words.
+
+    Args:
+        path: Where it stands: `inputs['ids']`.
+        words: Type and shape of a tensor, a plain value itself.
+        sum: Of its values.
+    """
+
+    path: str
+    words: str
+    sum: int
+
+
+@dataclass(frozen=True)
+class TreeRecord:
+    """The inputs or the targets of a batch.
+
+    Args:
+        name: Which of both.
+        form: All of them in words, as Python writes them.
+        leaves: One by one.
+    """
+
+    name: str
+    form: str
+    leaves: tuple[Leaf, ...]
+
+    def difference(self, other: TreeRecord, mine: str, theirs: str) -> str:
+        """In what two differ, with the names of both ranks; empty: in nothing."""
+        if [leaf.path for leaf in self.leaves] != [leaf.path for leaf in other.leaves]:
+            return f"the structure of {self.name}: {self.form} on {mine}, {other.form} on {theirs}"
+        pairs = list(zip(self.leaves, other.leaves, strict=True))
+        unlike = [pair for pair in pairs if pair[0].words != pair[1].words]
+        if unlike:
+            one, two = unlike[0]
+            what = _kind(one.words, two.words)
+            return f"the {what} of {one.path}{_more(unlike)}: {one.words} on {mine}, {two.words} on {theirs}"
+        unequal = [pair for pair in pairs if pair[0].sum != pair[1].sum]
+        if unequal:
+            return f"the values of {unequal[0][0].path}{_more(unequal)} ({unequal[0][0].words})"
+        if self.form != other.form:
+            return f"the structure of {self.name}: {self.form} on {mine}, {other.form} on {theirs}"
+        return ""
+
+
+@dataclass(frozen=True)
+class ToldCall:
+    """What the script called.
+
+    Args:
+        name: What is compared, with its arguments but the batch.
+        shown: The same for people; it may say more.
+        place: `FILE:LINE` of the script.
+    """
+
+    name: str
+    shown: str
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.shown} at {self.place}"
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """What ranks compare at one time.
+
+    Args:
+        number: How many comparisons this rank has made before.
+        calls: The one that is about to run, and before it those since the last comparison, which exchanged nothing.
+        inputs: None: this rank has none, or the call takes none.
+        targets: Likewise.
+    """
+
+    number: int
+    calls: tuple[ToldCall, ...]
+    inputs: TreeRecord | None = None
+    targets: TreeRecord | None = None
+
+    @property
+    def told(self) -> str:
+        """The calls in their order, each with its line."""
+        return ", then ".join(map(str, self.calls))
+
+    def difference(self, other: CallRecord, mine: str, theirs: str) -> str:
+        """In what two differ, with the names of both ranks; empty: in nothing that both have."""
+        if [each.name for each in self.calls] != [each.name for each in other.calls]:
+            return "the call"
+        for one, two in ((self.inputs, other.inputs), (self.targets, other.targets)):
+            if one is not None and two is not None and (found := one.difference(two, mine, theirs)):
+                return found
+        return ""
+
+
+def _more(pairs: Sequence[Any]) -> str:
+    return f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
+
+
+def _kind(one: str, other: str) -> str:
+    """In what the words of two leaves differ."""
+    (dtype, shaped, shape), (other_dtype, also, other_shape) = one.partition("["), other.partition("[")
+    arrays = all(each.removeprefix("array ").isidentifier() for each in (dtype, other_dtype))
+    if not (shaped and also and arrays):
+        return "value"
+    if dtype == other_dtype:
+        return "shape"
+    return "type" if shape == other_shape else "type and shape"
+
+
+class TreeSums:
+    """Inputs or targets as they are compared: cheap to make at every step.
+
+    Args:
+        tree: Of any structure.
+
+    Attributes:
+        form: Its structure, shapes, types and plain values; equal for trees that differ in values of tensors alone.
+        strides: Of the tensors that are not contiguous, by their numbers.
+    """
+
+    __slots__ = ("form", "strides", "structure", "sums", "words")
+
+    def __init__(self, tree: Any) -> None:
+        leaves, self.structure = pytree.tree_flatten(tree)
+        self.words = [described(leaf) for leaf in leaves]
+        self.sums = [_added(0, leaf, inside=False) for leaf in leaves]
+        self.form = f"{self.structure} {self.words}"
+        self.strides = {n: leaf.stride() for n, leaf in enumerate(leaves) if _is_spread(leaf)}
+
+    def record(self, name: str) -> TreeRecord:
+        """Under its name in a batch, for another rank."""
+        words = [Unquoted(_shortened(each, _MOST_OF_LEAF)) for each in self.words]
+        try:
+            tree = pytree.tree_unflatten(words, self.structure)
+            form, paths = repr(tree), [pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(tree)]
+        except Exception:  # noqa: BLE001 - a class of the user's own that takes no words in the place of tensors
+            form, paths = str(self.structure), [f"[leaf {n}]" for n in range(len(words))]
+        leaves = zip(paths, words, self.sums, strict=True)
+        return TreeRecord(
+            name,
+            _shortened(form, _MOST_OF_FORM),
+            tuple(Leaf(f"{name}{path}", repr(word), found) for path, word, found in leaves),
+        )
+
+
+class CallSums(NamedTuple):
+    """A comparison of calls as this rank makes it; see `CallRecord`.
+
+    Args:
+        number: How many comparisons this rank has made before.
+        calls: Names, words and places, the one that is about to run last.
+        inputs: None: there are none here.
+        targets: Likewise.
+    """
+
+    number: int
+    calls: Sequence[tuple[str, str, tuple[str, int] | None]]
+    inputs: TreeSums | None
+    targets: TreeSums | None
+
+    def record(self) -> CallRecord:
+        """For another rank."""
+        calls = [
+            ToldCall(name, shown or name, "an unknown line" if place is None else f"{place[0]}:{place[1]}")
+            for name, shown, place in self.calls
+        ]
+        inputs = None if self.inputs is None else self.inputs.record("inputs")
+        targets = None if self.targets is None else self.targets.record("targets")
+        return CallRecord(self.number, tuple(calls), inputs, targets)
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _is_spread(leaf: Any) -> bool:
+    plain = isinstance(leaf, torch.Tensor) and not leaf.is_nested and leaf.layout is torch.strided
+    return plain and not leaf.is_contiguous()
+
+
+def described(leaf: Any) -> str:
+    """A leaf of a batch in a word: a tensor's type and shape, a plain value itself."""
+    if isinstance(leaf, torch.Tensor) and leaf.is_nested:
+        return "a nested tensor"
+    if isinstance(leaf, torch.Tensor):
+        return f"{dtype_name(leaf.dtype)}{list(leaf.shape)}"
+    if isinstance(leaf, np.ndarray):
+        return f"array {leaf.dtype}{list(leaf.shape)}"
+    return repr(leaf) if isinstance(leaf, _PLAIN) else type(leaf).__name__
+
+
+def checksum(batch: Any) -> int:
+    """Of shapes, types and some thousand values of every tensor on the CPU in a tree, and of its plain values.
+
+    Arrays count like tensors, an object of another class by its attributes.
+    """
+    return _all_added(0, batch, inside=False)
+
+
+def _all_added(found: int, tree: Any, *, inside: bool) -> int:
+    for leaf in pytree.tree_leaves(tree):
+        found = _added(found, leaf, inside=inside)
+    return found
+
+
+def _added(found: int, leaf: Any, *, inside: bool) -> int:
+    """A checksum with a leaf's added to it; `inside` an object no other is looked into, for they may be in circles."""
+    if isinstance(leaf, torch.Tensor) and leaf.is_nested:
+        return _all_added(found, list(leaf.unbind()), inside=inside)
+    if isinstance(leaf, torch.Tensor):
+        found = zlib.crc32(f"{tuple(leaf.shape)} {leaf.dtype}".encode(), found)
+        own = type(leaf).__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # else its values are elsewhere
+        if own and leaf.device.type == "cpu" and leaf.layout is torch.strided and leaf.numel():
+            values = leaf.detach().as_subclass(torch.Tensor).reshape(-1)
+            sample = values[:: -(-len(values) // _SAMPLE)].contiguous()
+            found = zlib.crc32(sample.view(torch.uint8).numpy().tobytes(), found)
+    elif isinstance(leaf, np.ndarray):
+        flat = leaf.reshape(-1)
+        sampled = flat[:: max(1, -(-flat.size // _SAMPLE))]
+        values_of = sampled.tolist() if leaf.dtype.hasobject else sampled.tobytes()
+        found = zlib.crc32(f"{leaf.shape} {leaf.dtype} {values_of!r}".encode(), found)
+    elif isinstance(leaf, _PLAIN):
+        found = zlib.crc32(repr(leaf).encode(), found)
+    elif not inside and hasattr(leaf, "__dict__") and not isinstance(leaf, type):
+        found = _all_added(found, dict(vars(leaf)), inside=True)
+    return found

@@ -1,0 +1,410 @@
+"""One failure, told to every rank: what failed first, where, and with which traceback.
+
+Whoever fails writes the cause under one key of the job's store; the first to write wins. A thread on every rank looks
+at that key, prints what it finds, and notes that this rank knows. Who knows of a failure stays until all do: it may
+host the store, and a launcher may end the others when it ends. That takes as long as the slowest rank gets no
+processor, and 10 s at most, for a rank may be gone without a word. The main thread mostly learns of a dead neighbour
+from its closed connection and then asks for the cause; a main thread that sits in a wait which never ends is ended by
+the watching thread. Of a process that died before it could join, its launcher tells.
+
+    rank 1: raises in a forward        report ····· stays ···· raises, ends
+    rank 0: waits for a gradient         prints the cause      connection closed: raises WorkerError, ends
+    rank 2: waits for rank 0                  prints the cause ······ 3 s ······ ended by its watching thread
+
+A main thread that knows the cause has 30 s to leave the run. Where nobody can tell a cause any more, since the store or
+a host does not answer, one that stays at the same thing for 30 s is ended: it waits for something that does not come.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]  # without `__all__`
+
+from assigner import errors
+from assigner.errors import AssignerError, WorkerError
+from assigner.launch.failurereport import FailureReport, hand_over, place_in
+from assigner.launch.seal import clean, seal_first, unseal
+from assigner.launch.shutdown import read_host_failure
+from assigner.runtime.failures.inquiry import asked_about
+from assigner.runtime.failures.remoteerrors import remote_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+    from assigner.launch.sockets import Connections
+
+_KEY = "assigner/failure"
+_NO_ADDRESS = re.compile(r"tcp/device\.cc|Unable to (?:find|resolve)|makeDeviceFor|unsupported gloo device")
+_KNOWN = "assigner/failure known to"
+_WORKER = re.compile(r"worker:\d+")
+_POLL_S = 0.25
+_END_S = 10.0  # its thread ends after a poll; one that starves on a busy machine must not see the interpreter's end
+_STAY_S = 10.0
+_MOMENT_S = 0.6  # more than two polls
+_GONE_S = 1.5
+_ASK_S, _LOOK_S = 1.5, 0.05
+_GRACE_S = 3.0
+_LEAVE_S = 30.0  # more than a stay
+_BUSY_S = 30.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first cause.
+
+    Args:
+        worker: Who failed.
+        where: What it was doing; empty: nobody knows.
+        error: What it said.
+        kind: The type of the error; empty: there is none, the worker is gone.
+        module: Where that type is defined.
+        trace: Its traceback.
+        hint: What to do next.
+    """
+
+    worker: str
+    where: str
+    error: str
+    kind: str = ""
+    module: str = ""
+    trace: str = ""
+    hint: str | None = None
+
+    def __str__(self) -> str:
+        kind = f"{self.kind}: " if self.kind else ""
+        return f"{self.worker} failed{' in ' if self.where else ''}{self.where}: {kind}{self.error}"
+
+    def cleaned(self) -> Failure:
+        """The same as another process may show it on a screen."""
+        texts = {each.name: clean(text) for each in fields(self) if isinstance(text := getattr(self, each.name), str)}
+        return replace(self, **texts)
+
+    def hand_over(self, *, to_tell_of: str) -> bool:
+        """Give it to the launcher, if that is ours; see `assigner.launch.failurereport`.
+
+        Args:
+            to_tell_of: The worker of this process.
+        """
+        ours = self.module == AssignerError.__module__  # its message says it all
+        kind = f"{self.kind}: " if self.kind and not ours else ""
+        code = getattr(errors, self.kind, WorkerError).exit_code if ours else WorkerError.exit_code
+        what = f"{kind}{self.error}{', in ' if self.where and not ours else ''}{'' if ours else self.where}"
+        place = "" if ours else place_in(self.trace)
+        is_own = self.worker == to_tell_of
+        return hand_over(FailureReport(self.worker, what, self.hint, code, self.trace, place, is_own=is_own))
+
+    @property
+    def told(self) -> str:
+        """All of it, with the traceback."""
+        trace = f"\n--- traceback of {self.worker} ---\n{self.trace.rstrip()}\n---" if self.trace else ""
+        return f"{self}{trace}"
+
+    def to_error(self, *, traced: bool = True) -> WorkerError:
+        """The failure as an error on a rank that did not fail itself; where it was raised, of the same type.
+
+        Args:
+            traced: Note the traceback of its worker on it.
+        """
+        if not self.kind:
+            return WorkerError(str(self), hint=self.hint)
+        error = remote_error(
+            self.module, self.kind, self.error, worker=self.worker, where=self.where, trace=self.trace, hint=self.hint
+        )
+        if traced and self.trace:
+            error.add_note(f"--- traceback of {self.worker} ---\n{self.trace.rstrip()}\n---")
+        return error
+
+
+class FailureWatch:
+    """Reports this rank's failure and learns of the others'.
+
+    Args:
+        store: The job's store; a connection of its own.
+        worker: This rank's worker.
+        ranks: How many ranks watch the run.
+        launcher: The same store as the launchers use it.
+        connections: The group's; None: they are not this package's to watch.
+        exit_code: Of a process whose main thread has to be ended.
+
+    Attributes:
+        printed: Another rank's failure stands on this rank's stderr.
+        on_question: Called with the store and the number of a comparison when another rank asks what this one has
+            called, until it says that it has answered.
+        busy_since: When the main thread began what it does for the run (`time.monotonic`); None: it does nothing there.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        worker: str,
+        *,
+        ranks: int,
+        launcher: Store | None = None,
+        connections: Connections | None = None,
+        exit_code: int = WorkerError.exit_code,
+    ) -> None:
+        self.store, self.launcher, self.connections = store, launcher, connections
+        self.exit_code = exit_code
+        self.worker, self.ranks = worker, ranks
+        self.printed = self._has_noted = False
+        self.busy_since: float | None = None
+        self.on_question: Callable[[Store, int], bool] | None = None
+        self._found: Failure | None = None
+        self.grace_s, self.stay_s = _GRACE_S, _STAY_S
+        self.known = threading.Event()  # the main thread is about to raise by itself
+        self.closed = threading.Event()
+        self.thread = threading.Thread(target=self._watch, name="assigner-failure", daemon=True)
+        self.thread.start()
+        atexit.register(self.close)  # a thread inside the store when the interpreter ends would abort the process
+
+    def report(self, where: str, error: BaseException, worker: str | None = None) -> Failure:
+        """Write this rank's failure unless there is one already; return the first.
+
+        Args:
+            where: What it was doing.
+            error: What went wrong.
+            worker: Whose fault it is; None: this rank's.
+        """
+        kind, trace = type(error), "".join(traceback.format_exception(error))
+        hint = error.hint if isinstance(error, AssignerError) else None
+        worker = worker or self.worker
+        return self._write(Failure(worker, where, str(error), kind.__name__, kind.__module__, trace, hint))
+
+    def lost(self, peer: str, where: str, error: BaseException) -> Failure:
+        """A connection broke: give the peer's own report a moment to appear, else report that the peer is gone."""
+        self.known.set()
+        noticed = f"{self.worker} noticed in {where}{_why(error)}"
+        is_cut = self.connections is not None and bool(self.connections.silent)
+        mine = Failure(peer, "", f"its process is gone, cut off or stuck; {noticed}")
+        if is_cut and self.connections is not None and self.connections.is_alone():
+            mine = Failure(self.worker, "", f"its host is cut off: no other host answers; {noticed}")
+        deadline = time.monotonic() + (0.0 if is_cut else _ASK_S)  # a host that is cut off reports nothing
+        while True:
+            try:
+                found = self._read()
+            except DistError:
+                if self._found is not None:  # the watching thread was in time
+                    return self._found
+                return mine if mine.worker == self.worker else _host_gone(mine)
+            if found is not None:
+                found.hand_over(to_tell_of=self.worker)
+                self._stay(found)
+                return found
+            if time.monotonic() >= deadline:
+                return self._write(mine)
+            time.sleep(_LOOK_S)
+
+    def close(self) -> None:
+        """Stop watching."""
+        atexit.unregister(self.close)
+        self.closed.set()
+        self.thread.join(_END_S)
+
+    def _write(self, failure: Failure) -> Failure:
+        self.known.set()
+        try:
+            first = seal_first(self.store, _KEY, failure).cleaned()
+        except DistError:
+            return failure  # the store is gone as well: this rank says what it knows
+        first.hand_over(to_tell_of=self.worker)
+        self._stay(first)
+        return first
+
+    def _note_known(self) -> None:
+        self.store.set(f"{_KNOWN} {self.worker.partition('/')[0]}", "")
+
+    def _stay(self, failure: Failure) -> None:
+        """This rank knows of a failure: come back when all ranks do, or time is up.
+
+        One that seems to be gone is awaited for a moment: it may only be stuck, and has to learn why it is ended.
+        """
+        everyone = [f"worker:{rank}" for rank in range(self.ranks)]
+        gone = set() if failure.kind else set(_WORKER.findall(failure.worker))  # one of several, it may say
+        moments = (min(_GONE_S, self.stay_s), everyone), (self.stay_s, [each for each in everyone if each not in gone])
+        begin = time.monotonic()
+        with suppress(DistError):  # its host has left, and nobody can read any more
+            self._note_known()
+            for end_s, awaited in moments:
+                keys = [f"{_KNOWN} {worker}" for worker in awaited]
+                while not self.store.check(keys):
+                    if time.monotonic() - begin >= end_s or self.closed.wait(_LOOK_S):
+                        break
+                else:
+                    return
+
+    def _read(self) -> Failure | None:
+        if self.store.check([_KEY]):
+            try:
+                return unseal(Failure, _KEY, self.store.get(_KEY)).cleaned()
+            except WorkerError as error:  # a stranger's: the run goes on, and its own first failure replaces it
+                self._note_foreign(error)
+        told = None if self.launcher is None else read_host_failure(self.launcher)
+        return None if told is None else Failure(told.worker, "", f"its process {told.how}")
+
+    def _watch(self) -> None:
+        try:
+            self._look()
+        except Exception as error:  # noqa: BLE001 - a run that nobody watches any more must not go on
+            with suppress(Exception):  # stderr may be what is broken
+                sys.stderr.write(f"[{self.worker}] error: the watch over the run failed: {clean(repr(error))}\n")
+            with suppress(Exception):
+                self.report("watching the run", error)
+            self._exit()
+
+    def _note_foreign(self, error: WorkerError) -> None:
+        if not self._has_noted:
+            self._has_noted = True
+            sys.stderr.write(f"[{self.worker}] warning: {clean(error.message)}; it is ignored\n")
+
+    def _look(self) -> None:
+        while not self.closed.wait(_POLL_S):
+            try:
+                found = self._read()
+                number = None if self.on_question is None else asked_about(self.store)
+                if self.on_question is not None and number is not None and self.on_question(self.store, number):
+                    self.on_question = None
+            except DistError:  # its host has left, as it may: a rank that waits for somebody mostly finds it closed
+                self._end_without("the job's store is gone")
+                return
+            if found is not None:
+                self._end(found)
+                return
+            if self.connections is not None and self.connections.silent:
+                self._end_without(f"{' and '.join(sorted(self.connections.silent))} does not answer")
+                return
+
+    def _end_without(self, noticed: str) -> None:
+        """No rank can tell a cause: end the process when its main thread stays where it is and comes to know of none.
+
+        A wait for NCCL or for a GPU does not notice that a connection is closed.
+        """
+        since = time.monotonic()
+        while not self.closed.wait(_POLL_S) and not self.known.is_set():
+            busy = self.busy_since
+            if busy is not None and time.monotonic() - max(busy, since) > _BUSY_S:
+                mine = Failure(self.worker, "", f"it has waited for {_BUSY_S:g} s since {noticed}")
+                if not mine.hand_over(to_tell_of=self.worker):
+                    sys.stderr.write(f"[{self.worker}] error: {mine}\n")
+                self._exit()
+        self._see_out()
+
+    def _end(self, found: Failure) -> None:
+        """Print the cause, and end the process unless its main thread comes to know by itself."""
+        self._found = found
+        if self.connections is not None:
+            self.connections.run_failed = True
+        told = found.hand_over(to_tell_of=self.worker)
+        if not self.known.is_set():
+            self.printed = True
+        if not self.known.is_set() and not told:
+            sys.stderr.write(f"[{self.worker}] error: {found.told}\n")
+            sys.stderr.flush()
+        with suppress(DistError):
+            self._note_known()
+        if not self.known.wait(self.grace_s):
+            self._stay(found)
+            if not self.known.is_set() and not self.closed.is_set():
+                self._exit()
+        self._see_out()
+
+    def _see_out(self) -> None:
+        """The main thread knows, and leaves the run; one that gets stuck there is ended."""
+        if not self.closed.wait(_LEAVE_S):
+            sys.stderr.write(f"[{self.worker}] error: it could not leave the run within {_LEAVE_S:g} s: ended\n")
+            self._exit()
+
+    def _exit(self) -> None:
+        for each in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # it is closed, or its reader is gone
+                each.flush()
+        os._exit(self.exit_code)
+
+
+def watched_run(
+    name: str,
+    store: Store,
+    worker: str,
+    connections: Connections | None,
+    exit_code: int = WorkerError.exit_code,
+    *,
+    ranks: int,
+) -> FailureWatch:
+    """Watch a run from now on, through a connection of its own.
+
+    Args:
+        name: The run's, the same on every rank.
+        store: Its process group's.
+        worker: This rank's worker.
+        ranks: How many the run has.
+        connections: See `FailureWatch`.
+        exit_code: See `FailureWatch`.
+    """
+    own = root = store.clone()  # type: ignore[attr-defined]
+    while isinstance(root, PrefixStore):
+        root = root.underlying_store
+    if connections is not None:
+        connections.guard()
+    return FailureWatch(
+        PrefixStore(name, own), worker, ranks=ranks, launcher=root, connections=connections, exit_code=exit_code
+    )
+
+
+@contextmanager
+def joining(store: Store, name: str, worker: str, ranks: int) -> Iterator[FailureWatch]:
+    """Watch while a block makes the process group: a launcher may tell of a rank that will not come.
+
+    Args:
+        store: The job's store, without prefixes; a connection of its own.
+        name: The group's, the same on every rank.
+        worker: This rank.
+        ranks: How many the group will have.
+
+    Raises:
+        WorkerError: the ranks lost each other, or this one cannot take part.
+    """
+    watch = FailureWatch(PrefixStore(f"{name} joining", store), worker, ranks=ranks, launcher=store)
+    # a rank that waits for one that will not come learns of nothing by itself, and that one never knows
+    watch.grace_s = watch.stay_s = _MOMENT_S
+    try:
+        yield watch
+    except RuntimeError as error:  # torch has no type of its own for a connection that broke
+        if _is_own(error):
+            watch.report("joining the run", error)
+            raise WorkerError(
+                f"{worker} cannot join the run{_why(error)}",
+                hint="GLOO_SOCKET_IFNAME names the network interface to use; without it, the host's name must resolve",
+            ) from error
+        raise watch.lost("another worker", "joining the run", error).to_error() from error
+    finally:
+        watch.close()
+
+
+def _host_gone(noticed: Failure) -> Failure:
+    """Host 0 keeps the store, and does not answer: whoever lost a connection after that is no first cause."""
+    one_host = os.environ.get("GROUP_WORLD_SIZE") == "1"  # its launcher is gone, and says why itself
+    if one_host or noticed.worker.partition("/")[0] == "worker:0":
+        return noticed
+    return Failure("worker:0", "", f"its process is gone with the job's store, or cut off; after it, {noticed}")
+
+
+def _is_own(error: RuntimeError) -> bool:
+    """Whether gloo found no interface or address of this host; all else that it says while it joins is of others."""
+    return not isinstance(error, DistError) and bool(_NO_ADDRESS.search(str(error)))
+
+
+def _why(error: BaseException) -> str:
+    """What gloo says of a broken connection, without the line of its source and its advice."""
+    text = re.sub(r"^\[\S+\] |\. This is typically.*", "", " ".join(str(error).split()))
+    return f" ({text[:160]})" if text else ""

@@ -1,0 +1,9 @@
+"""What a partition's forward and backward do besides the model's own, on one worker.
+
+remat                   which forwards run again before their backward
+randomness              draws that do not depend on the placement
+compiling               `torch.compile`, one graph for each partition
+nodes, splitbackward    torch's graphs; a backward in two parts: of what was read, and of the weights
+state, attributes       tensors that a forward writes; Python attributes that it changes
+lossvalues              plain values that a loss can read
+"""

@@ -1,0 +1,11 @@
+"""Tensors between workers, by every way there is.
+
+transport                   who sends what to whom, with receives posted ahead
+ordering                    the order in which messages without tags pass
+sending                     memory of sends, kept until they have left
+rendezvous, allgather       where ranks meet; the facts of each, on every rank
+carriers, mpi               through the host: gloo, MPI
+nccl, handshake, directmessages
+                            from GPU to GPU: only what both ends have announced is launched
+hostmemory, staging         through memory that ranks of one host share; through pinned memory
+"""

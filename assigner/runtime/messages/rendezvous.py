@@ -1,0 +1,304 @@
+"""Where the ranks of a run meet: at a store under one address and port, which torchrun keeps or else rank 0 hosts.
+
+A process connects to the store once and keeps it to its end. Each process group that it makes has its own keys there:
+a second one would otherwise read the first one's addresses.
+
+    launcher    address                                          port
+    torchrun    MASTER_ADDR                                      MASTER_PORT
+    mpirun      MASTER_ADDR, or 127.0.0.1 on one host            MASTER_PORT, or from the job's name
+    srun        MASTER_ADDR, or the step's first host            MASTER_PORT, or from the job's and the step's number
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import itertools
+import os
+import re
+import time
+import zlib
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, get_args
+
+import torch.distributed as dist
+from torch.distributed import DistError, PrefixStore, rendezvous  # type: ignore[attr-defined]
+
+from assigner.errors import UsageError, WorkerError
+from assigner.formats.terms import Backend
+from assigner.launch.failurereport import LEFT, LEFT_HINT
+from assigner.launch.hostnames import wait_for_name
+from assigner.launch.launcherwatch import end_with_launcher
+from assigner.launch.seal import seal, unseal
+from assigner.launch.shutdown import is_done, local_store, take_leave
+from assigner.launch.sockets import Connections
+from assigner.machine.launchedrank import first_host, launcher_process
+from assigner.runtime.failures.failure import joining
+from assigner.runtime.messages.mpi import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+    from assigner.launch.sockets import End
+    from assigner.machine.launchedrank import Launched
+    from assigner.runtime.failures.failure import FailureWatch
+
+_BACKEND = "ASSIGNER_BACKEND"
+_PORTS = range(10_000, 30_000)  # below those that systems hand out for connections
+_IS_LOOPBACK = re.compile(r"127\.\d+\.\d+\.\d+|::1")
+_COMMON_PORT = 29_500  # torchrun's
+_FAREWELL_S = 5.0
+_LEAST_PAUSE_S, _MOST_PAUSE_S = 0.002, 0.25
+_MOST_NAMES = 8
+_JOIN_S = 300.0  # a rank that takes longer to come has died, or was never started
+
+_DIED = "a rank may have died before it came: its own output says why; srun -K and torchrun then end the others at once"
+
+_groups = itertools.count()  # the n-th group of every rank is the same one
+_smaller_groups = itertools.count()  # likewise, of those of some ranks
+_stores: dict[tuple[str, int, int, int], Store] = {}
+_current: list[Store] = []  # of the group that this process is in, where it was made here
+_opened: list[Connections] = []  # that group's
+_kept_here: dict[int, Store] = {}  # stores that this process hosts for its own host, by port
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """A connection of one rank, as it tells the others."""
+
+    here: str
+    here_port: int
+    there: str
+    there_port: int
+
+
+_Connections = tuple[_Connection, ...]
+
+
+def meeting_point(place: Launched, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """The address and port of a run's store.
+
+    Raises:
+        UsageError: nothing says where rank 0 is.
+    """
+    address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    if port is not None and not (port.isdigit() and int(port) < 1 << 16):
+        raise UsageError(f"MASTER_PORT is {port!r}; expected a port's number", hint="take a free one, 1024 to 65535")
+    if place.launcher == "torchrun":
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if name not in environment:
+                raise UsageError(f"RANK is {place.rank}, and {name} is not set", hint="torchrun sets both")
+    return address or _address(place, environment)[0], int(port) if port else _port(place)
+
+
+def _address(place: Launched, environment: Mapping[str, str]) -> tuple[str, str]:
+    """Rank 0's host, where MASTER_ADDR does not say it, and what says it."""
+    if place.on_one_host:
+        return "127.0.0.1", "this host"
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        if environment.get(name):
+            return first_host(environment[name]), f"{name}={environment[name]}"
+    raise UsageError(
+        f"{place.launcher} has started {place.ranks} ranks, and nothing says on which host rank 0 is",
+        hint="set MASTER_ADDR to that host's name or address on every rank (mpirun -x MASTER_ADDR=HOST,"
+        " or -genv MASTER_ADDR HOST)",
+    )
+
+
+def _port(place: Launched) -> int:
+    """A port that all ranks of a job find, and that two jobs of a host rarely share."""
+    job = place.job
+    if not job and place.on_one_host:
+        job = f"launcher {launcher_process(place.variable)}"
+    return _PORTS[zlib.crc32(job.encode()) % len(_PORTS)] if job else _COMMON_PORT
+
+
+def job_store(place: Launched, timeout_s: float) -> Store:
+    """The run's store; the same connection at every call. Ranks wait for each other here where rank 0 hosts it.
+
+    Raises:
+        UsageError: nothing says where it is, its host's name is unknown here, or rank 0 cannot open its port.
+        WorkerError: some ranks did not come.
+    """
+    address, port = meeting_point(place)
+    key = (address, port, place.rank, place.ranks)
+    if key not in _stores:
+        host = f"[{address}]" if ":" in address else address
+        source = "MASTER_ADDR" if os.environ.get("MASTER_ADDR") else _address(place, os.environ)[1]
+        wait_for_name(address, source=source, limit_s=min(timeout_s, _JOIN_S))
+        url = f"tcp://{host}:{port}?rank={place.rank}&world_size={place.ranks}"
+        try:
+            _keep_to_this_host(place, address, port)
+            store = next(rendezvous(url, timeout=timedelta(seconds=min(timeout_s, _JOIN_S))))[0]
+            store.set_timeout(timedelta(seconds=timeout_s))
+            _stores[key] = store
+        except (DistError, OSError) as error:
+            reason = str(error).partition("\n")[0]
+            if "EADDRINUSE" in reason or getattr(error, "errno", None) == errno.EADDRINUSE:
+                raise UsageError(
+                    f"port {port} of this host is taken: rank 0 cannot host the run's store there",
+                    hint="set MASTER_PORT to a free port, the same on every rank",
+                ) from error
+            raise WorkerError(
+                f"the {place.ranks} ranks did not meet at {host}:{port}: {reason}",
+                hint="rank 0's host must be reachable there from all ranks; MASTER_ADDR and MASTER_PORT say where."
+                f" {_DIED}",
+            ) from error
+    return _stores[key]
+
+
+def _keep_to_this_host(place: Launched, address: str, port: int) -> None:
+    """Where this process will host the store, and all ranks are here, open it under this host's own address.
+
+    torch finds a store that is open at the port, and would open it to other hosts.
+    """
+    is_host = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    address = "127.0.0.1" if address == "localhost" else address
+    if is_host and port and _IS_LOOPBACK.fullmatch(address) and port not in _kept_here:
+        _kept_here[port] = local_store(address, port)
+
+
+def join_group(place: Launched, timeout_s: float) -> None:
+    """Make the process group of a run's ranks, gloo's. NCCL's come later, among the ranks with GPUs of their own.
+
+    Args:
+        place: This rank.
+        timeout_s: A wait for another rank that takes longer fails.
+
+    Raises:
+        UsageError, WorkerError: see `job_store`.
+    """
+    end_with_launcher(joins=True)
+    timeout = timedelta(seconds=timeout_s)
+    opened = Connections(meeting_point(place)[1])
+    try:
+        store = job_store(place, timeout_s)
+        # two jobs may derive one port; torchrun's ranks may be of several jobs, one on each host
+        name = f"assigner/{'' if place.launcher == 'torchrun' else place.job} group {next(_groups)}"
+        own = PrefixStore(name, store)
+        with joining(store.clone(), name, f"worker:{place.rank}", place.ranks) as watch:  # type: ignore[attr-defined]
+            _wait_for_all(own, store, place, min(timeout_s, _JOIN_S), watch)
+            dist.init_process_group("gloo", store=own, rank=place.rank, world_size=place.ranks, timeout=timeout)
+            opened.settle(_ends_of_others(own, place.rank, range(place.ranks), opened.ends()))
+    except BaseException:
+        opened.close()
+        raise
+    _current[:], _opened[:] = [own], [opened]
+
+
+def _wait_for_all(store: Store, jobs: Store, place: Launched, limit_s: float, watch: FailureWatch) -> None:
+    """Gloo waits as long as for a message, and says neither for whom nor that one will not come any more.
+
+    Args:
+        store: The group's.
+        jobs: The run's, where launchers tell of ranks that are done.
+        place: This rank.
+        limit_s: As long it waits.
+        watch: Tells the others of its failure.
+    """
+    came = [f"assigner/came {rank}" for rank in range(place.ranks)]
+    store.set(came[place.rank], "")
+    until = time.monotonic() + limit_s
+    pause_s = _LEAST_PAUSE_S
+    while not store.check(came):
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+        late = time.monotonic() > until
+        if not late and pause_s < _MOST_PAUSE_S:
+            continue
+        missing = [rank for rank, name in enumerate(came) if not store.check([name])]
+        done = next((rank for rank in missing if is_done(jobs, rank)), None)
+        if done is not None:
+            failure, worker = WorkerError(f"it {LEFT}", hint=LEFT_HINT), f"worker:{done}"
+        elif missing and late:
+            names = ", ".join(f"worker:{rank}" for rank in missing[:_MOST_NAMES])
+            names += ", ..." if len(missing) > _MOST_NAMES else ""
+            failure = WorkerError(
+                f"{place.ranks - len(missing)} of {place.ranks} ranks have come to the run within {limit_s:g} s;"
+                f" missing: {names}",
+                hint=_DIED,
+            )
+            worker = None
+        else:
+            continue
+        watch.report("joining the run", failure, worker)
+        raise failure if worker is None else WorkerError(f"{worker} {LEFT}", hint=LEFT_HINT)
+
+
+def _ends_of_others(
+    store: Store, me: int, ranks: Iterable[int], ends: list[tuple[End, End]]
+) -> dict[int, list[tuple[End, End]]]:
+    """Tell the other ranks of a group this one's connections, and learn theirs: by now each has all of the group's."""
+    mine = f"assigner/ends {me}"
+    store.set(mine, seal(mine, [_Connection(*here, *there) for here, there in ends]))
+    names = {rank: f"assigner/ends {rank}" for rank in ranks if rank != me}
+    told = store.multi_get(list(names.values())) if names else []
+    return {
+        rank: [
+            ((each.here, each.here_port), (each.there, each.there_port)) for each in unseal(_Connections, name, text)
+        ]
+        for (rank, name), text in zip(names.items(), told, strict=True)
+    }
+
+
+def settle_group(ranks: Sequence[int]) -> None:
+    """Look after the connections of a group of some ranks, which has just been made, as after those of all ranks.
+
+    Every rank of the run calls this; the ranks of the group tell each other their ends.
+    """
+    number, me = next(_smaller_groups), dist.get_rank()
+    if _opened and me in ranks:
+        store = PrefixStore(f"assigner/smaller group {number}", group_store())
+        _opened[0].settle(_ends_of_others(store, me, ranks, _opened[0].ends()))
+
+
+def asked_backend() -> Backend | None:
+    """What the environment asks messages to be carried by, ASSIGNER_BACKEND; None: nothing.
+
+    Raises:
+        UsageError: a backend that nobody knows.
+    """
+    found = next((each for each in get_args(Backend) if each == os.environ.get(_BACKEND)), None)
+    if found is None and os.environ.get(_BACKEND):
+        raise UsageError(
+            f"{_BACKEND}: {os.environ[_BACKEND]!r} is unknown", hint=f"one of {', '.join(get_args(Backend))}, or unset"
+        )
+    return found
+
+
+def check_backend(backend: Backend | None) -> None:
+    """Raise UsageError unless what is asked for is there."""
+    if backend is not None and backend not in get_args(Backend):
+        raise UsageError(f"backend {backend!r} is unknown", hint=f"one of {', '.join(get_args(Backend))}, or none")
+    if backend == "mpi":
+        load()
+    if backend == "nccl" and not dist.is_nccl_available():
+        raise UsageError("backend 'nccl': this torch was built without NCCL", hint="install torch for CUDA")
+
+
+def group_store() -> Store:
+    """The store of the process group that this process is in."""
+    return _current[0] if _current else dist.distributed_c10d._get_default_store()
+
+
+def group_connections() -> Connections | None:
+    """The connections of that group; None: it was not made here."""
+    return _opened[0] if _opened else None
+
+
+def leave_group() -> None:
+    """Leave the group that `join_group` made; the run's store stays."""
+    dist.destroy_process_group()
+    opened = _opened.pop()
+    opened.hang_up()  # an exception on its way may hold a message that is still awaited, and that the connections
+    opened.close()
+    _current.clear()
+
+
+def farewell() -> Callable[[], None]:
+    """What each rank calls once it has left the group for good: the one that hosts the store stays until all have."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    return functools.partial(take_leave, group_store(), ranks, stays=rank == 0, limit_s=_FAREWELL_S)

@@ -1,0 +1,364 @@
+"""This process as a member of its run: its rank and worker, the messages to the others, and one end for all.
+
+Whatever a rank does for the run stands in a `guarded` block: a failure in it is told to every rank, and a failure
+elsewhere comes out of it as that other rank's error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from assigner.errors import FormatError, UsageError
+from assigner.launch.stopping import StopSignals
+from assigner.location import rank_of
+from assigner.runtime.failures.failure import FailureWatch, watched_run
+from assigner.runtime.failures.inquiry import answer, ask
+from assigner.runtime.messages.carriers import open_carrier
+from assigner.runtime.messages.hostmemory import host_memory
+from assigner.runtime.messages.nccl import direct_channels
+from assigner.runtime.messages.rendezvous import farewell, group_connections, group_store, leave_group
+from assigner.runtime.messages.sending import LostConnectionError
+from assigner.runtime.messages.transport import Transport
+from assigner.runtime.ranks.process import join_run, set_threads, worker_device
+from assigner.runtime.ranks.workergroups import WorkerGroups
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+    from assigner.formats.plan import Plan
+    from assigner.formats.terms import Backend
+    from assigner.runtime.failures.callrecord import CallRecord, CallSums
+    from assigner.runtime.messages.nccl import DirectChannels
+    from assigner.runtime.ranks.workergroups import WorkerGroup
+
+
+T = TypeVar("T")
+
+_count = itertools.count()  # the n-th membership of every rank is of the same run
+
+
+class Membership:
+    """One rank's part in a run. Every rank makes one, and calls the same methods in the same order.
+
+    Args:
+        plan: What the run executes.
+        timeout_s: A wait for another rank that takes longer ends with an error.
+        backend: See `Pipeline`.
+
+    Attributes:
+        rank: This process's rank.
+        worker: Its worker, `worker:1/cpu`; None: the plan leaves this rank out.
+        device: Where it computes.
+        transport: To the other ranks; None: there are none.
+        groups: Those of this rank with others that share a stage of the plan, or a parameter, by their workers.
+        at: What is being done; for errors.
+        calls: The last calls that were compared with those of other ranks, which may ask for them.
+        on_leaving: Called first when this process leaves the run.
+
+    Raises:
+        UsageError: fewer ranks than the plan needs, or a device that this rank has not.
+    """
+
+    def __init__(self, plan: Plan, *, timeout_s: float, backend: Backend | None = None) -> None:
+        self.at = "the start"
+        self.calls: tuple[CallSums, ...] = ()
+        self.on_leaving: Callable[[], None] | None = None
+        self.transport: Transport | None = None
+        self.groups: Mapping[tuple[str, ...], WorkerGroup] = {}
+        self._groups: WorkerGroups | None = None
+        self._watch: FailureWatch | None = None
+        self._direct: DirectChannels | None = None
+        self._left = False
+        self._stop: StopSignals | None = None
+        self._owns_group = join_run(plan, timeout_s, backend)
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.worker: str | None = None
+        self.device: torch.device
+        if dist.is_initialized():
+            name = f"pipeline {next(_count)}"
+            self._watch = watched_run(name, group_store(), self.name, group_connections(), ranks=self.world)
+            self._watch.on_question = self._answer
+        with self.guarded("taking its place in the run"):
+            self.take_place(plan)
+            if self._watch is not None:
+                carrier = open_carrier(backend, timeout_s=timeout_s)
+                direct = direct_channels(plan.workers, self.device, timeout_s=timeout_s, backend=backend)
+                self._direct = direct
+                memory = host_memory(self.device) if carrier.name == "gloo" else None
+                self.transport = Transport(
+                    device=self.device, timeout_s=timeout_s, direct=direct, memory=memory, carrier=carrier
+                )
+                reached = frozenset[int]() if direct is None else direct.ranks
+                self._groups = WorkerGroups(self.rank, self.device, reached, timeout_s=timeout_s)
+                self._open_groups(plan)
+
+    def place(self, plan: Plan) -> tuple[str | None, torch.device]:
+        """The worker that a plan has for this rank, and its device.
+
+        Raises:
+            UsageError: this rank has no such device, or computes on another one already.
+        """
+        mine = [worker for worker in plan.workers if rank_of(worker) == self.rank]
+        worker = mine[0] if mine else None
+        device = worker_device(worker)
+        if self.transport is not None and worker is not None and device != self.device:
+            raise UsageError(
+                f"the plan has {worker} for a rank that computes on {self.device}",
+                hint="a rank keeps its device during a run: save a checkpoint, and load it under the other plan",
+            )
+        return worker, device
+
+    def take_place(self, plan: Plan) -> None:
+        """Be the worker that a plan has for this rank, on its device and with its threads; errors as `place`."""
+        self.worker, device = self.place(plan)
+        if self.transport is None:
+            self.device = device
+        set_threads(plan, self.worker)
+        if self._watch is not None:
+            self._watch.worker = self.name
+        self._open_groups(plan)
+
+    def _open_groups(self, plan: Plan) -> None:
+        if self._groups is not None:
+            self.groups = self._groups.open(stage.workers for stage in plan.stages)
+
+    def open_groups(self, sets: Iterable[tuple[str, ...]]) -> None:
+        """Open groups of workers that share parameters over several stages, too; through the host: they compare alone.
+
+        Raises:
+            LostConnectionError: a rank is gone.
+        """
+        if self._groups is not None:
+            self.groups = {**self._groups.open(sets, direct=False), **self.groups}
+
+    def before_sums(self) -> None:
+        """Where a group of this rank adds up through NCCL, wait until everything sent has left: see `reduction`."""
+        if self.transport is not None and any(group.direct for group in self.groups.values()):
+            self.transport.flush()
+
+    def check_rank(self, rank: int | None) -> None:
+        """Refuse a rank that the run has not; None passes.
+
+        Raises:
+            UsageError: there is no such rank.
+        """
+        if rank is not None and not 0 <= rank < self.world:
+            raise UsageError(
+                f"there is no rank {rank}: the run has {self.world}", hint=f"0 to {self.world - 1}, or None for all"
+            )
+
+    @property
+    def world(self) -> int:
+        """How many ranks the run has."""
+        return len(self.ranks)
+
+    def agree(self, at: str, attempt: Callable[[], T]) -> T:
+        """Make an attempt on every rank; one that is refused on any rank is raised on all of them; the run goes on.
+
+        Returns:
+            What this rank's attempt gave; those of the others have ended too.
+
+        Raises:
+            UsageError, FormatError: this rank's own, or that of the first rank that refused.
+        """
+        refusal: UsageError | FormatError | None = None
+        with self.guarded(at):
+            try:
+                made = attempt()
+            except (UsageError, FormatError) as error:
+                refusal = error
+            refused = self.numbers(float(refusal is not None))
+            first = next((rank for rank, number in enumerate(refused) if number), None)
+            if first is None:
+                return made
+            mine = refusal and [isinstance(refusal, FormatError), refusal.message, refusal.hint]
+            broken, message, hint = json.loads(self.text_from(first, json.dumps(mine)))
+        raise refusal or (FormatError if broken else UsageError)(f"worker:{first}: {message}", hint=hint)
+
+    def text_from(self, rank: int, text: str) -> str:
+        """One rank's text, which is not empty, on every rank; what this one has sent has left when it returns."""
+        if self.transport is None:
+            return text
+        if rank == self.rank:
+            for other in self.ranks:
+                if other != rank:
+                    self.transport.put(text.encode(), other)
+            self.transport.flush()
+            return text
+        return self.transport.get(rank).decode()
+
+    @property
+    def name(self) -> str:
+        """This rank in messages."""
+        return self.worker or f"worker:{self.rank}"
+
+    @contextlib.contextmanager
+    def guarded(self, at: str) -> Iterator[None]:
+        """Tell every rank of a failure in the block, and learn of theirs.
+
+        Raises:
+            WorkerError: another rank failed; the message has its error.
+            UsageError: this process has left the run.
+        """
+        if self._left:
+            raise UsageError("this pipeline has left its run: it was closed, or it failed", hint="make a new one")
+        self.at = at
+        if self._watch is not None:
+            self._watch.busy_since = time.monotonic()
+        try:
+            yield
+        except LostConnectionError as error:
+            assert self._watch is not None
+            failure = self._watch.lost(error.peer, self.at, error)
+            self._leave(failed=True)
+            raise failure.to_error(traced=not self._watch.printed) from None  # the cause says it all
+        except BaseException as error:
+            self.fail(self.at, error)
+            raise
+        finally:
+            if self._watch is not None:
+                self._watch.busy_since = None
+
+    def blame(self, rank: int, error: UsageError) -> None:
+        """Tell the others of an error that a rank has made, though this one has found it."""
+        if self._watch is not None:
+            error.add_note(f"made by worker:{rank}")
+            self._watch.report(self.at, error, f"worker:{rank}")
+
+    def fail(self, at: str, error: BaseException) -> None:
+        """This rank failed: tell the others, and leave the run."""
+        if self._left:
+            return
+        error.add_note(f"in {at} on {self.name}")
+        if self._watch is not None:
+            self._watch.report(at, error)
+        self._leave(failed=True)
+
+    def number_from(self, rank: int, number: float) -> float:
+        """One rank's number, on every rank; what this one has sent has left when it returns."""
+        return self.numbers_of({rank: [number]})[rank][0]
+
+    def numbers_of(self, given: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
+        """As `tensors_of`, of numbers: as many everywhere."""
+        held = {rank: torch.tensor(each, dtype=torch.float64, device="cpu") for rank, each in given.items()}
+        return {rank: each.tolist() for rank, each in self.tensors_of(held).items()}
+
+    def tensors_of(self, given: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Some ranks' small CPU tensors, on every rank, in the order given; what this one has sent has left behind it.
+
+        Args:
+            given: By rank, the same ranks and shapes everywhere; the values of others do not count.
+        """
+        held = dict(given)
+        if self.transport is not None:
+            for rank in sorted(held, key=lambda rank: rank != self.rank):  # nobody waits for another one's send
+                held[rank] = self.transport.share(held[rank], rank)
+            self.transport.flush()
+        return held
+
+    def ask_calls(self, number: int) -> dict[int, tuple[CallRecord, ...]]:
+        """The last calls that the other ranks have compared, or are about to; of those that answer within seconds.
+
+        Args:
+            number: Of the comparison; a rank answers when it has come to it.
+        """
+        return {} if self._watch is None else ask(self._watch.store, {*range(self.world)} - {self.rank}, number)
+
+    def _answer(self, store: Store, number: int) -> bool:
+        """The watching thread's answer to a question; False: this rank has not come to that comparison yet."""
+        calls = self.calls
+        if not calls or calls[-1].number < number:
+            return False
+        answer(store, self.rank, [each.record() for each in calls])
+        return True
+
+    def numbers(self, number: float) -> list[float]:
+        """Every rank's number, in the ranks' order, on every rank; this rank's has left when it returns."""
+        if self.transport is None:
+            return [number]
+        return [found for (found,) in self.numbers_of({rank: [number] for rank in self.ranks}).values()]
+
+    @property
+    def ranks(self) -> range:
+        """All ranks of the run."""
+        return range(dist.get_world_size() if dist.is_initialized() else 1)
+
+    def stop_requested(self, signals: Sequence[str], grace_s: float) -> bool:
+        """Whether one of the signals has come to any rank; see `Pipeline`. The first call has each rank note them.
+
+        Raises:
+            UsageError: signals that cannot be noted, or others than in the first call.
+        """
+        at = "the question whether to stop"
+        if self._stop is None:
+            self._stop = self.agree(at, lambda: StopSignals(signals, grace_s))
+            try:
+                self.agree(at, self._stop.install)
+            except UsageError:
+                self._stop.close()
+                self._stop = None
+                raise
+        if (self._stop.names, self._stop.grace_s) != (tuple(signals), grace_s):
+            raise UsageError(
+                f"stop_requested was first called with signals={self._stop.names}, grace_s={self._stop.grace_s:g}",
+                hint="they count until the end: give the same in every call",
+            )
+        with self.guarded(at):
+            return any(self.numbers(float(self._stop.requested)))
+
+    def meet(self) -> None:
+        """Wait until every rank is here."""
+        if self.transport is not None:
+            self.transport.meet()
+
+    def close(self, *, check: Callable[[], None]) -> None:
+        """Leave the run, together with the other ranks; one that has failed leaves alone.
+
+        Args:
+            check: Whether all of them leave.
+
+        Raises:
+            WorkerError: another rank failed before it came here.
+        """
+        goodbye = farewell() if self._owns_group else None
+        if goodbye is not None:
+            with self.guarded("the end of the run"):
+                check()
+                self.meet()
+        self._leave()
+        if goodbye is not None:
+            goodbye()  # the rank that hosts the job's store must not be gone before the others are done
+
+    def _leave(self, *, failed: bool = False) -> None:
+        """Drop an unfinished step, leave the process group if this membership joined it, and stop the threads.
+
+        In this order: a thread that waits for a message wakes up when the group's connections are closed.
+        """
+        if failed and self._direct is not None:
+            self._direct.abort()
+        if failed and self._groups is not None:
+            self._groups.hang_up()
+        if self._stop is not None:
+            self._stop.close()
+        if self.on_leaving is not None:
+            self.on_leaving()
+        if self._owns_group:
+            leave_group()
+            self._owns_group = False
+        if self.transport is not None:
+            self._left = True
+            self.transport.close(failed=failed)
+        if self._groups is not None:
+            self._groups.close()
+            self.groups = {}
+        if self._watch is not None:
+            self._watch.close()

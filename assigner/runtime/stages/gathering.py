@@ -1,0 +1,119 @@
+"""Updated parameters on their way to the other workers of a stage, of which each updates some for all of them.
+
+    worker 0    U: a b   a a ->      -> c     bucket by bucket, as many at once as there are workers
+    worker 1    U: c     -> a a      c ->
+
+What travels is the parameter itself, so all workers have the same bits, whatever each of them computes with. Behind
+an optimizer whose step changes gradients, as one that clips them in place, these travel as the parameters do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+
+from assigner.runtime.stages.reduction import in_buckets, parts_of
+from assigner.schedule.program import Action, ActionKind
+from assigner.schedule.rings import BUCKET_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import nn
+
+    from assigner.runtime.ranks.workergroups import PendingTensor, WorkerGroup
+    from assigner.runtime.recording.recorder import Recorder
+
+Bucket = dict[str, "nn.Parameter"]
+
+
+class Gathering:
+    """What this rank and others hand each other behind an update.
+
+    Args:
+        stages: For each stage whose updates are divided its number, the group, and by worker of the group the
+            parameters that it updates for all. The same on all members, in one order.
+    """
+
+    def __init__(self, stages: Mapping[int, tuple[WorkerGroup, Mapping[str, Mapping[str, nn.Parameter]]]]) -> None:
+        self._groups = {stage: group for stage, (group, _) in stages.items()}
+        self._rounds: dict[int, list[tuple[tuple[str, Bucket], ...]]] = {}
+        for stage, (group, parameters) in stages.items():
+            most = BUCKET_BYTES // len(group.workers)
+            buckets = [
+                [(worker, each) for each in in_buckets(parameters[worker].items(), most)] for worker in group.workers
+            ]
+            self._rounds[stage] = [tuple(filter(None, each)) for each in itertools.zip_longest(*buckets)]
+
+    def run(
+        self, worker: str, recorder: Recorder | None, *, note: Callable[[str], None], gradients: bool = False
+    ) -> None:
+        """Send what this worker has updated, and take over what the others have.
+
+        Args:
+            worker: This rank's.
+            recorder: Notes it, while a trace is made.
+            note: Told what is being done, for errors.
+            gradients: Of the parameters, too: the update may have changed them.
+
+        Raises:
+            LostConnectionError: a worker is gone.
+        """
+        for stage in sorted(self._rounds, reverse=True):
+            note(f"the exchange of the updated parameters of stage {stage} among its workers")
+            span = None if recorder is None else recorder.begin(Action(ActionKind.GATHER, stage, -1))
+            for buckets in self._rounds[stage]:
+                self._exchange(stage, buckets, worker)
+                if gradients:
+                    self._exchange(stage, buckets, worker, gradients=True)
+            if span is not None:
+                span.done()
+
+    def _exchange(
+        self, stage: int, buckets: Sequence[tuple[str, Bucket]], worker: str, *, gradients: bool = False
+    ) -> None:
+        """Hand out a bucket of each worker: of its parameters, or of their gradients."""
+        begun: list[PendingTensor] = []
+        for source, bucket in buckets:
+            held = list(bucket.values())
+            size = sum(each.numel() for each in held) + (len(held) if gradients else 0)
+            flat = torch.empty(size, dtype=held[0].dtype, device=held[0].device)
+            if source == worker:
+                (_give_gradients if gradients else _give_values)(bucket, flat)
+            begun.append(self._groups[stage].hand_out(flat, source))
+        for (source, bucket), pending in zip(buckets, begun, strict=True):
+            flat = pending.wait()
+            if source != worker:
+                (_take_gradients if gradients else _take_values)(bucket, flat)
+
+
+def _give_values(bucket: Bucket, flat: torch.Tensor) -> None:
+    for parameter, part in zip(bucket.values(), parts_of(flat, bucket), strict=True):
+        part.copy_(parameter.detach())
+
+
+def _take_values(bucket: Bucket, flat: torch.Tensor) -> None:
+    for parameter, part in zip(bucket.values(), parts_of(flat, bucket), strict=True):
+        parameter.detach().copy_(part)
+
+
+def _give_gradients(bucket: Bucket, flat: torch.Tensor) -> None:
+    """Gradients, and behind them a mark for each parameter that has one."""
+    flat.zero_()
+    for n, (parameter, part) in enumerate(zip(bucket.values(), parts_of(flat, bucket), strict=True)):
+        if parameter.grad is not None:
+            part.copy_(parameter.grad.detach().to_dense())
+            flat[n - len(bucket)] = 1
+
+
+def _take_gradients(bucket: Bucket, flat: torch.Tensor) -> None:
+    marks = flat[-len(bucket) :].real.tolist()
+    for parameter, part, mark in zip(bucket.values(), parts_of(flat, bucket), marks, strict=True):
+        if not mark:
+            parameter.grad = None
+        elif parameter.grad is None:
+            parameter.grad = part.clone()
+        else:
+            parameter.grad.detach().copy_(part)

@@ -1,0 +1,260 @@
+"""A rank's share of a model: the partitions that a plan gives it, as modules with their weights under their names."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from assigner.errors import UsageError
+from assigner.model.marking.marks import matches
+from assigner.runtime.forward.attributes import changed_attributes, packed_attributes, put_attributes
+from assigner.runtime.stages.updaters import updaters
+from assigner.schedule.replication import is_exchanged, tie_holders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    import torch
+
+    from assigner.formats.plan import Plan
+    from assigner.model.marking import PartitionGraph
+    from assigner.runtime.ranks.membership import Membership
+    from assigner.runtime.ranks.workergroups import WorkerGroup
+
+
+class LocalPartitions:
+    """What one rank holds under a plan. Nothing else of the model is built.
+
+    Args:
+        graph: The model's partitions.
+        plan: Who holds which.
+        worker: This rank's worker; None: it holds nothing.
+        device: Where its weights lie.
+
+    Attributes:
+        partitions: The names of its partitions, in the order in which it runs them.
+        modules: Their forwards, with their weights.
+        parameters: Its parameters, each once, by the first of its names in the model.
+        updated: Those of them that this rank updates (see `updaters`).
+        kept_updated: Those of them whose optimizer state it writes into checkpoints.
+    """
+
+    def __init__(self, graph: PartitionGraph, plan: Plan, worker: str | None, device: torch.device) -> None:
+        stages = [stage for stage in plan.stages if worker in stage.workers]
+        self.partitions = tuple(name for stage in stages for name in stage.partitions)
+        self._kept = tuple(name for name in self.partitions if plan.holders[name][0] == worker)
+        self.modules = graph.build(self.partitions, device)
+        self._graph, self._device = graph, device
+        self._parameters: dict[str, dict[str, nn.Parameter]] = {}
+        for name in self.partitions:
+            known = graph.piece[name].parameters
+            module = self.modules[name]
+            self._parameters[name] = {graph.canonical[each]: module.get_parameter(each) for each in known}
+        self.parameters = self._parameters_of(self.partitions)
+        by = updaters(graph, plan)
+        self.updated = {name: each for name, each in self.parameters.items() if worker in by[name]}
+        self.kept_updated = {name: each for name, each in self.updated.items() if worker == by[name][0]}
+
+    def buffers_of(self, partition: str) -> dict[str, torch.Tensor]:
+        """The buffers of a partition of this rank, as they are now: forwards may assign others."""
+        return {name: tensor for name, tensor in self._slots(partition).items() if tensor is not None}
+
+    def held_by(self, partition: str) -> dict[str, torch.Tensor]:
+        """All tensors of a partition of this rank, also the buffers that no checkpoint has."""
+        return {**self._parameters[partition], **self.buffers_of(partition)}
+
+    def groups(self, plan: Plan, member: Membership) -> dict[str, WorkerGroup]:
+        """Of this rank's partitions that other workers hold too, the workers that do."""
+        return {name: member.groups[plan.holders[name]] for name in self.partitions if len(plan.holders[name]) > 1}
+
+    def copies(self, plan: Plan) -> dict[tuple[str, ...], dict[str, nn.Parameter]]:
+        """This rank's copies of the parameters that other workers hold too, by all that do; ordered by name."""
+        tied = {tie.parameter: tie_holders(plan, tie) for tie in self._graph.ties if is_exchanged(plan, tie)}
+        found: dict[tuple[str, ...], dict[str, nn.Parameter]] = defaultdict(dict)
+        for partition in self.partitions:
+            for name, parameter in self._parameters[partition].items():
+                workers = tied.get(name, plan.holders[partition])
+                if len(workers) > 1:
+                    found[workers][name] = parameter
+        return {workers: dict(sorted(held.items())) for workers, held in found.items()}
+
+    def held_elsewhere(self, plan: Plan) -> dict[int, str]:
+        """Names of this rank's tensors that other workers hold under the plan too, by the tensors' ids."""
+        memory = {name: each.untyped_storage()._cdata for name, each in self._graph.deferred.tensors().items()}
+        workers: dict[int, set[str]] = defaultdict(set)
+        for piece in self._graph.pieces:
+            for name in piece.state:
+                workers[memory[name]].update(plan.holders[piece.name])
+        return {
+            id(tensor): name
+            for partition in self.partitions
+            for name, tensor in self.held_by(partition).items()
+            if len(workers[memory[name]]) > 1
+        }
+
+    def attributes(self, partition: str) -> dict[str, Any]:
+        """What forwards have changed on the modules of a partition of this rank beside its tensors, by name."""
+        return changed_attributes(self.modules[partition], self._graph.deferred)
+
+    def check_leaving(self, partitions: Iterable[str]) -> None:
+        """Raise UsageError where an attribute of partitions of this rank cannot go to another worker."""
+        for partition in partitions:
+            packed_attributes(self.attributes(partition))
+
+    def check_hung(self) -> None:
+        """Raise UsageError where the script has hung something on a parameter, which a move makes anew without that."""
+        built = self._graph.deferred.tensors()
+        for name, parameter in self.parameters.items():
+            first = built[name]
+            if list((parameter._backward_hooks or {}).values()) != list((first._backward_hooks or {}).values()):
+                what = "registered or removed a hook on"
+            elif changed := [
+                key
+                for key in {**first.__dict__, **parameter.__dict__}
+                if first.__dict__.get(key, first) is not parameter.__dict__.get(key, first)
+            ]:
+                what = f"set the attribute {changed[0]!r} of"
+            else:
+                continue
+            raise UsageError(
+                f"the script has {what} {name!r}: under the new plan that is another tensor, without it",
+                hint="take it back before the move, and do it again behind it; or do it in Workload.model",
+            )
+
+    def frozen_of(self, partition: str) -> frozenset[str]:
+        """The names of a partition's parameters that want no gradient now."""
+        held = self._parameters[partition]
+        return frozenset(name for name, parameter in held.items() if not parameter.requires_grad)
+
+    def freeze(self, partition: str, names: Collection[str]) -> None:
+        """Have these of a partition's parameters want no gradient, and the others want one."""
+        for name, parameter in self._parameters[partition].items():
+            if parameter.requires_grad == (name in names):
+                parameter.requires_grad_(name not in names)
+
+    def put(self, partition: str, tensors: Mapping[str, torch.Tensor], attributes: Mapping[str, Any]) -> None:
+        """Give a partition of this rank what `held_by` and `attributes` gave elsewhere.
+
+        Buffers may have other shapes by now.
+        """
+        put_attributes(self.modules[partition], attributes, self._device)
+        held, module = self.held_by(partition), self.modules[partition]
+        for name in self._slots(partition).keys() - tensors.keys():
+            set_buffer(module, name, None)
+        for name, tensor in tensors.items():
+            mine = held.get(name)
+            if mine is not None and (mine.shape, mine.dtype) == (tensor.shape, tensor.dtype):
+                mine.detach().copy_(tensor)
+            else:
+                set_buffer(module, name, tensor.to(self._device))
+
+    @contextlib.contextmanager
+    def keeping(self, patterns: Sequence[str]) -> Iterator[None]:
+        """Have the buffers whose names match one of these patterns be after the block what they were before."""
+        before = {
+            (partition, name): None if tensor is None else tensor.detach().clone()
+            for partition in self.partitions
+            for name, tensor in self._slots(partition).items()
+            if any(matches(pattern, name) for pattern in patterns)
+        }
+        try:
+            yield
+        finally:
+            for (partition, name), kept in before.items():
+                now = self._slots(partition).get(name)
+                if now is not None and kept is not None and (now.shape, now.dtype) == (kept.shape, kept.dtype):
+                    now.detach().copy_(kept)
+                else:
+                    set_buffer(self.modules[partition], name, kept)
+
+    def _slots(self, partition: str) -> dict[str, torch.Tensor | None]:
+        """Names of all buffers of a partition, also of those that are None."""
+        constants = self._graph.piece[partition].constants
+        return {
+            f"{path}.{name}" if path else name: tensor
+            for path, module in self.modules[partition].named_modules(remove_duplicate=False)
+            for name, tensor in module._buffers.items()
+            if path or name not in constants
+        }
+
+    def frozen(self) -> dict[str, nn.Parameter]:
+        """Have the parameters want no gradient any more; none of them is trained."""
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(False)
+        return {}
+
+    def empty(self) -> dict[str, Callable[[torch.Tensor], None]]:
+        """What sets a persistent buffer that is None now, by the buffer's name."""
+        return {
+            name: functools.partial(self._fill, partition, name)
+            for partition in self.partitions
+            for name, tensor in self._slots(partition).items()
+            if tensor is None and self._is_persistent(partition, name)
+        }
+
+    def _fill(self, partition: str, name: str, tensor: torch.Tensor) -> None:
+        set_buffer(self.modules[partition], name, tensor.to(self._device))
+
+    def _is_persistent(self, partition: str, name: str) -> bool:
+        """As the modules say now; a buffer that the forward reads itself lies in a module of the pipeline's own."""
+        if name in self._graph.known:
+            return name in self._graph.persistent
+        path, _, leaf = name.rpartition(".")
+        return leaf not in self.modules[partition].get_submodule(path)._non_persistent_buffers_set
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers under the model's own names; a shared parameter by its first name."""
+        return self._state_of(self.partitions)
+
+    def kept_state(self) -> dict[str, torch.Tensor]:
+        """As `state`, of those partitions whose first worker this rank is: it writes them into checkpoints."""
+        return self._state_of(self._kept)
+
+    @property
+    def kept_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters among the `kept_state`."""
+        return self._parameters_of(self._kept)
+
+    def parameters_of(self, partition: str) -> dict[str, nn.Parameter]:
+        """The parameters of a partition of this rank, by the model's own names."""
+        return self._parameters[partition]
+
+    def _parameters_of(self, partitions: Sequence[str]) -> dict[str, nn.Parameter]:
+        return {name: each for partition in partitions for name, each in self._parameters[partition].items()}
+
+    def _state_of(self, partitions: Sequence[str]) -> dict[str, torch.Tensor]:
+        buffers = {
+            name: tensor
+            for partition in partitions
+            for name, tensor in self.buffers_of(partition).items()
+            if self._is_persistent(partition, name)
+        }
+        return {**self._parameters_of(partitions), **buffers}
+
+    def extra_state(self, *, kept: bool = False) -> dict[str, Any]:
+        """What `get_extra_state` of this rank's modules says, by the modules' names; `kept`: as in `kept_state`."""
+        return {
+            path: module.get_extra_state()
+            for path, module in self._named_modules(self._kept if kept else self.partitions)
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        }
+
+    def set_extra_state(self, values: Mapping[str, Any]) -> None:
+        """Give this rank's modules what theirs said elsewhere; others are left out."""
+        for path, module in self._named_modules(self.partitions):
+            if path in values:
+                module.set_extra_state(values[path])
+
+    def _named_modules(self, partitions: Iterable[str]) -> Iterator[tuple[str, nn.Module]]:
+        for partition in partitions:
+            yield from self.modules[partition].named_modules(remove_duplicate=False)
+
+
+def set_buffer(module: nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+    """Have a module's buffer, by its name with dots, be this tensor."""
+    path, _, leaf = name.rpartition(".")
+    module.get_submodule(path)._buffers[leaf] = tensor

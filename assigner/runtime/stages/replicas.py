@@ -1,0 +1,295 @@
+"""What a stage that several workers share cannot have: each of them runs some of the micro-batches alone.
+
+What forwards change, beside their outputs and BatchNorm's deferred statistics, would go its own way on each worker.
+Where the graph or the workload shows it, a plan is refused before training; a write in the user's code is found by the
+first forward that does it (`state`), and what Python keeps, a loss that remembers, or a buffer that an evaluation
+writes, by the end of the step or evaluation: before it updates anything.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from assigner.errors import UsageError
+from assigner.model.deferred.memento import Memento
+from assigner.model.deferred.reach import STANDARD, reach
+from assigner.model.marking.writing import STORES
+from assigner.runtime.failures.callrecord import checksum
+from assigner.runtime.forward.lossvalues import plain_values
+from assigner.runtime.forward.state import changeable_modules
+from assigner.runtime.stages.copies import CopyComparison
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from assigner.formats.plan import Plan
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import Workload
+    from assigner.runtime.ranks.membership import Membership
+    from assigner.runtime.stages.localpartitions import LocalPartitions
+
+_SAMPLE = 1024
+MADE_UNLIKE = (
+    "the model's builder has made other values for it on one of them than on another",
+    "draw them from torch's own generator, which is seeded, or seed what else draws in there",
+)
+CHANGED_UNLIKE = (
+    "the script has given it other values on one of them than on another before the first step",
+    "give all ranks the same: seed what draws them by each one's name, or hand them out with pipeline.load_state_dict",
+)
+
+
+_OWN_LOSS = "Workload.loss has parameters that are trained"
+
+
+def replicated(plan: Plan, partitions: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Of some partitions those that several workers hold, and the workers."""
+    return {name: plan.holders[name] for name in partitions if name in plan.holders and len(plan.holders[name]) > 1}
+
+
+def one_worker(partition: str) -> str:
+    """The way out, as a hint."""
+    return f"run {partition!r} on one worker: in a stage without replicas (assigner solve --max-replicas 1)"
+
+
+def obstacles(workload: Workload, graph: PartitionGraph) -> dict[str, str]:
+    """Of the partitions that several workers cannot share, why, in words: as far as workload and graph show it."""
+    found = dict.fromkeys(graph.piece, "the workload carries state from batch to batch") if workload.carried else {}
+    if _trains(workload.loss):
+        found.setdefault(graph.last.name, _OWN_LOSS)
+    for name in graph.piece:
+        written = _written(graph, name)
+        if written is not None:
+            found.setdefault(name, f"its forward changes {written}")
+    if workload.loss_over == "batch":
+        found.setdefault(graph.last.name, "the loss is over the whole batch")
+    return found
+
+
+def check_replicas(workload: Workload, plan: Plan, graph: PartitionGraph) -> None:
+    """Refuse replicas of a stage with state that its forwards hand on.
+
+    Raises:
+        UsageError: a forward of it stores into a buffer or parameter, the workload carries state from batch to
+            batch, or its loss has parameters that are trained.
+    """
+    shared = replicated(plan, plan.partitions)
+    if shared and workload.carried:
+        raise UsageError(
+            f"{in_words(*next(iter(shared.items())))}, and the workload carries state from batch to batch, which would"
+            " be on one of them",
+            hint="run every partition on one worker: in stages without replicas (assigner solve --max-replicas 1)",
+        )
+    last = graph.last.name
+    if last in shared and _trains(workload.loss):
+        raise UsageError(
+            f"{in_words(last, shared[last])}, and {_OWN_LOSS}: each of them would have the gradients of its own"
+            " micro-batches alone",
+            hint=one_worker(last),
+        )
+    check_stores(plan, graph)
+
+
+def check_stores(plan: Plan, graph: PartitionGraph) -> None:
+    """Refuse replicas of a partition whose forward stores, as its graph says.
+
+    Raises:
+        UsageError: a forward stores into a buffer or parameter.
+    """
+    for name, workers in replicated(plan, graph.piece).items():
+        written = _written(graph, name)
+        if written is not None:
+            raise UsageError(
+                f"{in_words(name, workers)}, and its forward changes {written}: each of them would see its own"
+                " micro-batches alone",
+                hint=one_worker(name),
+            )
+
+
+def _written(graph: PartitionGraph, partition: str) -> str | None:
+    """The first buffer or parameter that a forward stores into; None: there is none."""
+    stores = [node.args[0] for node in graph.piece[partition].graph.nodes if node.target in STORES]
+    return str(getattr(stores[0], "target", stores[0])) if stores else None
+
+
+def _trains(called: Any) -> bool:
+    """Whether a loss is, holds, closes over or reads at the top of its file a module with parameters of its own.
+
+    One that is a method of a model is not looked into: it is called for what it computes, not for the model's weights.
+    """
+    if isinstance(called, types.MethodType) and isinstance(called.__self__, nn.Module):
+        return False
+    tensors = (each for _, each in reach({"loss": called}, parameters=True) if isinstance(each, nn.Parameter))
+    return any(each.requires_grad for each in tensors)
+
+
+def in_words(partition: str, workers: Sequence[str]) -> str:
+    """Who shares a partition."""
+    return f"{', '.join(workers)} share partition {partition!r}"
+
+
+def check_alike(share: LocalPartitions, plan: Plan, member: Membership, unlike: tuple[str, str]) -> None:
+    """Refuse replicas with unlike values; all members of a group find the same.
+
+    Args:
+        share: This rank's partitions.
+        plan: Who shares them.
+        member: This process in the run.
+        unlike: Why, and a hint.
+
+    Raises:
+        UsageError: a builder or script draws random numbers from a generator that is seeded in another way, or not.
+    """
+    copies = share.copies(plan)
+    for workers, group in member.groups.items():
+        names = [name for name in share.partitions if plan.holders[name] == workers]
+        digests = {in_words(name, workers): _digest(share.held_by(name), share.modules[name]) for name in names}
+        seen = {name for partition in names for name in share.parameters_of(partition)}
+        for name, parameter in copies.get(workers, {}).items():
+            if name not in seen:
+                digests[f"{', '.join(workers)} hold copies of {name}"] = _digest({name: parameter})
+        found = torch.tensor([*digests.values()], device=group.device)
+        ends = group.largest(torch.cat([found, -found]))
+        alike = ends[: len(found)] == -ends[len(found) :]
+        for who, is_alike in zip(digests, alike.tolist(), strict=True):
+            if not is_alike:
+                why, hint = unlike
+                raise UsageError(f"{who}, and {why}", hint=hint)
+
+
+def check_same_loss(workload: Workload, plan: Plan, last: str, member: Membership) -> None:
+    """Refuse a loss that several workers call and that is another one on one of them; all of them find the same.
+
+    Args:
+        workload: Has the loss, and metrics.
+        plan: Who calls it.
+        last: The partition that makes the model's output.
+        member: This process in the run.
+
+    Raises:
+        UsageError: a number or a tensor that it can read, from its file or its attributes, is another one.
+    """
+    group = member.groups.get(plan.holders[last])
+    if group is None:
+        return
+    called = {"loss": workload.loss, **(workload.metrics or {})}
+    # a single whole number or a text may be a rank's own
+    numbers = {
+        name: _rounded(value)
+        for name, value in plain_values(called).items()
+        if isinstance(value, float | complex) or (name.endswith("]") and isinstance(value, int))
+    }
+    found = _added(checksum(sorted(numbers.items())), Memento((), called.values(), parameters=True).tensors)
+    told = torch.tensor([found, -found], device=group.device)
+    if group.largest(told).sum():
+        raise UsageError(
+            f"{in_words(last, group.workers)}, and what Workload.loss or one of Workload.metrics reads has other values"
+            " on one of them than on another",
+            hint="give all ranks the same: seed what draws them",
+        )
+
+
+def _digest(tensors: Mapping[str, torch.Tensor], module: nn.Module | None = None) -> int:
+    """Of some thousand values of each tensor, and of the values among its modules' attributes."""
+    found = 0
+    for name in sorted(tensors):
+        flat = tensors[name].detach().reshape(-1)
+        sample = flat[:: -(-len(flat) // _SAMPLE) or 1].cpu()
+        found = _added(found, [tuple(tensors[name].shape), sample])
+    for _, each in () if module is None else changeable_modules(module):
+        for name, value in sorted(each.__dict__.items()):
+            if name not in STANDARD:
+                found = _added(found, [_rounded(leaf) for leaf in pytree.tree_leaves(value) if _is_value(leaf, value)])
+    return found
+
+
+def _added(found: int, values: Any) -> int:
+    return (31 * found + checksum(values)) % (1 << 62)
+
+
+def _is_value(leaf: Any, attribute: Any) -> bool:
+    """Whether it is drawn or computed; a single whole number or a text may be a rank's own: its number, its device."""
+    return isinstance(leaf, float | complex | np.ndarray | torch.Tensor) or (
+        isinstance(leaf, int) and leaf is not attribute
+    )
+
+
+def _rounded(leaf: Any) -> Any:
+    """Mathematics of unlike hosts may differ in the last digit."""
+    return f"{leaf:.6g}" if isinstance(leaf, float | complex) else leaf
+
+
+class ReplicaWatch:
+    """What steps or evaluations change in Python, and evaluations in buffers too, watched in each of them.
+
+    Args:
+        share: This rank's partitions.
+        plan: Who shares them.
+        workload: Whose loss and metrics are watched where this rank shares the last partition.
+        last: The partition that makes the model's output.
+        member: This process in the run.
+
+    Attributes:
+        copies: What several workers hold, compared with every step and evaluation.
+    """
+
+    def __init__(self, share: LocalPartitions, plan: Plan, workload: Workload, last: str, member: Membership) -> None:
+        self._share, self._workload, self._last = share, workload, last
+        self.copies = CopyComparison(share, plan, member)
+        self._shared = replicated(plan, share.partitions)
+        self._mementos: dict[str, Memento] = {}
+
+    def begin(self, *, training: bool) -> None:
+        """The forwards of a step or of an evaluation come next; modules are in their modes.
+
+        In an evaluation a module that is left training moves buffers, which are put back (see `inference`).
+        """
+        self.copies.begin()
+        for name in self._shared:
+            held = changeable_modules(self._share.modules[name])
+            watched = [(path, each) for path, each in held if training or not each.training]
+            for _, each in watched:
+                if isinstance(each, nn.RNNBase):  # its first forward would take its list of weights anew
+                    each._update_flat_weights()
+            if watched:
+                self._mementos[name] = Memento(watched, beside=(each for _, each in held))
+        if self._last in self._shared:
+            called = [self._workload.loss, *(self._workload.metrics or {}).values()]
+            self._mementos[""] = Memento((), called)
+
+    def end(self) -> None:
+        """The forwards, and a step's backwards, are done, and statistics were not moved yet.
+
+        Raises:
+            UsageError: attributes of a partition that several workers share have changed, or what a loss or metric
+                keeps; or the copies of a weight have come apart.
+            LostConnectionError: a worker is gone.
+        """
+        changed = [name for name, memento in self._mementos.items() if memento.has_changed()]
+        self._mementos = {}
+        for name in changed:
+            partition = name or self._last
+            known = sorted(self._share.attributes(partition)) if name else []
+            attributes = ", ".join(each for each in known if not each.endswith(".training"))
+            what = (
+                f"its forward changes {attributes or 'what its modules keep'}"
+                if name
+                else "Workload.loss or one of Workload.metrics keeps something from call to call"
+            )
+            raise UsageError(
+                f"{in_words(partition, self._shared[partition])}, and {what}: each of them would see its own"
+                " micro-batches alone",
+                hint=one_worker(partition),
+            )
+        self.copies.end()
+
+    def forget(self) -> None:
+        """Drop what an unfinished step or evaluation has begun."""
+        self._mementos = {}
+        self.copies.forget()

@@ -1,0 +1,438 @@
+"""One step of one rank: its part of the program, action by action, with tensors.
+
+Partitions of a stage that follow each other and keep their graphs are joined: one reads what the other has made, with
+its graph, and one backward goes through all of them, as through the plain model. A partition has a graph of its own
+that runs its forward again, whose backward comes in parts, or that holds tensors which forwards write:
+
+    stage        p0  p1  p2 (runs again)  p3  p4
+    backwards    p4 + p3,  p2,  p1 + p0
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from assigner.model.marking import PartitionGraph, Value
+from assigner.model.marking.writing import StepStores
+from assigner.model.singleprocess import as_rank, as_single_process
+from assigner.runtime.batch.staterows import kept
+from assigner.runtime.forward.compiling import compiled
+from assigner.runtime.forward.nodes import hooks_so_far
+from assigner.runtime.forward.randomness import kept_generators, partition_seed, seed_device
+from assigner.runtime.forward.state import as_they_were
+from assigner.runtime.messages.staging import copied_to
+from assigner.runtime.recording.ranges import Ranges
+from assigner.runtime.step.loss import StepLoss
+from assigner.runtime.step.partition import ForwardPlace, PartitionRunner
+from assigner.runtime.step.stepmessages import COMPUTE, StepMessages, posted_ahead
+from assigner.runtime.step.stepvalues import Key, Neighbours, Output, StepValues, check_hooks, check_unchanged, facts_of
+from assigner.runtime.update.optimizer import step_in_parts
+from assigner.runtime.update.separability import is_known
+from assigner.schedule.orders import ActionKind, reduced_within
+from assigner.schedule.program import Action, Program, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+    from torch import fx
+
+    from assigner.model.workload import Workload
+    from assigner.runtime.batch.microbatch import MicroBatch
+    from assigner.runtime.batch.recurrence import Made
+    from assigner.runtime.forward.remat import Rematerialisation
+    from assigner.runtime.forward.state import PartitionState
+    from assigner.runtime.ranks.membership import Membership
+    from assigner.runtime.recording.recorder import Recorder
+    from assigner.runtime.stages.reduction import Reduction
+    from assigner.runtime.step.batchnorm import DeferredStatistics
+    from assigner.runtime.step.outputs import BatchOutputs
+
+
+class _JoinedValues(dict["Value", "torch.Tensor"]):
+    """What joined partitions have made of one micro-batch for each other, with its graph.
+
+    Attributes:
+        elsewhere: Those of them that somebody else has too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elsewhere: set[Value] = set()
+
+
+class Executor:
+    """Runs the actions of one worker.
+
+    Args:
+        graph: The model's partitions.
+        modules: The forwards of this worker's partitions, in its order.
+        member: This process in the run: it carries the messages, and knows what is being done.
+        workload: The loss and the seed.
+        remat: What keeps no graph and runs its forward again.
+        statistics: Of BatchNorm modules.
+        states: What forwards change beside their outputs, by partition; None: nothing is trained.
+        carried: The values that are state of the next batch.
+
+    Attributes:
+        messages: To and from other ranks.
+        made: The state that the last batch's forwards made for the next batch.
+        recorder: Notes what is done, while a trace is made.
+        stores: What the forwards store once a step.
+        trains: There are backwards.
+    """
+
+    trains = True
+
+    def __init__(
+        self,
+        graph: PartitionGraph,
+        modules: Mapping[str, fx.GraphModule],
+        member: Membership,
+        workload: Workload,
+        *,
+        remat: Rematerialisation,
+        statistics: DeferredStatistics,
+        states: Mapping[str, PartitionState] | None = None,
+        carried: frozenset[Value] = frozenset(),
+    ) -> None:
+        self.graph, self.member = graph, member
+        self.messages = StepMessages(graph, member)
+        self.carried = carried
+        self.made: Made = {}
+        self.seed, self.device = workload.seed, member.device
+        self.loss = StepLoss(workload, graph, self.device, training=self.trains)
+        self.statistics = statistics
+        self.states, self.stores = states or {}, StepStores()
+        self.runners = {name: self._runner(module, name, remat, workload) for name, module in modules.items()}
+        self.recorder: Recorder | None = None
+        self.step: StepValues | None = None
+        self._learnt: Program | None = None
+        self._readers: Counter[Key] = Counter()
+        self._finished: set[int] = set()
+        self._reducing: frozenset[Step] = frozenset()
+        self._in_parts: frozenset[tuple[int, int]] = frozenset()
+        self._sent: frozenset[Key] = frozenset()
+        self._neighbours: dict[tuple[str, ...], Neighbours] = {}
+
+    def _runner(
+        self, module: fx.GraphModule, name: str, remat: Rematerialisation, workload: Workload
+    ) -> PartitionRunner:
+        piece = self.graph.piece[name]
+        gradients = self.graph.output_gradients(piece)
+        finish = self._finish if piece is self.graph.last else None
+        differentiates = any(value.partition and self.graph.values[value].gradient for value in piece.reads)
+        return PartitionRunner(
+            piece, module, self.device, name in remat.partitions, gradients, finish,
+            run=compiled(module, name, workload.compile), keep_last=remat.keeps_last, statistics=self.statistics,
+            state=self.states.get(name), stores=self.stores, differentiates=differentiates,
+        )  # fmt: skip
+
+    def run(
+        self,
+        program: Program,
+        micro_batches: Sequence[MicroBatch],
+        number: int,
+        *,
+        places: Sequence[int] | None = None,
+        loss_factor: float = 1.0,
+        outputs: BatchOutputs | None = None,
+        reduction: Reduction | None = None,
+    ) -> list[float]:
+        """Run forwards and backwards of one step; gradients add up in the parameters.
+
+        Args:
+            program: What to do.
+            micro_batches: The batch, cut, or some of it.
+            number: The batch's number in training.
+            places: Numbers of these micro-batches in the whole batch; None: they are all of it.
+            loss_factor: What the loss's gradient is multiplied by.
+            outputs: Where the model's outputs are kept; None: nobody wants them.
+            reduction: Adds up the gradients of stages that several workers share; None: not before the step's end.
+
+        Returns:
+            Loss, weight and metrics of the micro-batches that this rank runs the last partition for; see
+            `assigner.runtime.step.results`.
+        """
+        places = range(len(micro_batches)) if places is None else places
+        self.made = {}
+        actions = [
+            action
+            for action in program.actions.get(self.member.name, ())
+            if action.micro_batch >= 0 or action.kind is ActionKind.REDUCE
+        ]
+        self._learn(program, actions)
+        self.step = step = StepValues(number, micro_batches, places, self._readers, reduction=reduction)
+        finished = [micro_batches[m] for m in sorted(self._finished)]
+        self.loss.begin(micro_batches, places, factor=loss_factor, number=number, outputs=outputs, finished=finished)
+        if self.member.transport is not None:
+            self.member.transport.begin(program)
+        count = posted_ahead(self.graph, program, self.member.name, micro_batches)
+        ahead = self.messages.post_ahead(actions, count, step)
+        next(ahead, None)
+        ranges = Ranges(program.plan.stages)
+        for action in actions:
+            if action.kind in COMPUTE:
+                next(ahead, None)
+            if ranges.active:
+                with ranges.of(action):
+                    self._act(program, action)
+            else:
+                self._act(program, action)
+        self.step = None
+        return self.loss.numbers()
+
+    def _learn(self, program: Program, actions: Sequence[Action]) -> None:
+        """See what this rank runs of a program: of a stage that several workers share, some micro-batches."""
+        if program is self._learnt:
+            return
+        self._learnt = program
+        runs = [
+            (name, action.micro_batch)
+            for action in actions
+            if action.kind is ActionKind.FORWARD
+            for name in program.plan.stages[action.stage].partitions
+        ]
+        self._readers = Counter((value, m) for name, m in runs for value in self.graph.piece[name].reads)
+        self._finished = {m for name, m in runs if name == self.graph.last.name}
+        self._in_parts = frozenset(
+            (action.stage, action.micro_batch) for action in actions if action.kind is ActionKind.BACKWARD_INPUT
+        )
+        self._sent = frozenset(
+            (Value(action.route.partition, action.route.output), action.micro_batch)
+            for action in actions
+            if action.route is not None and action.kind is ActionKind.SEND
+        )
+        self._reducing = reduced_within(
+            (action.kind, action.stage, action.micro_batch) for action in actions if action.route is None
+        )
+
+    def update(self, optimizer: torch.optim.Optimizer | None, number: int) -> None:
+        """The program's last action.
+
+        Args:
+            optimizer: None: nothing is applied.
+            number: The update's number, by which an optimizer draws: workers that share a parameter draw the same.
+        """
+        self.member.at = "the optimizer's update"
+        action = Action(ActionKind.UPDATE, -1, -1)
+        span = None if self.recorder is None else self.recorder.begin(action)
+        if optimizer is not None:
+            with Ranges(()).of(action), contextlib.ExitStack() as kept:
+                if not is_known(optimizer):  # torch's own draw nothing
+                    kept.enter_context(kept_generators(self.device))
+                    seed_device(partition_seed(self.seed, number, "the update", -1), self.device)
+                with as_single_process():
+                    step_in_parts(optimizer, (each.module.parameters() for each in self.runners.values()))
+        if self.recorder is not None and span is not None:
+            self.recorder.end(span)
+
+    def forget(self) -> None:
+        """Drop what an unfinished step holds."""
+        self.step = None
+        self.loss.begin((), (), factor=1.0)
+        self.statistics.forget()
+        self.stores.forget()
+        for runner in self.runners.values():
+            runner.forget()
+
+    def _finish(self, outputs: Sequence[Any], place: int, runs_again: bool) -> tuple[torch.Tensor, ...]:
+        """What the last partition's backward starts from, made of what it returned."""
+        self._hand_on(self.graph.last.name, outputs, place)
+        return self.loss.of(outputs, place, runs_again=runs_again)
+
+    def _act(self, program: Program, action: Action) -> None:
+        held = () if action.stage < 0 else program.plan.stages[action.stage].partitions
+        if action.kind is ActionKind.REDUCE:
+            self._begin_sums(action.stage)
+            return
+        span = None if self.recorder is None else self.recorder.begin(action)
+        if action.kind is ActionKind.FORWARD:
+            self._forwards(action, held)
+        elif action.kind in COMPUTE:
+            self._backwards(action, held)
+        elif action.kind is ActionKind.SEND:
+            self.messages.send(action, self._stepped, span)
+        else:
+            self.messages.receive(action, self._stepped, span)
+        if self.recorder is not None and span is not None and action.kind in COMPUTE:
+            self.recorder.end(span)
+
+    @property
+    def _stepped(self) -> StepValues:
+        assert self.step is not None
+        return self.step
+
+    def _place(self, micro_batch: int) -> ForwardPlace:
+        step = self._stepped
+        return ForwardPlace(
+            self.seed, step.number, step.places[micro_batch], micro_batch == len(step.micro_batches) - 1
+        )
+
+    def _joined(self, action: Action, held: Sequence[str], place: ForwardPlace) -> list[Neighbours]:
+        """A stage's partitions, those together whose graphs are one."""
+        found = list[list[str]]()
+        can_join = self.trains and (action.stage, action.micro_batch) not in self._in_parts
+        was_joining = False
+        for name in held:
+            joins = can_join and self.runners[name].joins(place)
+            if joins and was_joining:
+                found[-1].append(name)
+            else:
+                found.append([name])
+            was_joining = joins
+        return [self._neighbours_of(tuple(names)) for names in found]
+
+    def _neighbours_of(self, names: tuple[str, ...]) -> Neighbours:
+        if names not in self._neighbours:
+            values = self.graph.values
+            reads = [value for name in names for value in self.graph.piece[name].reads if value.partition]
+            readers = Counter(value for value in reads if value.partition in names and values[value].gradient)
+            outputs = {
+                name: [Output(value, values[value].gradient, readers[value]) for value in self._made_by(name)]
+                for name in names
+            }
+            self._neighbours[names] = Neighbours(names, outputs, [each for each in reads if not values[each].gradient])
+        return self._neighbours[names]
+
+    def _made_by(self, name: str) -> list[Value]:
+        """What a partition makes for others; the last one makes the model's outputs."""
+        if self.graph.piece[name] is self.graph.last:
+            return []
+        return [Value(name, n) for n in range(len(self.runners[name].gradients))]
+
+    def _forwards(self, action: Action, held: Sequence[str]) -> None:
+        """Those of a stage's partitions."""
+        step, place = self._stepped, self._place(action.micro_batch)
+        step.outbox.clear()
+        step.joined[action.stage, action.micro_batch] = joined = self._joined(action, held, place)
+        for neighbours in joined:
+            made = _JoinedValues()
+            with as_single_process():  # once for all of them
+                for name in neighbours.names:
+                    self._forward(self.runners[name], action.micro_batch, place, neighbours, made)
+
+    def _inputs(
+        self, runner: PartitionRunner, micro_batch: int, made: Mapping[Value, torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[Any]]:
+        """The values that a partition reads, and its numbers; `made`: by those that it is joined with."""
+        piece, step = runner.piece, self._stepped
+        reads = [made[value] if value in made else self._read(value, micro_batch, step) for value in piece.reads]
+        inputs = step.micro_batches[micro_batch].inputs
+        return reads, [size.evaluate(inputs) for size in piece.sizes] if piece.sizes else []
+
+    def _read(self, value: Value, micro_batch: int, step: StepValues) -> torch.Tensor:
+        if value.partition:
+            return step.leaves[value, micro_batch]
+        return copied_to(self.device, step.micro_batches[micro_batch].inputs[value.index])
+
+    def _forward(
+        self,
+        runner: PartitionRunner,
+        micro_batch: int,
+        place: ForwardPlace,
+        neighbours: Neighbours,
+        made: _JoinedValues,
+    ) -> None:
+        """One partition's; what it makes for those that it is joined with goes to `made`."""
+        piece, step, hooks = runner.piece, self._stepped, hooks_so_far()
+        self.member.at = f"forward of partition {piece.name!r}, micro-batch {micro_batch}"
+        reads, sizes = self._inputs(runner, micro_batch, made)
+        lent = [(made[value], facts_of(made[value])) for value in piece.reads if value in made.elsewhere]
+        outputs = runner.forward(place, reads, sizes)
+        for tensor, before in lent:
+            check_unchanged(piece, tensor, before)
+        if hooks_so_far() != hooks and self.trains:
+            check_hooks(piece, reads)
+        if runner.finish is not None:
+            return
+        if self.carried:
+            self._hand_on(piece.name, outputs, place.micro_batch)
+        for output, (value, gradient, joined) in zip(outputs, neighbours.outputs[piece.name], strict=True):
+            key = value, micro_batch
+            if is_sent := key in self._sent:
+                step.outbox[key] = output.detach()
+            is_kept = step.keep(key, output, differentiable=gradient, joined=joined)
+            if joined:
+                made[value] = output
+                if is_sent or is_kept:
+                    made.elsewhere.add(value)
+
+    def _hand_on(self, partition: str, outputs: Sequence[Any], place: int) -> None:
+        """Keep what is state of the next batch, as a micro-batch's first forward made it."""
+        for value in self.carried:
+            if value.partition == partition and (value, place) not in self.made:
+                self.made[value, place] = kept(outputs[value.index])
+
+    def _backwards(self, action: Action, held: Sequence[str]) -> None:
+        """Those of a stage's partitions, or a part of them."""
+        step = self._stepped
+        step.outbox.clear()
+        if action.kind is ActionKind.BACKWARD_WEIGHT:
+            joined = [self._neighbours_of((name,)) for name in held]
+        else:
+            joined = step.joined.pop((action.stage, action.micro_batch))
+        reducing = (action.kind, action.stage, action.micro_batch) in self._reducing
+        for neighbours in reversed(joined):
+            if action.kind is ActionKind.BACKWARD_WEIGHT:
+                self._backward_weight(self.runners[neighbours.names[0]], action.micro_batch)
+            else:
+                self._backward(action, neighbours, reducing=reducing)
+            if reducing and neighbours is not joined[0]:
+                # what is left has to wait for no backward, and lets messages go first
+                self._begin_sums(action.stage, behind=neighbours.names[0])
+
+    def _backward(self, action: Action, neighbours: Neighbours, *, reducing: bool) -> None:
+        """A backward through partitions that are joined, or the input part of one's.
+
+        Args:
+            action: Of the stage.
+            neighbours: The partitions.
+            reducing: Sums begin within it. On one device alone do nodes run in one thread, and in the order of their
+                partitions; elsewhere they wait for the last of these.
+        """
+        micro_batch, place = action.micro_batch, self._place(action.micro_batch)
+        whole = action.kind is ActionKind.BACKWARD
+        first, *others = (self.runners[name] for name in neighbours.names)
+        behind = dict(pairwise(neighbours.names)) if reducing else {}
+
+        def note(name: str) -> None:
+            if name in behind and self.device.type == "cpu":
+                with as_rank():
+                    self._begin_sums(action.stage, behind=behind[name])
+            part = "" if whole else "input part of the "
+            self.member.at = f"{part}backward of partition {name!r}, micro-batch {micro_batch}"
+
+        note(neighbours.names[-1])
+        graphs = [each.join(place, self._output_gradients(each, micro_batch, neighbours)) for each in reversed(others)]
+        reads, sizes = self._inputs(first, micro_batch, {}) if first.recomputes(place) else ([], [])
+        gradients = self._output_gradients(first, micro_batch, neighbours)
+        held = self.loss.held(place.micro_batch) if self.graph.last.name in neighbours.names else ()
+        with as_they_were(held) if held else contextlib.nullcontext():
+            first.backward(place, reads, sizes, gradients, split=not whole, joined=graphs, note=note)
+        # what has a gradient goes with that
+        self._stepped.read((value, micro_batch) for value in neighbours.without_gradient)
+
+    def _output_gradients(
+        self, runner: PartitionRunner, micro_batch: int, neighbours: Neighbours
+    ) -> list[torch.Tensor | None]:
+        """Of a partition's outputs, from where it is not joined with their readers."""
+        if runner.finish is not None:
+            return self.loss.gradients(micro_batch)
+        step, outputs = self._stepped, neighbours.outputs[runner.piece.name]
+        return [step.gradient((value, micro_batch)) if gradient else None for value, gradient, _ in outputs]
+
+    def _backward_weight(self, runner: PartitionRunner, micro_batch: int) -> None:
+        self.member.at = f"weight part of the backward of partition {runner.piece.name!r}, micro-batch {micro_batch}"
+        place = self._place(micro_batch)
+        with as_they_were(self.loss.held(place.micro_batch) if runner.finish is not None else ()):
+            runner.backward_weight(place)
+
+    def _begin_sums(self, stage: int, *, behind: str | None = None) -> None:
+        """Begin to add up gradients of a shared stage: all, or those to which the rest of a backward does not add."""
+        if self._stepped.reduction is not None:
+            self.member.at = f"the sum of the gradients of stage {stage} over its workers"
+            self._stepped.reduction.begin(stage, self.recorder, behind=behind)

@@ -1,0 +1,260 @@
+"""The gradients of a rank's parameters, and what is done with those of all ranks together.
+
+A parameter that several workers hold has one gradient: the sum of what each of them adds, exchanged at the end of every
+step's backwards, so that every holder has the whole of it whenever the training script looks. What earlier steps left
+is set aside meanwhile, for it was summed then:
+
+    step 1    a1 | b1  -> both a1 + b1
+    step 2    a2 | b2  -> both (a1 + b1) + (a2 + b2)
+
+Those of a stage that several workers share are added up by `reduction`, which begins while the step goes on; what
+earlier steps left is set aside for it, too.
+
+A hook on a parameter sees one gradient for each backward in plain PyTorch: that of the whole batch. Here it is taken
+off while micro-batches add to the gradient, and called on the step's sum, h(a1 + b1) and then h(a2 + b2).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from assigner.errors import UsageError
+from assigner.model.deferred.likeness import check_no_late_hooks
+from assigner.model.singleprocess import as_single_process
+from assigner.runtime.forward.randomness import partition_seed, seed_device
+from assigner.runtime.stages.reduction import Reduction
+from assigner.runtime.update.rankfactor import RankFactor
+from assigner.schedule.replication import is_exchanged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+
+    from torch import nn
+
+    from assigner.formats.plan import Plan
+    from assigner.model.marking import PartitionGraph
+    from assigner.runtime.ranks.membership import Membership
+    from assigner.runtime.ranks.workergroups import WorkerGroup
+    from assigner.runtime.step.executor import Executor
+    from assigner.runtime.update.scaling import GradientScaling
+    from assigner.schedule.program import Program
+
+
+class Gradients:
+    """The gradients of one rank.
+
+    Args:
+        parameters: This rank's parameters by name.
+        graph: The model's partitions.
+        plan: Who holds which.
+        member: This process in the run.
+        scaling: What the loss was multiplied by.
+
+    Attributes:
+        reduction: Adds up those of stages that several workers share.
+        factor: What a script multiplies all of them by.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        graph: PartitionGraph,
+        plan: Plan,
+        member: Membership,
+        scaling: GradientScaling,
+    ) -> None:
+        self.parameters, self.scaling = parameters, scaling
+        self._member = member
+        self._shared: dict[int, nn.Parameter] = {}
+        self._tied: dict[int, str] = {}
+        self._counted_elsewhere: set[str] = set()
+        for n, tie in enumerate(graph.ties):
+            if is_exchanged(plan, tie) and tie.parameter in parameters:
+                self._shared[n], self._tied[n] = parameters[tie.parameter], tie.parameter
+                if plan.holders[tie.partitions[0]][0] != member.worker:
+                    self._counted_elsewhere.add(tie.parameter)
+        self._wanted = {name: each.requires_grad for name, each in parameters.items()}
+        self.reduction = Reduction(dict(self._reduced(graph, plan)))
+        self.factor = RankFactor(parameters, member)
+        self._hooks: dict[str, Any] = {}
+        self._aside: dict[str, torch.Tensor | None] = {}
+
+    def _reduced(
+        self, graph: PartitionGraph, plan: Plan
+    ) -> Iterator[tuple[int, tuple[WorkerGroup, dict[str, dict[str, nn.Parameter]]]]]:
+        """What this rank shares of a stage with others, by the stage's number: of its partitions, what is their own."""
+        for n, stage in enumerate(plan.stages):
+            group = self._member.groups.get(stage.workers)
+            if group is None:
+                continue
+            apart = set(self._tied.values())
+            own: dict[str, dict[str, nn.Parameter]] = {}
+            for partition in stage.partitions:
+                names = [graph.canonical[each] for each in graph.piece[partition].parameters]
+                own[partition] = {
+                    name: self.parameters[name] for name in names if self._wanted.get(name) and name not in apart
+                }
+                apart.update(own[partition])
+            yield n, (group, own)
+            if group.workers[0] != self._member.worker:
+                self._counted_elsewhere.update(*own.values())
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """Gradients by parameter name, without the loss's scale."""
+        factor = self.scaling.carried
+        found = {name: each.grad for name, each in self.parameters.items() if each.grad is not None}
+        return found if factor == 1 else {name: gradient / factor for name, gradient in found.items()}
+
+    def drop(self) -> None:
+        """Have no gradients."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def begin(self) -> None:
+        """The backwards of a step will add to the gradients.
+
+        Raises:
+            UsageError: a parameter wants a gradient that did not when the model was captured, or the other way round;
+                or it has a hook that cannot be called on a step's gradient.
+        """
+        self._check_wanted()
+        for name, parameter in self.parameters.items():
+            check_no_late_hooks(name, parameter)
+            if parameter._backward_hooks:
+                self._hooks[name], parameter._backward_hooks = parameter._backward_hooks, None
+        self.scaling.begin(self._elements())
+        apart = {*(self._tied[n] for n in self._shared), *self.reduction.names, *self._hooks}
+        self._aside = {name: self.parameters[name].grad for name in apart}
+        for name in apart:
+            self.parameters[name].grad = None
+
+    def end(self, program: Program, executor: Executor, number: int) -> None:
+        """The backwards of a step have added to the gradients: sum those that workers share, call hooks on the sums.
+
+        Args:
+            program: The step's.
+            executor: Exchanges with other workers.
+            number: The batch's number in training, by which hooks draw: several workers call a shared parameter's.
+
+        Raises:
+            UsageError: the step's forwards have changed what wants a gradient, or hooked on to a parameter.
+        """
+        self._check_still_wanted()
+        self._sum_shared(program, executor)
+        executor.member.at = "the sum of the gradients of stages that several workers share"
+        executor.member.before_sums()
+        self.reduction.begin_rest(executor.recorder)
+        self.reduction.end()
+        for name, parameter in self.parameters.items():
+            if parameter._backward_hooks:
+                raise UsageError(
+                    f"a forward registers a hook on {name}: it would be called for every micro-batch",
+                    hint="register it in the model's builder, once",
+                )
+        for name, hooks in self._hooks.items():
+            parameter = self.parameters[name]
+            parameter._backward_hooks = hooks
+            if parameter.grad is not None:
+                seed_device(partition_seed(executor.seed, number, name, -1), parameter.device)
+                parameter.grad = _hooked(parameter.grad, hooks.values())
+        for name, before in self._aside.items():
+            parameter = self.parameters[name]
+            if before is not None:
+                parameter.grad = before if parameter.grad is None else before + parameter.grad
+        self._hooks, self._aside = {}, {}
+
+    def _sum_shared(self, program: Program, executor: Executor) -> None:
+        """A shared parameter's gradient is the sum over the holders that have one, in one order on all of them.
+
+        It is dense: a holder cannot know whether the others' are sparse (`nn.Embedding(sparse=True)`).
+        """
+        added = {n: _dense(each.grad) for n, each in self._shared.items() if each.grad is not None}
+        for n, parts in executor.messages.exchange_ties(program, self._shared, added, executor.recorder).items():
+            alone = len(parts) == 1  # perhaps still on its way to others, and changed in place next
+            self._shared[n].grad = (
+                (parts[0].clone() if alone else functools.reduce(torch.add, parts)) if parts else None
+            )
+
+    def _check_wanted(self) -> None:
+        """Which values between partitions get gradients was settled when the model was captured.
+
+        Raises:
+            UsageError: a parameter wants a gradient now and did not then; one that does not want it any more may.
+        """
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad and not self._wanted[name]:
+                raise UsageError(
+                    f"requires_grad of {name} is True now; the pipeline was made with False",
+                    hint="build it trainable, and freeze it in the script until it shall train; or load a checkpoint"
+                    " into the pipeline of a workload that trains it",
+                )
+        self._wanting = {name: each.requires_grad for name, each in self.parameters.items()}
+
+    def _check_still_wanted(self) -> None:
+        """A forward leaves `requires_grad` alone.
+
+        Raises:
+            UsageError: it has changed that of a parameter.
+        """
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad != self._wanting[name]:
+                raise UsageError(
+                    f"a forward has changed requires_grad of {name}",
+                    hint="decide in the model's builder or in the script's loop what is trained",
+                )
+
+    def norm(self, norm_type: float) -> float:
+        """The norm of all ranks' gradients as one vector, on every rank; a shared parameter counts once."""
+        self.scaling.unscale(self._elements())
+        counted = [
+            torch.linalg.vector_norm(each, norm_type, dtype=torch.promote_types(each.dtype, torch.float32))
+            for each in self._elements(without=self._counted_elsewhere)
+        ]
+        mine = torch.stack([norm.double() for norm in counted] or [torch.zeros((), dtype=torch.float64, device="cpu")])
+        all_norms = self._member.numbers(float(torch.linalg.vector_norm(mine, norm_type)))
+        return float(torch.linalg.vector_norm(torch.tensor(all_norms, dtype=torch.float64, device="cpu"), norm_type))
+
+    def shrink(self, norm: float, max_norm: float) -> None:
+        """Multiply the gradients so that a norm that is larger than `max_norm` becomes that."""
+        share = max_norm / (norm + 1e-6)
+        if share >= 1:
+            return
+        for gradient in self._elements():  # also where the norm is not a number: then the gradients are none either
+            gradient.mul_(share)
+
+    def clamp(self, limit: float) -> None:
+        """Cut every element to within plus or minus `limit`."""
+        self.scaling.unscale(self._elements())
+        for gradient in self._elements():
+            gradient.clamp_(-limit, limit)
+
+    def ready(self) -> bool:
+        """Whether they can be applied: unscaled, and finite on all ranks where they were scaled."""
+        self.scaling.unscale(self._elements())
+        return self.scaling.good()
+
+    def _elements(self, *, without: Container[str] = ()) -> list[torch.Tensor]:
+        """The gradients, to be changed in place; of a sparse one its values, of which it has each place's once then."""
+        found = []
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None and name not in without:
+                if parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.coalesce()
+                found.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
+        return found
+
+
+def _hooked(gradient: torch.Tensor, hooks: Iterable[Callable[[torch.Tensor], torch.Tensor | None]]) -> torch.Tensor:
+    """What a parameter's hooks make of its gradient, one after the other; they run as in a backward."""
+    with torch.no_grad(), as_single_process():
+        for hook in tuple(hooks):
+            made = hook(gradient)
+            gradient = gradient if made is None else made
+    return gradient
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient

@@ -1,0 +1,342 @@
+"""The loss of a step, on the rank that makes the model's output: once for each micro-batch, or once over the batch.
+
+A loss may have a memory (a running average, a count), so it is called once and no more. Where the last partition is
+rematerialised its first forward calls none; the recompute does, as it needs the loss's graph. One with a memory must
+come in the order of the micro-batches: it is called behind the first forward, on leaves whose gradients wait for the
+recompute. Whether it has one is seen at its first call, and at each step's losses that are called late: a memory that
+begins there is refused once if they came in another order.
+
+    M = 2, GPipe                     F0    F1    B1    B0
+    graph kept                       l0    l1
+    rematerialised                               l1    l0
+    rematerialised, with a memory    l0    l1
+
+A loss that mixes rows (contrastive, in-batch negatives) is another one for parts of a batch. Over the batch it is
+computed when the last micro-batch's forward has made its outputs; it works on leaves, and their gradients wait for the
+backwards of the micro-batches, which start from the outputs with them:
+
+    over the batch           o0    o1, loss(o0 o1), its gradients g0 g1    g1    g0
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from assigner.errors import UsageError
+from assigner.model.deferred.memento import Memento
+from assigner.runtime.forward.randomness import partition_seed, seed_python
+from assigner.runtime.forward.state import HeldTensor, is_strided, on_copies
+from assigner.runtime.messages.staging import copied_to
+from assigner.runtime.stages.replicas import one_worker
+from assigner.runtime.step.metrics import StepMetrics
+from assigner.runtime.step.outputs import Part, join
+from assigner.runtime.step.results import exact_sum
+from assigner.schedule.program import warm_up
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from assigner.formats.plan import Plan
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import Workload
+    from assigner.runtime.batch.microbatch import MicroBatch
+    from assigner.runtime.batch.variants import VariantGroup
+    from assigner.runtime.step.outputs import BatchOutputs
+
+
+class StepLoss:
+    """What follows the last partition's forward in every step.
+
+    Args:
+        workload: The loss, what it is over, and the metrics.
+        graph: Makes the model's output.
+        device: Where that is.
+        training: False: no gradients are wanted, and no forward runs twice.
+    """
+
+    def __init__(self, workload: Workload, graph: PartitionGraph, device: torch.device, *, training: bool) -> None:
+        self._workload, self._over_batch = workload, workload.loss_over == "batch"
+        self._graph, self._device, self._training = graph, device, training
+        self._remembers: bool | None = None
+        self._written: list[torch.Tensor] | None = None  # in place, by the loss; None: none was called
+        self._is_users = not (getattr(workload.loss, "__module__", None) or "").startswith("torch.")
+        self._metrics = StepMetrics(workload.metrics, device) if workload.metrics else None
+        self.begin((), (), factor=1.0)
+
+    def begin(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        places: Sequence[int],
+        *,
+        factor: float,
+        number: int = 0,
+        outputs: BatchOutputs | None = None,
+        finished: Sequence[MicroBatch] = (),
+    ) -> None:
+        """A step comes next; what an unfinished one left is dropped.
+
+        Args:
+            micro_batches: The batch, cut, or some of it.
+            places: Their numbers in the whole batch.
+            factor: What the loss's gradient is multiplied by.
+            number: The batch's number in training.
+            outputs: Where outputs are kept; None: nobody wants them.
+            finished: Those of the micro-batches that this rank runs the last partition for.
+        """
+        self._cuts = dict(zip(places, micro_batches, strict=True))
+        self._factor, self._number, self._finished = factor, number, finished
+        self._values: list[torch.Tensor] = []
+        self._outputs: dict[int, list[Any]] = {}
+        self._called: list[int] = []  # micro-batches, as their losses were called
+        self._before: Memento | None = None
+        self._held: dict[int, list[HeldTensor]] = {}
+        self._known: set[int] = set()  # the micro-batches whose loss is computed on leaves
+        self._gradients: dict[int, list[torch.Tensor | None]] = {}
+        self._kept = outputs
+        self._unseen = set(places) if outputs is not None or self._metrics is not None else set()
+        if self._metrics is not None:
+            self._metrics.begin()
+
+    def gradients(self, place: int) -> list[torch.Tensor | None]:
+        """Of what `of` gave for a micro-batch: its backward starts with them, and they are let go.
+
+        An output that the loss does not read has none: a Function of the user's would make zeros of nothing.
+        """
+        return self._gradients.pop(place) if place in self._known else [self._gradient()]
+
+    def _gradient(self) -> torch.Tensor:
+        """The loss's own; in float64, which autograd casts to the loss's type."""
+        return torch.full((), self._factor, dtype=torch.float64, device=self._device)
+
+    def numbers(self) -> list[float]:
+        """The step's loss, weight and metrics, of the micro-batches that end here; see `results`."""
+        loss, weight = exact_sum(map(float, self._values)), exact_sum(cut.amount for cut in self._finished)
+        return [loss, weight, *(self._metrics.numbers() if self._metrics is not None else ())]
+
+    def of(self, outputs: Sequence[Any], place: int, *, runs_again: bool) -> tuple[torch.Tensor, ...]:
+        """What the backward of a micro-batch starts from: its loss, or its outputs where their gradients are known.
+
+        Args:
+            outputs: What the last partition returned.
+            place: The micro-batch's number in the batch.
+            runs_again: This forward keeps no graph, and will run again before its backward.
+
+        Raises:
+            UsageError: the loss is no single number, or is over the batch and an output has no rows.
+        """
+        if place in self._unseen:
+            self._see(outputs, place)
+        if self._kept is not None and self._kept.alone:
+            return (torch.zeros((), device=self._device),)
+        if self._over_batch and len(self._cuts) > 1:
+            self._keep_part(outputs, place)
+            return _tensors(outputs)
+        if runs_again:
+            if self._remembers is not False and len(self._cuts) > 1:
+                self._ahead(outputs, place)
+            return (torch.zeros((), device=self._device),)
+        if place in self._known:
+            return _tensors(outputs)
+        cut = self._cuts[place]
+        if not cut.weight:
+            return (_zero_of(outputs, self._device),)
+        if self._remembers is False and self._before is None and self._is_users:
+            self._before = Memento((), [self._workload.loss])
+        value = self._with_a_graph(outputs, cut, place) * cut.weight
+        self._values.append(value.detach())
+        self._called.append(place)
+        if self._before is not None and len(self._called) == sum(1 for each in self._finished if each.weight):
+            self._check_order(self._before)
+        return (value,)
+
+    def _with_a_graph(self, outputs: Sequence[Any], cut: MicroBatch, place: int) -> torch.Tensor:
+        """The loss of a micro-batch, whose graph may have saved tensors that the next one's writes in place.
+
+        Each call works on copies of them, and the backward finds them as its own call left them: see `held`.
+        """
+        is_first = self._training and self._is_users and len(self._cuts) > 1 and self._written is None
+        memory = Memento((), [self._workload.loss]) if is_first else None
+        versions = [] if memory is None else [each._version for each in memory.tensors]
+        if self._written:
+            on_copies(self._written)
+        value = self._value(self._graph.rebuild_output(outputs), cut.targets, place)
+        if memory is not None:
+            pairs = zip(memory.tensors, versions, strict=True)
+            self._written = [each for each, version in pairs if each._version != version and is_strided(each)]
+        if self._written:
+            self._held[place] = [HeldTensor.of(each) for each in self._written]
+        return value
+
+    def held(self, place: int) -> Sequence[HeldTensor]:
+        """The loss's own tensors as the call for a micro-batch left them, for its backward."""
+        return self._held.get(place, ())
+
+    def _check_order(self, before: Memento) -> None:
+        """All losses of a step are called: see whether a memory has begun among those that were called late."""
+        self._remembers = before.has_changed()
+        if self._remembers and self._called != sorted(self._called):
+            raise UsageError(
+                "Workload.loss begins to keep something from call to call in a step that has called it for"
+                f" micro-batches {', '.join(map(str, self._called))} in this order, as partition"
+                f" {self._graph.last.name!r} is rematerialised",
+                hint="have it keep something from its first call on, as a count of its calls; or"
+                f" assigner.partition(..., rematerialise='never') for {self._graph.last.name!r}, or one micro-batch",
+            )
+
+    def _see(self, outputs: Sequence[Any], place: int) -> None:
+        """What is made of outputs beside the loss, once, and before the loss may write there."""
+        self._unseen.remove(place)
+        cut = self._cuts[place]
+        if self._kept is not None:
+            self._kept.keep(self._graph, outputs, place, cut)
+            if self._kept.alone:
+                return
+        if self._metrics is not None and not (self._over_batch and len(self._cuts) > 1):
+            self._measure(self._graph.rebuild_output(outputs), cut.targets, cut.weight, place)
+
+    def _measure(self, output: Any, targets: Any, weight: float, place: int) -> None:
+        if self._metrics is not None:
+            seed = partition_seed(self._workload.seed, self._number, "the metrics", place)
+            self._metrics.see(output, _to_device(targets, self._device), weight, seed)
+
+    def _value(self, output: Any, targets: Any, place: int) -> torch.Tensor:
+        """The user's loss; what it draws from Python's and NumPy's generators is the same under every plan."""
+        if self._is_users:
+            seed_python(partition_seed(self._workload.seed, self._number, "the loss", place))
+        value = self._workload.compute_loss(output, _to_device(targets, self._device))
+        if isinstance(value, torch.Tensor) and value.is_meta:
+            raise UsageError(
+                "the loss reads weights of the model that its builder has made, which have no values here",
+                hint="a loss sees outputs and targets alone: return what it needs from the model, or let the optimizer"
+                " decay weights (weight_decay)",
+            )
+        if not isinstance(value, torch.Tensor) or value.dim():
+            given = (
+                f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            )
+            raise UsageError(f"Workload.loss gave {given}", hint="return a tensor with one number and no dimension")
+        return value
+
+    def _keep_part(self, outputs: Sequence[Any], place: int) -> None:
+        """Keep a micro-batch's outputs for the loss over the batch; its backward starts from them."""
+        if place not in self._known:
+            self._known.add(place)
+            self._outputs[place] = [self._leaf(output) for output in outputs]
+            if len(self._outputs) == len(self._cuts):
+                self._over_the_batch()
+
+    def _ahead(self, outputs: Sequence[Any], place: int) -> None:
+        """Compute the loss of outputs that will be made again, in the order of the micro-batches; learn if it must."""
+        cut = self._cuts[place]
+        if not cut.weight:
+            return
+        memory = Memento((), [self._workload.loss]) if self._remembers is None else None
+        leaves = {id(output): self._leaf(output) for output in outputs}  # one that is there twice is one
+        copies = {key: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for key, leaf in leaves.items()}
+        made = [copies[id(output)] for output in outputs]  # a loss may write there
+        value = self._value(self._graph.rebuild_output(made), cut.targets, place) * cut.weight
+        self._values.append(value.detach())
+        self._called.append(place)
+        self._differentiate(value)
+        tensors = _tensors(outputs)
+        first = {id(output): n for n, output in reversed(list(enumerate(tensors)))}
+        self._known.add(place)
+        self._gradients[place] = [
+            leaves[id(output)].grad if first[id(output)] == n else None for n, output in enumerate(tensors)
+        ]
+        if memory is not None:
+            self._remembers = memory.has_changed()
+
+    def _differentiate(self, value: torch.Tensor) -> None:
+        """Have the leaves behind a loss get their gradients."""
+        if value.requires_grad:
+            with torch.autocast(self._device.type, enabled=False):
+                torch.autograd.backward([value], [self._gradient()])
+
+    def _leaf(self, output: Any) -> Any:
+        """An output without its graph."""
+        if not isinstance(output, torch.Tensor):
+            return output
+        return output.detach().requires_grad_(self._training and output.requires_grad)
+
+    def _over_the_batch(self) -> None:
+        """Compute the loss of all outputs, and the gradients that each micro-batch's backward starts from."""
+        made, output = self._outputs, self._graph.output
+        self._outputs = {}
+        cuts = self._cuts
+        parts = [Part(output, output.filled(made[n]), cuts[n].rows, cuts[n].weight) for n in sorted(made)]
+        for index in output.made:
+            leaf = parts[0].leaves[index]
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad and parts[0].rows_dimension(index) is None:
+                raise UsageError(
+                    f"the loss is over the whole batch, and an output of shape {tuple(leaf.shape)} has no rows to join"
+                    " the micro-batches' along",
+                    hint="return it for each row; or use one micro-batch (solve with --micro-batches 1)",
+                )
+        with torch.set_grad_enabled(self._training):
+            joined = pytree.tree_unflatten(join(parts), output.structure)
+            targets = next(iter(cuts.values())).targets
+            self._measure(joined, targets, 1.0, min(cuts))
+            value = self._value(joined, targets, min(cuts))
+        self._values.append(value.detach())
+        self._differentiate(value)
+        for place, leaves in made.items():
+            self._gradients[place] = [leaf.grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def check_schedule(workload: Workload, plan: Plan, graph: PartitionGraph) -> None:
+    """A loss over the batch needs the forwards of all micro-batches before the first backward.
+
+    Raises:
+        UsageError: the plan's schedule starts a backward of the last stage earlier.
+    """
+    if workload.loss_over != "batch":
+        return
+    last = next(n for n, stage in enumerate(plan.stages) if graph.last.name in stage.partitions)
+    if len(plan.stages[last].workers) > 1:
+        raise UsageError(
+            f"the loss is over the whole batch, and {len(plan.stages[last].workers)} workers share the last stage: each"
+            " has the output of some micro-batches",
+            hint=one_worker(graph.last.name),
+        )
+    if warm_up(plan, last) < plan.micro_batches:
+        raise UsageError(
+            f"the loss is over the whole batch, and under schedule {plan.schedule} the last stage's backwards begin"
+            " before all of its forwards have run",
+            hint="solve with --schedule gpipe or interleaved, or with --micro-batches 1",
+        )
+
+
+def check_groups(workload: Workload, groups: Sequence[VariantGroup]) -> None:
+    """A loss over the batch needs all micro-batches in one program.
+
+    Raises:
+        UsageError: some of them run through another graph of the model than others, and so one after the others.
+    """
+    if workload.loss_over == "batch" and len(groups) > 1:
+        rows = [[each.rows for each in group.micro_batches] for group in groups]
+        raise UsageError(
+            "the loss is over the whole batch, and the model's forward takes another path for some of its micro-batches"
+            f" than for others (their rows: {rows[0]} and {rows[1]})",
+            hint="give batches whose micro-batches are alike, or use one micro-batch (solve with --micro-batches 1)",
+        )
+
+
+def _tensors(outputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    return tuple(output for output in outputs if isinstance(output, torch.Tensor))
+
+
+def _zero_of(outputs: Sequence[Any], device: torch.device) -> torch.Tensor:
+    """Zero whose gradients are zeros: a loss that counts for nothing may be 0 / 0, and is not computed."""
+    tensors = [output for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad]
+    parts = [tensor.unsqueeze(0)[:0].sum() for tensor in tensors]
+    return sum(parts, torch.zeros((), device=device))
+
+
+def _to_device(tree: Any, device: torch.device) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return copied_to(device, tree)
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: copied_to(device, tensor), tree)

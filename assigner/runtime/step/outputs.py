@@ -1,0 +1,281 @@
+"""The model's outputs: micro-batches joined to those of the batch, and brought to the ranks that want them.
+
+a tensor with rows          joined along them, whichever dimension they are
+one without, a plain value  stays as it is, where it is the same for all micro-batches
+a floating number           else counts as the loss does: a mean over what the micro-batches weigh
+any other                   is an error, as is a number under reduction "sum": it may be a sum, or the same for any rows
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.utils import _pytree as pytree
+
+from assigner.errors import UsageError
+from assigner.location import Location, rank_of
+from assigner.model.marking.graph import ModelOutput
+from assigner.model.plainvalues import DTYPES
+from assigner.runtime.batch.headers import Header, header_route, post_header, receive_header, send_header
+from assigner.runtime.messages.ordering import Message
+from assigner.runtime.step.results import exact_sum
+from assigner.schedule.program import Payload, Route
+from assigner.schedule.replication import takers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from assigner.formats.plan import Plan
+    from assigner.model.marking import PartitionGraph
+    from assigner.model.workload import Workload
+    from assigner.runtime.batch.microbatch import MicroBatch
+    from assigner.runtime.batch.variants import VariantGroup
+    from assigner.runtime.messages.transport import Transport
+    from assigner.runtime.ranks.membership import Membership
+
+Receiver = int | Literal["all"]
+"""The rank that wants outputs, or every rank."""
+
+_NUMBERS = (bool, int, float)
+_DTYPES = sorted(DTYPES.values(), key=str)  # a header has their numbers
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the last partition made of one micro-batch.
+
+    Args:
+        output: What is known of it.
+        leaves: All leaves of it.
+        rows: The micro-batch's rows.
+        weight: What a number counts for; None: nobody knows.
+    """
+
+    output: ModelOutput
+    leaves: list[Any]
+    rows: int
+    weight: float | None
+
+    def rows_dimension(self, index: int) -> int | None:
+        """Along which dimension a leaf has the rows, as far as this micro-batch tells."""
+        leaf = self.leaves[index]
+        if self.output.rows_known:
+            return self.output.rows[index]
+        return 0 if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.size(0) == self.rows else None
+
+
+def join(parts: Sequence[Part]) -> list[Any]:
+    """The leaves of the whole batch's output.
+
+    Raises:
+        UsageError: one of them cannot be told from those of the micro-batches.
+    """
+    return [_join_leaf(parts, index) for index in range(len(parts[0].leaves))]
+
+
+def _join_leaf(parts: Sequence[Part], index: int) -> Any:
+    leaves = [part.leaves[index] for part in parts]
+    if len(leaves) == 1:
+        return leaves[0]
+    known = [part.rows_dimension(index) for part in parts if part.output.rows_known]
+    dim, *others = set(known or [part.rows_dimension(index) for part in parts])
+    if dim is not None and not others:
+        return torch.cat(leaves, dim)
+    if all(_same(leaves[0], leaf) for leaf in leaves[1:]):
+        return leaves[0]
+    weights = [part.weight for part in parts]
+    if all(map(_is_floating, leaves)) and None not in weights:
+        return _mean(leaves, [weight or 0.0 for weight in weights])
+    shape = f"of shape {tuple(leaves[0].shape)} " if isinstance(leaves[0], torch.Tensor) else ""
+    raise UsageError(
+        f"the model's output{_path(parts[0].output, index)} {shape}differs between micro-batches, and has no"
+        f" dimension of rows to join them along",
+        hint="return it for each row, or have it as one of Workload.metrics"
+        + ("; pipeline.evaluate(batch, outputs_to=...) knows what each micro-batch weighs" if None in weights else ""),
+    )
+
+
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, float) or (isinstance(leaf, torch.Tensor) and not leaf.dim() and leaf.is_floating_point())
+
+
+def _mean(numbers: Sequence[Any], weights: Sequence[float]) -> Any:
+    """The number of the batch, of the kind of the micro-batches'."""
+    found = exact_sum(weight * float(number) for number, weight in zip(numbers, weights, strict=True) if weight)
+    first = numbers[0]
+    if isinstance(first, torch.Tensor):
+        return torch.tensor(found, dtype=first.dtype, device=first.device)
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.shape == other.shape and torch.equal(one, other)
+    return bool(one == other)
+
+
+def _path(output: ModelOutput, index: int) -> str:
+    """Where a leaf stands in the output, as Python writes it."""
+    tree = pytree.tree_unflatten(list(range(len(output.leaves))), output.structure)
+    return next(pytree.keystr(path) for path, leaf in pytree.tree_leaves_with_path(tree) if leaf == index)
+
+
+class BatchOutputs:
+    """The outputs of one batch: kept as forwards make them, joined, and brought to the ranks that want them.
+
+    Args:
+        groups: The batch's micro-batches by the graph that they run through.
+        workload: What a micro-batch's numbers count for.
+        plan: Names the workers.
+        to: Who wants the outputs.
+        alone: Nothing else is made of them: no loss, and of the batch there are no targets.
+
+    Raises:
+        UsageError: the output has another structure for some micro-batches than for others.
+    """
+
+    def __init__(
+        self, groups: Sequence[VariantGroup], workload: Workload, plan: Plan, to: Receiver, *, alone: bool = False
+    ) -> None:
+        graphs = [group.variant.graph for group in groups]
+        makers = {group.variant.makers for group in groups}
+        if len(makers) > 1 or any(graph.output.structure != graphs[0].output.structure for graph in graphs):
+            raise UsageError(
+                "the model's output has another structure for some micro-batches than for others",
+                hint="give batches whose micro-batches are alike",
+            )
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        self.alone = alone
+        self._graph, self._plan, self._groups, self._makers = graphs[0], plan, groups, makers.pop()
+        self._routes = OutputRoutes(plan, self._makers[0], self._graph, range(world) if to == "all" else [to])
+        self._counts = workload.reduction == "mean" and not (alone and workload.weight is not None)
+        self._parts: dict[int, Part] = {}
+
+    def keep(self, graph: PartitionGraph, made: Sequence[Any], place: int, cut: MicroBatch) -> None:
+        """Keep what the last partition made of a micro-batch.
+
+        Args:
+            graph: What it ran through.
+            made: What the last partition returned. A loss may write there, and an update into a weight among it: unless
+                outputs are wanted alone, it is copied.
+            place: The micro-batch's number in the batch.
+            cut: The micro-batch.
+        """
+        self._put(graph, made if self.alone else [_copied(each) for each in made], place, cut)
+
+    def _put(self, graph: PartitionGraph, kept: Sequence[Any], place: int, cut: MicroBatch) -> None:
+        weight = cut.weight if self._counts else None
+        self._parts[place] = Part(graph.output, graph.output.filled(kept), cut.rows, weight)
+
+    def carry(self, member: Membership) -> Any:
+        """Join the micro-batches' outputs and bring them to the ranks that want them; every rank calls this.
+
+        Returns:
+            The model's output in its own structure where it is wanted, else None.
+
+        Raises:
+            UsageError: a part of it cannot be joined.
+        """
+        if len(self._makers) > 1:
+            member.at = "the transfer of the micro-batches' outputs"
+            self._bring_together(member)
+        member.at = "joining the micro-batches' outputs"
+        joined = join([self._parts[place] for place in sorted(self._parts)]) if self._parts else None
+        self._parts.clear()
+        member.at = "the transfer of the model's output"
+        leaves = self._routes.carry(joined, member)
+        return None if leaves is None else self._graph.rebuild_output(leaves)
+
+    def _bring_together(self, member: Membership) -> None:
+        """Have the first of the workers that share the last stage get the micro-batches' outputs of the others."""
+        first = self._makers[0]
+        for group in self._groups:
+            graph = group.variant.graph
+            routes = {maker: OutputRoutes(self._plan, maker, graph, [first]) for maker in self._makers}
+            for place, cut, maker in _maker_of(group):
+                if maker != first:
+                    part = self._parts.pop(place, None)
+                    kept = routes[maker].carry(None if part is None else part.leaves, member)
+                    if kept is not None:
+                        self._put(graph, kept, place, cut)
+
+
+def _maker_of(group: VariantGroup) -> Iterator[tuple[int, MicroBatch, int]]:
+    """(number, micro-batch, rank that makes its output) of each micro-batch."""
+    plan = group.variant.programs.counted(len(group.places), training=False).plan
+    last = next(n for n, stage in enumerate(plan.stages) if group.variant.graph.last.name in stage.partitions)
+    for place, cut, worker in zip(group.places, group.micro_batches, takers(plan, last), strict=True):
+        yield place, cut, rank_of(worker)
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+class OutputRoutes:
+    """The ways of an output's leaves to the ranks that want them; every rank makes the same.
+
+    Args:
+        plan: Names the workers.
+        maker: The rank that has the output.
+        graph: Whose output.
+        targets: The ranks that want it.
+    """
+
+    def __init__(self, plan: Plan, maker: int, graph: PartitionGraph, targets: Iterable[int]) -> None:
+        names = {rank_of(worker): worker for worker in plan.workers}
+        self.targets, self.made = tuple(targets), graph.output.made
+        self.routes = {
+            (rank, index): Route(
+                Payload.OUTPUT, graph.last.name, index, names[maker], names.get(rank) or str(Location(rank, "cpu"))
+            )
+            for rank in self.targets
+            if rank != maker
+            for index in graph.output.made
+        }
+
+    def carry(self, leaves: Sequence[Any] | None, member: Membership) -> list[Any] | None:
+        """Bring the leaves to the ranks that want them.
+
+        Args:
+            leaves: On the maker, all of them; None elsewhere.
+            member: This process in the run.
+
+        Returns:
+            Where they are wanted those that the last partition returns, else None.
+        """
+        transport = member.transport
+        found = None if leaves is None else [leaves[index] for index in self.made]
+        if self.routes and transport is not None:
+            transport.know(self.routes.values())
+            transport.know(header_route(route) for route in self.routes.values())
+            if leaves is not None:
+                for (_, index), route in self.routes.items():
+                    _send(transport, route, leaves[index])
+            elif member.rank in self.targets:
+                mine = [route for (rank, _), route in self.routes.items() if rank == member.rank]
+                found = [_receive(transport, route) for route in mine]
+        if transport is not None:
+            transport.flush()  # also the values between partitions: nothing else waits for them to leave
+        return found if member.rank in self.targets else None
+
+
+def _send(transport: Transport, route: Route, leaf: Any) -> None:
+    """The header's kind is the type; of a number, which goes as a tensor, below zero."""
+    is_tensor = isinstance(leaf, torch.Tensor)
+    tensor = leaf if is_tensor else torch.tensor(leaf, device="cpu")
+    kind = _DTYPES.index(tensor.dtype) if is_tensor else -1 - _NUMBERS.index(type(leaf))
+    send_header(transport, Message(route, 0), Header(tuple(tensor.shape), kind))
+    transport.send(Message(route, 0), tensor if is_tensor else tensor.to(torch.float64))
+
+
+def _receive(transport: Transport, route: Route) -> Any:
+    message = Message(route, 0)
+    post_header(transport, message)
+    shape, kind = receive_header(transport, message)
+    transport.post(message, shape, _DTYPES[kind] if kind >= 0 else torch.float64)
+    found = transport.receive(message)
+    return found if kind >= 0 else _NUMBERS[-1 - kind](found.item())

@@ -1,0 +1,516 @@
+"""One partition at work: forward, recompute and backward of a micro-batch, as an autograd island.
+
+What a partition reads are leaves of its own little graph; their gradients add up over all its readers on this worker,
+and go to the partition that made the value. A rematerialised micro-batch keeps no graph, only what it read and the
+state of its modules then, and runs its forward again right before its backward. Its first forward has gradients on, as
+the second one: a model may ask.
+
+A backward may come in two parts (splitbackward.py). A recompute belongs to the first of them that needs a graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch.autograd.graph import GradientEdge, _engine_run_backward
+
+from assigner.errors import UsageError
+from assigner.machine.generators import GeneratorStates
+from assigner.model.deferred.memento import Memento, let_go
+from assigner.model.deferred.mutation import Writes
+from assigner.model.marking import Piece
+from assigner.model.marking.casting import casting
+from assigner.model.marking.writing import StepStores
+from assigner.model.singleprocess import as_single_process
+from assigner.runtime.forward.compiling import Forward
+from assigner.runtime.forward.nodes import are_made_here, edge_of, hooks_so_far, is_leaf, nodes_so_far
+from assigner.runtime.forward.randomness import partition_seed, seed_device, seed_python
+from assigner.runtime.forward.splitbackward import WeightPart, input_part
+from assigner.runtime.forward.state import (
+    ForwardStart,
+    HeldTensor,
+    LateWrites,
+    PartitionState,
+    WrittenTensors,
+    as_they_were,
+    has_user_code,
+)
+from assigner.runtime.step.batchnorm import DeferredStatistics
+
+_NOTHING = contextlib.nullcontext()
+
+
+class ForwardPlace(NamedTuple):
+    """Which forward this is: the randomness and the micro-batch belong to it.
+
+    Args:
+        seed: The workload's seed.
+        step: The batch's number in training.
+        micro_batch: The micro-batch's number.
+        last: It is the step's last one.
+    """
+
+    seed: int
+    step: int
+    micro_batch: int
+    last: bool = False
+
+
+@dataclass(slots=True)
+class _Graph:
+    """What the backward of a micro-batch needs.
+
+    Args:
+        roots: Where it starts, for each output.
+        held: Tensors that forwards write, as this one left them.
+        is_hooked: The forward has hooked on to tensors.
+        overwritten: The name of a tensor that a later forward wrote without a copy of it.
+    """
+
+    roots: list[GradientEdge | None]
+    held: list[HeldTensor]
+    is_hooked: bool = False
+    overwritten: str = ""
+
+
+@dataclass(slots=True)
+class _Rest:
+    """What the input part of a backward has left to the weight part.
+
+    Args:
+        part: What is computed from the graph.
+        held: Tensors that forwards write, as this one left them.
+        overwritten: As a graph has it.
+    """
+
+    part: WeightPart
+    held: list[HeldTensor]
+    overwritten: str = ""
+
+
+class JoinedGraph(NamedTuple):
+    """A partition's kept graph whose backward is one with that of the partition in front of it.
+
+    Args:
+        runner: Of the partition.
+        graph: What its backward needs.
+        gradients: Of its outputs, from elsewhere: the partitions that it is joined with add theirs.
+    """
+
+    runner: PartitionRunner
+    graph: _Graph
+    gradients: Sequence[torch.Tensor | None]
+
+    def watch(self, note: Callable[[str], None]) -> None:
+        """Have it noted when a backward comes to this partition: all that lies behind it is done then.
+
+        torch's engine takes the nodes of one device from the last that was made to the first, and lets leaves go first.
+        The hooks go with the graph, whose only backward this is.
+        """
+        name = self.runner.piece.name
+        for node in {root.node for root in self.graph.roots if root is not None}:
+            if not is_leaf(node):
+                node.register_prehook(lambda _: note(name))
+
+
+class _Postponed(NamedTuple):
+    """A backward that is all weight part: the arguments of `backward`."""
+
+    reads: Sequence[torch.Tensor]
+    sizes: Sequence[Any]
+    output_gradients: Sequence[torch.Tensor | None]
+
+
+@dataclass
+class PartitionRunner:
+    """Runs one partition.
+
+    Args:
+        piece: What it reads and makes.
+        module: Its forward with its weights.
+        device: Where it runs.
+        rematerialise: Keep no graph, run the forward again before the backward.
+        gradients: Which of its outputs get a gradient back.
+        finish: Applied to what the module returned, to the micro-batch's number and to whether this forward will run
+            again: the last partition's loss, or what has its gradients without one.
+        run: What runs its forward in the place of the module: the module, compiled.
+        keep_last: The step's last micro-batch keeps its graph all the same.
+        statistics: Of its BatchNorm modules, where they are deferred.
+        state: What its forwards change beside their outputs; None: nobody else has to know.
+        stores: What they store once a step.
+        differentiates: Something that it reads gets a gradient back.
+    """
+
+    piece: Piece
+    module: fx.GraphModule
+    device: torch.device
+    rematerialise: bool
+    gradients: tuple[bool, ...]
+    finish: Callable[[Sequence[torch.Tensor], int, bool], tuple[torch.Tensor, ...]] | None = None
+    run: Forward | None = None
+    keep_last: bool = False
+    statistics: DeferredStatistics | None = None
+    state: PartitionState | None = None
+    stores: StepStores = field(default_factory=StepStores)
+    differentiates: bool = True
+    _graphs: dict[int, _Graph] = field(default_factory=dict)
+    _starts: dict[int, ForwardStart] = field(default_factory=dict)
+    _rests: dict[int, _Rest | _Postponed] = field(default_factory=dict)
+    _draws: bool | None = None
+    _is_plain: bool | None = None
+    _was_watched_back: bool = False
+
+    def __post_init__(self) -> None:
+        if self.state is None:
+            self.state = PartitionState(self.module, WrittenTensors([self.module]))
+        if self.statistics is not None and not self.statistics.has(self.piece.name):
+            self.statistics = None
+        self._call: Forward = self.run or self.module
+        self._is_compiled = self.run is not None and getattr(self.run, "__self__", None) is not self.module
+        if self._is_compiled and self.statistics is not None:
+            self.statistics.run_eagerly(self.piece.name)
+        has_code = has_user_code(self.module)
+        self._users = self.finish is not None or has_code
+        # code of the user's may begin to draw at any time, as stochastic depth whose rate begins at 0
+        self._draws = True if has_code else None
+
+    def recomputes(self, place: ForwardPlace) -> bool:
+        """The forward runs again before this backward, and needs what it read."""
+        return self.rematerialise and not (self.keep_last and place.last)
+
+    def joins(self, place: ForwardPlace) -> bool:
+        """Whether this forward's graph may be one with its neighbours'.
+
+        It is kept, its backward finds all tensors of the partition as they are then, and the first graph was plain:
+        this thread made all of its nodes, by whose order a backward is known to have left a partition, and no hook of
+        the forward's own runs where it comes to one. A compiled forward would be compiled again for what has a graph.
+        """
+        assert self.state is not None
+        is_plain = self._is_plain and self.state.was_watched and not self._is_compiled
+        return bool(is_plain) and not self.recomputes(place) and not self.state.is_written()
+
+    def forward(
+        self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
+    ) -> tuple[torch.Tensor, ...]:
+        """Run the forward of one micro-batch; in the block of one process, for it is the user's code that runs.
+
+        Args:
+            place: Which micro-batch.
+            reads: The values of `piece.reads`: leaves, which get their gradients in `.grad`, or outputs of partitions
+                that this one is joined with.
+            sizes: The numbers of `piece.sizes`.
+
+        Returns:
+            The outputs; where a graph of them is kept, they belong to it.
+        """
+        if not torch.is_grad_enabled():
+            return tuple(output.detach() for output in self._finished(self._run(place, reads, sizes), place))
+        assert self.state is not None
+        runs_again, hooks = self.recomputes(place), hooks_so_far()
+        first = nodes_so_far() if self._is_plain is None else 0
+        start = self.state.begin(runs_again=runs_again)
+        if self.state.was_watched:
+            outputs = self._run(place, reads, sizes)
+            late = self.state.end(start)
+        else:
+            outputs, late = self._watched(start, place, reads, sizes)
+        if late is not None:
+            self._overwrite(late)
+        can_run_again = late is None
+        outputs = self._finished(outputs, place, runs_again=runs_again and can_run_again)
+        if runs_again and can_run_again:
+            self._starts[place.micro_batch] = start
+            if self._users:
+                let_go(self.state.modules)
+            return tuple(output.detach() for output in outputs)
+        # what it started from is lost where it was not known to write that
+        graph = _Graph(self._roots(outputs), self.state.left(), is_hooked=hooks_so_far() != hooks)
+        if self._is_plain is None:
+            self._is_plain = not graph.is_hooked and are_made_here(graph.roots, range(first, nodes_so_far()))
+        self._graphs[place.micro_batch] = graph
+        return outputs
+
+    def _overwrite(self, late: LateWrites) -> None:
+        """A forward wrote tensors without copies of them, and earlier micro-batches may be under way.
+
+        A graph that has saved one of them is noticed by torch in its backward; one that has not needs none.
+
+        Raises:
+            UsageError: one of them runs its forward again, and so reads it; or torch would not notice.
+        """
+        assert self.state is not None
+        kept: list[_Graph | _Rest] = [*self._graphs.values()]
+        kept += [each for each in self._rests.values() if isinstance(each, _Rest)]
+        name = self.state.name_of((late.tensors + late.loose)[0])
+        if any(each.needs(late) for each in self._starts.values()) or (kept and late.uncounted):
+            raise _overwritten(self.piece.name, name)
+        for each in kept:
+            each.overwritten = name
+
+    def join(self, place: ForwardPlace, output_gradients: Sequence[torch.Tensor | None]) -> JoinedGraph:
+        """Hand over a graph for the backward of the partition in front of this one; arguments as in `backward`."""
+        return JoinedGraph(self, self._graphs.pop(place.micro_batch), output_gradients)
+
+    def backward(
+        self,
+        place: ForwardPlace,
+        reads: Sequence[torch.Tensor],
+        sizes: Sequence[Any],
+        output_gradients: Sequence[torch.Tensor | None],
+        *,
+        split: bool = False,
+        joined: Sequence[JoinedGraph] = (),
+        note: Callable[[str], None] | None = None,
+    ) -> None:
+        """Run the backward of one micro-batch; gradients land in the parameters and in the leaves that were read.
+
+        Args:
+            place: As in the forward.
+            reads: As in the forward; only one that recomputes looks at them, and one that is put off keeps them.
+            sizes: Likewise.
+            output_gradients: For each output its gradient; None: nobody used it (the loss has none and needs none).
+            split: Its input part alone: what was read has its gradients then, and `backward_weight` does the rest.
+            joined: Partitions behind this one whose backward is one with this, the last of them first.
+            note: Called with the name of each partition but the last of them when the backward comes to it.
+        """
+        if split and not self.differentiates:
+            self._rests[place.micro_batch] = _Postponed(reads, sizes, output_gradients)
+            return
+        graph, start = self._graphs.pop(place.micro_batch, None), self._starts.pop(place.micro_batch, None)
+        if graph is not None:
+            through = [*joined, JoinedGraph(self, graph, output_gradients)]
+            held, checked = list[HeldTensor](), list[tuple[PartitionRunner, bool]]()
+            for runner, each, _ in through:
+                held += each.held
+                if runner.is_checked(place, bool(each.held)):
+                    checked.append((runner, runner.shows_values(each)))
+            with as_they_were(held) if held else _NOTHING, _unchanged_by_backward(checked):
+                self._differentiate(place, through, note, split=split)
+        elif self.finish is not None or any(gradient is not None for gradient in output_gradients):
+            assert self.state is not None
+            assert start is not None
+            with self.state.again(start), as_single_process():
+                hooks = hooks_so_far()
+                outputs = self._finished(self._run(place, reads, sizes), place)
+                held = self.state.left() if split else []
+                graph = _Graph(self._roots(outputs), held, is_hooked=hooks_so_far() != hooks)
+                with _unchanged_by_backward([(self, self.shows_values(graph))]):
+                    self._differentiate(place, [JoinedGraph(self, graph, output_gradients)], split=split)
+
+    def backward_weight(self, place: ForwardPlace) -> None:
+        """Run the weight part, behind the input part; all parameters have their gradients then."""
+        rest = self._rests.pop(place.micro_batch, None)
+        if isinstance(rest, _Postponed):
+            self.backward(place, *rest)
+        elif rest is not None:
+            checked = [(self, False)] if self.is_checked(place, bool(rest.held)) else []
+            worded = _in_words(self.piece.name, rest.overwritten)
+            with as_single_process(), as_they_were(rest.held), _unchanged_by_backward(checked), worded:
+                rest.part.run()
+
+    def waiting(self, place: ForwardPlace) -> tuple[list[torch.Tensor], bool]:
+        """The tensors that the weight part of a backward needs, as far as the input part knows of them.
+
+        Returns:
+            They, and whether the whole graph is there too.
+        """
+        rest = self._rests.get(place.micro_batch)
+        if isinstance(rest, _Postponed):
+            return [each for each in rest.output_gradients if each is not None], not self.recomputes(place)
+        return ([], False) if rest is None else (rest.part.tensors(), bool(rest.part.edges))
+
+    def is_checked(self, place: ForwardPlace, is_held: bool) -> bool:
+        """Whether to look if a backward changes the partition's tensors: where that would be lost.
+
+        Args:
+            place: Which micro-batch's.
+            is_held: It finds tensors as its forward left them.
+        """
+        return is_held or (self._users and not (place.last and place.micro_batch == 0))  # others lie before it
+
+    def shows_values(self, graph: _Graph) -> bool:
+        """Whether to look if a backward changes Python values too: the first, and each that runs a forward's hooks."""
+        if not self._users:
+            return False
+        is_first, self._was_watched_back = not self._was_watched_back, True
+        return is_first or graph.is_hooked
+
+    def _differentiate(
+        self,
+        place: ForwardPlace,
+        through: Sequence[JoinedGraph],
+        note: Callable[[str], None] | None = None,
+        *,
+        split: bool,
+    ) -> None:
+        """One backward through partitions that are joined, the last of them first; or the input part of one's."""
+        pairs = [
+            (root, gradient)
+            for each in through
+            for root, gradient in zip(each.graph.roots, each.gradients, strict=True)
+            if root is not None and gradient is not None
+        ]
+        if not pairs:
+            return
+        roots, gradients = [root for root, _ in pairs], [gradient for _, gradient in pairs]
+        if split:
+            (alone,) = through
+            overwritten = alone.graph.overwritten
+            with as_single_process(), _in_words(self.piece.name, overwritten):
+                part = input_part(roots, gradients, is_hooked=alone.graph.is_hooked)
+            self._rests[place.micro_batch] = _Rest(part, alone.graph.held, overwritten)
+            return
+        if note is not None:
+            for each in through[1:]:
+                each.watch(note)
+        late = next(
+            ((each.runner.piece.name, each.graph.overwritten) for each in through if each.graph.overwritten), None
+        )
+        with as_single_process(), _NOTHING if late is None else _in_words(*late):
+            # what torch.autograd.backward calls, without its checks of what a user gives
+            _engine_run_backward(
+                tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
+
+    def forget(self) -> None:
+        """Drop the graphs of a step that was not finished."""
+        self._graphs.clear()
+        self._starts.clear()
+        self._rests.clear()
+
+    def _watched(
+        self, start: ForwardStart, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
+    ) -> tuple[tuple[torch.Tensor, ...], LateWrites | None]:
+        """The first forward, and what it is seen to write; a compiled one would not run compiled while it is seen."""
+        assert self.state is not None
+        if self._is_compiled:
+            return (outputs := self._run(place, reads, sizes)), self.state.end(start)
+        gradients = self.state.gradients()
+        with Writes() as writes:
+            outputs = self._run(place, reads, sizes)
+        if self.statistics is not None:
+            self.statistics.check_used(self.piece.name, writes.used)
+        if self.rematerialise and self.state.gradients() != gradients:
+            raise UsageError(
+                f"the forward of partition {self.piece.name!r} adds to its own parameters' gradients (.backward()), and"
+                " would do so again when it is recomputed",
+                hint="assigner.partition(..., rematerialise='never'); or take gradients with torch.autograd.grad",
+            )
+        return outputs, self.state.end(start, writes.storages)
+
+    def _run(
+        self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
+    ) -> tuple[torch.Tensor, ...]:
+        seed = partition_seed(place.seed, place.step, self.piece.name, place.micro_batch)
+        seed_device(seed, self.device)
+        if self._users and self._draws is not False:
+            return self._seeded(seed, place, reads, sizes)
+        return self._cast(place, reads, sizes)
+
+    def _seeded(
+        self, seed: int, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
+    ) -> tuple[torch.Tensor, ...]:
+        """Python's and NumPy's generators too, which only the user's code draws from, and where it was seen to."""
+        seed_python(seed)
+        before = GeneratorStates.now() if self._draws is None else None
+        outputs = self._cast(place, reads, sizes)
+        if self._draws is None:
+            self._draws = self.rematerialise or GeneratorStates.now() != before
+        return outputs
+
+    def _cast(
+        self, place: ForwardPlace, reads: Sequence[torch.Tensor], sizes: Sequence[Any]
+    ) -> tuple[torch.Tensor, ...]:
+        if self.statistics is not None:
+            self.statistics.begin(self.piece.name, place.micro_batch)
+        self.stores.enter(first=place.micro_batch == 0)
+        if self.piece.autocast is None:  # even an empty context is a tenth of a small partition's time
+            outputs: tuple[torch.Tensor, ...] = self._call(*reads, *sizes)
+        else:
+            with casting(self.piece.autocast, self.device.type):
+                outputs = self._call(*reads, *sizes)
+        if self.statistics is not None:
+            self.statistics.end(self.piece.name)
+        return outputs
+
+    def _finished(
+        self, outputs: tuple[torch.Tensor, ...], place: ForwardPlace, *, runs_again: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        """What backward starts from, made of what the module returned."""
+        if self.finish is None:
+            return outputs
+        with casting(self.piece.autocast, self.device.type):
+            return self.finish(outputs, place.micro_batch, runs_again)
+
+    def _roots(self, outputs: Sequence[torch.Tensor]) -> list[GradientEdge | None]:
+        """Where backward starts, without the outputs' own memory: that is free once they are sent."""
+        wanted = self.gradients if self.finish is None else [True] * len(outputs)
+        return [
+            edge_of(output) if is_wanted and output.requires_grad else None
+            for output, is_wanted in zip(outputs, wanted, strict=True)
+        ]
+
+
+def _overwritten(partition: str, tensor: str) -> UsageError:
+    return UsageError(
+        f"the forward of partition {partition!r} begins to write {tensor} in place while the backwards of earlier"
+        " micro-batches, which need what it held, are still to come",
+        hint="write it from the first forward on, as with a factor of 0 or 1; or assign a new tensor; or use one"
+        " micro-batch (solve with --micro-batches 1)",
+    )
+
+
+@contextlib.contextmanager
+def _in_words(partition: str, overwritten: str) -> Iterator[None]:
+    """Say in words what torch raises for a tensor that was saved and has changed, where a later forward changed it.
+
+    Args:
+        partition: Whose forward.
+        overwritten: The tensor's name; empty: none was.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if overwritten and "modified by an inplace operation" in str(error):
+            raise _overwritten(partition, overwritten) from error
+        raise
+
+
+@contextlib.contextmanager
+def _unchanged_by_backward(watched: Sequence[tuple[PartitionRunner, bool]]) -> Iterator[None]:
+    """A backward that finds partitions as their forwards left them must not change them: it would be undone.
+
+    Or it would come in another order than in training without a plan, where each forward finds what the backward of
+    the micro-batch before it has left.
+
+    Args:
+        watched: The partitions, each with whether Python values are looked at beside tensors.
+
+    Raises:
+        UsageError: it does.
+    """
+    before = list[tuple[PartitionRunner, PartitionState, list[int], Memento | None]]()
+    for runner, with_values in watched:
+        assert runner.state is not None
+        before.append((runner, runner.state, runner.state.counts(), runner.state.values() if with_values else None))
+    yield
+    for runner, state, counts, values in before:
+        if state.counts() != counts:
+            raise UsageError(
+                f"the backward of partition {runner.piece.name!r} changes a buffer or a weight (a Function's backward,"
+                " or a hook): with rematerialisation, or with several micro-batches under way, that would be lost",
+                hint="change it in forward; or assigner.partition(..., rematerialise='never') and one micro-batch",
+            )
+        if values is not None and values.has_changed(beside="tensors"):
+            raise UsageError(
+                f"the backward of partition {runner.piece.name!r} changes what its modules keep beside tensors (a hook,"
+                " a Function's backward, a checkpoint's recompute): with rematerialisation, or with several"
+                " micro-batches under way, its forwards would find something else there than without a plan",
+                hint="keep what forward does not read outside the modules, as in a list of the hook's own; else"
+                " assigner.partition(..., rematerialise='never') and one micro-batch",
+            )

@@ -1,0 +1,212 @@
+"""What one rank's step sends to other ranks and receives from them: values, gradients, those of shared parameters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from assigner.model.marking import PartitionGraph, Value
+from assigner.runtime.batch.headers import Header, post_header, receive_header, send_header
+from assigner.runtime.messages.ordering import Message
+from assigner.runtime.recording.ranges import Ranges
+from assigner.schedule.orders import LETTERS, ActionKind
+from assigner.schedule.program import Action, Payload, Program, Route
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import torch
+
+    from assigner.runtime.batch.microbatch import MicroBatch
+    from assigner.runtime.messages.transport import Transport
+    from assigner.runtime.ranks.membership import Membership
+    from assigner.runtime.recording.recorder import RecordedSpan, Recorder
+    from assigner.runtime.step.stepvalues import StepValues
+
+COMPUTE = frozenset(LETTERS)
+"""The actions that compute."""
+_AHEAD = 2
+_SMALL_AHEAD = 4
+_SMALL_BYTES = 1 << 18
+
+
+class StepMessages:
+    """Carries out the sends and receives of a program.
+
+    Args:
+        graph: What the values between partitions are.
+        member: This process in the run.
+    """
+
+    def __init__(self, graph: PartitionGraph, member: Membership) -> None:
+        self.graph, self.member = graph, member
+
+    @property
+    def transport(self) -> Transport:
+        """To the other ranks; only asked for where there are some."""
+        assert self.member.transport is not None
+        return self.member.transport
+
+    def post_ahead(self, actions: Sequence[Action], ahead: int, step: StepValues) -> Iterator[None]:
+        """Post the receives of the first forwards and backwards; then, at each one, those of one more.
+
+        So a message travels while its receiver computes, and its memory exists no longer than that takes.
+        """
+        computed = 0
+        for action in actions:
+            if action.kind is ActionKind.RECEIVE:
+                assert action.route is not None
+                for message in self.transport.due(Message(action.route, action.micro_batch)):
+                    self._post(message, step)
+            elif action.kind in COMPUTE:
+                computed += 1
+                if computed >= ahead:
+                    yield
+
+    def send(self, action: Action, step: StepValues, span: RecordedSpan | None) -> None:
+        """Send what the last forward has made, or the gradient of what was received.
+
+        Args:
+            action: Of the program.
+            step: Who has it.
+            span: Of the action, where somebody notes it.
+
+        Raises:
+            ValueError: it has not the shape that the captured forward says.
+            LostConnectionError: the receiver is gone, or late.
+        """
+        assert action.route is not None
+        route, micro_batch = action.route, action.micro_batch
+        value = Value(route.partition, route.output)
+        self.member.at = f"the send of {_what(route)}, micro-batch {micro_batch}"
+        if route.payload is Payload.GRADIENT:
+            leaf = step.leaves.pop((value, micro_batch))
+            self._send_gradient(Message(route, micro_batch), leaf.grad, leaf, span)
+            return
+        tensor = step.outbox[value, micro_batch]
+        self._check_shape(value, step.micro_batches[micro_batch], tensor)
+        if route.payload is Payload.ACTIVATION and self.graph.values[value].shape is None:
+            step.shapes[value, micro_batch] = tuple(tensor.shape)
+            send_header(self.transport, Message(route, micro_batch), Header(tuple(tensor.shape)))
+        self.transport.send(Message(route, micro_batch), tensor, span)
+
+    def _check_shape(self, value: Value, micro_batch: MicroBatch, tensor: torch.Tensor) -> None:
+        """The receiver works the shape out by itself: a value of another shape must not leave."""
+        expected = self.graph.values[value].sizes(micro_batch.inputs)
+        if expected is not None and tuple(tensor.shape) != expected:
+            raise ValueError(
+                f"output {value.index} of partition {value.partition!r} has shape {tuple(tensor.shape)};"
+                f" the captured forward says {expected}"
+            )
+
+    def _post(self, message: Message, step: StepValues) -> None:
+        route = message.route
+        self.member.at = f"getting ready for {_what(route)} from {route.source}, micro-batch {message.micro_batch}"
+        shape = self.graph.values[Value(route.partition, route.output)]
+        sizes = shape.sizes(step.micro_batches[message.micro_batch].inputs)
+        if sizes is not None:
+            self.transport.post(message, sizes, shape.dtype)
+        elif route.payload is Payload.ACTIVATION:
+            post_header(self.transport, message)
+
+    def receive(self, action: Action, step: StepValues, span: RecordedSpan | None) -> None:
+        """Have what arrives among the step's values, ready to be read, or among its gradients.
+
+        Args:
+            action: Of the program.
+            step: Where it goes.
+            span: Of the action, where somebody notes it.
+
+        Raises:
+            LostConnectionError: the sender is gone, or late.
+        """
+        assert action.route is not None
+        route, micro_batch = action.route, action.micro_batch
+        self.member.at = f"the receive of {_what(route)} from {route.source}, micro-batch {micro_batch}"
+        message, value = Message(route, micro_batch), Value(route.partition, route.output)
+        shape = self.graph.values[value]
+        if shape.shape is None:
+            known = step.shapes.get((value, micro_batch))
+            self.transport.post(message, known or receive_header(self.transport, message).shape, shape.dtype)
+        if route.payload is not Payload.GRADIENT:
+            tensor = shape.laid_out(self.transport.receive(message, span))
+            step.keep((value, micro_batch), tensor, differentiable=shape.gradient)
+        elif (gradient := self.transport.receive_gradient(message, span)) is not None:
+            step.gradients[value, micro_batch].append(gradient)
+
+    def exchange_ties(
+        self,
+        program: Program,
+        parameters: Mapping[int, torch.Tensor],
+        gradients: Mapping[int, torch.Tensor],
+        recorder: Recorder | None,
+    ) -> dict[int, list[torch.Tensor]]:
+        """Send this worker's gradients of shared parameters and receive the others'.
+
+        Args:
+            program: The step's program.
+            parameters: The parameter of each tie, by its number.
+            gradients: Its gradient, where it has one.
+            recorder: Notes what is done, while a trace is made.
+
+        Returns:
+            tie -> the gradients of all holders that have one, this one too, in the order of the workers' names.
+        """
+        found = {number: {self.member.name: gradients.get(number)} for number in parameters}
+        routes = [
+            action for action in program.actions.get(self.member.name, ()) if action.route and action.micro_batch < 0
+        ]
+        ranges = Ranges(program.plan.stages)
+        for action in routes:
+            assert action.route is not None
+            self.member.at = f"the exchange of shared parameter {self.graph.ties[action.route.output].parameter!r}"
+            message, tie = Message(action.route, -1), action.route.output
+            span = None if recorder is None else recorder.begin(action)
+            with ranges.of(action):
+                if action.kind is ActionKind.SEND:
+                    self._send_gradient(message, gradients.get(tie), parameters[tie], span)
+                else:
+                    for each in self.transport.due(message):
+                        like = parameters[each.route.output]
+                        self.transport.post(each, tuple(like.shape), like.dtype)
+                    found[tie][action.route.source] = self.transport.receive_gradient(message, span)
+        return {
+            number: [gradient for _, gradient in sorted(of_worker.items()) if gradient is not None]
+            for number, of_worker in found.items()
+        }
+
+    def _send_gradient(
+        self, message: Message, gradient: torch.Tensor | None, like: torch.Tensor, span: RecordedSpan | None
+    ) -> None:
+        """Send the gradient of a tensor, or that there is none."""
+        if gradient is None:
+            self.transport.send_missing(message, like, span)
+        else:
+            self.transport.send(message, gradient, span)
+
+
+def _what(route: Route) -> str:
+    kind = "the gradient of output" if route.payload is Payload.GRADIENT else "output"
+    return f"{kind} {route.output} of partition {route.partition!r}"
+
+
+def posted_ahead(graph: PartitionGraph, program: Program, worker: str, micro_batches: Sequence[MicroBatch]) -> int:
+    """For so many forwards and backwards to come a worker has posted the receives: 4 where its messages are small.
+
+    A message whose receive is posted travels while its receiver computes, and gloo sends it at once; else its two ends
+    first talk in four turns, each of which wakes a thread (2 ranks, tiny messages, 1f1b: 1049 us of CPU time a
+    micro-batch two actions ahead, 478 us four ahead). A posted receive takes memory: large messages are posted late.
+
+    Args:
+        graph: What the values between partitions are.
+        program: What the worker does; how many rows there really are its plan does not say.
+        worker: Its name.
+        micro_batches: What it does it to.
+    """
+    rows = max(each.rows for each in micro_batches)
+    values = [
+        graph.values[Value(route.partition, route.output)]
+        for route in program.routes
+        if route.target == worker and route.payload in (Payload.ACTIVATION, Payload.GRADIENT)
+    ]
+    largest = max((value.bytes_per_sample * rows + value.fixed_bytes for value in values), default=0.0)
+    return _SMALL_AHEAD if largest <= _SMALL_BYTES else _AHEAD

@@ -1,0 +1,197 @@
+"""Has a script clipped gradients by the norm of one rank's own? It is another norm on every rank, and no loss shows it.
+
+    for n, p in pipeline.named_parameters(): ...         rank 0: norm of its gradients 4, clipped to 1: times 0.25
+    torch.nn.utils.clip_grad_norm_(those, 1.0)           rank 1: norm of its gradients 2, clipped to 1: times 0.5
+
+So some values of the gradients as the backward left them are held against the same when they are to be applied. All of
+a rank's were multiplied by one number then, by unlike ones on unlike ranks, and where they were, they have one norm: on
+several ranks at once, or on one in some updates in a row, by another number each time. What a script does to each
+parameter by itself, or by its name, leaves no such norm. So it is where a script clips some of the parameters, as all
+weights: those that were multiplied on a rank have that norm, and the others are as they were. (All of one module and no
+others may be clipped by themselves, rightly.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from assigner.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import nn
+
+    from assigner.runtime.ranks.membership import Membership
+
+_MOST = 64  # parameters that are looked at
+_AMONG = 256  # values of each, of which the largest is taken
+_ROUNDING = 1e-2  # relative, of factors; bfloat16 rounds by 2 ** -9
+_SAME = 1e-3  # relative, of norms that a script has clipped to
+_REPEATED = 3e-4  # likewise, of one rank's from update to update
+_TIMES = 2  # so often it has to be the same
+_NORMS = (2.0, math.inf, 1.0)
+_UNKNOWN, _SEVERAL = math.nan, math.inf
+
+
+@dataclass
+class _Limit:
+    """What may be a limit: the norm of one rank's gradients that were multiplied.
+
+    Args:
+        rank: Which.
+        norm: Of them, then.
+        factor: By what.
+        times: How often the norm was the same by another factor, in a row.
+    """
+
+    rank: int
+    norm: float
+    factor: float
+    times: int = 0
+
+    def is_as(self, other: _Limit) -> bool:
+        """The same norm, by another factor."""
+        is_same = self.rank == other.rank and abs(self.norm - other.norm) <= _REPEATED * self.norm
+        return is_same and abs(self.factor - other.factor) > _ROUNDING * other.factor
+
+
+class RankFactor:
+    """By what one number a script multiplies all gradients of this rank between a step and their update.
+
+    Args:
+        parameters: This rank's by name.
+        member: Tells it to the other ranks.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], member: Membership) -> None:
+        self._parameters, self._member = list(parameters.values()), member
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._seen: list[tuple[nn.Parameter, int, float]] = []
+        self._last: dict[tuple[int, float], _Limit] = {}
+
+    def note(self) -> None:
+        """The gradients are as a step's backwards have left them."""
+        self._seen = []
+        if self._member.transport is None:
+            return
+        for parameter in self._parameters[:_MOST]:
+            if (values := _values(parameter)) is not None:
+                at = int(values.abs().argmax())
+                if float(values[at]):
+                    self._seen.append((parameter, at, float(values[at])))
+
+    def check(self, groups: Sequence[Sequence[nn.Parameter]] = ()) -> None:
+        """The gradients are about to be applied. All ranks call it together.
+
+        Args:
+            groups: The optimizer's, as many on every rank: a script may clip each of several by itself.
+
+        Raises:
+            UsageError: each rank's were clipped to one norm, by itself.
+        """
+        seen, self._seen = self._seen, []
+        for n, some in enumerate((self._parameters, *(groups if len(groups) > 1 else ()))):
+            self._check(n, some, seen)
+
+    def _check(
+        self, number: int, parameters: Sequence[nn.Parameter], seen: Sequence[tuple[nn.Parameter, int, float]]
+    ) -> None:
+        """Of some parameters of this rank; `number` says which."""
+        among = {id(each) for each in parameters}
+        factor, some = _factor([each for each in seen if id(each[0]) in among], self._names)
+        factors = self._member.numbers(factor)
+        known = {rank: abs(factor) for rank, factor in enumerate(factors) if not math.isnan(factor)}
+        least, most = min(known.values(), default=1.0), max(known.values(), default=1.0)
+        if most - least <= _ROUNDING * most or math.isinf(most):
+            return
+        if not any(factor > 0 and abs(factor - 1) > _ROUNDING for factor in factors):
+            return  # each is of one parameter, which may have been clipped by itself
+        in_part = any(self._member.numbers(float(bool(some))))
+        which = "some" if in_part else "all"
+        clipped = some or (() if in_part and abs(abs(factor) - 1) <= _ROUNDING else parameters)
+        for kind in _NORMS:
+            norms = self._member.numbers(_norm(clipped, kind))
+            if self._is_limit((number, kind), known, norms):
+                told = ", ".join(f"worker:{rank} by {factor:.3g}" for rank, factor in known.items())
+                raise UsageError(
+                    f"before the update the script has multiplied {which} gradients of {told}, as"
+                    " torch.nn.utils.clip_grad_norm_ over pipeline.named_parameters() does: its norm is that of one"
+                    " rank's part of the model",
+                    hint="clip by pipeline.clip_grad_norm_ or step(batch, max_norm=...)",
+                )
+
+    def _is_limit(self, what: tuple[int, float], factors: Mapping[int, float], norms: Sequence[float]) -> bool:
+        """Whether gradients that were multiplied have one norm now, and the others lie below it.
+
+        Args:
+            what: Which parameters, and which norm.
+            factors: By rank, of those where one number can be told.
+            norms: By rank.
+        """
+        changed = [rank for rank, factor in factors.items() if abs(factor - 1) > _ROUNDING]
+        limit = max(norms[rank] for rank in changed)
+        if any(norms[rank] > (1 + _SAME) * limit for rank in factors):
+            return False
+        if len(changed) > 1:
+            return limit - min(norms[rank] for rank in changed) <= _SAME * limit
+        (rank,) = changed
+        last = self._last.get(what)
+        self._last[what] = now = _Limit(rank, limit, factors[rank])
+        if last is not None and now.is_as(last):
+            now.times = last.times + 1
+        return now.times >= _TIMES
+
+
+def _factor(
+    seen: Sequence[tuple[nn.Parameter, int, float]], names: Mapping[int, str]
+) -> tuple[float, list[nn.Parameter]]:
+    """By what one number gradients were multiplied, and which; no parameters: all of them.
+
+    The number is NaN: nobody can say; infinite: there are several, or all of one module and no others, which may be
+    treated by itself; below 0: it is of one parameter, which may be, too.
+    """
+    found = []
+    for parameter, at, before in seen:
+        if (values := _values(parameter)) is not None and at < len(values):
+            found.append((float(values[at]) / before, parameter))
+    if not found or not all(math.isfinite(each) for each, _ in found):
+        return _UNKNOWN, []
+    multiplied = [pair for pair in found if abs(pair[0] - 1) > _ROUNDING] or found
+    numbers = sorted(each for each, _ in multiplied)
+    middle = numbers[len(numbers) // 2]
+    if middle <= 0 or any(abs(each - middle) > _ROUNDING * middle for each in numbers):
+        return _SEVERAL, []
+    some = [parameter for _, parameter in multiplied] if len(multiplied) < len(found) else []
+    if len(some) > 1:
+        paths = zip(*(names[id(each)].split(".")[:-1] for each in some), strict=False)
+        module = [parts[0] for parts in itertools.takewhile(lambda parts: len({*parts}) == 1, paths)]
+        within = [each for _, each in found if names[id(each)].split(".")[: len(module)] == module]
+        if len(within) == len(some):
+            return _SEVERAL, []
+    return middle if len(multiplied) > 1 else -middle, some
+
+
+def _norm(parameters: Sequence[nn.Parameter], kind: float) -> float:
+    """Of the gradients of some parameters."""
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    norms = [
+        torch.linalg.vector_norm(each.coalesce().values() if each.is_sparse else each, kind).double()
+        for each in gradients
+    ]
+    return float(torch.linalg.vector_norm(torch.stack(norms), kind)) if norms else 0.0
+
+
+def _values(parameter: nn.Parameter) -> torch.Tensor | None:
+    """Some of a gradient's values; None: there are none on the CPU, where nothing has to be waited for."""
+    gradient = parameter.grad
+    if gradient is None or gradient.layout is not torch.strided or gradient.device.type != "cpu":
+        return None
+    flat = gradient.detach().reshape(-1)
+    values = flat[:: max(1, len(flat) // _AMONG)]
+    return values if len(values) and values.is_floating_point() else None
