@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
 from assigner.formats.orders import ListedStep, written_order
-from assigner.schedule.backwardparts import may_split
 from assigner.schedule.orders import LETTERS, listed, order_of
 from assigner.solver import tuning
 from assigner.solver.contest import BASELINE, PROVEN, Proposal
@@ -30,7 +29,7 @@ from assigner.solver.orders.improving import best_orders
 from assigner.solver.orders.listing import QUICK, list_schedule
 from assigner.solver.orders.looped import looped_plans
 from assigner.solver.orders.placements import ListedPricing
-from assigner.solver.orders.tasks import PlacedTasks
+from assigner.solver.orders.tasks import PlacedTasks, may_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -212,19 +211,11 @@ class OrderSearch:
         found = best_orders(tasks, starts, most=most, stop=self._over)
         if found is not None:
             yield Proposal(listed_plan(plan, tasks, found.orders), found.step_s, LIST_SCHEDULING)
-        if self._may_split(plan):
+        if may_split(plan, self._problem.cost):
             parts = PlacedTasks(plan, self._problem.cost, split=True)
             found = best_orders(parts, most=most, stop=self._over)
             if found is not None:
                 yield Proposal(listed_plan(plan, parts, found.orders), found.step_s, LIST_SCHEDULING)
-
-    def _may_split(self, plan: Plan) -> bool:
-        """The parts of all backwards were measured, and hardly take longer than whole ones."""
-        return all(
-            may_split(self._problem.cost, stage.partitions, worker, plan.micro_batch_size)
-            for stage in plan.stages
-            for worker in stage.workers
-        )
 
 
 NAMED: tuple[Schedule, ...] = ("interleaved-1f1b", "1f1b")

@@ -38,6 +38,31 @@ WHOLE = ActionKind.FORWARD, ActionKind.BACKWARD
 SPLIT = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 """The actions of a stage, with whole backwards and with backwards in two parts."""
 
+MOST_LONGER = 0.05
+"""Share of a stage's whole backward that its two parts together may take longer than it."""
+
+
+def may_split(plan: Plan, cost: CostModel) -> bool:
+    """Whether backwards may be planned in two parts: where they were measured, and hardly take longer so.
+
+    In two parts a backward runs the same products, but finds less in the caches, and its gradients have memory of their
+    own. Where that costs more than it can bring, no order is offered it.
+
+    Args:
+        plan: Who has what.
+        cost: The prices.
+
+    Raises:
+        FormatError: the profile cannot price a partition where it is.
+    """
+    for worker, names in ((worker, stage.partitions) for stage in plan.stages for worker in stage.workers):
+        prices = [cost.partition(name, worker, plan.micro_batch_size) for name in names]
+        parts = [sum(price.parts[:2]) for price in prices if price.parts is not None]
+        whole = sum(price.backward_s for price in prices)
+        if len(parts) < len(prices) or sum(parts) > (1 + MOST_LONGER) * whole:
+            return False
+    return True
+
 
 class TaskRow(NamedTuple):
     """What the micro-batches of a lane have in common in one action of one stage.
