@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from assigner.errors import FormatError
 from assigner.formats.graph import topological_orders
 from assigner.formats.profile import Profile
+from assigner.formats.stage import Replica
 from assigner.schedule.cost import CostModel, PartitionOutput
 from assigner.schedule.simulate import worker_memory
 from assigner.schedule.timing import step_s
@@ -23,10 +24,11 @@ from assigner.solver.options import SolveOptions
 from assigner.solver.prices import PriceTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Worker, WorkloadReference
+    from assigner.formats.stage import Stage
     from assigner.solver.options import RematRule
 
 
@@ -248,6 +250,15 @@ class Problem:
             return self.cost.reduce_s(workers, self.cost.gradient_bytes(names, apart))
         except FormatError:
             return math.inf
+
+    def held_by(self, stage: Stage, workers: Sequence[str], shares: Sequence[int]) -> Stage:
+        """A stage on workers with so many micro-batches each; who has none is left out. No shares: one has them all."""
+        held = [(name, share) for name, share in zip(workers, shares, strict=True) if share] if shares else []
+        threads = {name: self.profile.worker[name].threads for name in workers}
+        if len(held) > 1:
+            return replace(stage, replicas=tuple(Replica(name, share, threads[name]) for name, share in held))
+        sole = held[0][0] if held else workers[0]
+        return replace(stage, sole_worker=sole, threads=threads[sole])
 
     def fits(self, plan: Plan) -> bool:
         """Whether every worker of a plan has the memory that it needs, as the simulator counts it."""
