@@ -12,8 +12,8 @@ from assigner.solver import tuning
 from assigner.solver.answer import Progress
 from assigner.solver.clock import OutOfTime, SolveClock
 from assigner.solver.contest import PROVEN, Contest
-from assigner.solver.free import settings as free_settings
 from assigner.solver.free.branched import BranchedSetting, SteadySetting
+from assigner.solver.free.setting import ConvexSetting, FreeSetting, OrderedSetting
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.ladder.shared import SharedSetting
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _ONE_STAGE: tuple[Schedule, ...] = ("gpipe", "1f1b")
 
 
-def _settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
+def settings_of(contest: Contest, counts: Sequence[int]) -> list[Setting]:
     """Every setting that the options leave to choose from."""
     options = contest.options
     if options.objective == "step":
@@ -47,15 +47,32 @@ def _settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
 
 
 def _step_settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
-    """GPipe by intervals of the order unless the graph's branches allow for more, 1F1B, and several stages a worker."""
+    """GPipe and 1F1B, by intervals of the order unless the graph's branches allow for more; or several stages a worker.
+
+    Schedule "auto" has none of the last: on processes of one machine such plans were measured at twice what they are
+    predicted to take, for they send many more messages. orders/search.py looks for those that gain enough.
+    """
     wanted = contest.options.schedule
-    free = free_settings(contest, counts)
-    found: list[Setting] = []
-    if wanted in ("auto", "gpipe") and not any(setting.schedule == "gpipe" for setting in free):
-        found += [GPipeSetting(contest, count) for count in counts]
-    if wanted in ("auto", "1f1b"):
-        found += [each for count in counts for each in _ladders(contest, "1f1b", count)]
-    return [*found, *free, *_shared(contest, counts)]
+    if wanted == "interleaved":
+        return [FreeSetting(contest, count) for count in counts]
+    gpipe = [each for count in counts for each in _gpipe(contest, count)] if wanted != "1f1b" else []
+    ladders = [each for count in counts for each in _ladders(contest, "1f1b", count)] if wanted != "gpipe" else []
+    shared = _shared(contest, counts)
+    return [*gpipe, *ladders, *shared] if contest.problem.exact else [*ladders, *gpipe, *shared]
+
+
+def _gpipe(contest: Contest, count: int) -> Sequence[Setting]:
+    """One along each order, that of a chain; else one for all convex stages.
+
+    Those are looked at where the graph is branched, so that the bound of intervals would hold for the orders looked at
+    alone, and where it is so small that exhaustive search ends at once.
+    """
+    if contest.problem.exact:
+        return [GPipeSetting(contest, count)]
+    convex = ConvexSetting(contest, count)
+    if convex.certain or contest.problem.branched:
+        return [convex]
+    return [OrderedSetting(contest, count, problem) for problem in contest.problem.ordered]
 
 
 def _shared(contest: Contest, counts: Sequence[int]) -> list[Setting]:
@@ -116,7 +133,7 @@ class Search:
         self.problem = Problem(profile, options, CostModel(profile), clock=clock)
         self._progress = progress
         self.contest = Contest(self.problem, lambda: self._tell(self._at))
-        self.settings = _settings(self.contest, options.counts(self.problem.cost))
+        self.settings = settings_of(self.contest, options.counts(self.problem.cost))
         self.contest.settings = self.settings
         self._turn = self.settings  # those whose turn it is
         self._at, self._done = self.settings[0], 0

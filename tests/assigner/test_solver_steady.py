@@ -22,7 +22,6 @@ from assigner.schedule.simulate import overfull, predict
 from assigner.solver import solve, tuning
 from assigner.solver.contest import Contest
 from assigner.solver.free.branched import SteadySetting
-from assigner.solver.free.order import stages_in_order
 from assigner.solver.free.set_memory import SetMemory
 from assigner.solver.free.set_prices import SetPrices
 from assigner.solver.free.steady import SteadyPricing
@@ -129,7 +128,7 @@ def test_a_placement_has_the_best_order_and_honest_bounds(seed, schedule):
     outcome = contest.backend.relax(model.problem, time_limit=60)
     for where, value in best.items():
         masks = [sum(1 << i for i, at in enumerate(where) if at == w) for w in range(3)]
-        found = pricing.price(stages_in_order(room.table.before, masks))
+        found = pricing.price(room.table.in_order(masks))
         assert found.value_s == pytest.approx(value, rel=1e-9)
         assert M * steady_s(found.plan(schedule), problem.cost) == pytest.approx(value, rel=1e-9)
         for placed in range(len(where) + 1):

@@ -17,10 +17,9 @@ from assigner.schedule.timing import step_s
 from assigner.solver import tuning
 from assigner.solver.clock import OutOfTime, SolveClock
 from assigner.solver.contest import EXHAUSTIVE, INTEGER_PROGRAM, Contest
-from assigner.solver.free import settings
 from assigner.solver.free.set_memory import SetMemory
 from assigner.solver.free.set_prices import SetPrices
-from assigner.solver.free.setting import FreeSetting
+from assigner.solver.free.setting import ConvexSetting, FreeSetting
 from assigner.solver.free.starts import of_plan, orders
 from assigner.solver.free.steady import SteadyPricing
 from assigner.solver.ilp.placements import PlacementModel
@@ -121,16 +120,16 @@ class BranchedSetting(LadderSetting):
         )  # fmt: skip
         clock = SolveClock(tuning.FITS_S, within=problem.clock)
         contest = Contest(Problem(problem.profile, asked, problem.cost, clock=clock), self.contest.watch)
-        contest.settings = settings(contest, (least,))
+        setting = ConvexSetting(contest, least)
+        contest.settings = [setting]
         with suppress(OutOfTime):
-            for setting in contest.settings:
-                for phase in (setting.price, setting.start, setting.tighten, setting.prove):
-                    if not setting.decided and contest.best is None:
-                        clock.check()
-                        phase()
+            for phase in (setting.price, setting.start, setting.tighten, setting.prove):
+                if not setting.decided and contest.best is None:
+                    clock.check()
+                    phase()
         if contest.best is not None:
             self._adapt(contest.best.plan, least)
-        return contest.best is None and all(setting.decided for setting in contest.settings)
+        return contest.best is None and setting.decided
 
     def _adapt(self, plan: Plan, in_flight: int) -> None:
         """Offer stages that fit with so few micro-batches in flight."""

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.solver.free.arrangement import Arrangement
-from assigner.solver.free.order import stages_in_order
 from assigner.solver.free.set_prices import bits
 from assigner.solver.perfect_split import perfect_split
 
@@ -157,5 +156,5 @@ class SteadyPricing:
             slowest = max(slowest, load)
             return chosen
 
-        stages = stages_in_order(self._table.before, masks, choose)
+        stages = self._table.in_order(masks, choose)
         return None if stages is None else (slowest, stages)
