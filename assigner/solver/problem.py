@@ -16,6 +16,7 @@ from assigner.formats.graph import topological_orders
 from assigner.formats.profile import Profile
 from assigner.formats.stage import Replica
 from assigner.schedule.cost import CostModel, PartitionOutput
+from assigner.schedule.objective import compared_value
 from assigner.schedule.simulate import worker_memory
 from assigner.schedule.timing import step_s
 from assigner.solver import tuning
@@ -145,6 +146,10 @@ class Problem:
         """True if no hint forbids the partition on the worker."""
         free = not any(self.profile.matches(spec, worker) for spec in self.forbidden(name))
         return free and all(self.profile.matches(pin, worker) for pin in self.pins(name))
+
+    def may_place(self, stages: Iterable[Stage]) -> bool:
+        """True if no hint forbids any partition of stages on one worker each where it is."""
+        return all(self.allowed(name, self.profile.worker[each.worker]) for each in stages for name in each.partitions)
 
     def forbidden(self, name: str) -> tuple[str, ...]:
         """The workers, kinds or hosts that a partition must not be on."""
@@ -276,6 +281,11 @@ class Problem:
             return step_s(plan, self.cost) if self.fits(plan) else math.inf
         except FormatError:
             return math.inf
+
+    def value_of(self, plan: Plan) -> float:
+        """What searches compare of any plan (`schedule/objective.py`), the less the better; inf as of `step_s`."""
+        step = self.step_s(plan)
+        return step if math.isinf(step) else compared_value(plan, plan.objective, self.cost, step_s=step)
 
     def collectives_of(self, worker: str) -> tuple[int, ...]:
         """Numbers of the measured all-reduces that a worker takes part in, where stages may be shared."""

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from assigner.solver.free.set_prices import bits
-from assigner.solver.perfect_split import perfect_split
+from assigner.solver.perfect_split import split_among
 
 if TYPE_CHECKING:
     from assigner.solver.free.set_memory import SetMemory
@@ -79,7 +79,11 @@ class Bounds:
         prices = [[table.prices[w][i] for w in homes] for i, homes in enumerate(table.homes)]
         self._forward = [min((p.forward_s for p in row if p), default=math.inf) for row in prices]
         self._backward = [min((p.backward_s for p in row if p), default=math.inf) for row in prices]
-        self._weight, self._share, self._weights = self._perfect_split()
+        work = [
+            [table.micro_batches * (p.forward_s + p.backward_s) + p.update_s if p else math.inf for p in row]
+            for row in table.prices
+        ]
+        self._weight, self._share, self._weights = split_among(np.array(work), table.problem.most_workers)
         self._into: list[list[tuple[int, int, bool]]] = [[] for _ in range(self.n)]
         self._from: list[list[tuple[int, int, bool]]] = [[] for _ in range(self.n)]
         for maker, value, reader, gradient in table.edges:
@@ -88,16 +92,6 @@ class Bounds:
         self._sinks = [i for i in range(self.n) if not table.behind[i]]
         self._before = self._reaching(gradient=False)
         self._graded = self._reaching(gradient=True)
-
-    def _perfect_split(self) -> tuple[list[float], list[float], float]:
-        """Weight of each worker, least weighted work of each position, and the weights that a plan can use."""
-        table = self.table
-        work = [
-            [table.micro_batches * (p.forward_s + p.backward_s) + p.update_s if p else math.inf for p in row]
-            for row in table.prices
-        ]
-        weight, share = (found.tolist() for found in perfect_split(np.array(work)))
-        return weight, share, sum(sorted(weight)[-table.problem.most_workers :])
 
     def _reaching(self, *, gradient: bool) -> list[int]:
         """Per position: all positions that lead to it, itself too."""

@@ -16,7 +16,7 @@ from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
 from assigner.solver import tuning
 from assigner.solver.clock import OutOfTime, SolveClock
-from assigner.solver.contest import EXHAUSTIVE, INTEGER_PROGRAM, Contest
+from assigner.solver.contest import EXHAUSTIVE, Contest
 from assigner.solver.free.set_memory import SetMemory
 from assigner.solver.free.set_prices import SetPrices
 from assigner.solver.free.setting import ConvexSetting, FreeSetting
@@ -97,15 +97,10 @@ class BranchedSetting(LadderSetting):
         self.cut_short = False  # more of the intervals of one order prove nothing about other stages
         if self.decided or self.objective != "step" or self.contest.left_s <= 0:
             return
-        contest, table = self.contest, SetPrices(self.problem, self.micro_batches)
-        if len(self.problem.order) * len(set(table.group)) > tuning.VARIABLES:
-            return
-        model = PlacementModel(SetMemory(table), one_stage=True, unit=contest.unit, turns=False)
-        model.check()
-        outcome = contest.backend.search(
-            model.problem, gap=contest.gap, cutoff=contest.target / model.unit, time_limit=contest.share_s
-        )
-        self.raise_bound(outcome.bound * model.unit, INTEGER_PROGRAM)
+        room = SetMemory(SetPrices(self.problem, self.micro_batches))
+        model = PlacementModel.within(room, one_stage=True, unit=self.contest.unit, turns=False)
+        if model is not None:
+            self.bound_by(model)
 
     def _nothing_fits(self) -> bool:
         """True if it is proven that no convex stages fit, with as few micro-batches in flight as there can be.

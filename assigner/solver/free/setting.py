@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assigner.solver import tuning
-from assigner.solver.contest import EXHAUSTIVE, INTEGER_PROGRAM, LOCAL, RELAXATION, TOTAL_WORK
+from assigner.solver.contest import EXHAUSTIVE, LOCAL, RELAXATION, TOTAL_WORK
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.exhaustive import Exhaustive
 from assigner.solver.free.pricing import StepPricing
@@ -114,11 +114,7 @@ class FreeSetting(Setting):
             self.look_at_all()
         model = None if self.decided or contest.left_s <= 0 else self._model()
         if model is not None:
-            model.check()
-            outcome = contest.backend.search(
-                model.problem, gap=contest.gap, cutoff=contest.target / model.unit, time_limit=contest.share_s
-            )
-            self.raise_bound(outcome.bound * model.unit, INTEGER_PROGRAM)
+            self.bound_by(model)
 
     def _over(self) -> Callable[[], bool]:
         """Asked now and then, tells of progress, and says whether this setting's share of the time is over."""
@@ -149,10 +145,7 @@ class FreeSetting(Setting):
         self.raise_bound(min(search.floor, contest.target), EXHAUSTIVE)
 
     def _model(self) -> PlacementModel | None:
-        table = self.room.table
-        if len(table.problem.order) * len(set(table.group)) > tuning.VARIABLES:
-            return None
-        return PlacementModel(
+        return PlacementModel.within(
             self.room, one_stage=self.one_stage, unit=self.contest.unit, turns=self.schedule != "1f1b",
             steady=self.problem.options.objective == "throughput",
         )  # fmt: skip

@@ -22,22 +22,25 @@ from assigner.schedule.orders import LETTERS, listed, order_of
 from assigner.solver import tuning
 from assigner.solver.contest import BASELINE, PROVEN, Proposal
 from assigner.solver.free.annealing import Annealing
+from assigner.solver.free.exhaustive import Exhaustive
+from assigner.solver.free.pricing import StepPricing
 from assigner.solver.free.set_memory import SetMemory
 from assigner.solver.free.set_prices import SetPrices
 from assigner.solver.free.starts import loop, of_plan
 from assigner.solver.orders.improving import best_orders
 from assigner.solver.orders.listing import QUICK, list_schedule
-from assigner.solver.orders.looped import looped_plans
 from assigner.solver.orders.placements import ListedPricing
 from assigner.solver.orders.tasks import PlacedTasks, may_split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Schedule
     from assigner.solver.baselines import FoundBaseline
+    from assigner.solver.free.arrangement import Arrangement
     from assigner.solver.orders.tasks import Orders
+    from assigner.solver.problem import Problem
     from assigner.solver.search import Search
 
 LIST_SCHEDULING = "list scheduling"
@@ -145,7 +148,7 @@ class OrderSearch:
         limit = found[0][0] * (1 + tuning.HOT) if found else math.inf
         nodes = tuning.LOOPED_NODES * (1 if found else tuning.LOOPED_ALONE)
         counts = [setting.micro_batches for setting in self._search.settings]
-        return looped_plans(
+        return _looped_plans(
             self._contest.problem, [*dict.fromkeys(counts)],
             limit=limit, nodes=int(self._effort * nodes), stop=self._over,
         )  # fmt: skip
@@ -254,3 +257,45 @@ def listed_plan(plan: Plan, tasks: PlacedTasks, orders: Orders) -> Plan:
         written[worker] = written_order(ListedStep(stage, LETTERS[kind], m) for kind, stage, m in steps)
     stages = tuple(replace(stage, in_flight=None) for stage in plan.stages)
     return replace(plan, schedule="listed", orders=written, stages=stages)
+
+
+def _looped_plans(
+    problem: Problem, counts: Sequence[int], *, limit: float, nodes: int, stop: Callable[[], bool]
+) -> Iterator[Plan]:
+    """Of few partitions the best plan of schedule interleaved found with each micro-batch count, of least bound first.
+
+    By exhaustive search, as far as counted nodes reach. Local search over placements goes from one that fits to
+    another: where links are missing, pins scatter the partitions or memory is tight, there may be no such way from the
+    plans at hand to the best, or no plan at hand.
+
+    Args:
+        problem: What is to be placed, with one worker a stage.
+        counts: Micro-batch counts.
+        limit: No plan that takes so many seconds or more is looked for.
+        nodes: So many nodes are looked at, all counts together.
+        stop: True: the time is over.
+    """
+    if len(problem.workers) ** len(problem.order) > tuning.SMALL:
+        return
+    turns = []
+    for count in counts:
+        pricing = StepPricing(SetMemory(SetPrices(problem, count)), one_stage=False)
+        bound, _ = pricing.least([-1] * len(problem.order), [0] * len(problem.workers), 0.0)
+        if bound < limit:
+            turns.append((bound, count, pricing))
+    for bound, _, pricing in sorted(turns, key=lambda each: each[:2]):
+        if stop() or bound >= limit:
+            return
+        found: list[Arrangement] = []
+        Exhaustive(pricing, limit=limit, take=_taker(found), nodes=nodes // len(turns), stop=stop).run()
+        if found:
+            limit = found[-1].value_s
+            yield found[-1].plan("interleaved")
+
+
+def _taker(found: list[Arrangement]) -> Callable[[Arrangement], float]:
+    def take(better: Arrangement) -> float:
+        found.append(better)
+        return better.value_s
+
+    return take

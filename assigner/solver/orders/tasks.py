@@ -18,9 +18,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.schedule.orders import ActionKind, with_reductions
-from assigner.schedule.replication import leaving
-from assigner.schedule.timing import StepTimer, bucket_bytes
-from assigner.schedule.updating import held_state
+from assigner.schedule.simulate import stages_memory
+from assigner.schedule.timing import StepTimer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -145,6 +144,11 @@ class PlacedTasks:
         """How many tasks there are."""
         return len(self.plan.stages) * len(self.kinds) * self.micro_batches
 
+    @cached_property
+    def update_s(self) -> list[float]:
+        """Seconds of each worker's update."""
+        return [self.timer.prices.seconds((ActionKind.UPDATE, -1, worker)) for worker in self.plan.workers]
+
     def row(self, task: int) -> TaskRow:
         """What is known of a task."""
         row, m = divmod(task, self.micro_batches)
@@ -236,24 +240,13 @@ class PlacedTasks:
             found.append(frozenset(later))
         return found
 
-    def _stages_of(self, worker: str, flying: int | None) -> list[tuple[Sequence[str], Sequence[str], int]]:
-        """A worker's stages for `CostModel.memory`, with one micro-batch in flight of one of them."""
-        return [
-            (self.plan.stages[n].partitions, self.plan.stages[n].rematerialise, int(n == flying))
-            for n in self.plan.held[worker]
-        ]
-
     def _held(self, worker: str, flying: int | None = None) -> float:
+        """Bytes of a worker with one micro-batch in flight of one of its stages; None: of none."""
         plan, cost = self.plan, self.cost
-        stages = self._stages_of(worker, flying)
-        if not plan.is_replicated:
-            return cost.memory(worker, stages, plan.micro_batch_size).total
-        sent = leaving(plan, cost.profile.edges, worker)
-        bucket = bucket_bytes(cost, plan, worker)
-        return cost.memory(
-            worker, stages, plan.micro_batch_size, leaving=sent, bucket_bytes=bucket,
-            state=held_state(cost, plan, worker),
-        ).total  # fmt: skip
+        stages = [
+            (plan.stages[n].partitions, plan.stages[n].rematerialise, int(n == flying)) for n in plan.held[worker]
+        ]
+        return stages_memory(cost, plan, worker, stages).total
 
     def _room(self, worker: str) -> float:
         return self.cost.profile.worker[worker].capacity_bytes - self._held(worker)
