@@ -10,20 +10,13 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from assigner.schedule.timing import MessageTime
 from assigner.solver.prices import PriceTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from assigner.schedule.cost import PartitionCost
-
-
-class MessageTime(NamedTuple):
-    """One message of one value over one link: seconds on the wire, and in which its two ends are busy with it."""
-
-    seconds: float
-    sender_s: float
-    receiver_s: float
 
 
 class TravellingValue(NamedTuple):
