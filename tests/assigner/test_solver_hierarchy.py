@@ -48,7 +48,7 @@ def descend(profile, *, gap: float = 1e-4, count: int = COUNT, **options):
     return setting.best_value, setting.best and setting.best.plan, search.bound
 
 
-@pytest.mark.parametrize("seed", sweep([*range(24), 58], quick=[0, 1, 3, 14, 16, 21, 58]))
+@pytest.mark.parametrize("seed", sweep([*range(6), 14, 16, 21, 58], quick=[0, 1, 3, 14, 16, 21, 58]))
 def test_the_bound_is_below_the_optimum_and_the_plan_can_run(seed):
     """The flat search, proven to a gap of zero, lies between the hierarchy's bound and its plan."""
     profile = draw(seed)
@@ -66,7 +66,7 @@ def test_the_bound_is_below_the_optimum_and_the_plan_can_run(seed):
         assert not overfull(prediction)
 
 
-@pytest.mark.parametrize("seed", sweep(range(12), quick=4))
+@pytest.mark.parametrize("seed", sweep(range(8), quick=4))
 def test_where_workers_of_a_kind_are_alike_it_is_exact(seed):
     """Without busy shares and late updates a path of kinds is the plan: bound and plan meet."""
     profile = random_instance(seed, partitions=7, workers=4, tight=seed % 2 == 0, alike=True)
