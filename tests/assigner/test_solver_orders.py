@@ -24,9 +24,8 @@ from assigner.solver.hints import resolve
 from assigner.solver.orders.bounds import least_of_all_s, least_step_s
 from assigner.solver.orders.every import EveryOrder
 from assigner.solver.orders.exchanges import Exchanges
-from assigner.solver.orders.improving import best_orders
 from assigner.solver.orders.listing import RULES, list_schedule, made_to_fit, rules_for, zero_bubble
-from assigner.solver.orders.search import listed_plan, named_orders
+from assigner.solver.orders.search import best_orders, listed_plan, named_orders
 from assigner.solver.orders.tasks import PlacedTasks
 from assigner.solver.problem import Problem
 

@@ -16,8 +16,7 @@ from assigner.schedule.objective import compared_value, objective_value
 from assigner.schedule.simulate import predict, step_s
 from assigner.solver import SolveOptions, solve
 from assigner.solver.export import export_model
-from assigner.solver.orders.improving import best_orders
-from assigner.solver.orders.search import named_orders
+from assigner.solver.orders.search import best_orders, named_orders
 from assigner.solver.orders.tasks import PlacedTasks
 from assigner.solver.search import Search
 
