@@ -1,10 +1,13 @@
 """Every plan in which workers may share stages, written plainly: each cut, each set of workers for each stage, each
 share of micro-batches, each warm-up depth, each choice of what to rematerialise, priced by the simulator.
+
+Left out is only what cannot matter: rematerialising more than is enough for the memory.
 """
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
@@ -41,28 +44,26 @@ def best_shared(
     best: tuple[float, Plan] | None = None
     for count in divisors(batch) if micro_batches is None else (micro_batches,):
         for placed, schedule in itertools.product(_placed(profile, count, most_replicas), schedules):
-            for stages in _stages(placed, count, deep=schedule == "1f1b", remat=remat):
-                plan = Plan(
-                    workload=profile.workload, schedule=schedule, micro_batches=count, micro_batch_size=batch // count,
-                    stages=stages,
-                )  # fmt: skip
+            empty = Plan(
+                workload=profile.workload, schedule=schedule, micro_batches=count, micro_batch_size=batch // count,
+                stages=tuple(map(_stage, placed)),
+            )  # fmt: skip
+            for stages in itertools.product(*_choices(empty, cost, remat=remat)):
+                plan = replace(empty, stages=stages)
                 try:
                     step = step_s(plan, cost)
                 except FormatError:
                     continue  # no link, or a stage would wait for ever
                 value = step if objective == "step" else count * steady_s(plan, cost)
-                if (best is None or value < best[0]) and keeps(plan) and _fits(plan, cost):
+                if (best is None or value < best[0]) and keeps(plan):
                     best = value, plan
     return best
 
 
-def _fits(plan: Plan, cost: CostModel) -> bool:
-    return all(
-        worker_memory(cost, plan, worker).total <= cost.profile.worker[worker].capacity_bytes for worker in plan.workers
-    )
+Held = tuple[tuple[str, ...], tuple[tuple[str, int], ...]]
+"""A stage: its partitions, and who has it with how many micro-batches."""
 
-
-Placed = tuple[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], ...]
+Placed = tuple[Held, ...]
 
 
 def _placed(profile: Profile, count: int, most: int) -> Iterator[Placed]:
@@ -93,17 +94,32 @@ def zip_shares(members: Sequence[str], count: int) -> Iterator[tuple[tuple[str, 
                 yield tuple(zip(named, shares, strict=True))
 
 
-def _stages(placed: Placed, count: int, *, deep: bool, remat: bool) -> Iterator[tuple[Stage, ...]]:
-    choices = []
-    for part, held in placed:
-        subsets = itertools.chain.from_iterable(
-            itertools.combinations(part, k) for k in range(len(part) + 1 if remat else 1)
-        )
-        choices.append([
-            Stage(
-                None if len(held) > 1 else held[0][0], part, subset, in_flight=depth,
-                replicas=tuple(Replica(*each) for each in held) if len(held) > 1 else (),
-            )
-            for subset in subsets for depth in (range(1, count + 1) if deep else (None,))
-        ])  # fmt: skip
-    yield from itertools.product(*choices)
+def _stage(placed: Held) -> Stage:
+    part, held = placed
+    if len(held) == 1:
+        return Stage(held[0][0], part)
+    return Stage(None, part, replicas=tuple(Replica(*each) for each in held))
+
+
+def _choices(empty: Plan, cost: CostModel, *, remat: bool) -> Iterator[list[Stage]]:
+    """Of each stage every warm-up depth with what it may rematerialise: what fits, and of which no part does.
+
+    What a worker holds depends on its own stage alone.
+    """
+    depths = range(1, empty.micro_batches + 1) if empty.schedule == "1f1b" else (None,)
+    for n, stage in enumerate(empty.stages):
+        found = []
+        for depth in depths:
+            fitting: list[tuple[str, ...]] = []
+            for number in range(len(stage.partitions) + 1 if remat else 1):
+                for subset in itertools.combinations(stage.partitions, number):
+                    tried = replace(stage, rematerialise=subset, in_flight=depth)
+                    plan = replace(empty, stages=(*empty.stages[:n], tried, *empty.stages[n + 1 :]))
+                    if not any(set(less) <= set(subset) for less in fitting) and _fits(plan, cost, stage.workers):
+                        fitting.append(subset)
+                        found.append(tried)
+        yield found
+
+
+def _fits(plan: Plan, cost: CostModel, workers: Sequence[str]) -> bool:
+    return all(worker_memory(cost, plan, name).total <= cost.profile.worker[name].capacity_bytes for name in workers)

@@ -6,7 +6,6 @@ interleaving                  one of these: interleaved 1F1B
 deadlock                      whether listed orders would wait for each other for ever
 program                       the same with messages and the update
 updating                      who updates what of a stage that several workers share, and what that takes
-backwardparts                 whether backwards may run in two parts
 cost, rings                   seconds and bytes of one action, and of an all-reduce; only here are measurements
                               interpolated
 queues, timing, simulate      when each action starts and ends; what a step takes, and the peak of memory

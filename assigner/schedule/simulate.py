@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner import formatting as fmt
@@ -36,12 +37,13 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Memory, Plan
     from assigner.formats.profile import Profile
+    from assigner.schedule.orders import Halves
     from assigner.schedule.program import ActionGroup, Route
     from assigner.schedule.queues import Job, Queue, Timed
 
 __all__ = [
     "Event", "Timeline", "check_fit", "overfull", "predict", "priced", "route_bytes", "run_program",
-    "simulated", "stage_s", "step_s", "summary", "worker_memory",
+    "simulated", "stage_s", "stages_memory", "step_s", "summary", "worker_memory",
 ]  # fmt: skip
 
 
@@ -146,6 +148,22 @@ def worker_memory(cost: CostModel, plan: Plan, worker: str) -> Memory:
     if plan.orders:
         steps = order_of(plan, worker)
         split = {k: found for k, n in enumerate(plan.held[worker]) if (found := halves(steps, n))}
+    return stages_memory(cost, plan, worker, stages, split)
+
+
+def stages_memory(
+    cost: CostModel, plan: Plan, worker: str, stages: Sequence[tuple[Sequence[str], Sequence[str], int]],
+    split: Mapping[int, frozenset[Halves]] = MappingProxyType({}),
+) -> Memory:  # fmt: skip
+    """What a worker holds with so much in flight of its stages, in bytes.
+
+    Args:
+        cost: The prices.
+        plan: Who has what.
+        worker: The worker.
+        stages: Of each of its stages: the partitions, those that are rematerialised, micro-batches in flight.
+        split: By number of the stage among the worker's, what it holds where backwards run in two parts.
+    """
     if not plan.is_replicated:
         return cost.memory(worker, stages, plan.micro_batch_size, halves=split)
     sent = leaving(plan, cost.profile.edges, worker)

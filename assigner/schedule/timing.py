@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assigner.errors import FormatError
 from assigner.schedule.cost import CostModel, PartitionOutput
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from assigner.schedule.queues import Arrivals, Queue, SharedLinks, Timed
 
 
-@dataclass(frozen=True, slots=True)
-class _Wire:
-    """One message of a route: seconds on the wire, and in which its two ends are busy with it."""
+class MessageTime(NamedTuple):
+    """One message over one link: seconds on the wire, and in which its two ends are busy with it."""
 
     seconds: float
     sender_s: float
@@ -83,7 +82,7 @@ def route_bytes(cost: CostModel, route: Route, micro_batch: int) -> float:
     return cost.output_bytes(PartitionOutput(route.partition, route.output), micro_batch)
 
 
-def _wire(cost: CostModel, route: Route, micro_batch: int, flights: Mapping[Route, float]) -> _Wire:
+def _wire(cost: CostModel, route: Route, micro_batch: int, flights: Mapping[Route, float]) -> MessageTime:
     size = route_bytes(cost, route, micro_batch)
     seconds = cost.transfer_s(route.source, route.target, size)
     if math.isinf(seconds):
@@ -94,8 +93,8 @@ def _wire(cost: CostModel, route: Route, micro_batch: int, flights: Mapping[Rout
     busy = cost.busy_s(route.source, route.target, size)
     if route in flights:
         share = flights[route] / seconds if seconds else 0.0
-        return _Wire(flights[route], busy[0] * share, busy[1] * share)
-    return _Wire(seconds, *busy)
+        return MessageTime(flights[route], busy[0] * share, busy[1] * share)
+    return MessageTime(seconds, *busy)
 
 
 def stage_s(cost: CostModel, plan: Plan, stage: int, worker: str, kind: ActionKind) -> float:

@@ -8,10 +8,9 @@
     prices.py   the one price table: stage options and messages
     memory.py   what fits, what is rematerialised for it, and where the optimizer's state is divided
     relief.py   plans with divided state that are faster than the best without, where memory binds
-    replica_options.py, shares.py   stages that several workers share: who may, with how many micro-batches each
+    replica_options.py   stages that several workers share: who may, with how many micro-batches each
     dynamic_program.py, objectives.py   pipelines from the last stage to the first, for every schedule and objective
     local_search.py   from a plan to better neighbours     perfect_split.py   the bound that all share
-    likeworkers.py   like workers exchanged, where links share wires
     tuning.py   what each search may spend            clock.py  when a search has to end
     ilp/        the integer programs that state the problem, in PuLP
     ladder/     one stage a worker, any schedule and objective, stages that workers share: the dynamic program, the

@@ -19,7 +19,6 @@ from assigner.solver.contest import BASELINE, PROVEN
 from assigner.solver.dynamic_program import DynamicProgram
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.objectives import OneFOneBStep
-from assigner.solver.prices import StageOptions
 from assigner.solver.replica_options import counts_of
 from assigner.solver.search import Search
 
@@ -94,7 +93,7 @@ class Budget:
         self._interrupted = False
         settings = [setting for setting in self.search.settings if isinstance(setting, LadderSetting)]
         self._programs = [
-            DynamicProgram(table, StageOptions(table, deep=True), OneFOneBStep(table.micro_batches))
+            DynamicProgram(table, table.one_f_one_b, OneFOneBStep(table.micro_batches))
             for table in dict.fromkeys(setting.instance for setting in settings)
         ]
 

@@ -213,10 +213,7 @@ def _least_again(problem: Problem, plan: Plan, n: int) -> tuple[str, ...] | None
         stored = sum(each.activation_bytes for i, each in enumerate(costs) if i not in again)
         deep = in_flight(plan, n, worker)
         room = _room(problem, plan, worker) + deep * stored + max((costs[i].activation_bytes for i in again), default=0)
-        chosen = least_remat(
-            [each.activation_bytes for each in costs], [each.recompute_s for each in costs], in_flight=deep, room=room,
-            rules=[_rule(problem, name) for name in names],
-        )  # fmt: skip
+        chosen = HeldPartitions(tuple(costs), [_rule(problem, name) for name in names], room, 0.0).again(deep)
         if chosen is None:
             return None
         found |= {names[i] for i in chosen}

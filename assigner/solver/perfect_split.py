@@ -41,6 +41,12 @@ def perfect_split(seconds: Floats) -> tuple[Floats, Floats]:
     return weights, least_work(seconds, weights)
 
 
+def split_among(seconds: Floats, most: int) -> tuple[list[float], list[float], float]:
+    """As of `perfect_split`; and all the weight that a plan can have on `most` workers. A row for each worker."""
+    weights, least = (found.tolist() for found in perfect_split(seconds))
+    return weights, least, sum(sorted(weights)[-most:])
+
+
 def least_work(seconds: Floats, weights: Floats) -> Floats:
     """The least weighted seconds of each position; inf: it can be nowhere. Arguments as above; one weight a row."""
     there = np.where(np.isfinite(seconds), seconds, 0.0) * weights[:, None]

@@ -12,7 +12,6 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from assigner.schedule.objective import compared_value
 from assigner.schedule.program import warm_up
 from assigner.schedule.simulate import worker_memory
 from assigner.solver import tuning
@@ -75,9 +74,8 @@ def simpler(search: Search, simple: Sequence[FoundBaseline]) -> Proposal | None:
         others = NAMED if contest.best is None and kind == "gpipe" else ()
         for schedule in (kind, *others):
             plan = replace(each.plan, schedule=schedule, objective=options.objective)
-            step = search.problem.step_s(plan) if options.searches(plan) else math.inf
-            if math.isfinite(step):
-                value = compared_value(plan, options.objective, search.problem.cost, step_s=step)
+            value = search.problem.value_of(plan) if options.searches(plan) else math.inf
+            if math.isfinite(value):
                 found.append(Proposal(plan, value, f"{BASELINE}: {each.title}"))
     return min(found, key=lambda proposal: proposal.value, default=None)
 
@@ -123,10 +121,7 @@ def _near(problem: Problem, light: Proposal, equal: Mapping[str, str], most: flo
     moved = replace(plan, stages=tuple(stages))
     if _unlike(moved, equal) >= _unlike(plan, equal):
         return light
-    allowed = all(
-        problem.allowed(name, problem.profile.worker[stage.worker]) for stage in stages for name in stage.partitions
-    )
-    value = problem.step_s(moved) if allowed else float("inf")
+    value = problem.step_s(moved) if problem.may_place(stages) else math.inf
     return Proposal(moved, value, SIMPLER) if value <= most else light
 
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from assigner.errors import FormatError
 from assigner.formats.graph import topological_orders
 from assigner.formats.profile import Profile
+from assigner.formats.stage import Replica
 from assigner.schedule.cost import CostModel, PartitionOutput
+from assigner.schedule.objective import compared_value
 from assigner.schedule.simulate import worker_memory
 from assigner.schedule.timing import step_s
 from assigner.solver import tuning
@@ -23,10 +25,11 @@ from assigner.solver.options import SolveOptions
 from assigner.solver.prices import PriceTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Worker, WorkloadReference
+    from assigner.formats.stage import Stage
     from assigner.solver.options import RematRule
 
 
@@ -144,6 +147,10 @@ class Problem:
         free = not any(self.profile.matches(spec, worker) for spec in self.forbidden(name))
         return free and all(self.profile.matches(pin, worker) for pin in self.pins(name))
 
+    def may_place(self, stages: Iterable[Stage]) -> bool:
+        """True if no hint forbids any partition of stages on one worker each where it is."""
+        return all(self.allowed(name, self.profile.worker[each.worker]) for each in stages for name in each.partitions)
+
     def forbidden(self, name: str) -> tuple[str, ...]:
         """The workers, kinds or hosts that a partition must not be on."""
         return tuple(spec for partition, spec in self.options.forbid if partition == name)
@@ -249,6 +256,15 @@ class Problem:
         except FormatError:
             return math.inf
 
+    def held_by(self, stage: Stage, workers: Sequence[str], shares: Sequence[int]) -> Stage:
+        """A stage on workers with so many micro-batches each; who has none is left out. No shares: one has them all."""
+        held = [(name, share) for name, share in zip(workers, shares, strict=True) if share] if shares else []
+        threads = {name: self.profile.worker[name].threads for name in workers}
+        if len(held) > 1:
+            return replace(stage, replicas=tuple(Replica(name, share, threads[name]) for name, share in held))
+        sole = held[0][0] if held else workers[0]
+        return replace(stage, sole_worker=sole, threads=threads[sole])
+
     def fits(self, plan: Plan) -> bool:
         """Whether every worker of a plan has the memory that it needs, as the simulator counts it."""
         return all(
@@ -265,6 +281,11 @@ class Problem:
             return step_s(plan, self.cost) if self.fits(plan) else math.inf
         except FormatError:
             return math.inf
+
+    def value_of(self, plan: Plan) -> float:
+        """What searches compare of any plan (`schedule/objective.py`), the less the better; inf as of `step_s`."""
+        step = self.step_s(plan)
+        return step if math.isinf(step) else compared_value(plan, plan.objective, self.cost, step_s=step)
 
     def collectives_of(self, worker: str) -> tuple[int, ...]:
         """Numbers of the measured all-reduces that a worker takes part in, where stages may be shared."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,13 @@ from assigner.schedule.cost import CostModel
 from assigner.solver import tuning
 from assigner.solver.answer import Progress
 from assigner.solver.clock import OutOfTime, SolveClock
-from assigner.solver.contest import PROVEN, Contest
-from assigner.solver.free import settings as free_settings
+from assigner.solver.contest import LOCAL, PROVEN, Contest, Proposal
 from assigner.solver.free.branched import BranchedSetting, SteadySetting
+from assigner.solver.free.setting import ConvexSetting, FreeSetting, OrderedSetting
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.ladder.shared import SharedSetting
-from assigner.solver.likeworkers import exchanged
+from assigner.solver.local_search import local_search
 from assigner.solver.problem import Problem
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.profile import Profile
     from assigner.formats.terms import Schedule
-    from assigner.solver.contest import Proposal
     from assigner.solver.options import SolveOptions
     from assigner.solver.setting import Setting
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _ONE_STAGE: tuple[Schedule, ...] = ("gpipe", "1f1b")
 
 
-def _settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
+def settings_of(contest: Contest, counts: Sequence[int]) -> list[Setting]:
     """Every setting that the options leave to choose from."""
     options = contest.options
     if options.objective == "step":
@@ -47,15 +47,32 @@ def _settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
 
 
 def _step_settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
-    """GPipe by intervals of the order unless the graph's branches allow for more, 1F1B, and several stages a worker."""
+    """GPipe and 1F1B, by intervals of the order unless the graph's branches allow for more; or several stages a worker.
+
+    Schedule "auto" has none of the last: on processes of one machine such plans were measured at twice what they are
+    predicted to take, for they send many more messages. orders/search.py looks for those that gain enough.
+    """
     wanted = contest.options.schedule
-    free = free_settings(contest, counts)
-    found: list[Setting] = []
-    if wanted in ("auto", "gpipe") and not any(setting.schedule == "gpipe" for setting in free):
-        found += [GPipeSetting(contest, count) for count in counts]
-    if wanted in ("auto", "1f1b"):
-        found += [each for count in counts for each in _ladders(contest, "1f1b", count)]
-    return [*found, *free, *_shared(contest, counts)]
+    if wanted == "interleaved":
+        return [FreeSetting(contest, count) for count in counts]
+    gpipe = [each for count in counts for each in _gpipe(contest, count)] if wanted != "1f1b" else []
+    ladders = [each for count in counts for each in _ladders(contest, "1f1b", count)] if wanted != "gpipe" else []
+    shared = _shared(contest, counts)
+    return [*gpipe, *ladders, *shared] if contest.problem.exact else [*ladders, *gpipe, *shared]
+
+
+def _gpipe(contest: Contest, count: int) -> Sequence[Setting]:
+    """One along each order, that of a chain; else one for all convex stages.
+
+    Those are looked at where the graph is branched, so that the bound of intervals would hold for the orders looked at
+    alone, and where it is so small that exhaustive search ends at once.
+    """
+    if contest.problem.exact:
+        return [GPipeSetting(contest, count)]
+    convex = ConvexSetting(contest, count)
+    if convex.certain or contest.problem.branched:
+        return [convex]
+    return [OrderedSetting(contest, count, problem) for problem in contest.problem.ordered]
 
 
 def _shared(contest: Contest, counts: Sequence[int]) -> list[Setting]:
@@ -116,7 +133,7 @@ class Search:
         self.problem = Problem(profile, options, CostModel(profile), clock=clock)
         self._progress = progress
         self.contest = Contest(self.problem, lambda: self._tell(self._at))
-        self.settings = _settings(self.contest, options.counts(self.problem.cost))
+        self.settings = settings_of(self.contest, options.counts(self.problem.cost))
         self.contest.settings = self.settings
         self._turn = self.settings  # those whose turn it is
         self._at, self._done = self.settings[0], 0
@@ -199,7 +216,7 @@ class Search:
                 setting.price_wires()
             found = [each.best for each in self.settings if each.best] + ([given] if given else [])
             best = min(found, key=lambda each: each.value, default=None)
-            self.contest.best = best and exchanged(self.problem, best)
+            self.contest.best = best and _exchanged(self.problem, best)
             for setting in self.settings:
                 if setting.best is best:
                     setting.best = self.contest.best
@@ -327,3 +344,39 @@ class Search:
                     self._done, len(self.settings),
                 )
             )  # fmt: skip
+
+
+def _exchanged(problem: Problem, best: Proposal) -> Proposal:
+    """The plan with two workers of a kind exchanged as long as that makes it better, at prices with shared wires.
+
+    Args:
+        problem: What it is a plan of.
+        best: The plan at such prices; one with a stage on several workers, or in an order asked for, stays as it is.
+    """
+    if best.plan.is_replicated or problem.options.order:
+        return best
+    left = tuning.EXCHANGED
+
+    def price(plan: Plan) -> float:
+        nonlocal left
+        left -= 1
+        return problem.value_of(plan)
+
+    plan, value = local_search(
+        best.plan, best.value, neighbours=lambda plan: _with_exchange(problem, plan), price=price,
+        may_go_on=lambda: left > 0 and problem.clock.left_s > 0,
+    )  # fmt: skip
+    return best if plan is best.plan else Proposal(plan, value, LOCAL)
+
+
+def _with_exchange(problem: Problem, plan: Plan) -> Iterator[Plan]:
+    """The plan with a worker of its own and another of the same kind in each other's place, as far as pins allow."""
+    kind = {worker.name: (worker.kind, worker.threads, worker.capacity_bytes) for worker in problem.workers}
+    used = [name for name in plan.workers if name in kind]
+    for one, other in itertools.product(used, kind):
+        if one == other or kind[one] != kind[other] or (other in used and other < one):
+            continue
+        to = {one: other, other: one}
+        stages = tuple(replace(each, sole_worker=to.get(each.worker, each.worker)) for each in plan.stages)
+        if problem.may_place(stages):
+            yield replace(plan, stages=stages)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
 from assigner.solver import tuning
-from assigner.solver.contest import TIE, Proposal
+from assigner.solver.contest import INTEGER_PROGRAM, TIE, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Schedule
     from assigner.solver.contest import Contest
+    from assigner.solver.ilp.linear import LinearModel
     from assigner.solver.problem import Problem
 
 
@@ -121,6 +122,19 @@ class Setting(ABC):
         if self.bound >= self.contest.target:
             self.decided = True
             self.contest.proofs.add(proof)
+
+    def bound_by(self, model: LinearModel) -> None:
+        """Raise the bound to what an ILP proves of all plans in this setting's share of the time.
+
+        Raises:
+            OutOfTime: less is left than it takes to hand the model over.
+        """
+        contest = self.contest
+        model.check()
+        outcome = contest.backend.search(
+            model.problem, gap=contest.gap, cutoff=contest.target / model.unit, time_limit=contest.share_s
+        )
+        self.raise_bound(outcome.bound * model.unit, INTEGER_PROGRAM)
 
     @abstractmethod
     def price(self) -> None:

@@ -42,12 +42,12 @@ from assigner.formats.stage import Stage
 from assigner.schedule.cost import CostModel
 from assigner.schedule.orders import order_of
 from assigner.schedule.simulate import step_s, worker_memory
-from assigner.solver.orders.improving import FoundOrders, best_orders
 from assigner.solver.orders.listing import zero_bubble
-from assigner.solver.orders.search import named_orders
+from assigner.solver.orders.search import best_orders, named_orders
 from assigner.solver.orders.tasks import SPLIT, PlacedTasks
 
 if TYPE_CHECKING:
+    from assigner.solver.orders.search import FoundOrders
     from assigner.solver.orders.tasks import Orders
 
 SCALE = 1e-6

@@ -13,12 +13,12 @@ from drawn_plans import drawn
 from made_runs import run_in
 
 from assigner.errors import FormatError
-from assigner.schedule.backwardparts import may_split
 from assigner.schedule.cost import CostModel
 from assigner.schedule.occupancy import memory_over_time
 from assigner.schedule.orders import Halves, halves, order_of
 from assigner.schedule.simulate import predict, simulated, worker_memory
 from assigner.solver import SolveOptions, solve
+from assigner.solver.orders.tasks import may_split
 from assigner.validation import agree, calibrated
 
 if TYPE_CHECKING:
@@ -106,9 +106,9 @@ def test_the_parts_of_a_backward_are_measured_together():
 
 @pytest.mark.parametrize(("longer", "allowed"), [(0.9, True), (1.04, True), (1.06, False)])
 def test_parts_that_take_longer_are_not_offered(longer, allowed):
-    profile, _ = two_stages("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1", longer=longer)
-    assert may_split(CostModel(profile), ["p0", "p1"], "worker:0/cpu", 4) is allowed
-    assert not may_split(CostModel(make_profile(work=[1e-3], slowness=[1.0])), ["p0"], "worker:0/cpu", 4)
+    profile, plan = two_stages("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1", longer=longer)
+    assert may_split(plan, CostModel(profile)) is allowed
+    assert not may_split(plan, CostModel(make_profile(work=[1e-3, 1e-3], slowness=[1.0, 1.0])))
 
 
 @pytest.mark.parametrize("seed", range(30))

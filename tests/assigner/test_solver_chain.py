@@ -43,7 +43,7 @@ def check_against_brute_force(seed: int, options: SolveOptions) -> None:
     assert not overfull(plan.predicted)
 
 
-@pytest.mark.parametrize("seed", sweep([*range(30), 38, 44, 74], quick=[0, 1, 2, 8, 9, 19, 23, 38, 44, 74]))
+@pytest.mark.parametrize("seed", sweep([*range(14), 19, 23, 38, 44, 74], quick=[0, 1, 2, 8, 9, 19, 23, 38, 44, 74]))
 def test_the_plan_equals_exhaustive_search(seed):
     """Over every order of workers, cut, remat subset and micro-batch count, nothing is faster than the plan."""
     check_against_brute_force(seed, single(schedule="gpipe", gap=0))

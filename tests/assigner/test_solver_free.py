@@ -19,19 +19,18 @@ from assigner.schedule.simulate import overfull, predict, step_s, worker_memory
 from assigner.solver import tuning
 from assigner.solver.contest import Contest
 from assigner.solver.free.annealing import Annealing
-from assigner.solver.free.arrangement import Arrangement, again_s, held_stages, joined, priced
+from assigner.solver.free.arrangement import Arrangement, again_s, held_stages, joined
 from assigner.solver.free.bounds import Bounds
-from assigner.solver.free.convex import ConvexBounds
 from assigner.solver.free.exhaustive import Exhaustive
-from assigner.solver.free.order import stages_in_order
 from assigner.solver.free.pricing import StepPricing
 from assigner.solver.free.set_memory import SetMemory
 from assigner.solver.free.set_prices import SetPrices, bits
-from assigner.solver.free.setting import ConvexSetting, FreeSetting, settings
+from assigner.solver.free.setting import ConvexSetting, FreeSetting
 from assigner.solver.free.starts import orders, starts
 from assigner.solver.free.step_timing import row_step_s
 from assigner.solver.hints import resolve
 from assigner.solver.problem import Problem
+from assigner.solver.search import settings_of
 
 KINDS = {"gpipe": ConvexSetting, "interleaved": FreeSetting}
 
@@ -54,6 +53,10 @@ def searched(profile, schedule, **options):
 
 def room_of(profile, micro_batches=2, **options):
     return SetMemory(SetPrices(contest_of(profile, micro_batches=micro_batches, **options).problem, micro_batches))
+
+
+def priced(room, stages):
+    return StepPricing(room, one_stage=False).price(stages)
 
 
 def drawn(seed, partitions=4, workers=3):
@@ -209,18 +212,18 @@ def test_bounds_of_convex_stages_hold(seed):
     """With one stage a worker, what the sharper bound says of a prefix is never above the time of the whole."""
     profile = random_instance(seed, partitions=6, workers=3, busy=seed % 2 == 0, graph=True, tight=seed % 3 == 0)
     room = room_of(profile, 4)
-    rng, before, checked = random.Random(seed), room.table.before, 0
+    rng, table, bounds, checked = random.Random(seed), room.table, Bounds(room), 0
     for _ in range(60):
         where = [rng.randrange(3) for _ in range(6)]
-        whole = stages_in_order(before, [sum(1 << i for i in range(6) if where[i] == w) for w in range(3)])
+        whole = table.in_order([sum(1 << i for i in range(6) if where[i] == w) for w in range(3)])
         found = None if whole is None else priced(room, whole)
         if found is None:
             continue
         checked += 1
         for placed in range(7):
             known = [w if i < placed else -1 for i, w in enumerate(where)]
-            stages = stages_in_order(before, [sum(1 << i for i in range(placed) if where[i] == w) for w in range(3)])
-            assert ConvexBounds(room).least(known, stages) <= found.value_s * (1 + 1e-12)
+            stages = table.in_order([sum(1 << i for i in range(placed) if where[i] == w) for w in range(3)])
+            assert bounds.convex(known, stages) <= found.value_s * (1 + 1e-12)
     assert checked
 
 
@@ -305,9 +308,8 @@ def test_which_settings_there_are():
     counts = (1, 2)
 
     def found(profile, schedule):
-        return [
-            (each.schedule, each.micro_batches) for each in settings(contest_of(profile, schedule=schedule), counts)
-        ]
+        every = settings_of(contest_of(profile, schedule=schedule), counts)
+        return [(each.schedule, each.micro_batches) for each in every if isinstance(each, FreeSetting)]
 
     both = [("interleaved", 1), ("interleaved", 2)]
     assert found(chain, "gpipe") == []
@@ -349,8 +351,12 @@ def test_local_search_only_gets_better_and_repeats_itself(one_stage, monkeypatch
 
 def test_stages_that_wait_for_each_other_have_no_order():
     """0 -> 1 -> 2 with the ends on one worker is a circle of stages; a fork is not."""
-    assert stages_in_order((0, 0b1, 0b10), (0b101, 0b010)) is None
-    assert stages_in_order((0, 0b1, 0b1), (0b110, 0b001)) == ((1, 0b001), (0, 0b110))
+    chain, fork = (
+        room_of(make_profile(work=[1e-3] * 3, slowness=[1.0] * 2, edges=edges)).table
+        for edges in ([(0, 1), (1, 2)], [(0, 1), (0, 2)])
+    )
+    assert chain.in_order((0b101, 0b010)) is None
+    assert fork.in_order((0b110, 0b001)) == ((1, 0b001), (0, 0b110))
 
 
 @pytest.mark.parametrize("schedule", KINDS)

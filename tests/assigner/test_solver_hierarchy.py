@@ -19,7 +19,7 @@ from assigner.schedule.cost import CostModel, message_s
 from assigner.schedule.simulate import overfull, predict
 from assigner.solver import solve, tuning
 from assigner.solver.contest import Contest
-from assigner.solver.fleet.hop_arrays import messages_s
+from assigner.solver.fleet.hop_arrays import HopArrays, messages_s
 from assigner.solver.fleet.option_arrays import OptionArrays
 from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.prices import PriceTable
@@ -48,7 +48,7 @@ def descend(profile, *, gap: float = 1e-4, count: int = COUNT, **options):
     return setting.best_value, setting.best and setting.best.plan, search.bound
 
 
-@pytest.mark.parametrize("seed", sweep([*range(24), 58], quick=[0, 1, 3, 14, 16, 21, 58]))
+@pytest.mark.parametrize("seed", sweep([*range(6), 14, 16, 21, 58], quick=[0, 1, 3, 14, 16, 21, 58]))
 def test_the_bound_is_below_the_optimum_and_the_plan_can_run(seed):
     """The flat search, proven to a gap of zero, lies between the hierarchy's bound and its plan."""
     profile = draw(seed)
@@ -66,7 +66,7 @@ def test_the_bound_is_below_the_optimum_and_the_plan_can_run(seed):
         assert not overfull(prediction)
 
 
-@pytest.mark.parametrize("seed", sweep(range(12), quick=4))
+@pytest.mark.parametrize("seed", sweep(range(8), quick=4))
 def test_where_workers_of_a_kind_are_alike_it_is_exact(seed):
     """Without busy shares and late updates a path of kinds is the plan: bound and plan meet."""
     profile = random_instance(seed, partitions=7, workers=4, tight=seed % 2 == 0, alike=True)
@@ -119,7 +119,7 @@ def test_segments_priced_as_arrays_are_those_priced_one_by_one(seed):
     profile = draw(seed)
     instance = PriceTable(Problem(profile, single(schedule="gpipe"), CostModel(profile)), COUNT)
     kinds = instance.kinds
-    table = OptionArrays(instance, kinds, len(profile.order))
+    table = OptionArrays(instance, kinds, len(profile.order), HopArrays(instance))
     for number, kind in enumerate(kinds):
         for first, last in itertools.combinations_with_replacement(range(len(profile.order)), 2):
             columns = [instance.gpipe.find(first, last, group) for group in kind.groups]
@@ -133,7 +133,8 @@ def test_segments_priced_as_arrays_are_those_priced_one_by_one(seed):
                 assert table.forward[at] == pytest.approx(least[0])
                 assert table.update[at] == pytest.approx(least[2])
             assert table.backward[at] <= least[1] * (1 + 1e-9)
-            assert table.settle(number, first, last - first + 1) == pytest.approx(least[1])
+            table.settle(number, first, last - first + 1)
+            assert table.backward[at] == pytest.approx(least[1])
 
 
 def test_messages_priced_as_arrays_are_those_priced_one_by_one():

@@ -174,7 +174,7 @@ def test_an_interrupt_leaves_what_is_known(monkeypatch):
     assert "more memory" in error.untried
 
 
-@pytest.mark.parametrize("seed", sweep(range(8), quick=3))
+@pytest.mark.parametrize("seed", sweep(range(5), quick=3))
 def test_random_infeasible_problems_have_a_feasible_way_out(seed):
     """Where exhaustive search finds nothing, the solver says so, and there is a plan with each way out named."""
     profile = random_instance(seed, partitions=4, workers=2, missing=0.3, pins=True)

@@ -13,8 +13,7 @@ from assigner.formats.profile import LinkPoint
 from assigner.schedule.cost import CostModel
 from assigner.solver import SolveOptions, solve
 from assigner.solver.hints import resolve
-from assigner.solver.kind_prices import by_kinds
-from assigner.solver.prices import PriceTable
+from assigner.solver.prices import PriceTable, by_kinds
 from assigner.solver.problem import Problem
 from assigner.solver.search import Search
 

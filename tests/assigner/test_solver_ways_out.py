@@ -12,10 +12,9 @@ from assigner.solver import SolveOptions, solve
 from assigner.solver.why.amounts import ceiled, figure, floored, grain, least_figure
 from assigner.solver.why.case import Case
 from assigner.solver.why.choices import Batch, FewerInFlight, Remat, StepLimit
-from assigner.solver.why.combined import combined
 from assigner.solver.why.dropped import Hints, MostWorkers
 from assigner.solver.why.enquiry import Enquiry
-from assigner.solver.why.family import least, least_set
+from assigner.solver.why.family import combined, least, least_set
 from assigner.solver.why.fleet import MoreLinks, OneMore
 from assigner.solver.why.memory import MoreMemory, Reserve
 

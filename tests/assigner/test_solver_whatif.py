@@ -51,7 +51,7 @@ def with_wire(profile, ends):
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_each_is_what_solving_the_changed_problem_gives(seed):
     """One more count, worker or twice a wire, solved by hand without a gap, takes the step that the what-if tells.
 
@@ -92,10 +92,10 @@ def test_no_gain_is_the_gap_of_the_search(seed, gap):
 
 def test_the_same_input_gives_the_same_what_ifs():
     """Two runs agree to the last digit, and the plan is the one of a run without them."""
-    profile = random_chain(5, partitions=4, workers=2)
-    first, second = (priced(profile, SolveOptions()) for _ in range(2))
+    profile, options = random_chain(5, partitions=4, workers=2), SolveOptions(micro_batches=4)
+    first, second = (priced(profile, options) for _ in range(2))
     assert first.what_if == second.what_if
-    assert first.stages == solve(profile).plan.stages
+    assert first.stages == solve(profile, options).plan.stages
     assert first.solver.options["what_if"] is True
 
 

@@ -8,6 +8,9 @@ from assigner.formats.plan import load_plan
 from assigner.report.whatif import solve_flags
 from assigner.solver import SolveOptions
 
+QUICK = ("--schedule", "gpipe", "--max-replicas", "1", "--no-what-if")
+"""Where it is no matter how a plan is searched for."""
+
 
 def test_writes_a_plan_that_says_where_it_comes_from(assigner, folder):
     """The plan names its profile with its hash, the time, the version and the settings in effect."""
@@ -41,10 +44,10 @@ def test_prints_stages_candidates_and_baselines(assigner):
 def test_json_is_the_plan(assigner, folder):
     """--json prints the plan as -o writes it, and what is derived from it; without -o nothing is written."""
     before = set(folder.iterdir())
-    document = json.loads(assigner("solve", "profile.json", "--json").stdout)
+    document = json.loads(assigner("solve", "profile.json", "--json", *QUICK).stdout)
     assert set(folder.iterdir()) == before
     assert document["kind"] == "plan"
-    both = assigner("solve", "profile.json", "--json", "-o", "new.json")
+    both = assigner("solve", "profile.json", "--json", "-o", "new.json", *QUICK)
     document = json.loads(both.stdout)
     assert document.pop("derived")["frontier"] == []
     assert document == json.loads((folder / "new.json").read_text())
@@ -52,13 +55,13 @@ def test_json_is_the_plan(assigner, folder):
 
 def test_printed_json_is_a_plan_file(assigner, folder):
     """What --json prints can be stored and shown."""
-    (folder / "new.json").write_text(assigner("solve", "profile.json", "--json").stdout)
+    (folder / "new.json").write_text(assigner("solve", "profile.json", "--json", *QUICK).stdout)
     assert assigner("show", "new.json").exit_code == 0
 
 
 def test_quiet_leaves_the_file_alone_to_speak(assigner, folder):
     """-q prints nothing and writes the plan."""
-    result = assigner("solve", "profile.json", "-o", "new.json", "-q")
+    result = assigner("solve", "profile.json", "-o", "new.json", "-q", *QUICK)
     assert (result.stdout, result.stderr, result.exit_code) == ("", "", 0)
     load_plan(folder / "new.json")
 
@@ -69,7 +72,7 @@ def test_existing_output_is_refused_before_solving(assigner, folder, monkeypatch
         patched.setattr("assigner.solver.solve", lambda *_, **__: pytest.fail("solved all the same"))
         assert assigner("solve", "profile.json", "-o", "equal.json").exit_code == 2
     before = (folder / "equal.json").read_bytes()
-    assert assigner("solve", "profile.json", "-o", "equal.json", "--force").exit_code == 0
+    assert assigner("solve", "profile.json", "-o", "equal.json", "--force", *QUICK).exit_code == 0
     assert (folder / "equal.json").read_bytes() != before
 
 
@@ -88,8 +91,8 @@ def test_pins_and_micro_batches_reach_the_plan(assigner, folder):
 def test_environment_sets_what_no_flag_does(assigner, folder, monkeypatch):
     """ASSIGNER_SOLVER chooses the solver, and a flag counts for more."""
     monkeypatch.setenv("ASSIGNER_SOLVER", "cbc")
-    assert assigner("solve", "profile.json", "-o", "a.json").exit_code == 0
-    assert assigner("solve", "profile.json", "-o", "b.json", "--solver", "highs").exit_code == 0
+    assert assigner("solve", "profile.json", "-o", "a.json", *QUICK).exit_code == 0
+    assert assigner("solve", "profile.json", "-o", "b.json", "--solver", "highs", *QUICK).exit_code == 0
     assert load_plan(folder / "a.json").solver.options["solver"] == "cbc"
     assert load_plan(folder / "b.json").solver.options["solver"] == "highs"
 
@@ -112,15 +115,15 @@ def test_what_ifs_are_priced_where_that_is_quick_and_where_asked_for(assigner, f
     result = assigner("solve", "profile.json", "-o", "new.json", columns=80)
     assert "what if" in result.stdout
     assert [each.change for each in load_plan(folder / "new.json").what_if].count("worker") == 2
-    assigner("solve", "profile.json", "-o", "none.json", "--no-what-if")
+    assigner("solve", "profile.json", "-o", "none.json", *QUICK)
     assert load_plan(folder / "none.json").what_if == ()
     monkeypatch.setattr("assigner.solver.whatif.what_ifs_are_cheap", lambda *_: False)
-    assigner("solve", "profile.json", "-o", "large.json")
+    assigner("solve", "profile.json", "-o", "large.json", *QUICK[:-1])
     assert load_plan(folder / "large.json").what_if == ()
     assigner("solve", "profile.json", "-o", "asked.json", "--what-if")
     assert load_plan(folder / "asked.json").what_if == load_plan(folder / "new.json").what_if
     monkeypatch.setenv("ASSIGNER_WHAT_IF", "true")
-    assigner("solve", "profile.json", "-o", "variable.json")
+    assigner("solve", "profile.json", "-o", "variable.json", *QUICK[:-1])
     assert load_plan(folder / "variable.json").what_if
 
 

@@ -1,7 +1,7 @@
 """Simpler ways to place the same profile, priced by the same simulator: what a plan has to beat.
 
-    splits.py       best single worker, equal split, split in proportion to speed, balance by time (torchgpipe)
-    pipedream.py    PipeDream's planner
+    splits.py       best single worker, equal split, split in proportion to speed, balance by time (torchgpipe),
+                    PipeDream's planner
     data_parallel.py  the whole model on every worker, in equal shares or by speed
     greedy.py       list scheduling by earliest finish
     weighted.py     softmax descent on a weighted sum of memory, compute and bandwidth (machin)
@@ -23,9 +23,8 @@ from assigner.schedule.simulate import priced
 from assigner.solver import tuning
 from assigner.solver.baselines.data_parallel import equal_shares, shares_by_speed
 from assigner.solver.baselines.greedy import earliest_finish
-from assigner.solver.baselines.pipedream import least_bottleneck
 from assigner.solver.baselines.prices import BaselinePrices
-from assigner.solver.baselines.splits import balanced, equal, proportional, single
+from assigner.solver.baselines.splits import balanced, equal, least_bottleneck, proportional, single
 from assigner.solver.baselines.weighted import descent
 from assigner.solver.clock import SolveClock
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from assigner.formats.plan import Plan
 from assigner.formats.stage import Stage
-from assigner.solver.shares import held_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -95,9 +94,9 @@ class BaselinePrices:
             micro_batch_size=problem.prices(count).size,
             schedule="1f1b" if replicas else "gpipe",
             stages=tuple(
-                held_by(
+                problem.held_by(
                     Stage(None, tuple(names), tuple(name for name in names if rules.get(name) == "always")),
-                    workers or [worker], shares, problem.profile,
+                    workers or [worker], shares,
                 )
                 for worker, names in stages
             ),

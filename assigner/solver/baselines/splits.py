@@ -1,4 +1,4 @@
-"""The chain cut into blocks by a rule: one block, equal ones, in proportion to speed, balanced by time."""
+"""The chain cut into blocks by a rule: one block, equal ones, in proportion to speed, by time, as PipeDream does."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from assigner.formats.plan import Plan
     from assigner.solver.baselines.prices import BaselinePrices
+    from assigner.solver.problem import Problem
 
 
 _LEAST_S = 1e-300
@@ -58,3 +59,49 @@ def balanced(pricing: BaselinePrices) -> Iterator[Plan]:
         seconds = pricing.seconds_on(workers[0], count)
         if seconds:
             yield pricing.contiguous(count, workers, least_largest_blocks(seconds, len(workers)))
+
+
+def least_bottleneck(pricing: BaselinePrices) -> Iterator[Plan]:
+    """PipeDream's planner: the slowest stage, or message between two, is as fast as can be; a tie goes to fewer stages.
+
+    Source: Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, SOSP 2019, section 3.1.
+    Without replication its recurrence over the layers 1 .. j and m workers is
+
+        A(j, m) = min over s < j of max( A(s, m - 1), 2 a_s / B, T(s + 1 .. j) )
+
+    with T the forward and backward times, a_s the bytes that layer s hands on, and B the bandwidth. It knows one time
+    per layer and one bandwidth per level of the network: here the first worker's times, and the mean over the links.
+    The value of the recurrence is found by `least_largest_blocks`; its stages, the more even ones of a tie, go to the
+    workers in the order of their ranks.
+    """
+    workers = pricing.workers[: pricing.problem.most_workers]
+    bandwidth = _mean_bandwidth(pricing.problem)
+    for count in pricing.counts:
+        seconds = pricing.seconds_on(workers[0], count)
+        if seconds:
+            size = pricing.problem.prices(count).size
+            cut_s = [2 * each / bandwidth if bandwidth else math.inf for each in _cut_bytes(pricing.problem, size)]
+            yield pricing.contiguous(count, workers, least_largest_blocks(seconds, len(workers), cut_s=cut_s))
+
+
+def _mean_bandwidth(problem: Problem) -> float:
+    """Bytes per second of the largest measured messages, the mean over all links; 0: there are none."""
+    largest = [link.points[-1] for link in problem.profile.links]
+    rates = [point.bytes / point.seconds if point.seconds else math.inf for point in largest]
+    return sum(rates) / len(rates) if rates else 0.0
+
+
+def _cut_bytes(problem: Problem, micro_batch: int) -> list[float]:
+    """Per position: bytes of the values that are made before it and read there or behind it, each counted once."""
+    cost = problem.cost
+    steps = [0.0] * (len(problem.order) + 1)
+    for output in cost.outputs:
+        last = max(problem.position[edge.target] for edge in cost.readers[output])
+        size = cost.output_bytes(output, micro_batch)
+        steps[problem.position[output.partition] + 1] += size
+        steps[last + 1] -= size
+    found, crossing = [], 0.0
+    for step in steps[:-1]:
+        crossing += step
+        found.append(crossing)
+    return found

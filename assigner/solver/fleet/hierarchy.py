@@ -74,7 +74,7 @@ class Hierarchy:
                 if self._tried(paths, share * low_f, share * low_b * tuning.WIDER_LIMIT):
                     return True
                 share *= tuning.WIDER_LIMIT
-            if paths.prices.table.longest == self.fleet.n:
+            if paths.prices.longest == self.fleet.n:
                 return self._tried(paths, math.inf, math.inf)
             limit *= 2
         return True
@@ -114,7 +114,7 @@ class Hierarchy:
 
     def _within(self, limit: float) -> KindPaths:
         """Paths that have all segments up to a limit."""
-        if self._paths is None or self.fleet.reach(limit) > self._paths.prices.table.longest:
+        if self._paths is None or self.fleet.reach(limit) > self._paths.prices.longest:
             self._paths = KindPaths(self.fleet, limit)
         return self._paths
 
@@ -134,7 +134,7 @@ class Hierarchy:
         options: list[StageOption] = []
         for step, group in zip(found.steps, groups, strict=True):
             paths.real.settle(paths.row[group], step.first, step.length)
-            option = paths.real.table.options.find(step.first, step.first + step.length - 1, group)
+            option = paths.real.options.find(step.first, step.first + step.length - 1, group)
             if option is None:
                 return
             options.append(option)

@@ -1,7 +1,8 @@
 """Segments as arrays: what a stage of any kind of worker, start and length takes, for chains of any size.
 
 Where a segment must rematerialise, its backward is a lower bound at first (`memory.least_recompute_s`). `settle`
-replaces bounds by the exact values; what is at least as large as both can be left as it is.
+replaces bounds by the exact values; what is at least as large as both can be left as it is. As a server a stage has the
+least that messages keep it busy, too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.solver.contest import ROUNDING
+from assigner.solver.fleet.path_program import ServerPrices
 from assigner.solver.memory import least_recompute_s
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from assigner.schedule.cost import PartitionCost
+    from assigner.solver.fleet.hop_arrays import HopArrays
     from assigner.solver.prices import PriceTable, WorkerKind
 
     Floats = NDArray[np.float64]
@@ -37,19 +40,34 @@ class OptionArrays:
         instance: What is to be placed.
         kinds: Workers that count as alike; each segment has the least of their prices.
         longest: Partitions in the longest segment.
+        links: The messages.
 
     Attributes:
         options: The stage options, priced one by one.
         forward, backward, update: Seconds as of `StageOption`; backward may be a lower bound.
         settled: Where backward is exact.
+        stages: The same as a sweep sees them: seconds, as far as they lie on the spine; and as servers.
     """
 
-    def __init__(self, instance: PriceTable, kinds: Sequence[WorkerKind], longest: int) -> None:
+    def __init__(self, instance: PriceTable, kinds: Sequence[WorkerKind], longest: int, links: HopArrays) -> None:
         self.instance, self.kinds, self.longest = instance, tuple(kinds), longest
         self.options = instance.gpipe
         rows = [self._kind(kind) for kind in self.kinds]
         self.forward, self.backward, self.update = (np.stack([row[n] for row in rows]) for n in range(3))
         self.settled: Flags = np.stack([row[3] for row in rows])
+        self.stages = self._as_servers(links)
+
+    def _as_servers(self, links: HopArrays) -> ServerPrices:
+        spine = self.instance.problem.spine
+        forward, backward = (
+            np.where(self._anywhere(on) | ~np.isfinite(seconds), seconds, 0.0)
+            for seconds, on in ((self.forward, spine.forward), (self.backward, spine.backward))
+        )
+        seconds = forward + backward
+        if self.instance.problem.exact:
+            seconds[:, 0] += self.update[:, 0]
+        busy_f, busy_b = (_at_ends(*busy, self.longest) for busy in links.busy(self.kinds))
+        return ServerPrices(seconds, forward + busy_f, backward + busy_b)
 
     def _window(self, values: Floats) -> Floats:
         """Sums of each segment."""
@@ -66,7 +84,7 @@ class OptionArrays:
         largest: Floats = np.maximum.accumulate(values[ends], axis=1)
         return largest
 
-    def anywhere(self, flags: Sequence[bool]) -> Flags:
+    def _anywhere(self, flags: Sequence[bool]) -> Flags:
         """Whether any partition of a segment has the flag: [first, length - 1]."""
         return self._window(np.array(flags, dtype=float)) > 0
 
@@ -119,12 +137,24 @@ class OptionArrays:
         backward = np.where(missing, np.inf, self._window(b) + np.where(missing, 0.0, again))
         return forward, backward, np.where(missing, np.inf, self._window(u)), settled | missing
 
-    def settle(self, kind: int, first: int, length: int) -> float:
-        """Replace a lower bound by the exact value, and return it, in seconds."""
-        if not self.settled[kind, first, length - 1]:
-            groups = sorted({self.instance.like[group] for group in self.kinds[kind].groups})
-            found = [self.options.find(first, first + length - 1, group) for group in groups]
-            exact = min((option.backward_s for option in found if option is not None), default=math.inf)
-            self.backward[kind, first, length - 1] = exact
-            self.settled[kind, first, length - 1] = True
-        return float(self.backward[kind, first, length - 1])
+    def settle(self, kind: int, first: int, length: int) -> None:
+        """Replace the lower bound of one segment's backward by the exact value."""
+        at = kind, first, length - 1
+        if self.settled[at]:
+            return
+        groups = sorted({self.instance.like[group] for group in self.kinds[kind].groups})
+        found = [self.options.find(first, first + length - 1, group) for group in groups]
+        exact = min((option.backward_s for option in found if option is not None), default=math.inf)
+        more = exact - self.backward[at]
+        self.backward[at], self.settled[at] = exact, True
+        if any(self.instance.problem.spine.backward[first : first + length]):
+            self.stages.seconds[at] += more
+            self.stages.backward[at] += more
+
+
+def _at_ends(left: Floats, right: Floats, longest: int) -> Floats:
+    """What both boundaries of each segment add up to: [kind, first, length - 1]."""
+    n = left.shape[1] - 1
+    ends = np.minimum(np.arange(n)[:, None] + np.arange(1, longest + 1)[None, :], n)
+    both: Floats = left[:, :n, None] + right[:, ends]
+    return both

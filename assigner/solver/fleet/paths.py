@@ -11,65 +11,16 @@ import numpy as np
 
 from assigner.solver import tuning
 from assigner.solver.fleet.option_arrays import OptionArrays
-from assigner.solver.fleet.path_program import PathProgram, ServerPrices
+from assigner.solver.fleet.path_program import PathProgram
 from assigner.solver.prices import WorkerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
-    from assigner.solver.fleet.hop_arrays import HopArrays
     from assigner.solver.fleet.path_program import KindPipeline, KindStage
     from assigner.solver.fleet.relaxation import KindRelaxation
-    from assigner.solver.prices import PriceTable
 
     Floats = NDArray[np.float64]
-
-
-class KindPrices:
-    """A table of segments as a sweep sees it.
-
-    Args:
-        instance: What is to be placed.
-        kinds: Workers that count as alike.
-        longest: Partitions in the longest segment.
-        links: The least that messages keep a stage busy counts for it as a server.
-
-    Attributes:
-        table: The segments.
-        stages: Their seconds, as far as they lie on the spine; as servers with the least that messages keep them busy.
-    """
-
-    def __init__(self, instance: PriceTable, kinds: Sequence[WorkerKind], longest: int, links: HopArrays) -> None:
-        table, spine = OptionArrays(instance, kinds, longest), instance.problem.spine
-        forward, backward = (
-            np.where(table.anywhere(on) | ~np.isfinite(seconds), seconds, 0.0)
-            for seconds, on in ((table.forward, spine.forward), (table.backward, spine.backward))
-        )
-        seconds = forward + backward
-        if instance.problem.exact:
-            seconds[:, 0] += table.update[:, 0]
-        busy_f, busy_b = (_at_ends(*busy, longest) for busy in links.busy(kinds))
-        self.table, self.stages = table, ServerPrices(seconds, forward + busy_f, backward + busy_b)
-        self._on = table.anywhere(spine.backward)
-
-    def settle(self, kind: int, first: int, length: int) -> None:
-        """Price one segment exactly."""
-        at = kind, first, length - 1
-        if not self.table.settled[at]:
-            more = -self.table.backward[at] + self.table.settle(kind, first, length)
-            if self._on[first, length - 1]:
-                self.stages.seconds[at] += more
-                self.stages.backward[at] += more
-
-
-def _at_ends(left: Floats, right: Floats, longest: int) -> Floats:
-    """What both boundaries of each segment add up to: [kind, first, length - 1]."""
-    n = left.shape[1] - 1
-    ends = np.minimum(np.arange(n)[:, None] + np.arange(1, longest + 1)[None, :], n)
-    both: Floats = left[:, :n, None] + right[:, ends]
-    return both
 
 
 class KindPaths:
@@ -87,9 +38,9 @@ class KindPaths:
 
     def __init__(self, fleet: KindRelaxation, limit: float) -> None:
         self.fleet, instance = fleet, fleet.instance
-        self.prices = KindPrices(instance, fleet.kinds, fleet.reach(limit), fleet.links)
+        self.prices = OptionArrays(instance, fleet.kinds, fleet.reach(limit), fleet.links)
         self._sweep = _sweep(fleet)
-        table = self.prices.table
+        table = self.prices
         open_ = np.argwhere(~table.settled & np.less_equal(table.forward, limit))
         self.exact = int(open_[:, 2].sum()) <= tuning.SETTLED
         if self.exact:
@@ -101,7 +52,8 @@ class KindPaths:
         self.row = [firsts.index(like) for like in instance.like]
         self.real = self.prices
         if self.merged:
-            self.real = KindPrices(instance, [WorkerKind((first,), 1) for first in firsts], table.longest, fleet.links)
+            each = [WorkerKind((first,), 1) for first in firsts]
+            self.real = OptionArrays(instance, each, table.longest, fleet.links)
         else:
             number = {group: n for n, kind in enumerate(fleet.kinds) for group in kind.groups}
             self.row = [number[group] for group in range(len(instance.groups))]

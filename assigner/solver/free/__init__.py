@@ -7,9 +7,3 @@ Problem ── SetPrices ── SetMemory (what is rematerialised) ─┬─ Exh
 The first two ask a Pricing: StepPricing times a placement as the simulator would (StepTiming), SteadyPricing has the
 slowest worker or link of the steady state.
 """
-
-from __future__ import annotations
-
-from assigner.solver.free.setting import settings
-
-__all__ = ["settings"]

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from assigner.solver import tuning
-from assigner.solver.free.order import stages_in_order
 from assigner.solver.free.set_prices import bits
 from assigner.solver.local_search import local_search
 
@@ -130,7 +129,7 @@ class Annealing:
         masks = [0] * len(self._table.names)
         for i, w in zip(place.order, place.worker, strict=True):
             masks[w] |= 1 << i
-        return stages_in_order(self._table.before, masks)
+        return self._table.in_order(masks)
 
     def _neighbour(self, at: _Point) -> _Point:
         kind = self._random.random()

@@ -9,7 +9,6 @@ from assigner.formats.plan import Plan
 from assigner.formats.stage import Stage
 from assigner.solver.free.set_memory import Masks, SetMemory
 from assigner.solver.free.set_prices import SetPrices, bits
-from assigner.solver.free.step_timing import row_step_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,20 +80,3 @@ def joined(stages: Stages, chosen: Sequence[Masks]) -> Masks:
 def again_s(room: SetMemory, stages: Stages, again: Masks) -> tuple[float, ...]:
     """Seconds that each stage's backward takes longer."""
     return tuple(room.again_s(worker, list(bits(mask))) for (worker, _), mask in zip(stages, again, strict=True))
-
-
-def priced(room: SetMemory, stages: Stages) -> Arrangement | None:
-    """Some stages with the rematerialisation of least added time; None: they do not fit, or a link is missing.
-
-    With one stage a worker no other choice is faster; with several another one may be (set_memory.py).
-    """
-    chosen = []
-    for worker, numbers in held_stages(stages).items():
-        cheapest = room.cheapest(worker, tuple(stages[n][1] for n in numbers))
-        if cheapest is None:
-            return None
-        chosen.append(cheapest)
-    again = joined(stages, chosen)
-    rows: Sequence[tuple[int, Sequence[int]]] = [(worker, tuple(bits(mask))) for worker, mask in stages]
-    step = row_step_s(room.table, rows, again_s(room, stages, again))
-    return None if step is None else Arrangement(room.table, stages, again, step)

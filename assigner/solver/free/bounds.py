@@ -11,6 +11,15 @@ and no backward that comes from t starts before that. With G the positions on w 
 
 Ways are longest paths of one micro-batch. The same holds with one position, or one message, in place of A or G; and
 M sum (f + b) + u of one worker is a bound by itself. What is not placed counts with its least price, its messages not.
+
+Where each worker has one stage, which waits for all that it reads and sends when all is done, the same is sharper with
+stages in place of single partitions on the ways: for a stage s of worker w,
+
+    FT = (arrival of the last input of s) + M F(s) + (way from the end of s to the sink, through whole stages)
+    step >= FT + (way from the sink back to s) + M B(s) + (way from s back to the end of an update)
+
+Partitions that are not placed stand for themselves there; one that joins a stage later only makes that stage longer by
+what it counted before.
 """
 
 from __future__ import annotations
@@ -23,7 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from assigner.solver.free.set_prices import bits
-from assigner.solver.perfect_split import perfect_split
+from assigner.solver.perfect_split import split_among
 
 if TYPE_CHECKING:
     from assigner.solver.free.set_memory import SetMemory
@@ -70,7 +79,11 @@ class Bounds:
         prices = [[table.prices[w][i] for w in homes] for i, homes in enumerate(table.homes)]
         self._forward = [min((p.forward_s for p in row if p), default=math.inf) for row in prices]
         self._backward = [min((p.backward_s for p in row if p), default=math.inf) for row in prices]
-        self._weight, self._share, self._weights = self._perfect_split()
+        work = [
+            [table.micro_batches * (p.forward_s + p.backward_s) + p.update_s if p else math.inf for p in row]
+            for row in table.prices
+        ]
+        self._weight, self._share, self._weights = split_among(np.array(work), table.problem.most_workers)
         self._into: list[list[tuple[int, int, bool]]] = [[] for _ in range(self.n)]
         self._from: list[list[tuple[int, int, bool]]] = [[] for _ in range(self.n)]
         for maker, value, reader, gradient in table.edges:
@@ -79,16 +92,6 @@ class Bounds:
         self._sinks = [i for i in range(self.n) if not table.behind[i]]
         self._before = self._reaching(gradient=False)
         self._graded = self._reaching(gradient=True)
-
-    def _perfect_split(self) -> tuple[list[float], list[float], float]:
-        """Weight of each worker, least weighted work of each position, and the weights that a plan can use."""
-        table = self.table
-        work = [
-            [table.micro_batches * (p.forward_s + p.backward_s) + p.update_s if p else math.inf for p in row]
-            for row in table.prices
-        ]
-        weight, share = (found.tolist() for found in perfect_split(np.array(work)))
-        return weight, share, sum(sorted(weight)[-table.problem.most_workers :])
 
     def _reaching(self, *, gradient: bool) -> list[int]:
         """Per position: all positions that lead to it, itself too."""
@@ -196,4 +199,72 @@ class Bounds:
             if part:
                 work = times * (sum(backward[i] for i in part) + (at.again[w] if mask & graded == mask else 0.0))
                 found = max(found, min(head[i] for i in part) + work + min(tail[i] for i in part))
+        return found
+
+    def convex(self, where: Sequence[int], stages: Sequence[tuple[int, int]]) -> float:
+        """The sharper bound where each worker has one stage, in seconds.
+
+        Args:
+            where: Worker of each position, -1: not placed. Whatever a placed position reads is placed.
+            stages: The workers' stages in a topological order.
+        """
+        table, n, workers = self.table, self.n, len(self.table.names)
+        # nodes: positions that are not placed, and n + w for the stage of worker w
+        node = [n + w if w >= 0 else i for i, w in enumerate(where)]
+        forward, backward = self._forward + [0.0] * workers, self._backward + [0.0] * workers
+        update = [0.0] * (n + workers)
+        for w, mask in stages:
+            forward[n + w] = sum([table.forward_s[w][i] for i in bits(mask)])
+            backward[n + w] = sum([table.backward_s[w][i] for i in bits(mask)]) + self.room.least_s(w, mask)
+            update[n + w] = sum([table.update_s[w][i] for i in bits(mask)])
+        order = [n + w for w, _ in stages] + [i for i in range(n) if where[i] < 0]
+        into: dict[int, list[tuple[int, float, float]]] = {each: [] for each in order}
+        out: dict[int, list[tuple[int, float, float]]] = {each: [] for each in order}
+        for maker, value, reader, gradient in table.edges:
+            a, b = node[maker], node[reader]
+            if a != b:
+                there = back = 0.0
+                if b >= n:
+                    wires, u, v = table.wires[value], where[maker], where[reader]
+                    there, back = wires[u][v].seconds, wires[v][u].seconds
+                into[b].append((a, there, back if gradient else NEVER))
+                out[a].append((b, there, back if gradient else NEVER))
+        head: dict[int, float] = {}
+        after: dict[int, float] = {}
+        for each in order:
+            head[each] = max((head[a] + forward[a] + there for a, there, _ in into[each]), default=0.0)
+            after[each] = max(
+                (back + backward[a] + after[a] for a, _, back in into[each]), default=0.0
+            )  # fmt: skip
+            after[each] = max(after[each], update[each])
+        there_to = {each: [(b, there) for b, there, _ in ways] for each, ways in out.items()}
+        back_from = {each: [(b, back) for b, _, back in ways] for each, ways in out.items()}
+        bound = 0.0
+        for sink in range(n):
+            if not table.behind[sink]:
+                turn = self._way_s(node[sink], order, there_to, head, forward)
+                bound = max(bound, turn + self._way_s(node[sink], order, back_from, after, backward))
+        return bound
+
+    def _way_s(
+        self, sink: int, order: Sequence[int], hops: dict[int, list[tuple[int, float]]], beyond: dict[int, float],
+        seconds: Sequence[float],
+    ) -> float:  # fmt: skip
+        """Seconds between the sink and the far end of the step, one way.
+
+        Args:
+            sink: Its node.
+            order: The nodes in a topological order.
+            hops: Of each node those behind it, with the seconds of the message; -inf: there is none this way.
+            beyond: Seconds between each node and the far end.
+            seconds: Of each node, one micro-batch.
+        """
+        times, found = self.table.micro_batches, 0.0
+        near: dict[int, float] = {}
+        for each in reversed(order):
+            ways = [near[b] + seconds[b] + wire for b, wire in hops[each]]
+            near[each] = 0.0 if each == sink else max(ways, default=NEVER)
+            found = max(found, near[each] + times * seconds[each] + beyond[each])
+            for b, wire in hops[each]:
+                found = max(found, near[b] + seconds[b] + times * wire + seconds[each] + beyond[each])
         return found

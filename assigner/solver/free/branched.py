@@ -16,11 +16,10 @@ from assigner.schedule.objective import compared_value
 from assigner.schedule.timing import step_s
 from assigner.solver import tuning
 from assigner.solver.clock import OutOfTime, SolveClock
-from assigner.solver.contest import EXHAUSTIVE, INTEGER_PROGRAM, Contest
-from assigner.solver.free import settings
+from assigner.solver.contest import EXHAUSTIVE, Contest
 from assigner.solver.free.set_memory import SetMemory
 from assigner.solver.free.set_prices import SetPrices
-from assigner.solver.free.setting import FreeSetting
+from assigner.solver.free.setting import ConvexSetting, FreeSetting
 from assigner.solver.free.starts import of_plan, orders
 from assigner.solver.free.steady import SteadyPricing
 from assigner.solver.ilp.placements import PlacementModel
@@ -98,15 +97,10 @@ class BranchedSetting(LadderSetting):
         self.cut_short = False  # more of the intervals of one order prove nothing about other stages
         if self.decided or self.objective != "step" or self.contest.left_s <= 0:
             return
-        contest, table = self.contest, SetPrices(self.problem, self.micro_batches)
-        if len(self.problem.order) * len(set(table.group)) > tuning.VARIABLES:
-            return
-        model = PlacementModel(SetMemory(table), one_stage=True, unit=contest.unit, turns=False)
-        model.check()
-        outcome = contest.backend.search(
-            model.problem, gap=contest.gap, cutoff=contest.target / model.unit, time_limit=contest.share_s
-        )
-        self.raise_bound(outcome.bound * model.unit, INTEGER_PROGRAM)
+        room = SetMemory(SetPrices(self.problem, self.micro_batches))
+        model = PlacementModel.within(room, one_stage=True, unit=self.contest.unit, turns=False)
+        if model is not None:
+            self.bound_by(model)
 
     def _nothing_fits(self) -> bool:
         """True if it is proven that no convex stages fit, with as few micro-batches in flight as there can be.
@@ -121,16 +115,16 @@ class BranchedSetting(LadderSetting):
         )  # fmt: skip
         clock = SolveClock(tuning.FITS_S, within=problem.clock)
         contest = Contest(Problem(problem.profile, asked, problem.cost, clock=clock), self.contest.watch)
-        contest.settings = settings(contest, (least,))
+        setting = ConvexSetting(contest, least)
+        contest.settings = [setting]
         with suppress(OutOfTime):
-            for setting in contest.settings:
-                for phase in (setting.price, setting.start, setting.tighten, setting.prove):
-                    if not setting.decided and contest.best is None:
-                        clock.check()
-                        phase()
+            for phase in (setting.price, setting.start, setting.tighten, setting.prove):
+                if not setting.decided and contest.best is None:
+                    clock.check()
+                    phase()
         if contest.best is not None:
             self._adapt(contest.best.plan, least)
-        return contest.best is None and all(setting.decided for setting in contest.settings)
+        return contest.best is None and setting.decided
 
     def _adapt(self, plan: Plan, in_flight: int) -> None:
         """Offer stages that fit with so few micro-batches in flight."""

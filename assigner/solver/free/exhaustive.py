@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from assigner.solver.free.bounds import Turn
-from assigner.solver.free.order import stages_in_order
 from assigner.solver.free.stage_orders import StageOrders
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ class Exhaustive:
         if ways is None:
             return
         if self._pricing.one_stage:
-            stages = stages_in_order(self._table.before, self._masks)
+            stages = self._table.in_order(self._masks)
             assert stages is not None
             found = self._pricing.price(stages)
             if found is not None and found.value_s < self._limit:

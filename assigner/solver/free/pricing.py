@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Protocol
 
-from assigner.solver.free.arrangement import priced
+from assigner.solver.free.arrangement import Arrangement, again_s, held_stages, joined
 from assigner.solver.free.bounds import Bounds
-from assigner.solver.free.convex import ConvexBounds
-from assigner.solver.free.order import stages_in_order
+from assigner.solver.free.set_prices import bits
+from assigner.solver.free.step_timing import row_step_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assigner.solver.free.arrangement import Arrangement, Stages
+    from assigner.solver.free.arrangement import Stages
     from assigner.solver.free.bounds import Turn
     from assigner.solver.free.set_memory import SetMemory
 
@@ -65,19 +65,31 @@ class StepPricing:
 
     def __init__(self, room: SetMemory, *, one_stage: bool) -> None:
         self.room, self.one_stage = room, one_stage
-        self._bounds, self._convex = Bounds(room), ConvexBounds(room)
+        self._bounds = Bounds(room)
 
     def least(self, where: Sequence[int], masks: Sequence[int], limit: float) -> tuple[float, list[Turn]]:
         """See `BoundedPricing`."""
         bound, turns = self._bounds.least(where, masks)
         if self.one_stage and bound < limit:
-            stages = stages_in_order(self.room.table.before, masks)
-            bound = math.inf if stages is None else max(bound, self._convex.least(where, stages))
+            stages = self.room.table.in_order(masks)
+            bound = math.inf if stages is None else max(bound, self._bounds.convex(where, stages))
         return bound, turns
 
     def price(self, stages: Stages) -> Arrangement | None:
-        """See `Pricing`."""
-        return priced(self.room, stages)
+        """See `Pricing`: with the rematerialisation of least added time.
+
+        With one stage a worker no other choice is faster; with several another one may be (set_memory.py).
+        """
+        room, chosen = self.room, []
+        for worker, numbers in held_stages(stages).items():
+            cheapest = room.cheapest(worker, tuple(stages[n][1] for n in numbers))
+            if cheapest is None:
+                return None
+            chosen.append(cheapest)
+        again = joined(stages, chosen)
+        rows = [(worker, tuple(bits(mask))) for worker, mask in stages]
+        step = row_step_s(room.table, rows, again_s(room, stages, again))
+        return None if step is None else Arrangement(room.table, stages, again, step)
 
     def actions(self, stages: Stages) -> int:
         """See `Pricing`: a forward and a backward of each stage and micro-batch, and what it takes to begin."""

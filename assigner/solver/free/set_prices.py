@@ -10,20 +10,13 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from assigner.schedule.timing import MessageTime
 from assigner.solver.prices import PriceTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from assigner.schedule.cost import PartitionCost
-
-
-class MessageTime(NamedTuple):
-    """One message of one value over one link: seconds on the wire, and in which its two ends are busy with it."""
-
-    seconds: float
-    sender_s: float
-    receiver_s: float
 
 
 class TravellingValue(NamedTuple):
@@ -202,6 +195,34 @@ class SetPrices(PriceTable):
             where[maker] == where[reader] or self.problem.follows(self.names[where[maker]], self.names[where[reader]])
             for maker, _, reader, _ in self.edges
         )
+
+    def in_order(
+        self, masks: Sequence[int], choose: Callable[[Sequence[int], int], int] = lambda ready, _: ready[0]
+    ) -> tuple[tuple[int, int], ...] | None:
+        """One stage for each worker's positions, in a topological order; None: two of them wait for each other.
+
+        Args:
+            masks: Positions of each worker; those of all workers need not be all there are.
+            choose: Which comes next of the workers whose stages wait for no other, with so many stages left; the first.
+        """
+        placed = sum(masks)
+        needs = {}
+        for worker, mask in enumerate(masks):
+            if mask:
+                read = 0
+                for i in bits(mask):
+                    read |= self.before[i]
+                needs[worker] = read & placed & ~mask
+        done, stages = 0, []
+        while needs:
+            ready = [worker for worker, need in needs.items() if need & ~done == 0]
+            if not ready:
+                return None
+            chosen = choose(ready, len(needs))
+            stages.append((chosen, masks[chosen]))
+            done |= masks[chosen]
+            del needs[chosen]
+        return tuple(stages)
 
     def ways(self, where: Sequence[int]) -> tuple[TravellingValue, ...] | None:
         """All values that travel when position i is on worker `where[i]`; None: a link that they need is missing.

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from assigner.solver import tuning
-from assigner.solver.contest import EXHAUSTIVE, INTEGER_PROGRAM, LOCAL, RELAXATION, TOTAL_WORK
+from assigner.solver.contest import EXHAUSTIVE, LOCAL, RELAXATION, TOTAL_WORK
 from assigner.solver.free.annealing import Annealing
 from assigner.solver.free.exhaustive import Exhaustive
 from assigner.solver.free.pricing import StepPricing
@@ -24,7 +24,7 @@ from assigner.solver.ladder.gpipe import GPipeSetting
 from assigner.solver.setting import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from assigner.formats.terms import Schedule
     from assigner.solver.contest import Contest
@@ -114,11 +114,7 @@ class FreeSetting(Setting):
             self.look_at_all()
         model = None if self.decided or contest.left_s <= 0 else self._model()
         if model is not None:
-            model.check()
-            outcome = contest.backend.search(
-                model.problem, gap=contest.gap, cutoff=contest.target / model.unit, time_limit=contest.share_s
-            )
-            self.raise_bound(outcome.bound * model.unit, INTEGER_PROGRAM)
+            self.bound_by(model)
 
     def _over(self) -> Callable[[], bool]:
         """Asked now and then, tells of progress, and says whether this setting's share of the time is over."""
@@ -149,10 +145,7 @@ class FreeSetting(Setting):
         self.raise_bound(min(search.floor, contest.target), EXHAUSTIVE)
 
     def _model(self) -> PlacementModel | None:
-        table = self.room.table
-        if len(table.problem.order) * len(set(table.group)) > tuning.VARIABLES:
-            return None
-        return PlacementModel(
+        return PlacementModel.within(
             self.room, one_stage=self.one_stage, unit=self.contest.unit, turns=self.schedule != "1f1b",
             steady=self.problem.options.objective == "throughput",
         )  # fmt: skip
@@ -182,31 +175,6 @@ class OrderedSetting(GPipeSetting):
                 self.best = every.best
             found = [each for each in (self.with_wires, every.with_wires) if each is not None]
             self.with_wires = min(found, key=lambda each: each.value, default=None)
-
-
-def settings(contest: Contest, counts: Sequence[int]) -> list[Setting]:
-    """The settings of this package that a search for the least step time needs.
-
-    Schedule "gpipe": for a branched graph one for each count, in place of the pipeline solver's, whose bound holds for
-    intervals of the orders looked at alone, and for a graph so small that exhaustive search ends at once; for another
-    graph the pipeline solver's along each order; none for a chain. Schedule "interleaved": one for each count. Schedule
-    "auto": those of "gpipe" alone; on processes of one machine, plans with several stages a worker were measured at
-    twice what they are predicted to take, for they send many more messages.
-
-    Args:
-        contest: What they share.
-        counts: The numbers of micro-batches.
-    """
-    schedule, found = contest.options.schedule, list[Setting]()
-    if schedule in ("auto", "gpipe") and not contest.problem.exact:
-        for each in (ConvexSetting(contest, count) for count in counts):
-            if each.certain or contest.problem.branched:
-                found.append(each)
-            else:
-                found += [OrderedSetting(contest, each.micro_batches, problem) for problem in contest.problem.ordered]
-    if schedule == "interleaved":
-        found += [FreeSetting(contest, count) for count in counts]
-    return found
 
 
 def _pipelines(problem: Problem) -> int:

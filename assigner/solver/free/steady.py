@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from assigner.solver.free.arrangement import Arrangement
-from assigner.solver.free.order import stages_in_order
 from assigner.solver.free.set_prices import bits
-from assigner.solver.perfect_split import perfect_split
+from assigner.solver.perfect_split import split_among
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,9 +52,7 @@ class SteadyPricing:
             [table.micro_batches * (price.forward_s + price.backward_s) if price else math.inf for price in row]
             for row in table.prices
         ]
-        weight, share = (found.tolist() for found in perfect_split(np.array(self._work)))
-        self._weight, self._share = weight, share
-        self._weights = sum(sorted(weight)[-table.problem.most_workers :])
+        self._weight, self._share, self._weights = split_among(np.array(self._work), table.problem.most_workers)
         order = table.problem.options.order
         self._turn = [order.index(name) if name in order else 0 for name in table.names]
         self._load_s = cache(self._least_load_s)
@@ -157,5 +154,5 @@ class SteadyPricing:
             slowest = max(slowest, load)
             return chosen
 
-        stages = stages_in_order(self._table.before, masks, choose)
+        stages = self._table.in_order(masks, choose)
         return None if stages is None else (slowest, stages)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from assigner.solver.free.set_prices import MessageTime, SetPrices, TravellingValue
+    from assigner.schedule.timing import MessageTime
+    from assigner.solver.free.set_prices import SetPrices, TravellingValue
 
     Messages = list[list[tuple[int, MessageTime]]]
 

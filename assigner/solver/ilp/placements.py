@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 import pulp
 
+from assigner.solver import tuning
 from assigner.solver.free.set_prices import bits
 from assigner.solver.ilp.linear import LinearModel, add
 
@@ -83,6 +84,16 @@ class PlacementModel(LinearModel):
                 self._turn(number, sink)
             for which, path in enumerate(self._paths(sink)):
                 self._path(f"{number}_{which}", path, one_stage=one_stage)
+
+    @classmethod
+    def within(
+        cls, room: SetMemory, *, one_stage: bool, unit: float, turns: bool = True, steady: bool = False
+    ) -> PlacementModel | None:
+        """The model; None: it would have too many variables."""
+        table = room.table
+        if len(table.problem.order) * len(set(table.group)) > tuning.VARIABLES:
+            return None
+        return cls(room, one_stage=one_stage, unit=unit, turns=turns, steady=steady)
 
     def _price(self, i: int, k: int) -> PartitionCost:
         price = self._table.prices[self._members[k][0]][i]

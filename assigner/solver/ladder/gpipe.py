@@ -32,16 +32,20 @@ class GPipeSetting(LadderSetting):
         self.hierarchy = Hierarchy(self.instance, price=self.simulate, target=lambda: contest.target, watch=self._tell)
 
     @cached_property
+    def _columns(self) -> int:
+        """How many segments there are on all groups of workers."""
+        n = len(self.problem.order)
+        return n * (n + 1) // 2 * len(self.instance.groups)
+
+    @property
     def _small(self) -> bool:
         """Whether the stage options can be priced one by one."""
-        n = len(self.problem.order)
-        return n * (n + 1) // 2 * len(self.instance.groups) <= tuning.MOST_COLUMNS
+        return self._columns <= tuning.MOST_COLUMNS
 
-    @cached_property
+    @property
     def _few_columns(self) -> bool:
         """Whether the integer program goes first: its proof is the one that a user can repeat."""
-        n = len(self.problem.order)
-        return n * (n + 1) // 2 * len(self.instance.groups) <= tuning.CLOSE_COLUMNS
+        return self._columns <= tuning.CLOSE_COLUMNS
 
     @cached_property
     def _sharp(self) -> bool:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from assigner.solver import tuning
 from assigner.solver.contest import DYNAMIC_PROGRAM, ENUMERATION, PROVEN, TOTAL_WORK
 from assigner.solver.dynamic_program import DynamicProgram, PricedPipelines
-from assigner.solver.kind_prices import by_kinds
 from assigner.solver.ladder.climbing import LadderSetting
 from assigner.solver.ladder.share_search import ShareSearch
 from assigner.solver.ladder.simulated import pipeline_key
 from assigner.solver.objectives import OneFOneBStep
+from assigner.solver.prices import by_kinds
 from assigner.solver.replica_options import ReplicaOptions
 
 if TYPE_CHECKING:

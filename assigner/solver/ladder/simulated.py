@@ -24,7 +24,6 @@ from assigner.solver.ladder.depths import falling, falling_count, fitting, nearb
 from assigner.solver.local_search import is_better, local_search, pipeline_moves
 from assigner.solver.objectives import GPipeStep, Latency, OneFOneBStep, SteadyState
 from assigner.solver.setting import Setting
-from assigner.solver.shares import held_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -245,7 +244,7 @@ class PipelineSetting(Setting):
                 in_flight=None if depth == default else depth,
             )
             names = [free[group].pop() for group in option.named or self.options.sets[option.group]]
-            stages.append(held_by(stage, names, option.shares, problem.profile))
+            stages.append(problem.held_by(stage, names, option.shares))
         return Plan(
             workload=problem.workload, objective=self.objective, schedule=self.schedule,
             micro_batches=self.micro_batches, micro_batch_size=self.size, stages=tuple(stages),

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from assigner.schedule.orders import ActionKind
 from assigner.solver.orders.tasks import along
 from assigner.solver.perfect_split import least_work, perfect_split
 
@@ -52,7 +51,7 @@ def least_step_s(tasks: PlacedTasks) -> float:
     times: dict[int, int] = defaultdict(int)
     for lane in tasks.lane_of:
         times[lane] += 1
-    update = _updates(tasks)
+    update = tasks.update_s
     spare: dict[int, float] = defaultdict(float)  # the longest that messages keep a worker behind a task
     for lane, count in times.items():
         rows = tasks.lanes[lane]
@@ -102,11 +101,6 @@ def _least_of_count_s(problem: Problem, count: int) -> float:
     if not np.isfinite(least).all() or speed <= 0:
         return math.inf
     return max(float(least.sum()) / speed, float(once.min(axis=0).sum()))
-
-
-def _updates(tasks: PlacedTasks) -> list[float]:
-    """Seconds of each worker's update."""
-    return [tasks.timer.prices.seconds((ActionKind.UPDATE, -1, worker)) for worker in tasks.plan.workers]
 
 
 def _one_machine(loads: Sequence[RowLoad]) -> float:

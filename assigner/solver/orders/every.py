@@ -12,7 +12,6 @@ import math
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
-from assigner.schedule.orders import ActionKind
 
 if TYPE_CHECKING:
     from assigner.solver.orders.tasks import Orders, PlacedTasks
@@ -44,8 +43,7 @@ class EveryOrder:
         for task in range(tasks.count):
             row = tasks.row(task)
             self._left[row.worker] += row.seconds + row.busy_s
-        update = [tasks.timer.prices.seconds((ActionKind.UPDATE, -1, worker)) for worker in tasks.plan.workers]
-        self._update = update
+        self._update = tasks.update_s
         self._ready = {task for task in range(tasks.count) if not self._waits[task]}
         self._orders: Orders = [[] for _ in range(tasks.workers)]
 

@@ -13,32 +13,35 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from assigner.errors import FormatError
 from assigner.formats.orders import ListedStep, written_order
-from assigner.schedule.backwardparts import may_split
 from assigner.schedule.orders import LETTERS, listed, order_of
 from assigner.solver import tuning
-from assigner.solver.contest import BASELINE, PROVEN, Proposal
+from assigner.solver.contest import BASELINE, PROVEN, ROUNDING, Proposal
 from assigner.solver.free.annealing import Annealing
+from assigner.solver.free.exhaustive import Exhaustive
+from assigner.solver.free.pricing import StepPricing
 from assigner.solver.free.set_memory import SetMemory
 from assigner.solver.free.set_prices import SetPrices
 from assigner.solver.free.starts import loop, of_plan
-from assigner.solver.orders.improving import best_orders
-from assigner.solver.orders.listing import QUICK, list_schedule
-from assigner.solver.orders.looped import looped_plans
+from assigner.solver.orders.bounds import least_step_s
+from assigner.solver.orders.every import EveryOrder
+from assigner.solver.orders.exchanges import Exchanges
+from assigner.solver.orders.listing import QUICK, list_schedule, made_to_fit, rules_for, zero_bubble
 from assigner.solver.orders.placements import ListedPricing
-from assigner.solver.orders.tasks import PlacedTasks
+from assigner.solver.orders.tasks import Orders, PlacedTasks, may_split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from assigner.formats.plan import Plan
     from assigner.formats.terms import Schedule
     from assigner.solver.baselines import FoundBaseline
-    from assigner.solver.orders.tasks import Orders
+    from assigner.solver.free.arrangement import Arrangement
+    from assigner.solver.problem import Problem
     from assigner.solver.search import Search
 
 LIST_SCHEDULING = "list scheduling"
@@ -146,7 +149,7 @@ class OrderSearch:
         limit = found[0][0] * (1 + tuning.HOT) if found else math.inf
         nodes = tuning.LOOPED_NODES * (1 if found else tuning.LOOPED_ALONE)
         counts = [setting.micro_batches for setting in self._search.settings]
-        return looped_plans(
+        return _looped_plans(
             self._contest.problem, [*dict.fromkeys(counts)],
             limit=limit, nodes=int(self._effort * nodes), stop=self._over,
         )  # fmt: skip
@@ -212,19 +215,77 @@ class OrderSearch:
         found = best_orders(tasks, starts, most=most, stop=self._over)
         if found is not None:
             yield Proposal(listed_plan(plan, tasks, found.orders), found.step_s, LIST_SCHEDULING)
-        if self._may_split(plan):
+        if may_split(plan, self._problem.cost):
             parts = PlacedTasks(plan, self._problem.cost, split=True)
             found = best_orders(parts, most=most, stop=self._over)
             if found is not None:
                 yield Proposal(listed_plan(plan, parts, found.orders), found.step_s, LIST_SCHEDULING)
 
-    def _may_split(self, plan: Plan) -> bool:
-        """The parts of all backwards were measured, and hardly take longer than whole ones."""
-        return all(
-            may_split(self._problem.cost, stage.partitions, worker, plan.micro_batch_size)
-            for stage in plan.stages
-            for worker in stage.workers
-        )
+
+@dataclass(frozen=True)
+class FoundOrders:
+    """Orders of a placement, and how good they are.
+
+    Args:
+        orders: Of each worker.
+        step_s: Their step.
+        bound_s: No order of the placement takes less.
+    """
+
+    orders: Orders
+    step_s: float
+    bound_s: float
+
+
+def best_orders(
+    tasks: PlacedTasks, starts: Iterable[Orders] = (), *, most: int, stop: Callable[[], bool] = lambda: False
+) -> FoundOrders | None:
+    """The best order that is found for a placement; None: none fits.
+
+    Args:
+        tasks: The placement.
+        starts: Orders to begin with, as a named schedule's: what is found is never worse than those that fit, and the
+            others are followed as far as there is room.
+        most: So many tasks are timed at most, by exchanges.
+        stop: True: the time is over.
+    """
+    bound, seen = least_step_s(tasks), set[int]()
+    found: list[tuple[float, int, Orders]] = []
+
+    def take(orders: Orders | None) -> bool:
+        """Price an order; True: it cannot be better."""
+        if orders is not None and not tasks.fits(orders):
+            orders = made_to_fit(tasks, orders)
+        key = hash(tuple(map(tuple, orders or ())))
+        if orders is not None and key not in seen and tasks.fits(orders):
+            seen.add(key)
+            try:
+                found.append((tasks.step_s(orders), len(found), orders))
+            except FormatError:  # reductions of several stages would wait for each other
+                return False
+            return found[-1][0] <= bound * (1 + ROUNDING)
+        return False
+
+    if not any(take(orders) for orders in (*starts, zero_bubble(tasks))):
+        for rule in rules_for(tasks):
+            if stop() or take(list_schedule(tasks, rule)):
+                break
+    if not found:
+        return None
+    found.sort()
+    step, _, orders = found[0]
+    for first, _, start in found[: tuning.ORDER_STARTS]:
+        better, value = Exchanges(tasks, most=most // tuning.ORDER_STARTS, stop=stop).run(start, first, enough=bound)
+        if value < step:
+            step, orders = value, better
+        if step <= bound * (1 + ROUNDING) or stop():
+            break
+    if tasks.count <= tuning.EVERY_TASK and step > bound * (1 + ROUNDING):
+        every = EveryOrder(tasks, limit=step * (1 - ROUNDING), nodes=tuning.EVERY_NODES)
+        orders = every.run() or orders
+        step = min(step, every.value) if every.best else step
+        bound = step if every.finished else bound
+    return FoundOrders(orders, step, min(bound, step))
 
 
 NAMED: tuple[Schedule, ...] = ("interleaved-1f1b", "1f1b")
@@ -263,3 +324,45 @@ def listed_plan(plan: Plan, tasks: PlacedTasks, orders: Orders) -> Plan:
         written[worker] = written_order(ListedStep(stage, LETTERS[kind], m) for kind, stage, m in steps)
     stages = tuple(replace(stage, in_flight=None) for stage in plan.stages)
     return replace(plan, schedule="listed", orders=written, stages=stages)
+
+
+def _looped_plans(
+    problem: Problem, counts: Sequence[int], *, limit: float, nodes: int, stop: Callable[[], bool]
+) -> Iterator[Plan]:
+    """Of few partitions the best plan of schedule interleaved found with each micro-batch count, of least bound first.
+
+    By exhaustive search, as far as counted nodes reach. Local search over placements goes from one that fits to
+    another: where links are missing, pins scatter the partitions or memory is tight, there may be no such way from the
+    plans at hand to the best, or no plan at hand.
+
+    Args:
+        problem: What is to be placed, with one worker a stage.
+        counts: Micro-batch counts.
+        limit: No plan that takes so many seconds or more is looked for.
+        nodes: So many nodes are looked at, all counts together.
+        stop: True: the time is over.
+    """
+    if len(problem.workers) ** len(problem.order) > tuning.SMALL:
+        return
+    turns = []
+    for count in counts:
+        pricing = StepPricing(SetMemory(SetPrices(problem, count)), one_stage=False)
+        bound, _ = pricing.least([-1] * len(problem.order), [0] * len(problem.workers), 0.0)
+        if bound < limit:
+            turns.append((bound, count, pricing))
+    for bound, _, pricing in sorted(turns, key=lambda each: each[:2]):
+        if stop() or bound >= limit:
+            return
+        found: list[Arrangement] = []
+        Exhaustive(pricing, limit=limit, take=_taker(found), nodes=nodes // len(turns), stop=stop).run()
+        if found:
+            limit = found[-1].value_s
+            yield found[-1].plan("interleaved")
+
+
+def _taker(found: list[Arrangement]) -> Callable[[Arrangement], float]:
+    def take(better: Arrangement) -> float:
+        found.append(better)
+        return better.value_s
+
+    return take

@@ -18,9 +18,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from assigner.schedule.orders import ActionKind, with_reductions
-from assigner.schedule.replication import leaving
-from assigner.schedule.timing import StepTimer, bucket_bytes
-from assigner.schedule.updating import held_state
+from assigner.schedule.simulate import stages_memory
+from assigner.schedule.timing import StepTimer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,6 +36,31 @@ Orders = list[list[int]]
 WHOLE = ActionKind.FORWARD, ActionKind.BACKWARD
 SPLIT = ActionKind.FORWARD, ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 """The actions of a stage, with whole backwards and with backwards in two parts."""
+
+MOST_LONGER = 0.05
+"""Share of a stage's whole backward that its two parts together may take longer than it."""
+
+
+def may_split(plan: Plan, cost: CostModel) -> bool:
+    """Whether backwards may be planned in two parts: where they were measured, and hardly take longer so.
+
+    In two parts a backward runs the same products, but finds less in the caches, and its gradients have memory of their
+    own. Where that costs more than it can bring, no order is offered it.
+
+    Args:
+        plan: Who has what.
+        cost: The prices.
+
+    Raises:
+        FormatError: the profile cannot price a partition where it is.
+    """
+    for worker, names in ((worker, stage.partitions) for stage in plan.stages for worker in stage.workers):
+        prices = [cost.partition(name, worker, plan.micro_batch_size) for name in names]
+        parts = [sum(price.parts[:2]) for price in prices if price.parts is not None]
+        whole = sum(price.backward_s for price in prices)
+        if len(parts) < len(prices) or sum(parts) > (1 + MOST_LONGER) * whole:
+            return False
+    return True
 
 
 class TaskRow(NamedTuple):
@@ -119,6 +143,11 @@ class PlacedTasks:
     def count(self) -> int:
         """How many tasks there are."""
         return len(self.plan.stages) * len(self.kinds) * self.micro_batches
+
+    @cached_property
+    def update_s(self) -> list[float]:
+        """Seconds of each worker's update."""
+        return [self.timer.prices.seconds((ActionKind.UPDATE, -1, worker)) for worker in self.plan.workers]
 
     def row(self, task: int) -> TaskRow:
         """What is known of a task."""
@@ -211,24 +240,13 @@ class PlacedTasks:
             found.append(frozenset(later))
         return found
 
-    def _stages_of(self, worker: str, flying: int | None) -> list[tuple[Sequence[str], Sequence[str], int]]:
-        """A worker's stages for `CostModel.memory`, with one micro-batch in flight of one of them."""
-        return [
-            (self.plan.stages[n].partitions, self.plan.stages[n].rematerialise, int(n == flying))
-            for n in self.plan.held[worker]
-        ]
-
     def _held(self, worker: str, flying: int | None = None) -> float:
+        """Bytes of a worker with one micro-batch in flight of one of its stages; None: of none."""
         plan, cost = self.plan, self.cost
-        stages = self._stages_of(worker, flying)
-        if not plan.is_replicated:
-            return cost.memory(worker, stages, plan.micro_batch_size).total
-        sent = leaving(plan, cost.profile.edges, worker)
-        bucket = bucket_bytes(cost, plan, worker)
-        return cost.memory(
-            worker, stages, plan.micro_batch_size, leaving=sent, bucket_bytes=bucket,
-            state=held_state(cost, plan, worker),
-        ).total  # fmt: skip
+        stages = [
+            (plan.stages[n].partitions, plan.stages[n].rematerialise, int(n == flying)) for n in plan.held[worker]
+        ]
+        return stages_memory(cost, plan, worker, stages).total
 
     def _room(self, worker: str) -> float:
         return self.cost.profile.worker[worker].capacity_bytes - self._held(worker)

@@ -28,8 +28,7 @@ from assigner.solver.clock import SolveClock
 from assigner.solver.hints import resolve
 from assigner.solver.options import ScheduleChoice, SolveOptions
 from assigner.solver.problem import Problem
-from assigner.solver.robust.race import Race
-from assigner.solver.robust.rivals import baselines, resolver
+from assigner.solver.robust.rivals import Race, baselines, resolver
 from assigner.solver.robust.spreads import Coverage, resampled, slow_end
 
 if TYPE_CHECKING:

@@ -55,7 +55,7 @@ class FewerInFlight(Family):
             if plan is not None:
                 yield from self._named(case, plan, enquiry)
 
-    def _named(self, case: Case, plan: Plan, enquiry: Enquiry) -> Iterator[Remedy]:
+    def _named(self, case: Case, plan: Plan, enquiry: Enquiry) -> tuple[Remedy, ...]:
         """The change that leads to the plan's own schedule and number."""
         options = case.options
         what: list[str] = []
@@ -70,9 +70,7 @@ class FewerInFlight(Family):
             what.append(f"{fmt.plural(plan.micro_batches, 'micro-batch')} instead of {options.micro_batches}")
             how.append(f"--micro-batches {plan.micro_batches}")
             changes["micro_batches"] = plan.micro_batches
-        found = enquiry.way_out(case, chosen(", ".join(what), " ".join(how), **changes), plan)
-        if found is not None:
-            yield found
+        return enquiry.way_out(case, chosen(", ".join(what), " ".join(how), **changes), plan)
 
 
 class Remat(Family):
@@ -88,9 +86,7 @@ class Remat(Family):
         """There is one."""
         if case.options.remat != "auto":
             change = chosen(f"remat auto instead of {case.options.remat}", "--remat auto", remat="auto")
-            found = enquiry.way_out(case, change)
-            if found is not None:
-                yield found
+            yield from enquiry.way_out(case, change)
 
 
 class StepLimit(Family):
@@ -108,17 +104,14 @@ class StepLimit(Family):
         plan = None if limit is None else enquiry.fastest(case)
         if limit is None or plan is None:
             return
-        free = enquiry.way_out(case, chosen("", "", max_step_s=None), plan)
-        assert free is not None
+        (free,) = enquiry.way_out(case, chosen("", "", max_step_s=None), plan)
         digits = 2 - math.floor(math.log10(free.step_s))
         seconds = math.ceil(free.step_s * 10**digits) / 10**digits
         if seconds <= limit:
             return
         what = f"a step of up to {fmt.seconds(seconds)} instead of {fmt.seconds(limit)}"
         longer = chosen(what, f"--max-step {seconds:g}", max_step_s=seconds)
-        found = enquiry.way_out(case, longer) or enquiry.way_out(case, longer, plan)
-        if found is not None:
-            yield found
+        yield from enquiry.way_out(case, longer) or enquiry.way_out(case, longer, plan)
 
 
 class Batch(Family):
@@ -146,9 +139,7 @@ class Batch(Family):
         change = chosen(
             f"a batch of {size} instead of {case.options.batch(case.profile)}", f"--batch-size {size}", batch_size=size
         )
-        way_out = enquiry.way_out(case, change, found or plan)
-        if way_out is not None:
-            yield way_out
+        yield from enquiry.way_out(case, change, found or plan)
 
     @staticmethod
     def _sizes(case: Case) -> list[int]:

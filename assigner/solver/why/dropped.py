@@ -37,7 +37,7 @@ class Hints(Family):
         """Single hints; a least set of them only where no single one does it."""
         found = hints(case)
         if len(found) <= tuning.HINTS_TRIED:
-            singles = [way for hint in found if (way := enquiry.way_out(case, hint)) is not None]
+            singles = [way for hint in found for way in enquiry.way_out(case, hint)]
             if singles:
                 yield from sorted(singles, key=lambda way: way.step_s)[: tuning.HINTS_AT_ONCE]
                 return
@@ -48,7 +48,7 @@ class Hints(Family):
         if len(needed) > tuning.HINTS_NAMED:
             what = f"{len(needed)} of {len(found)} hints dropped"
             change = Change(what, f"drop {named([title(hint) for hint in needed])}", change.apply)
-        yield from filter(None, [enquiry.way_out(case, change, plan if len(needed) == len(found) else None)])
+        yield from enquiry.way_out(case, change, plan if len(needed) == len(found) else None)
 
 
 class MostWorkers(Family):
@@ -72,8 +72,8 @@ class MostWorkers(Family):
         for number in range(most + 1, len(plan.workers) + 1):
             change = chosen(f"{number} workers instead of {most}", f"--max-workers {number}", max_workers=number)
             found = enquiry.way_out(case, change, plan if number == len(plan.workers) else None)
-            if found is not None:
-                yield found
+            if found:
+                yield from found
                 return
 
 

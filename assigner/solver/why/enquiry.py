@@ -85,8 +85,8 @@ class Enquiry:
         self.undecided = True
         return None
 
-    def way_out(self, case: Case, change: Change, plan: Plan | None = None) -> Remedy | None:
-        """The change, if there is a plan with it.
+    def way_out(self, case: Case, change: Change, plan: Plan | None = None) -> tuple[Remedy, ...]:
+        """The change, if there is a plan with it; else none.
 
         Args:
             case: Before the change.
@@ -96,5 +96,5 @@ class Enquiry:
         changed = change.apply(case)
         plan = plan or self.plan(changed)
         if plan is None:
-            return None
-        return Remedy(change, plan, predict(plan, changed.resolved[0], changed.cost).step_s)
+            return ()
+        return (Remedy(change, plan, predict(plan, changed.resolved[0], changed.cost).step_s),)

@@ -42,7 +42,7 @@ class MoreLinks(Family):
         if plan is None:
             return
         if len(missing) <= tuning.LINKS_TRIED:
-            singles = [way for pair in missing if (way := enquiry.way_out(case, _change(case, [pair]))) is not None]
+            singles = [way for pair in missing for way in enquiry.way_out(case, _change(case, [pair]))]
             if singles:
                 yield min(singles, key=lambda way: way.step_s)
                 return
@@ -51,7 +51,7 @@ class MoreLinks(Family):
             [pair for pair in missing if frozenset(pair) in used],
             lambda pairs: enquiry.plan(_linked(case, pairs)) is not None,
         )
-        yield from filter(None, [enquiry.way_out(case, _change(case, needed))])
+        yield from enquiry.way_out(case, _change(case, needed))
 
 
 class OneMore(Family):
@@ -68,12 +68,12 @@ class OneMore(Family):
         if case.options.order:  # a worker that it does not name would not be used
             return
         copies = self._copies(case)
-        singles = [way for copy in copies if (way := enquiry.way_out(case, copy)) is not None]
+        singles = [way for copy in copies for way in enquiry.way_out(case, copy)]
         if singles:
             yield min(singles, key=lambda way: way.step_s)
         elif len(copies) > 1 and enquiry.plan(together(copies).apply(case)) is not None:
             needed = least_set(copies, lambda few: enquiry.plan(together(few).apply(case)) is not None)
-            yield from filter(None, [enquiry.way_out(case, together(needed))])
+            yield from enquiry.way_out(case, together(needed))
 
     @staticmethod
     def _copies(case: Case) -> list[Change]:

@@ -61,7 +61,7 @@ class Reserve(Family):
             return chosen(names, flags, reserve=reserve)
 
         percent, plan = least(0, 100, lambda much: enquiry.plan(change(much).apply(case)))
-        yield from filter(None, [enquiry.way_out(case, change(percent), plan)])
+        yield from enquiry.way_out(case, change(percent), plan)
 
 
 class MoreMemory(Family):
@@ -79,22 +79,20 @@ class MoreMemory(Family):
         for worker in _by_kind(case.workers)[: tuning.MEMORIES_TRIED]:
             plan = enquiry.plan(case.with_memory({worker.name: PLENTY}))
             if plan is not None:
-                found = self._raised(case, worker, plan, enquiry)
-                if found is not None:
-                    singles.append(found)
+                singles += self._raised(case, worker, plan, enquiry)
         if singles:
             yield min(singles, key=lambda each: each[0])[1]
             return
         some = _fewest(case.workers, lambda few: enquiry.plan(case.with_memory({each.name: PLENTY for each in few})))
         if some:
-            yield from filter(None, [self._scaled(case, some, enquiry)])
+            yield from self._scaled(case, some, enquiry)
 
     @staticmethod
-    def _raised(case: Case, worker: Worker, plan: Plan, enquiry: Enquiry) -> tuple[float, Remedy] | None:
+    def _raised(case: Case, worker: Worker, plan: Plan, enquiry: Enquiry) -> list[tuple[float, Remedy]]:
         """The least memory of one worker that is enough.
 
         Returns:
-            The bytes that it has more, and the way out.
+            The bytes that it has more, and the way out, if there is one.
         """
 
         def change(size: float) -> Change:
@@ -104,11 +102,10 @@ class MoreMemory(Family):
         size, found = least_figure(
             worker.memory_bytes, peak * (1 + 1e-9), lambda size: enquiry.plan(change(size).apply(case))
         )
-        way = enquiry.way_out(case, change(size), found)
-        return None if way is None else (size - worker.memory_bytes, way)
+        return [(size - worker.memory_bytes, way) for way in enquiry.way_out(case, change(size), found)]
 
     @staticmethod
-    def _scaled(case: Case, some: Sequence[Worker], enquiry: Enquiry) -> Remedy | None:
+    def _scaled(case: Case, some: Sequence[Worker], enquiry: Enquiry) -> tuple[Remedy, ...]:
         """The least factor for the memory of several workers."""
 
         def change(percent: int) -> Change:
@@ -117,7 +114,7 @@ class MoreMemory(Family):
         high = 10
         while (plan := enquiry.plan(change(high).apply(case))) is None:
             if high > 1e9 or enquiry.over:
-                return None
+                return ()
             high *= 2
         percent, found = least(
             0 if high == 10 else high // 2, high, lambda much: enquiry.plan(change(much).apply(case))
