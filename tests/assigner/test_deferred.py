@@ -208,3 +208,27 @@ def test_loaded_weights_that_are_changed(change, word):
         DeferredModel(builder, seed=0)
     assert "load_state_dict(state)" in caught.value.hint
     assert torch.equal(loaded, torch.ones(3, 3))
+
+
+class Kept(nn.Module):
+    """Tensors in attributes, containers and objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.drawn = torch.randn(4)
+        self.pair = [(self.drawn[1:], torch.arange(3)), {"half": torch.ones(2).half()}]
+        self.alias = self.linear.bias.data
+        self.trained = torch.zeros(2, requires_grad=True)
+
+
+def test_unregistered_tensors_have_their_values_at_once():
+    """They are no part's own: as the plain builder draws them, views of one memory; others stay unmade."""
+    torch.manual_seed(3)
+    expected, found = Kept(), DeferredModel(Kept, seed=3).model
+    assert torch.equal(found.drawn, expected.drawn)
+    assert torch.equal(found.pair[0][0], expected.pair[0][0])
+    assert found.pair[0][0].untyped_storage()._cdata == found.drawn.untyped_storage()._cdata
+    assert torch.equal(found.pair[0][1], torch.arange(3))
+    assert torch.equal(found.pair[1]["half"], torch.ones(2).half())
+    assert [found.alias.device.type, found.trained.device.type, found.linear.weight.device.type] == ["meta"] * 3

@@ -413,3 +413,118 @@ class AuxiliaryListed(Two):
 
     def forward(self, x):
         return self.last(self.middle(self.first(x))) + sum(self.middle.losses)
+
+
+class Table(nn.Module):
+    """Adds a table that it has made and not registered."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.arange(float(WIDTH), dtype=torch.float64).sin()
+
+    def read(self):
+        return self.table
+
+    def forward(self, x):
+        return x + self.read()
+
+
+both("a table in a plain attribute (vit-pytorch)")(Table)
+
+
+@both("a table in a plain attribute, moved in each forward (SimpleViT)")
+class MovedTable(Table):
+    def forward(self, x):
+        return x + self.table.to(x.device, dtype=x.dtype)
+
+
+@both("a drawn table in a list of tuples")
+class DrawnTable(Table):
+    def __init__(self):
+        super().__init__()
+        self.table = [(torch.randn(WIDTH, dtype=torch.float64), "name")]
+
+    def read(self):
+        return self.table[0][0]
+
+
+class Betas:
+    """A schedule of noise, no module."""
+
+    def __init__(self):
+        self.betas = torch.linspace(0.1, 0.9, WIDTH, dtype=torch.float64)
+        self.remaining = (1 - self.betas).cumprod(0)
+
+
+@both("a schedule object that holds tensors (diffusion)")
+class Scheduled(Table):
+    def __init__(self):
+        super().__init__()
+        self.table = Betas()
+
+    def read(self):
+        return self.table.betas * self.table.remaining
+
+
+TABLES = {}
+
+
+@both("a table in a cache at the top of the file, filled by the builder")
+class CachedTable(Table):
+    def __init__(self):
+        super().__init__()
+        TABLES["sin"] = self.table
+        del self.table
+
+    def read(self):
+        return TABLES["sin"]
+
+
+@both("a function that closes over a table")
+class ClosedTable(Table):
+    def __init__(self):
+        super().__init__()
+        table = self.table
+        self.table = lambda: table * 2
+
+    def read(self):
+        return self.table()
+
+
+@both("an attribute that is another name of a buffer", refusal="has the memory of a parameter or a buffer")
+class TwiceNamed(Table):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("registered", self.table)
+
+
+@both("a tensor in an attribute that forward exchanges", inherent=True, refusal="register_buffer")
+class Exchanged(Table):
+    def forward(self, x):
+        made = x + self.table
+        self.table = x.detach().mean(0)
+        return made
+
+
+@both("a tensor in an attribute that forward writes", inherent=True, refusal="register_buffer")
+class Written(Table):
+    def forward(self, x):
+        self.table += x.detach().mean(0)
+        return x + self.table
+
+
+class Closed(dict):
+    """As diffusers' FrozenDict."""
+
+    def update(self, *_, **__):
+        raise TypeError("nothing of a Closed is updated")
+
+
+@both("a dict that forbids updates (diffusers' configs)")
+class Configured(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config = Closed(scale=2.0)
+
+    def forward(self, x):
+        return x * self.config["scale"]

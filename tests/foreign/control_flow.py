@@ -53,7 +53,7 @@ def _(net, h):
     return net.second(values).gather(1, order.argsort(1))
 
 
-@middle("an autocast region switched off", refusal="autocast")
+@middle("an autocast region switched off")
 def _(net, h):
     with torch.autocast("cpu", enabled=False):
         return net.second(h.double())

@@ -26,6 +26,11 @@ DAILY = frozenset(
         "autograd.grad at the root, of a marked module's output",
         "blind: a Function that adds to weight.grad in its backward, at the root",
         "blind: inference_mode on hidden values: nothing goes back",
+        # tensors that are kept beside parameters and buffers
+        "a table in a plain attribute, moved in each forward (SimpleViT), marked",
+        "a schedule object that holds tensors (diffusion), unmarked",
+        "a tensor in an attribute that forward exchanges, unmarked",
+        "a dict that forbids updates (diffusers' configs), marked",
         # hooks
         "tensor hook that scales, at the root",
         "parameter hook registered in a marked module's __init__",

@@ -76,7 +76,22 @@ class DeferredModel:
             recorder.keep_unseen(tensor, f"as {name}")
         check_hung(self.tensors())
         self._calls, self._storages = recorder.calls, recorder.storages
+        self._make_unregistered(recorder)
         self.outside = objects_from_outside(builder, self.model)
+
+    def _make_unregistered(self, recorder: CallRecorder) -> None:
+        """Tensors that are kept beside parameters and buffers, as a table in an attribute, have their values at once.
+
+        They are parts of no partition: to a capture they are constants, as tensors are that were there before. Those
+        that train, or share their memory with a registered one, stay as they are.
+        """
+        memento = Memento(self.model.named_modules(), top="whole")
+        registered = {tensor.untyped_storage()._cdata for tensor in self.tensors().values() if is_meta(tensor)}
+        kept = [each for each in memento.tensors if recorder.has_made(each) and not each.requires_grad]
+        views = {id(each): (each, view) for each in kept if (view := View.of(each)).storage not in registered}
+        memory = self.replayed({view.storage for _, view in views.values()})
+        made = {key: in_likeness(each, memory[view.storage].look(view)) for key, (each, view) in views.items()}
+        memento.exchange(made)
 
     @property
     def seeds(self) -> int:

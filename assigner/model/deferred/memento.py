@@ -123,6 +123,16 @@ class Memento:
             for tensor, value in self._loose:
                 tensor.data.copy_(value)
 
+    def exchange(self, others: Mapping[int, torch.Tensor]) -> None:
+        """Have other tensors in the places of some.
+
+        Args:
+            others: By the ids of those that go.
+        """
+        for keeper, held, values, _ in self._kept if others else ():
+            if (exchanged := _exchanged(values, others)) is not values:
+                keeper.put(held, exchanged)
+
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """The values as they were then while the block runs; afterwards those of before the block."""
@@ -264,18 +274,38 @@ def _is_another(now: Any, then: Any) -> bool:
 def let_go(modules: Iterable[nn.Module]) -> None:
     """Have no tensor that forward has set as an attribute hold a graph, and with it the memory of what led to it."""
     for module in modules:
-        for value in attributes_of(module).values():
+        space = module.__dict__
+        for name, value in attributes_of(module).items():
             if isinstance(value, list):
-                value[:] = map(_without_graph, value)
+                for n, each in enumerate(value):
+                    if _has_graph(each):
+                        list.__setitem__(value, n, each.detach())  # without what a class of the user's does then
             elif isinstance(value, dict):
-                value.update({key: _without_graph(each) for key, each in value.items()})
-            elif isinstance(value, torch.Tensor) and value.grad_fn is not None:
-                space = module.__dict__
-                space.update({name: value.detach() for name, each in space.items() if each is value})
+                for key, each in [*dict.items(value)]:
+                    if _has_graph(each):
+                        dict.__setitem__(value, key, each.detach())
+            elif _has_graph(value):
+                space[name] = value.detach()
 
 
-def _without_graph(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) and value.grad_fn is not None else value
+def _has_graph(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None
+
+
+def _exchanged(values: Any, others: Mapping[int, torch.Tensor]) -> Any:
+    """Tensors in a dict, a list or a tuple, and in tuples within it; the same object where nothing is exchanged."""
+
+    def other(value: Any) -> Any:
+        return _exchanged(value, others) if isinstance(value, tuple) else others.get(id(value), value)
+
+    if isinstance(values, dict):
+        made = {name: other(value) for name, value in values.items()}
+        return values if all(map(operator.is_, made.values(), values.values())) else made
+    if isinstance(values, tuple | list):
+        items = [*map(other, values)]
+        if not all(map(operator.is_, items, values)):
+            return type(values)(*items) if hasattr(values, "_fields") else type(values)(items)
+    return values
 
 
 def _put(kept: Iterable[_Kept]) -> None:

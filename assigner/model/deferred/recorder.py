@@ -137,6 +137,10 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """True if the builder itself has put a tensor on the meta device; torch.tensor does so unseen by a mode."""
         return is_meta(tensor) and (_storage(tensor) in self.meta or _storage(tensor) not in self.storages)
 
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """True if the builder has made a tensor, with values that a replay makes again."""
+        return is_meta(tensor) and _storage(tensor) in self.storages and _storage(tensor) not in self.meta
+
     @staticmethod
     def on_meta(tree: Any) -> Any:
         """The same with every tensor on the meta device."""

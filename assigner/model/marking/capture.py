@@ -281,7 +281,8 @@ def _export(
             ))  # fmt: skip
     _check_ways_out(model, program)
     domain = find_domain(program, input_key(input_structure(inputs), leaves))
-    functional = Functional(without_regions(program.graph_module), _input_kinds(program), opaque.calls, caught.hooks)
+    graph = without_regions(program.graph_module, autocast=autocast is not None)
+    functional = Functional(graph, _input_kinds(program), opaque.calls, caught.hooks)
     statistics = frozenset(
         f"{name}.{key}"
         for name, module in model.named_modules(remove_duplicate=False)
@@ -317,7 +318,7 @@ def _check_repeated(
     del opaque.calls[calls:]
     caught.hooks[:] = hooks
     further = [change for change in caught.changes if not _is_replaced_tensor(change)]
-    if same and not further:
+    if same and not further and not _reads_replaced(program, changes):
         return
     raise MarkingError(
         f"the forward of {type(model).__name__} changes {(further or changes)[0].name} outside its partitions: a"
@@ -340,6 +341,12 @@ def _is_kept_mask(change: StateChange, program: ExportedProgram) -> bool:
 
 def _is_replaced_tensor(change: StateChange) -> bool:
     return isinstance(change.before, torch.Tensor) and isinstance(change.now, torch.Tensor)
+
+
+def _reads_replaced(program: ExportedProgram, changes: Sequence[StateChange]) -> bool:
+    """True if a forward reads a tensor in whose place it leaves another one, for the next forward."""
+    replaced = {id(change.before) for change in changes if _is_replaced_tensor(change)}
+    return any(id(each) in replaced for each in _tensors_beside(program))
 
 
 def _in_words(program: ExportedProgram, opaque: OpaqueCalls) -> list[str]:
@@ -367,8 +374,13 @@ def _check_ways_out(model: nn.Module, program: ExportedProgram) -> None:
             hint="draw with torch's default generator, which the runtime seeds for every micro-batch, or mark a larger"
             " module that contains the line",
         )
-    specs = [spec for spec in program.graph_signature.input_specs if spec.kind is InputKind.CONSTANT_TENSOR]
-    if any(isinstance(program.constants[str(spec.target)], FakeTensor) for spec in specs):
+    beside = _tensors_beside(program)
+    if any(each.is_meta for each in beside):
+        raise MarkingError(
+            f"the forward of {type(model).__name__} reads a tensor on the meta device",
+            hint="make it in the model's builder, on no device, or in the forward",
+        )
+    if any(isinstance(each, FakeTensor) for each in beside):
         raise MarkingError(
             f"the forward of {type(model).__name__} reads a tensor of a partition that the partition does not return:"
             " a hook or an attribute carries it",
@@ -388,6 +400,12 @@ def _each_its_own(leaves: Sequence[Any]) -> list[Any]:
         else leaf
         for n, (leaf, storage) in enumerate(zip(leaves, storages, strict=True))
     ]
+
+
+def _tensors_beside(program: ExportedProgram) -> list[torch.Tensor]:
+    """The tensors that a forward reads and that are no input, parameter or buffer."""
+    specs = [spec for spec in program.graph_signature.input_specs if spec.kind is InputKind.CONSTANT_TENSOR]
+    return [program.constants[str(spec.target)] for spec in specs]
 
 
 def _constants(program: ExportedProgram) -> list[Any]:

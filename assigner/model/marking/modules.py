@@ -6,6 +6,7 @@ import contextlib
 import inspect
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -78,23 +79,32 @@ def unregistered_named(model: nn.Module) -> Iterator[None]:
         found = _unregistered(model) if "meta" in error.message else None
         if found is None:
             raise
-        raise MarkingError(
-            f"{found} is not registered: no optimizer trains it, and no partition has its weights",
-            hint="keep modules in an nn.ModuleList or nn.ModuleDict, or each as an attribute of its own, and parameters"
-            " likewise",
-        ) from error
+        raise found from error
 
 
-def _unregistered(model: nn.Module) -> str | None:
-    """A module with weights, or a parameter, in a list, tuple or dict of a model's module, in words."""
+def _unregistered(model: nn.Module) -> MarkingError | None:
+    """Of the first attribute of a module that holds weights, or a part of them, which it does not register."""
     registered = {id(each) for each in model.modules()} | {id(each) for each in model.parameters()}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if name in STANDARD or not isinstance(value, list | tuple | dict):
+            if name in STANDARD:
                 continue
-            for each in value.values() if isinstance(value, dict) else value:
+            place = f"{path}.{name}".lstrip(".")
+            items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            for each in items:
                 has_weights = isinstance(each, nn.Module) and any(True for _ in each.parameters())
                 if id(each) not in registered and (has_weights or isinstance(each, nn.Parameter)):
-                    kind = type(value).__name__
-                    return f"a {type(each).__name__} in {f'{path}.{name}'.lstrip('.')}, a {kind} of Python's,"
+                    return MarkingError(
+                        f"a {type(each).__name__} in {place}, a {type(value).__name__} of Python's, is not registered:"
+                        " no optimizer trains it, and no partition has its weights",
+                        hint="keep modules in an nn.ModuleList or nn.ModuleDict, or each as an attribute of its own,"
+                        " and parameters likewise",
+                    )
+            for each in (value, *items):
+                if isinstance(each, torch.Tensor) and each.is_meta and each.grad_fn is None:
+                    return MarkingError(
+                        f"a tensor in the attribute {place} trains, or has the memory of a parameter or a buffer, and"
+                        " is not registered by that name: partitions have what is registered alone",
+                        hint="read the parameter or the buffer itself; what trains is to be an nn.Parameter",
+                    )
     return None
